@@ -1,0 +1,1 @@
+"""Errors, units and logging: what every other package may use."""

@@ -1,0 +1,125 @@
+"""Every error a user can meet.
+
+    ForebayError
+    +-- ConfigError             the configuration cannot work            (exit 2)
+    +-- ModelError              the checkpoint cannot be served          (exit 2)
+    +-- RequestError            one request cannot be served             (4xx)
+    |   +-- InvalidRequest      a field is wrong                         400
+    |   +-- RequestTooLarge     it can never fit                         400
+    |   +-- Unauthorized        no or a wrong key                        401
+    |   +-- NotFound            no such route or model                   404
+    |   +-- PayloadTooLarge     the body or prompt is over a limit       413
+    |   +-- Overloaded          the queue is full, try again             429
+    +-- EngineError             the engine failed this request           (5xx)
+        +-- RequestTimeout      queued, ran or stalled for too long      504
+        +-- NumericalError      its logits were not finite               500
+        +-- Unavailable         starting, draining or dead               503
+
+Each carries a stable machine `code`, OpenAI's error `type`, an HTTP `status`, and a message that says what happened,
+with the numbers, and what to do. Faults of ours are assertions, not these.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ForebayError(Exception):
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.default_code
+        self.param = param
+
+
+class ConfigError(ForebayError):
+    default_code = "invalid_config"
+
+
+class ModelError(ForebayError):
+    default_code = "invalid_model"
+
+
+class RequestError(ForebayError):
+    status = 400
+    type = "invalid_request_error"
+    default_code = "invalid_request"
+
+
+class InvalidRequest(RequestError):
+    default_code = "invalid_value"
+
+
+class RequestTooLarge(RequestError):
+    default_code = "context_length_exceeded"
+
+
+class Unauthorized(RequestError):
+    status = 401
+    type = "authentication_error"
+    default_code = "invalid_api_key"
+
+
+class NotFound(RequestError):
+    status = 404
+    type = "not_found_error"
+    default_code = "not_found"
+
+
+class PayloadTooLarge(RequestError):
+    status = 413
+    default_code = "payload_too_large"
+
+
+class Overloaded(RequestError):
+    """The queue is full; `retry_after_s` is a hint for the client."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "queue_full"
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: int = 1) -> None:
+        super().__init__(message, code=code, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class EngineError(ForebayError):
+    default_code = "engine_error"
+
+
+class RequestTimeout(EngineError):
+    status = 504
+    default_code = "request_timeout"
+
+
+class NumericalError(EngineError):
+    default_code = "non_finite_logits"
+
+
+class Unavailable(EngineError):
+    status = 503
+    type = "service_unavailable_error"
+    default_code = "unavailable"
+
+
+_REBUILDABLE: tuple[type[ForebayError], ...] = (
+    InvalidRequest,
+    RequestTooLarge,
+    Overloaded,
+    RequestTimeout,
+    NumericalError,
+    Unavailable,
+    EngineError,
+)
+
+
+def from_code(name: str, message: str, code: str) -> ForebayError:
+    """Rebuild an error that crossed a process boundary as (class name, message, code)."""
+    for kind in _REBUILDABLE:
+        if kind.__name__ == name:
+            return kind(message, code=code)
+    return EngineError(message, code=code)

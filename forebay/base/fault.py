@@ -1,0 +1,58 @@
+"""Named places where a test can make production code fail.
+
+`fault.point("kv.alloc")` costs one dictionary look-up while nothing is armed. Points are armed from code, or in a child
+process through FOREBAY_FAULTS ("name=kind@k,..."), which is refused unless FOREBAY_TEST_FAULTS=1 is set too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from forebay.base.errors import ConfigError
+
+_KINDS: dict[str, type[BaseException]] = {"memory": MemoryError, "runtime": RuntimeError, "os": OSError}
+_armed: dict[str, tuple[str, int]] = {}
+_hits: dict[str, int] = {}
+
+
+def arm(name: str, kind: str = "runtime", at: int = 1) -> None:
+    """From the `at`-th passage on, `point(name)` raises (`kind` memory, runtime, os) or kills the process (`kill`)."""
+    if kind != "kill" and kind not in _KINDS:
+        raise ConfigError(f"fault kind {kind!r}: use kill, {', '.join(_KINDS)}")
+    _armed[name] = (kind, at)
+    _hits[name] = 0
+
+
+def disarm(name: str | None = None) -> None:
+    if name is None:
+        _armed.clear()
+    else:
+        _armed.pop(name, None)
+
+
+def point(name: str) -> None:
+    if name in _armed:
+        _trip(name)
+
+
+def _trip(name: str) -> None:
+    kind, at = _armed[name]
+    _hits[name] += 1
+    if _hits[name] != at:
+        return
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise _KINDS[kind](f"injected fault at {name}")
+
+
+def arm_from_environment() -> None:
+    text = os.environ.get("FOREBAY_FAULTS", "")
+    if not text:
+        return
+    if os.environ.get("FOREBAY_TEST_FAULTS") != "1":
+        raise ConfigError("FOREBAY_FAULTS is set but FOREBAY_TEST_FAULTS=1 is not: faults are for tests only")
+    for item in text.split(","):
+        name, _, rest = item.partition("=")
+        kind, _, at = rest.partition("@")
+        arm(name, kind or "runtime", int(at or 1))

@@ -1,0 +1,91 @@
+"""The frames between the server process and the engine process: a closed set of plain types, msgpack on the wire.
+
+Nothing here can carry code: no pickle, no extension types, no escape type.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import Failure, Update
+
+
+class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True):
+    """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
+    (tenant salt, adapter); requests of one namespace share prefixes."""
+
+    request_id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    priority: int = 0
+    namespace: str = ""
+
+
+class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
+    request_id: int
+
+
+class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
+    """Drop every prefix that no running request holds; answered by a `State`."""
+
+
+class GetState(msgspec.Struct, frozen=True, tag="get_state"):
+    """Ask for a `State` at once; one is also sent about every second of work."""
+
+
+class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
+    """Stop now. Draining is the server's business: it sends this when nothing runs any more or time is up."""
+
+
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool by holder, in its own unit (pages, rows): free + running + cached + quarantined = total (C8)."""
+
+    name: str
+    total: int
+    free: int
+    running: int
+    cached: int = 0
+    quarantined: int = 0
+
+
+class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
+    """Where the engine stands. Counters only grow; times are seconds of the engine's monotonic clock."""
+
+    step: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    pools: list[PoolState]
+    last_step_age_s: float  # since a step last completed, 0 when idle
+    oldest_wait_s: float
+    counters: dict[str, float]  # see `engine/stats.py`
+    map: list[int] = []  # owner class of a sample of pages for the console's strip: 0 free, 1 running, 2 cached, 3 other
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
+    """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info."""
+
+    max_total_tokens: int
+    max_running_requests: int
+    context_length: int
+    page_size: int
+    vocab_size: int
+    eos_token_ids: list[int]
+    load_seconds: float
+    report: list[tuple[str, str, str, str]]
+    pid: int
+
+
+class Updates(msgspec.Struct, frozen=True, tag="updates"):
+    updates: list[Update]
+
+
+class Dead(msgspec.Struct, frozen=True, tag="dead"):
+    """The engine's last words: the root cause, in one line."""
+
+    failure: Failure
+
+
+ToEngine = AddRequest | AbortRequest | FlushCache | GetState | Shutdown
+FromEngine = Ready | Updates | State | Dead

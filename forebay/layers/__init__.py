@@ -1,0 +1,1 @@
+"""Attention, MLP and the other parts that models are made of."""

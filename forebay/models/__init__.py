@@ -1,0 +1,1 @@
+"""One file per model family, named by its model_type."""

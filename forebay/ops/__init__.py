@@ -1,0 +1,1 @@
+"""Each operation: a torch reference and faster twins with the same name and signature."""

@@ -1,0 +1,1 @@
+"""The bytes: tables over the ids that memory hands out."""

@@ -1,0 +1,87 @@
+"""How a request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from forebay.base.errors import InvalidRequest
+
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 256
+MAX_SEED = 2**63 - 1
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sampling parameters of one request, in the field's names and units.
+
+    `temperature` 0 is greedy. `top_k` 0 keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the number
+    of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
+    request's random draws whatever the batch around it; the caller draws one where the user gave none. Stop strings
+    are the detokenizer's business and not known here.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+    seed: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int = -1
+    prompt_logprobs: int = -1
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def check(self, vocab_size: int) -> None:
+        """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary."""
+        _within("max_tokens", self.max_new_tokens, 1, 2**31 - 1)
+        _within("temperature", self.temperature, 0.0, 100.0)
+        _within("top_k", self.top_k, 0, 2**31 - 1)
+        _within("top_p", self.top_p, 0.0, 1.0)
+        _within("min_p", self.min_p, 0.0, 1.0)
+        _within("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
+        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _within("seed", self.seed, 0, MAX_SEED)
+        _within("logprobs", self.logprobs, -1, MAX_TOP_LOGPROBS)
+        _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
+        _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
+        _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        if self.top_p == 0.0:
+            raise InvalidRequest("top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p")
+        for token in self.logit_bias:
+            check_token_id("logit_bias", token, vocab_size)
+        for value in self.logit_bias.values():
+            _within("logit_bias", value, -100.0, 100.0)
+        for token in self.stop_token_ids:
+            check_token_id("stop_token_ids", token, vocab_size)
+
+
+def check_token_id(param: str, token: int, vocab_size: int) -> None:
+    """The one check of every id a client can send: a negative id would silently index from the end."""
+    if not 0 <= token < vocab_size:
+        raise InvalidRequest(f"{param}: token id {token} is not in 0..{vocab_size - 1}", param=param)
+
+
+def _within(param: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise InvalidRequest(f"{param} is {value}; it must be between {low} and {high}", param=param)
+
+
+def _at_most(param: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise InvalidRequest(f"{param} has {count} entries; at most {limit} are allowed", param=param)

@@ -1,0 +1,64 @@
+"""What a client learns about its request."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from forebay.requests.step_plan import TokenLogprob
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # end of sequence or a stop token id
+    LENGTH = "length"  # max_new_tokens or the context is full
+    ABORT = "abort"  # the client asked for it, or went away
+    ERROR = "error"
+
+
+class MissReason(StrEnum):
+    """Why a prompt's tokens were not all taken from the prefix cache (C20)."""
+
+    NONE = "none"  # everything that can be cached was
+    DISABLED = "cache_disabled"
+    EMPTY = "no_shared_prefix"  # nothing in this namespace begins like that
+    DIVERGED = "diverged"  # a cached prompt continues differently from here
+    NOT_CACHED = "not_cached_yet"  # the rest was never computed, or only by requests still running
+    EVICTED = "evicted"  # it was there once
+    BELOW_PAGE = "below_page"  # the rest is shorter than a page
+    PROMPT_LOGPROBS = "prompt_logprobs"  # every position must be computed
+    RETRACTED = "retracted"  # computed a second time after a retraction
+
+
+class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How much of a prompt came from the prefix cache, and why not more. `miss_reason` tells about position
+    `cached_tokens`, the first that had to be computed."""
+
+    cached_tokens: int = 0
+    miss_reason: MissReason = MissReason.NONE
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A typed error in a form that crosses a process boundary; see `base.errors.from_code`."""
+
+    kind: str
+    code: str
+    message: str
+
+
+class Update(msgspec.Struct, array_like=True, gc=False):
+    """News of one request after one step.
+
+    A request's updates carry its tokens in order and exactly once; the last one, and only that, has `finish`. `cache`
+    comes with the first. `logprobs` has one entry per token where the request asked for them; `prompt_logprobs` arrives
+    whole with the first token (entry i about prompt token i; None for token 0).
+    """
+
+    request_id: int
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    failure: Failure | None = None
+    cache: CacheReport | None = None
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+    matched_stop: int | None = None  # the stop or end token that ended it

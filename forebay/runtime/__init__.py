@@ -1,0 +1,1 @@
+"""Plan to tokens: step inputs, model runner, sampler."""

@@ -1,0 +1,1 @@
+"""plan and commit: a state machine without clock, sockets, tensors or processes."""

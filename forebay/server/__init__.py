@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI routes, streaming, limits, metrics, and the page at /."""
