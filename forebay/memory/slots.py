@@ -1,0 +1,283 @@
+"""Integer slots, who holds them, and what happens when somebody gets that wrong.
+
+A pool hands out 1..capacity; index 0 is nobody's (see `PAD`). Free slots form a stack, the ledger an array beside it:
+`owner[i]` says who holds slot i. Every operation is a handful of array operations, whatever the number of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.base import log
+from forebay.config.engine_config import Ledger
+
+Ids = npt.NDArray[np.int64]
+
+PAD: Final = 0  # the only definition of the padding index: row 0, page 0 and slot 0 are never handed out
+
+# Owners: a positive number is a request's id. A free slot holds FREE or less: freeing writes a different value for each
+# slot of the call, so that reading them back finds a slot that was passed twice.
+CACHE: Final = -1
+GROUP: Final = -2
+QUARANTINE: Final = -3
+FREE: Final = -16
+
+_log = log.get_logger("memory")
+
+
+class OutOfSlots(Exception):
+    """Not enough free slots; nothing was taken."""
+
+    def __init__(self, name: str, wanted: int, free: int) -> None:
+        super().__init__(f"{name}: wanted {wanted} slots, {free} are free")
+        self.name, self.wanted, self.free = name, wanted, free
+
+
+class LedgerError(Exception):
+    """A slot was freed twice, freed by somebody who does not hold it, or lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What somebody believes to hold, for `Slots.audit`."""
+
+    owner: int
+    ids: Ids
+
+
+class Slots:
+    """A pool of `capacity` integer slots.
+
+    `ledger` says what a violation (C8) does: `raise`; `count` (log it, count it, leave the slot with its rightful owner,
+    go on); `off` (nothing is recorded or noticed).
+    """
+
+    def __init__(self, name: str, capacity: int, *, ledger: Ledger = Ledger.RAISE) -> None:
+        self.name, self.capacity, self.ledger = name, capacity, ledger
+        self.owner: Ids = np.full(capacity + 1, FREE, dtype=np.int64)
+        self.owner[PAD] = QUARANTINE
+        self.generation: Ids = np.zeros(capacity + 1, dtype=np.int64)
+        self.num_violations = 0
+        self.num_quarantined = 0
+        self._last_generation = 0
+        self._stack: Ids = np.arange(capacity, PAD, -1, dtype=np.int64)  # the top is the last entry
+        self._top = capacity
+        self._group: list[int] = []
+        self._marks: Ids = FREE - np.arange(capacity + 1, dtype=np.int64)
+
+    # -- taking and returning -------------------------------------------------------------------------------------
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that a table over these slots needs: one more than the slots, for the padding row."""
+        return self.capacity + 1
+
+    @property
+    def num_free(self) -> int:
+        """Slots that can be taken; a group's unused ones count (C7)."""
+        return self._top + len(self._group)
+
+    def take_ids(self, n: int, owner: int | Ids) -> Ids:
+        """Take n slots for `owner` (one id, or one per slot). Raises OutOfSlots and takes none when short."""
+        if self._group:
+            if n == 1:
+                return self._take_from_group(owner)
+            if n > self._top:
+                self.alloc_group_end()
+        top = self._top
+        if n > top:
+            raise OutOfSlots(self.name, n, top)
+        ids = self._stack[top - n : top].copy()
+        self._top = top - n
+        if self.ledger is not Ledger.OFF:
+            self.owner[ids] = owner
+        # One stamp for the whole call: it differs from every earlier one, and that is all a reader needs.
+        self._last_generation += 1
+        self.generation[ids] = self._last_generation
+        return ids
+
+    def return_ids(self, ids: Ids, owner: int) -> None:
+        """Give back slots that `owner` holds."""
+        n = len(ids)
+        if self.ledger is not Ledger.OFF:
+            marks = self._marks[:n]
+            held = self.owner.take(ids, mode="clip")
+            if np.count_nonzero(held == owner) != n:
+                ids = self._rightful(ids, owner)
+                n, marks = len(ids), self._marks[: len(ids)]
+            self.owner[ids] = marks
+            if np.count_nonzero(self.owner.take(ids) == marks) != n:
+                ids = self._without_repeats(ids, owner)
+                n = len(ids)
+        top = self._top
+        self._stack[top : top + n] = ids
+        self._top = top + n
+
+    def transfer(self, ids: Ids, giver: int, taker: int) -> None:
+        """Hand slots from one owner to another without freeing them."""
+        if self.ledger is Ledger.OFF:
+            return
+        if np.count_nonzero(self.owner.take(ids, mode="clip") == giver) != len(ids):
+            ids = self._rightful(ids, giver)
+        self.owner[ids] = taker
+
+    def take(self, n: int, owner: int) -> Lease:
+        return Lease(self, self.take_ids(n, owner), owner)
+
+    def clear(self) -> None:
+        """Everything is free again; generations are never reset (C1)."""
+        self._stack = np.arange(self.capacity, PAD, -1, dtype=np.int64)
+        self._top = self.capacity
+        self._group = []
+        self.owner[:] = FREE
+        self.owner[PAD] = QUARANTINE
+        self.num_quarantined = 0
+
+    # -- allocation groups (C7) -----------------------------------------------------------------------------------
+
+    def alloc_group_begin(self, n: int) -> None:
+        """Set up to n slots aside, from which single slots are then taken without touching the arrays."""
+        self.alloc_group_end()
+        ids = self.take_ids(min(n, self._top), GROUP)
+        self._group = ids[::-1].tolist()
+
+    def alloc_group_end(self) -> None:
+        """Return what is left of the group; without a group, do nothing."""
+        if self._group:
+            left, self._group = np.array(self._group[::-1], dtype=np.int64), []
+            self.return_ids(left, GROUP)
+
+    @contextmanager
+    def group(self, n: int) -> Iterator[Self]:
+        self.alloc_group_begin(n)
+        try:
+            yield self
+        finally:
+            self.alloc_group_end()
+
+    def _take_from_group(self, owner: int | Ids) -> Ids:
+        slot = self._group.pop()
+        ids = np.array([slot], dtype=np.int64)
+        if self.ledger is not Ledger.OFF:
+            self.owner[ids] = owner
+        return ids
+
+    # -- the ledger (C8) ------------------------------------------------------------------------------------------
+
+    def held_by(self, owner: int) -> Ids:
+        """The slots that the ledger books for `owner`."""
+        return np.flatnonzero(self.owner == owner)
+
+    def quarantine(self, ids: Ids, owner: int, why: str) -> None:
+        """Take slots out of circulation: nobody gets them again until `clear`."""
+        self.transfer(ids, owner, QUARANTINE)
+        self.num_quarantined += len(ids)
+        self._violation(f"{len(ids)} slots quarantined, {why}: {_few(ids)} held by {_name(owner)}")
+
+    def audit(self, holders: Iterable[Holder]) -> None:
+        """Raise LedgerError unless the holders hold exactly what the ledger books, and the rest is free.
+
+        Costs O(capacity): for tests and for idle moments, not for every step.
+        """
+        claimed = np.full(self.capacity + 1, FREE, dtype=np.int64)
+        claimed[PAD] = QUARANTINE
+        claimed[self.owner == QUARANTINE] = QUARANTINE
+        for holder in [*holders, Holder(GROUP, np.array(self._group, dtype=np.int64))]:
+            if (claimed[holder.ids] > FREE).any() or len(np.unique(holder.ids)) != len(holder.ids):
+                raise LedgerError(f"{self.name}: {_few(holder.ids)} of {_name(holder.owner)} have another holder too")
+            claimed[holder.ids] = holder.owner
+        booked = np.where(self.owner <= FREE, FREE, self.owner)
+        if (claimed != booked).any():
+            bad = int(np.flatnonzero(claimed != booked)[0])
+            raise LedgerError(
+                f"{self.name}: slot {bad} is booked for {_name(int(booked[bad]))} but held by {_name(int(claimed[bad]))}; "
+                f"{np.count_nonzero(claimed != booked)} slots differ in all"
+            )
+        free = self._stack[: self._top]
+        if len(np.unique(free)) != len(free) or (booked[free] != FREE).any():
+            raise LedgerError(f"{self.name}: the free list holds a slot twice, or one that is not free")
+        if self._top != np.count_nonzero(booked == FREE):
+            raise LedgerError(f"{self.name}: {np.count_nonzero(booked == FREE) - self._top} free slots are not in the free list")
+
+    def _rightful(self, ids: Ids, owner: int) -> Ids:
+        inside = (ids > PAD) & (ids <= self.capacity)
+        wrong = ids[~inside]
+        if len(wrong):
+            self._violation(f"slot {_few(wrong)} freed by {_name(owner)} is outside 1..{self.capacity}")
+        ids = ids[inside]
+        mine = self.owner[ids] == owner
+        for slot in ids[~mine].tolist():
+            holder = int(self.owner[slot])
+            kind = "double free" if holder <= FREE else "free of a foreign slot"
+            self._violation(f"{kind} of slot {slot} by {_name(owner)}; the ledger books it for {_name(holder)}")
+        return ids[mine]
+
+    def _without_repeats(self, ids: Ids, owner: int) -> Ids:
+        unique, first = np.unique(ids, return_index=True)
+        self._violation(f"double free: {_name(owner)} passed {len(ids) - len(unique)} slots twice in one call")
+        kept = ids[np.sort(first)]
+        self.owner[kept] = self._marks[: len(kept)]
+        return kept
+
+    def _violation(self, what: str) -> None:
+        self.num_violations += 1
+        if self.ledger is Ledger.RAISE:
+            raise LedgerError(f"{self.name}: {what}")
+        _log.error(log.event("ledger_violation", pool=self.name, what=what))
+
+
+class Lease:
+    """Sole ownership of some slots; leaving the with-block gives them back."""
+
+    __slots__ = ("_slots", "ids", "owner")
+
+    def __init__(self, slots: Slots, ids: Ids, owner: int) -> None:
+        self._slots, self.ids, self.owner = slots, ids, owner
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def grow(self, n: int) -> None:
+        self.ids = np.concatenate([self.ids, self._slots.take_ids(n, self.owner)])
+
+    def split(self, n: int) -> Lease:
+        """Keep the first n slots; the returned lease owns the rest."""
+        rest = Lease(self._slots, self.ids[n:], self.owner)
+        self.ids = self.ids[:n]
+        return rest
+
+    def give_to(self, owner: int) -> Ids:
+        """End this lease by making `owner` responsible for its slots."""
+        ids, self.ids = self.ids, self.ids[:0]
+        self._slots.transfer(ids, self.owner, owner)
+        return ids
+
+    def release(self) -> None:
+        """Give the slots back; a released lease holds none, so releasing again does nothing."""
+        ids, self.ids = self.ids, self.ids[:0]
+        if len(ids):
+            self._slots.return_ids(ids, self.owner)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        self.release()
+
+
+def _name(owner: int) -> str:
+    if owner <= FREE:
+        return "nobody (free)"
+    return {CACHE: "the prefix cache", GROUP: "a group", QUARANTINE: "quarantine"}.get(owner, f"request {owner}")
+
+
+def _few(ids: Ids) -> str:
+    shown = ", ".join(map(str, ids[:8].tolist()))
+    return f"[{shown}{', ...' if len(ids) > 8 else ''}]"
