@@ -1,1 +1,26 @@
-"""Each operation: a torch reference and faster twins with the same name and signature."""
+"""Every kernel a layer calls, behind one table that is made once and handed to the layers.
+
+    ops = make_ops("native", num_threads=2)      # or "torch": the reference; a KernelBackend works as well
+    w = ops.pack_linear(weight, bias)            # weight [N, K] may be dropped afterwards
+    qkv = ops.linear(x, w)                       # [T, K] -> [T, N]; logits: ops.linear_f32(x, w)
+    q = qkv[:, : Hq * D].view(T, Hq, D)          # views into a wider row are fine for q, k, v and x: no copy needed
+    ops.apply_rope(q, k, positions, cos_sin)     # in place
+    ops.store_kv(k, v, k_cache, v_cache, loc)
+    o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
+
+There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
+`TorchOps` (reference.py) is the definition in torch; `NativeOps` (native.py) the C++ twin in cpu/, compiled for this
+machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU,
+the last dimension (for q, k, v: the last two) contiguous; index tensors are contiguous with the dtypes stated.
+Shapes, dtypes and index ranges are the caller's contract: the native ops check none of them per call.
+
+For the native ops a row's result does not depend, by a bit, on the other rows of the call, on how a prompt is cut into
+chunks, on the page size, or on the number of threads.
+"""
+
+from __future__ import annotations
+
+from forebay.ops.dispatch import make_ops
+from forebay.ops.interface import LinearWeight, Ops
+
+__all__ = ["LinearWeight", "Ops", "make_ops"]

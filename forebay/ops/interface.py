@@ -1,0 +1,122 @@
+"""What each op does, for every backend.
+
+Shape letters: T tokens, S sequences, H hidden size, I intermediate size, N and K a linear layer's outputs and inputs,
+Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, E experts, k experts per token, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class LinearWeight(Protocol):
+    """A linear layer's weight in the form its backend reads fastest; only the `Ops` that packed it can use it."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+
+class Ops(Protocol):
+    """The kernels of one backend. Frozen, and not safe to call from two threads at once."""
+
+    @property
+    def name(self) -> str:
+        """What runs, for the start-up report: `torch`, `native-avx2`, `native-avx512`, `native-amx`."""
+        ...
+
+    @property
+    def num_threads(self) -> int: ...
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        """Pack weight [N, K] and bias [N] of one dtype. Keeps neither."""
+        ...
+
+    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+        """x [T, K] @ weight.T + bias -> [T, N] in x's dtype, which is the weight's; accumulated in float32."""
+        ...
+
+    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+        """As `linear`, but the float32 sums are returned: for logits. (`TorchOps` has rounded them to x's dtype.)"""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, [.., H] -> the same shape, contiguous.
+
+        Computed in float32 and rounded once. x has two or three dimensions.
+        """
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual [T, H] += x [T, H] in place, then `rms_norm` of the sum as it was rounded into residual."""
+        ...
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """x [T, 2I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
+        ...
+
+    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox).
+
+        positions [T] int64; cos_sin [max_pos, R] float32, cosines in the first half of a row and sines in the second.
+        RoFormer, arXiv 2104.09864, section 3.4.2.
+        """
+        ...
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
+        """Write k and v [T, Hk, D] to slots loc [T] int64 of the caches [slots, Hk, D]."""
+        ...
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_lens: Tensor,
+        page_size: int,
+        scale: float,
+        sliding_window: int = 0,
+    ) -> Tensor:
+        """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, D].
+
+        Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
+        position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. Query head h reads KV
+        head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1 positions before it.
+        page_table [R + 1, P], rows [S], q_start [S + 1], seq_lens [S] are int32. Slots that hold no position below
+        seq_lens may hold anything, NaN included.
+        """
+        ...
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows ids [T] int64 of table [V, H] -> [T, H]."""
+        ...
+
+    def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """logits [S, V] float32 -> ids [S] int64 of each row's first maximum, and finite [S] bool.
+
+        A row with a NaN or +inf, or with nothing but -inf, is not finite; its id is 0.
+        """
+        ...
+
+    def fused_experts(
+        self,
+        x: Tensor,
+        gate_up: Sequence[LinearWeight],
+        down: Sequence[LinearWeight],
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+    ) -> Tensor:
+        """A mixture of experts: sum over j of topk_weights[t, j] * expert[topk_ids[t, j]](x[t]) -> [T, H].
+
+        E experts, each silu_and_mul(linear(x, gate_up[e])) through down[e]; topk_ids [T, k] int64, topk_weights [T, k]
+        float32 or x's dtype. Summed in float32 in the order of j and rounded once.
+        """
+        ...
