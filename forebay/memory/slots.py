@@ -204,7 +204,9 @@ class Slots:
         if len(np.unique(free)) != len(free) or (booked[free] != FREE).any():
             raise LedgerError(f"{self.name}: the free list holds a slot twice, or one that is not free")
         if self._top != np.count_nonzero(booked == FREE):
-            raise LedgerError(f"{self.name}: {np.count_nonzero(booked == FREE) - self._top} free slots are not in the free list")
+            raise LedgerError(
+                f"{self.name}: {np.count_nonzero(booked == FREE) - self._top} free slots are not in the free list"
+            )
 
     def _rightful(self, ids: Ids, owner: int) -> Ids:
         inside = (ids > PAD) & (ids <= self.capacity)

@@ -62,7 +62,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
         if self.top_p == 0.0:
-            raise InvalidRequest("top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p")
+            raise InvalidRequest(
+                "top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p"
+            )
         for token in self.logit_bias:
             check_token_id("logit_bias", token, vocab_size)
         for value in self.logit_bias.values():

@@ -6,7 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
+from forebay.memory.miss_reason import MissReason
 from forebay.requests.step_plan import TokenLogprob
+
+__all__ = ["CacheReport", "Failure", "FinishReason", "MissReason", "Update"]
 
 
 class FinishReason(StrEnum):
@@ -14,20 +17,6 @@ class FinishReason(StrEnum):
     LENGTH = "length"  # max_new_tokens or the context is full
     ABORT = "abort"  # the client asked for it, or went away
     ERROR = "error"
-
-
-class MissReason(StrEnum):
-    """Why a prompt's tokens were not all taken from the prefix cache (C20)."""
-
-    NONE = "none"  # everything that can be cached was
-    DISABLED = "cache_disabled"
-    EMPTY = "no_shared_prefix"  # nothing in this namespace begins like that
-    DIVERGED = "diverged"  # a cached prompt continues differently from here
-    NOT_CACHED = "not_cached_yet"  # the rest was never computed, or only by requests still running
-    EVICTED = "evicted"  # it was there once
-    BELOW_PAGE = "below_page"  # the rest is shorter than a page
-    PROMPT_LOGPROBS = "prompt_logprobs"  # every position must be computed
-    RETRACTED = "retracted"  # computed a second time after a retraction
 
 
 class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

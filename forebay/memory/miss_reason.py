@@ -1,0 +1,16 @@
+"""Why the prefix cache could not give more."""
+
+from enum import StrEnum
+
+
+class MissReason(StrEnum):
+    """Why a prompt's tokens were not all taken from the prefix cache (C20)."""
+
+    NONE = "none"  # everything that can be cached was
+    DISABLED = "cache_disabled"
+    EMPTY = "no_shared_prefix"  # nothing in this namespace begins like that
+    DIVERGED = "diverged"  # a cached prompt continues differently from here
+    NOT_CACHED = "not_cached_yet"  # the rest was never computed, or only by requests still running
+    EVICTED = "evicted"  # it was there once
+    BELOW_PAGE = "below_page"  # the prompt is shorter than a page
+    PROMPT_LOGPROBS = "prompt_logprobs"  # every position must be computed

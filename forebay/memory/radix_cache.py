@@ -1,0 +1,411 @@
+"""The radix prefix cache over KV pages (C18 for full KV, C19, C20).
+
+A tree per namespace; an edge holds whole pages of tokens and the pages that keep their KV. Keys are the exact tokens as
+bytes (int32, little endian): comparing is a memcmp, a child is found by its first page's bytes, and no hash ever stands
+in for the tokens. Only full pages that completed steps wrote are adopted; the request that computed them goes on using
+them under a pin.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from forebay.config.engine_config import EvictionPolicy
+from forebay.memory.miss_reason import MissReason
+from forebay.memory.slots import CACHE, Holder, Ids, Slots
+
+TOKEN_BYTES: Final = 4
+_MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
+_MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
+
+
+_NO_PAGES: Final[Ids] = np.empty(0, dtype=np.int64)
+
+
+class Node:
+    """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
+
+    `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
+    and a pin or an unpin stops at the first ancestor whose state does not change.
+    """
+
+    __slots__ = (
+        "children",
+        "hits",
+        "key",
+        "last_access",
+        "locks",
+        "pages",
+        "parent",
+        "priority",
+        "stamp",
+        "tombstones",
+    )
+
+    def __init__(self, key: bytes, pages: Ids, parent: Node | None) -> None:
+        self.key, self.pages, self.parent = key, pages, parent
+        self.children: dict[bytes, Node] = {}
+        self.locks = 0
+        self.last_access = 0
+        self.hits = 0
+        self.priority = 0
+        self.stamp = 0
+        self.tombstones: dict[bytes, None] = {}
+
+
+class Root(Node):
+    """Where a namespace begins: no tokens, no pages."""
+
+    __slots__ = ("namespace",)
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__(b"", _NO_PAGES, None)
+        self.namespace = namespace
+
+
+class Match(NamedTuple):
+    """How far a prompt is cached. `pages` and `num_tokens` say what; `reason` why not more.
+
+    `inside` is how many bytes of `node`'s key match (all of them, unless the prompt diverges within the edge).
+    """
+
+    node: Node
+    inside: int
+    chunks: list[Ids]
+    num_tokens: int
+    reason: MissReason
+
+    @property
+    def pages(self) -> Ids:
+        return np.concatenate(self.chunks) if self.chunks else _NO_PAGES
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """A prefix that cannot be evicted while this is held: `num_pages` pages from the root to `node`."""
+
+    node: Node
+    num_pages: int
+
+
+class Adoption(NamedTuple):
+    """What became of a request's pages: `replaced` are the cache's own pages for those it already had (the request's
+    copies of them, from the pin's end on, stay the request's); the ones after them now belong to the cache."""
+
+    replaced: Ids
+    num_adopted: int
+
+
+def _lru(node: Node) -> tuple[int, ...]:
+    return (node.last_access,)
+
+
+def _lfu(node: Node) -> tuple[int, ...]:
+    return (node.hits, node.last_access)
+
+
+def _priority(node: Node) -> tuple[int, ...]:
+    return (node.priority, node.last_access)
+
+
+_EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], tuple[int, ...]]]] = {
+    EvictionPolicy.LRU: _lru,
+    EvictionPolicy.LFU: _lfu,
+    EvictionPolicy.PRIORITY: _priority,
+}
+
+
+class RadixCache:
+    """Prefixes of finished and running requests, page by page.
+
+    `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
+    (`evict`). Units are pages except where a name says tokens.
+    """
+
+    def __init__(self, slots: Slots, page_size: int, *, policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
+        self._slots = slots
+        self.page_size = page_size
+        self._page_bytes = page_size * TOKEN_BYTES
+        self._roots: dict[str, Root] = {}
+        self._order = _EVICTION_ORDER[policy]
+        self._clock = 0
+        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._stamps = 0
+        self.num_pages = 0
+        self.num_evictable = 0
+        self.num_evicted_pages = 0
+
+    # -- looking up -----------------------------------------------------------------------------------------------
+
+    def match(self, key: bytes, namespace: str = "", max_tokens: int | None = None) -> Match:
+        """The longest cached prefix of `key` in whole pages, at most `max_tokens` long. Changes nothing."""
+        page_bytes = self._page_bytes
+        end = len(key) if max_tokens is None else min(len(key), max_tokens * TOKEN_BYTES)
+        end -= end % page_bytes
+        root = self._roots.get(namespace)
+        if root is None:
+            return Match(_NOWHERE, 0, [], 0, MissReason.EMPTY if end else MissReason.BELOW_PAGE)
+        node: Node = root
+        position, inside = 0, 0
+        chunks: list[Ids] = []
+        reason = MissReason.NONE if end else MissReason.BELOW_PAGE
+        while position < end:
+            first = key[position : position + page_bytes]
+            child = node.children.get(first)
+            if child is None:
+                reason = self._reason_at(node, first, node is root)
+                break
+            edge = child.key
+            length = len(edge)
+            if position + length <= end and key.startswith(edge, position):
+                chunks.append(child.pages)
+            else:
+                length = self._common(key, edge, position, end)
+                chunks.append(child.pages[: length // page_bytes])
+                if position + length < end:
+                    reason = MissReason.DIVERGED
+            node, inside = child, length
+            position += length
+            if length < len(edge):
+                break
+        return Match(node, inside, chunks, position // TOKEN_BYTES, reason)
+
+    def _common(self, key: bytes, edge: bytes, position: int, end: int) -> int:
+        """Bytes of whole pages that `edge` and `key[position:end]` share; the first page is known to be shared."""
+        n = min(len(edge), end - position)
+        ours = np.frombuffer(key, dtype=np.int32, count=n // TOKEN_BYTES, offset=position)
+        theirs = np.frombuffer(edge, dtype=np.int32, count=n // TOKEN_BYTES)
+        differ = ours != theirs
+        first = int(differ.argmax())
+        shared = first * TOKEN_BYTES if differ[first] else n
+        return shared - shared % self._page_bytes
+
+    @staticmethod
+    def _reason_at(node: Node, first: bytes, at_root: bool) -> MissReason:
+        if first in node.tombstones:
+            return MissReason.EVICTED
+        if at_root:
+            return MissReason.EMPTY
+        return MissReason.DIVERGED if node.children else MissReason.NOT_CACHED
+
+    # -- pinning --------------------------------------------------------------------------------------------------
+
+    def pin(self, match: Match, namespace: str = "", priority: int = 0) -> Pin:
+        """Hold what `match` found (of this very state of the tree): refresh its path, and keep it from eviction."""
+        node = match.node
+        if node is _NOWHERE:
+            node = self._root(namespace)
+        elif match.inside < len(node.key):
+            node = self._split(node, match.inside)
+        self._clock += 1
+        step: Node | None = node
+        while step is not None:
+            step.last_access = self._clock
+            step.hits += 1
+            if priority > step.priority:
+                step.priority = priority
+            step = step.parent
+        self._lock(node)
+        return Pin(node, match.num_tokens // self.page_size)
+
+    def unpin(self, pin: Pin) -> None:
+        self._unlock(pin.node)
+
+    def extend_pin(self, pin: Pin, key: bytes, pages: Ids, owner: int) -> Adoption:
+        """Adopt `pages` of request `owner`: the KV of `key`, whole pages from the end of `pin` on, all of it written by
+        completed steps. The pin moves to the end of them.
+        """
+        start = pin.num_pages
+        node, position = pin.node, start * self._page_bytes
+        end = position + len(pages) * self._page_bytes
+        replaced: list[Ids] = []
+        while position < end:
+            child = node.children.get(key[position : position + self._page_bytes])
+            if child is None:
+                break
+            length = self._common(key, child.key, position, end)
+            if length < len(child.key):
+                child = self._split(child, length)
+            replaced.append(child.pages)
+            node, position = child, position + length
+        num_replaced = position // self._page_bytes - start
+        adopted = pages[num_replaced:]
+        if len(adopted):
+            self._slots.transfer(adopted, owner, CACHE)
+            node = self._attach(node, key[position:end], adopted)
+        if node is not pin.node:
+            self._clock += 1
+            node.last_access = self._clock
+            node.priority = max(node.priority, pin.node.priority)
+            self._lock(node)
+            self._unlock(pin.node)
+            pin.node = node
+        pin.num_pages = end // self._page_bytes
+        return Adoption(np.concatenate(replaced) if replaced else _NO_PAGES, len(adopted))
+
+    def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "") -> Adoption:
+        """Adopt a whole prefix without keeping a pin on it."""
+        pin = Pin(self._root(namespace), 0)
+        self._lock(pin.node)
+        adoption = self.extend_pin(pin, key, pages, owner)
+        self.unpin(pin)
+        return adoption
+
+    # -- evicting -------------------------------------------------------------------------------------------------
+
+    def evict(self, num_pages: int) -> int:
+        """Free at least `num_pages` unpinned pages, leaf by leaf in the policy's order, or all there are; how many."""
+        freed: list[Ids] = []
+        count = 0
+        heap = self._heap
+        while count < num_pages and heap:
+            _, stamp, node = heapq.heappop(heap)
+            if node.stamp != stamp:
+                continue
+            freed.append(node.pages)
+            count += len(node.pages)
+            self._remove_leaf(node)
+        if count:
+            self.num_pages -= count
+            self.num_evictable -= count
+            self.num_evicted_pages += count
+            self._slots.return_ids(np.concatenate(freed), CACHE)
+        return count
+
+    def flush(self) -> int:
+        """Evict everything that is not pinned, and forget that it was there; how many pages."""
+        count = self.evict(self.num_pages)
+        for root in list(self._roots.values()):
+            for node in self._walk(root):
+                node.tombstones.clear()
+            self._forget_if_empty(root)
+        return count
+
+    def holders(self) -> list[Holder]:
+        """What the cache holds, for an audit."""
+        chunks = [node.pages for root in self._roots.values() for node in self._walk(root)]
+        return [Holder(CACHE, np.concatenate(chunks))] if chunks else []
+
+    def check(self, pins: list[Pin]) -> None:
+        """Assert the tree's invariants against the pins that exist: for tests and audits."""
+        own: dict[int, int] = {}
+        for pin in pins:
+            own[id(pin.node)] = own.get(id(pin.node), 0) + 1
+        pages = evictable = 0
+        for root in self._roots.values():
+            for node in self._walk(root):
+                locked_children = sum(child.locks > 0 for child in node.children.values())
+                assert node.locks == own.pop(id(node), 0) + locked_children, "a lock count differs from its holders"
+                assert len(node.key) == len(node.pages) * self._page_bytes, (
+                    "an edge has not one page per page of tokens"
+                )
+                for first, child in node.children.items():
+                    assert child.parent is node, "a child names another parent"
+                    assert child.key.startswith(first), "a child stands under another first page"
+                pages += len(node.pages)
+                evictable += len(node.pages) if node.locks == 0 else 0
+        assert not own, "a pin's node is not in the tree"
+        assert (pages, evictable) == (self.num_pages, self.num_evictable), (
+            f"counted {pages} pages, {evictable} evictable; booked {self.num_pages}, {self.num_evictable}"
+        )
+
+    # -- the tree -------------------------------------------------------------------------------------------------
+
+    def _root(self, namespace: str) -> Root:
+        root = self._roots.get(namespace)
+        if root is None:
+            root = self._roots[namespace] = Root(namespace)
+        return root
+
+    def _forget_if_empty(self, root: Node) -> None:
+        assert isinstance(root, Root)
+        if root.children or root.locks or (root.tombstones and len(self._roots) <= _MAX_EMPTY_ROOTS):
+            return
+        del self._roots[root.namespace]
+
+    def _attach(self, parent: Node, key: bytes, pages: Ids) -> Node:
+        node = Node(key, pages, parent)
+        first = key[: self._page_bytes]
+        parent.children[first] = node
+        parent.tombstones.pop(first, None)
+        parent.stamp = 0  # no longer a leaf
+        self.num_pages += len(pages)
+        self.num_evictable += len(pages)
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut an edge after `at` bytes; returns the upper part. `node` stays the deeper one, so pins on it hold."""
+        parent, num_pages = node.parent, at // self._page_bytes
+        assert parent is not None
+        upper = Node(node.key[:at], node.pages[:num_pages], parent)
+        upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
+        upper.locks = 1 if node.locks else 0
+        parent.children[node.key[: self._page_bytes]] = upper
+        node.key, node.pages, node.parent = node.key[at:], node.pages[num_pages:], upper
+        upper.children[node.key[: self._page_bytes]] = node
+        return upper
+
+    def _lock(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.locks += 1
+            if step.locks > 1:
+                return
+            step.stamp = 0
+            self.num_evictable -= len(step.pages)
+            step = step.parent
+
+    def _unlock(self, node: Node) -> None:
+        step: Node | None = node
+        while step is not None:
+            step.locks -= 1
+            assert step.locks >= 0, "a prefix was unpinned more often than pinned"
+            if step.locks:
+                return
+            self.num_evictable += len(step.pages)
+            if step.parent is None:
+                self._forget_if_empty(step)
+            elif not step.children:
+                self._offer(step)
+            step = step.parent
+
+    def _offer(self, leaf: Node) -> None:
+        """Make a leaf a candidate for eviction. Entries whose stamp the node no longer carries are void."""
+        self._stamps += 1
+        leaf.stamp = self._stamps
+        heapq.heappush(self._heap, (self._order(leaf), leaf.stamp, leaf))
+        if len(self._heap) > 64 + 4 * self.num_pages:
+            self._heap = [entry for entry in self._heap if entry[2].stamp == entry[1]]
+            heapq.heapify(self._heap)
+
+    def _remove_leaf(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        first = node.key[: self._page_bytes]
+        del parent.children[first]
+        node.stamp = 0
+        parent.tombstones[first] = None
+        if len(parent.tombstones) > _MAX_TOMBSTONES:
+            del parent.tombstones[next(iter(parent.tombstones))]
+        if parent.children or parent.locks:
+            return
+        if parent.parent is None:
+            self._forget_if_empty(parent)
+        else:
+            self._offer(parent)
+
+    @staticmethod
+    def _walk(root: Node) -> Iterator[Node]:
+        stack = [root]
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())
+
+
+_NOWHERE: Final = Root("")  # where a match ends in a namespace that does not exist yet
