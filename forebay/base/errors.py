@@ -82,7 +82,9 @@ class Overloaded(RequestError):
     type = "rate_limit_error"
     default_code = "queue_full"
 
-    def __init__(self, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: int = 1) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: int = 1
+    ) -> None:
         super().__init__(message, code=code, param=param)
         self.retry_after_s = retry_after_s
 
@@ -114,6 +116,8 @@ _REBUILDABLE: tuple[type[ForebayError], ...] = (
     NumericalError,
     Unavailable,
     EngineError,
+    ConfigError,
+    ModelError,
 )
 
 

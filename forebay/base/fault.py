@@ -11,6 +11,8 @@ import signal
 
 from forebay.base.errors import ConfigError
 
+FAULT_VARIABLES = ("FOREBAY_FAULTS", "FOREBAY_TEST_FAULTS")
+
 _KINDS: dict[str, type[BaseException]] = {"memory": MemoryError, "runtime": RuntimeError, "os": OSError}
 _armed: dict[str, tuple[str, int]] = {}
 _hits: dict[str, int] = {}

@@ -7,8 +7,19 @@ from __future__ import annotations
 
 import msgspec
 
+from forebay.config.engine_config import EngineConfig
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
+
+
+class Configure(msgspec.Struct, frozen=True, tag="configure", kw_only=True):
+    """The first frame an engine process gets, and the only place its configuration comes from. `parent_pid` is the
+    process it must not outlive; with `die_with_parent` the kernel itself sees to that (only right where the thread that
+    started the engine lives as long as its process)."""
+
+    config: EngineConfig
+    parent_pid: int
+    die_with_parent: bool
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True):
@@ -27,11 +38,15 @@ class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
 
 
 class FlushCache(msgspec.Struct, frozen=True, tag="flush"):
-    """Drop every prefix that no running request holds; answered by a `State`."""
+    """Drop every prefix that no running request holds; answered by a `State` that names `serial`."""
+
+    serial: int = 0
 
 
 class GetState(msgspec.Struct, frozen=True, tag="get_state"):
-    """Ask for a `State` at once; one is also sent about every second of work."""
+    """Ask for a `State` that names `serial`; one (of serial 0) is also sent about every second of work."""
+
+    serial: int = 0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
@@ -60,7 +75,10 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     last_step_age_s: float  # since a step last completed, 0 when idle
     oldest_wait_s: float
     counters: dict[str, float]  # see `engine/stats.py`
-    map: list[int] = []  # owner class of a sample of pages for the console's strip: 0 free, 1 running, 2 cached, 3 other
+    answers: int = 0  # the serial of the frame that asked for it
+    map: list[
+        int
+    ] = []  # owner class of a sample of pages for the console's strip: 0 free, 1 running, 2 cached, 3 other
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
@@ -87,5 +105,5 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     failure: Failure
 
 
-ToEngine = AddRequest | AbortRequest | FlushCache | GetState | Shutdown
+ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Shutdown
 FromEngine = Ready | Updates | State | Dead

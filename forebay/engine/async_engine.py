@@ -1,0 +1,295 @@
+"""The engine as an asyncio program sees it: submit requests, iterate their updates, watch its health."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, cast
+
+from forebay.base.errors import Overloaded, PayloadTooLarge, Unavailable, from_code
+from forebay.base.log import event, get_logger
+from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
+from forebay.engine.frames import (
+    AbortRequest,
+    AddRequest,
+    Dead,
+    FlushCache,
+    FromEngine,
+    GetState,
+    Ready,
+    Shutdown,
+    State,
+    ToEngine,
+    Updates,
+)
+from forebay.engine.launch import EngineProcess, describe_exit, launch
+from forebay.engine.stream import Mailbox, Stream, failed
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import Failure
+
+PING_INTERVAL_S: Final = 1.0
+EXIT_GRACE_S: Final = 2.0
+
+log = get_logger("engine.client")
+
+
+class AsyncEngine:
+    """The client of one engine process; belongs to the event loop that it was made in.
+
+        process = launch(config)                  # at once: the engine loads while we do other things
+        engine = await AsyncEngine.connect(process)
+        await engine.ready()                      # Ready, or the typed reason why not
+        async with engine.submit(prompt_token_ids=[1, 2], params=SamplingParams()) as stream:
+            async for update in stream: ...
+        await engine.close(drain_s=30)
+
+    As a library, `async with AsyncEngine.start(model=...) as engine` does the first and the last lines.
+    """
+
+    def __init__(self, process: EngineProcess) -> None:
+        self.dead: Failure | None = None  # the root cause, once the engine has died or was closed
+        self.last_state: State | None = None  # as of its last report, about a second old while it works
+        self._process = process
+        self._loop = asyncio.get_running_loop()
+        self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
+        self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._died: asyncio.Event = asyncio.Event()
+        self._drained: asyncio.Event = asyncio.Event()
+        self._lost: asyncio.Event = asyncio.Event()  # the socket is closed
+        self._mailboxes: dict[int, Mailbox] = {}
+        self._answers: dict[int, asyncio.Future[State]] = {}
+        self._ids = itertools.count(1)
+        self._serials = itertools.count(1)
+        self._closing = False
+        self._heard_at = time.monotonic()
+        self._transport: asyncio.Transport
+
+    @classmethod
+    async def connect(cls, process: EngineProcess) -> AsyncEngine:
+        """Take over the channel of a launched engine, which may still be loading. Owns `process` from here on."""
+        engine = cls(process)
+        transport, _ = await engine._loop.create_unix_connection(lambda: _Protocol(engine), sock=process.sock)
+        engine._transport = transport
+        transport.set_write_buffer_limits(high=MAX_FRAME_BYTES)
+        engine._ping()
+        return engine
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def start(cls, model: str | None = None, **flags: Any) -> AsyncIterator[AsyncEngine]:
+        """An engine for the length of an `async with`, ready when the body begins. `flags` are those of the command
+        line, with underscores: `AsyncEngine.start(model="...", context_length=4096)`."""
+        from forebay.config.resolve import resolve
+
+        engine = await cls.connect(launch(resolve({"model": model, **flags}).engine))
+        try:
+            await engine.ready()
+            yield engine
+        finally:
+            await engine.close(drain_s=0.0)
+
+    @property
+    def info(self) -> Ready:
+        """What the engine said when it was up; raises Unavailable (code `starting`) before."""
+        if self._ready.done() and self._ready.exception() is None:
+            return self._ready.result()
+        raise self._unavailable()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `submit` would be served: up, alive and not draining."""
+        return self.dead is None and not self._closing and self._ready.done()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def num_requests(self) -> int:
+        """Requests submitted and not ended."""
+        return len(self._mailboxes)
+
+    @property
+    def last_tick_age_s(self) -> float:
+        """Seconds since the engine was last heard of. It answers between two steps, and is asked about every second
+        when it has nothing else to say; so this grows past a second only while one step lasts, or when it hangs."""
+        return time.monotonic() - self._heard_at
+
+    async def ready(self) -> Ready:
+        """Wait until the engine is up. Raises its typed error if it dies before."""
+        return await asyncio.shield(self._ready)
+
+    async def died(self) -> Failure:
+        """Wait for the engine's death; the failure is its root cause, for the log and the exit message."""
+        await self._died.wait()
+        return cast(Failure, self.dead)
+
+    def submit(
+        self, *, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0, namespace: str = ""
+    ) -> Stream:
+        """Send a request; never waits. What the scheduler refuses comes as the stream's one update.
+
+        Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
+        queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
+        """
+        if not self.is_ready:
+            raise self._unavailable()
+        limit = self.info.max_running_requests + self._process.config.max_queued_requests
+        if len(self._mailboxes) >= limit or self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
+            raise Overloaded(f"{len(self._mailboxes)} requests run or wait; at most {limit} are taken: try again later")
+        request_id = next(self._ids)
+        frame = AddRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            priority=priority,
+            namespace=namespace,
+        )
+        try:
+            self._send(frame)
+        except FrameTooLarge as error:
+            raise PayloadTooLarge(f"the prompt has {len(prompt_token_ids)} tokens: {error.message}") from error
+        mailbox = self._mailboxes[request_id] = Mailbox(request_id)
+        return Stream(mailbox, self._abort)
+
+    async def state(self) -> State:
+        """The engine's state, answered between two steps. Raises Unavailable when it is starting or dead."""
+        return await self._ask(lambda serial: GetState(serial=serial))
+
+    async def flush_cache(self) -> State:
+        """Drop every cached prefix that no request holds; the state is as of after that."""
+        return await self._ask(lambda serial: FlushCache(serial=serial))
+
+    async def close(self, drain_s: float) -> None:
+        """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the
+        engine. Idempotent; returns within `drain_s` and about two seconds."""
+        self._closing = True
+        if self._mailboxes and self.dead is None:
+            self._drained.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._drained.wait(), drain_s)
+        if self.dead is None:
+            self._send(Shutdown())
+            reason = f"the server is shutting down; the request did not end in the {drain_s:g} s it had left"
+            self._end(Failure("Unavailable", "shutting_down", "the engine was closed"), reason, "shutting_down")
+        self._transport.close()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._lost.wait(), EXIT_GRACE_S)
+        self._transport.abort()
+        await asyncio.to_thread(self._process.stop, EXIT_GRACE_S)
+
+    def _abort(self, request_id: int) -> None:
+        if self.dead is None and request_id in self._mailboxes:
+            self._send(AbortRequest(request_id=request_id))
+
+    def _send(self, frame: ToEngine) -> None:
+        self._transport.write(self._process.encoder.encode(frame))
+
+    async def _ask(self, frame: Callable[[int], GetState | FlushCache]) -> State:
+        if self.dead is not None or not self._ready.done():
+            raise self._unavailable()
+        serial = next(self._serials)
+        answer: asyncio.Future[State] = self._loop.create_future()
+        self._answers[serial] = answer
+        try:
+            self._send(frame(serial))
+            return await answer
+        finally:
+            del self._answers[serial]
+
+    def _ping(self) -> None:
+        """Ask a silent engine for a sign of life; at most one such question is open, so none pile up in a long step."""
+        if self.dead is not None:
+            return
+        asked = any(not answer.done() for answer in self._answers.values())
+        if self._ready.done() and not asked and self.last_tick_age_s >= PING_INTERVAL_S:
+            self._send(GetState())
+        self._loop.call_later(PING_INTERVAL_S, self._ping)
+
+    def _unavailable(self) -> Unavailable:
+        if self.dead is not None:
+            return Unavailable("the engine is not running any more", code="engine_dead")
+        if self._closing:
+            return Unavailable("the server is shutting down", code="draining")
+        return Unavailable("the model is still loading: try again in a few seconds", code="starting")
+
+    def _on_data(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
+        for frame in self._decoder.feed(data):
+            match frame:
+                case Updates():
+                    self._deliver(frame)
+                case State():
+                    self.last_state = frame
+                    answer = self._answers.get(frame.answers)
+                    if answer is not None and not answer.done():
+                        answer.set_result(frame)
+                case Ready():
+                    if not self._ready.done():
+                        self._ready.set_result(frame)
+                case Dead():
+                    self._died_of(frame.failure)
+
+    def _deliver(self, frame: Updates) -> None:
+        for update in frame.updates:
+            mailbox = self._mailboxes.get(update.request_id)
+            if mailbox is None:
+                continue  # cut before, its abort is on the way
+            if not mailbox.put(update):
+                log.warning(event("slow_consumer_cut", id=update.request_id))
+                self._abort(update.request_id)
+            if mailbox.closed:
+                del self._mailboxes[update.request_id]
+        if not self._mailboxes:
+            self._drained.set()
+
+    def _on_eof(self) -> None:
+        """The kernel closes a dead process's socket just before it can be reaped, hence a task that waits for it."""
+        self._lost.set()
+        self._loop.create_task(self._bury())
+
+    async def _bury(self) -> None:
+        if self.dead is not None:
+            return
+        code = await asyncio.to_thread(self._process.stop, EXIT_GRACE_S)
+        self._died_of(Failure("EngineError", "engine_dead", f"the engine process {describe_exit(code)}"))
+
+    def _died_of(self, failure: Failure) -> None:
+        if self.dead is None:
+            log.error(event("engine_dead", cause=failure.message))
+            self._end(failure, "the engine died while it worked on this request", "engine_dead")
+
+    def _end(self, failure: Failure, reason: str, code: str) -> None:
+        """Nothing will come any more: end every stream, answer every question."""
+        self.dead = failure
+        for request_id, mailbox in self._mailboxes.items():
+            mailbox.put(failed(request_id, Failure("Unavailable", code, reason)))
+        self._mailboxes.clear()
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(self._unavailable())
+        if not self._ready.done():
+            self._ready.set_exception(from_code(failure.kind, failure.message, failure.code))
+            self._ready.exception()  # nobody may be waiting for it
+        self._drained.set()
+        self._died.set()
+
+
+class _Protocol(asyncio.Protocol):
+    """The asyncio end of the channel; what is not a frame counts as the engine's death."""
+
+    def __init__(self, engine: AsyncEngine) -> None:
+        self._engine = engine
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._engine._on_data(data)
+        except ChannelError as error:
+            self._engine._died_of(Failure("EngineError", error.code, error.message))
+            self._engine._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._engine._on_eof()

@@ -1,0 +1,191 @@
+"""Typed frames over an inherited AF_UNIX stream socket.
+
+A socket pair made before the engine is started is the whole transport: there is no path, no listener and nothing to
+authenticate, and the death of either side is end-of-file on the other. A frame is an eight-byte header (length of the
+body and the direction's sequence number, little-endian uint32 each) and a msgpack body, decoded as one of a closed set
+of plain types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import types
+from typing import Final, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from forebay.base.errors import EngineError
+from forebay.base.units import human_bytes
+
+MAX_FRAME_BYTES: Final = 64 << 20
+MAX_UNSENT_BYTES: Final = 2 * MAX_FRAME_BYTES  # a peer that far behind is not reading any more
+RECEIVE_BYTES: Final = 256 << 10
+
+_HEADER = struct.Struct("<II")
+_SEQUENCES = 1 << 32
+
+T = TypeVar("T")
+
+
+class ChannelError(EngineError):
+    """The peer sent what is not a frame, or a frame cannot be sent."""
+
+    default_code = "channel_error"
+
+
+class FrameTooLarge(ChannelError):
+    """The frame to send is over `MAX_FRAME_BYTES`; nothing was sent and the channel is as before."""
+
+    default_code = "frame_too_large"
+
+
+class ChannelClosed(ChannelError):
+    """The peer is gone, or has stopped reading."""
+
+    default_code = "channel_closed"
+
+
+class FrameEncoder:
+    """Frames to bytes, numbered in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder()
+        self._next = 0
+
+    def encode(self, frame: msgspec.Struct) -> bytearray:
+        """Raises FrameTooLarge, and then has not used up a number."""
+        data = bytearray(_HEADER.size)
+        self._encoder.encode_into(frame, data, _HEADER.size)
+        size = len(data) - _HEADER.size
+        if size > MAX_FRAME_BYTES:
+            cap = human_bytes(MAX_FRAME_BYTES)
+            raise FrameTooLarge(f"a {type(frame).__name__} frame of {human_bytes(size)} is over the cap of {cap}")
+        _HEADER.pack_into(data, 0, size, self._next)
+        self._next = (self._next + 1) % _SEQUENCES
+        return data
+
+
+class FrameDecoder(Generic[T]):
+    """Bytes, cut anywhere, to frames of a union of tagged structs. Holds at most one unfinished frame.
+
+    The first fault (a length over the cap, a sequence number out of order, a body that is none of the union's types)
+    raises ChannelError, and so does every later call: after it the stream has no frame boundaries one could trust.
+    """
+
+    def __init__(self, union: type[T] | types.UnionType) -> None:
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
+        self._buffer = bytearray()
+        self._next = 0
+        self._fault: str | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[T]:
+        if self._fault is not None:
+            raise ChannelError(self._fault)
+        self._buffer += data
+        frames: list[T] = []
+        offset = 0
+        with memoryview(self._buffer) as view:
+            while len(view) - offset >= _HEADER.size:
+                size, sequence = _HEADER.unpack_from(view, offset)
+                self._check_header(size, sequence)
+                end = offset + _HEADER.size + size
+                if end > len(view):
+                    break
+                frames.append(self._decode(view[offset + _HEADER.size : end]))
+                self._next = (self._next + 1) % _SEQUENCES
+                offset = end
+        del self._buffer[:offset]
+        return frames
+
+    def _check_header(self, size: int, sequence: int) -> None:
+        if size > MAX_FRAME_BYTES:
+            self._refuse(f"the peer announced a frame of {size} bytes; the cap is {MAX_FRAME_BYTES}")
+        if sequence != self._next:
+            self._refuse(f"the peer sent frame number {sequence} where {self._next} was due")
+
+    def _decode(self, body: memoryview) -> T:
+        try:
+            return self._decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # The reason names types and fields of ours, never the peer's bytes.
+            self._refuse(f"frame {self._next} is none of the expected types: {str(error)[:200]}")
+
+    def _refuse(self, fault: str) -> NoReturn:
+        self._fault = fault
+        raise ChannelError(fault)
+
+
+class Channel(Generic[T]):
+    """The polling side, for the engine's loop: no call waits for the peer longer than its time-out.
+
+    Owns the socket. `union` is what it receives.
+    """
+
+    def __init__(
+        self, sock: socket.socket, union: type[T] | types.UnionType, *, max_unsent_bytes: int = MAX_UNSENT_BYTES
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._encoder = FrameEncoder()
+        self._decoder: FrameDecoder[T] = FrameDecoder(union)
+        self._unsent = bytearray()
+        self._max_unsent_bytes = max_unsent_bytes
+        self._incoming = memoryview(bytearray(RECEIVE_BYTES))
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    @property
+    def num_unsent_bytes(self) -> int:
+        return len(self._unsent)
+
+    def send(self, frame: msgspec.Struct) -> None:
+        """Send now what the kernel takes and keep the rest. Raises FrameTooLarge, or ChannelClosed when the peer is
+        gone or has left more than the cap unread."""
+        self._unsent += self._encoder.encode(frame)
+        self.flush()
+        if len(self._unsent) > self._max_unsent_bytes:
+            raise ChannelClosed(f"the peer left {human_bytes(len(self._unsent))} unread and is taken for dead")
+
+    def flush(self) -> None:
+        """Send what is left over as far as the kernel takes it."""
+        while self._unsent:
+            try:
+                sent = self._sock.send(self._unsent)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ChannelClosed(f"the peer is gone ({error.strerror})") from error
+            del self._unsent[:sent]
+
+    def receive(self, timeout_s: float | None) -> list[T]:
+        """The frames that have arrived; waits up to `timeout_s` (None: without end) for the first bytes.
+
+        Raises ChannelClosed at end-of-file, ChannelError for what is not a frame.
+        """
+        self.flush()
+        if timeout_s != 0 and not self._wait(timeout_s):
+            return []
+        try:
+            size = self._sock.recv_into(self._incoming)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            raise ChannelClosed(f"the peer is gone ({error.strerror})") from error
+        if size == 0:
+            raise ChannelClosed("the peer has closed the channel")
+        return self._decoder.feed(self._incoming[:size])
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        self._poll.modify(self._sock, select.POLLIN | (select.POLLOUT if self._unsent else 0))
+        events = self._poll.poll(None if timeout_s is None else max(1, round(timeout_s * 1000)))
+        return any(mask & ~select.POLLOUT for _, mask in events)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close, giving what is unsent up to `linger_s` to leave."""
+        self._sock.settimeout(linger_s or None)
+        with self._sock, contextlib.suppress(OSError):
+            if self._unsent and linger_s:
+                self._sock.sendall(self._unsent)
