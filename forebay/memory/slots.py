@@ -55,8 +55,8 @@ class Holder:
 class Slots:
     """A pool of `capacity` integer slots.
 
-    `ledger` says what a violation (C8) does: `raise`; `count` (log it, count it, leave the slot with its rightful owner,
-    go on); `off` (nothing is recorded or noticed).
+    `ledger` says what a violation (C8) does: `raise`; `count` (log it, count it, leave the slot with its rightful
+    owner, go on); `off` (nothing is recorded or noticed).
     """
 
     def __init__(self, name: str, capacity: int, *, ledger: Ledger = Ledger.RAISE) -> None:
@@ -197,7 +197,8 @@ class Slots:
         if (claimed != booked).any():
             bad = int(np.flatnonzero(claimed != booked)[0])
             raise LedgerError(
-                f"{self.name}: slot {bad} is booked for {_name(int(booked[bad]))} but held by {_name(int(claimed[bad]))}; "
+                f"{self.name}: slot {bad} is booked for {_name(int(booked[bad]))} "
+                f"but held by {_name(int(claimed[bad]))}; "
                 f"{np.count_nonzero(claimed != booked)} slots differ in all"
             )
         free = self._stack[: self._top]
@@ -214,12 +215,13 @@ class Slots:
         if len(wrong):
             self._violation(f"slot {_few(wrong)} freed by {_name(owner)} is outside 1..{self.capacity}")
         ids = ids[inside]
-        mine = self.owner[ids] == owner
+        mine: npt.NDArray[np.bool_] = self.owner[ids] == owner
         for slot in ids[~mine].tolist():
             holder = int(self.owner[slot])
             kind = "double free" if holder <= FREE else "free of a foreign slot"
             self._violation(f"{kind} of slot {slot} by {_name(owner)}; the ledger books it for {_name(holder)}")
-        return ids[mine]
+        rightful: Ids = ids[mine]
+        return rightful
 
     def _without_repeats(self, ids: Ids, owner: int) -> Ids:
         unique, first = np.unique(ids, return_index=True)
