@@ -1,0 +1,238 @@
+"""A bounded reader of GGUF files (versions 2 and 3, little-endian).
+
+Every size, offset, count and type is compared with what is left of the file before anything is allocated or read, so a
+hostile file ends in a ModelError. The layout is that of ggml's `docs/gguf.md`; the `gguf` package's own reader is not
+used because it trusts the file and takes seconds where this one takes tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.base.errors import ModelError
+from forebay.formats.gguf_types import GGML_TYPES, BlockType
+
+U8 = npt.NDArray[np.uint8]
+
+MAGIC: Final = b"GGUF"
+MAX_KEY_BYTES: Final = 1 << 16  # the format's own limit
+MAX_DIMS: Final = 4
+MAX_ELEMENTS: Final = 1 << 48  # far above any tensor, far below where a product of four dimensions could overflow
+MAX_ALIGNMENT: Final = 1 << 16
+
+_SCALARS: Final[dict[int, np.dtype[Any]]] = {
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    7: np.dtype("<u1"),  # bool
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+_BOOL: Final = 7
+_STRING: Final = 8
+_ARRAY: Final = 9
+_MIN_METADATA_BYTES: Final = 8 + 4 + 1  # key length, type, the smallest value
+_MIN_TENSOR_BYTES: Final = 8 + 4 + 8 + 4 + 8  # name length, dimensions, one of them, type, offset
+
+
+@dataclass(frozen=True, slots=True)
+class GgufTensor:
+    """`shape` is in the order of numpy and safetensors: outermost first, the reverse of what the file holds."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: BlockType
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+
+
+class GgufFile:
+    """An open GGUF file: `metadata`, `tensors` by name, and their bytes through a private mapping of the file.
+
+    Metadata values are int, float, bool, str, lists of str (`tokenizer.ggml.tokens`, `.merges`), and numpy arrays for
+    lists of numbers (`tokenizer.ggml.token_type`, `.scores`).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map = map_file(path)
+        cursor = _Cursor(self._map, path)
+        num_tensors, num_entries = _read_preamble(cursor)
+        self.metadata = _read_metadata(cursor, num_entries)
+        self.tensors = _read_tensors(cursor, num_tensors, self.metadata)
+
+    def raw(self, name: str) -> U8:
+        """The bytes of a tensor, `[rows, bytes per row]`, a row being its innermost dimension. A view of the file."""
+        tensor = self.tensors[name]
+        rows = math.prod(tensor.shape[:-1])
+        flat = np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset)
+        return flat.reshape(rows, tensor.num_bytes // rows)
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file privately; ModelError where there is none or it is empty."""
+    try:
+        with path.open("rb") as file:
+            # Copy-on-write, so that numpy and torch see writable memory and do not warn; nothing is ever written to it.
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read ({error}): check the path and that the download completed") from error
+
+
+class _Cursor:
+    """Reads forward through a buffer; every read checks first that the bytes are there."""
+
+    def __init__(self, buffer: mmap.mmap, path: Path) -> None:
+        self.buffer = buffer
+        self.size = len(buffer)
+        self.path = path
+        self.offset = 0
+
+    def fail(self, what: str) -> ModelError:
+        return ModelError(f"{self.path}: not a sound GGUF file: {what} (at byte {self.offset} of {self.size})")
+
+    def need(self, count: int, item_bytes: int, what: str) -> None:
+        left = self.size - self.offset
+        if count * item_bytes > left:
+            raise self.fail(f"{what}: {count} x {item_bytes} bytes are declared and {left} are left")
+
+    def unpack(self, layout: struct.Struct, what: str) -> tuple[Any, ...]:
+        self.need(1, layout.size, what)
+        values = layout.unpack_from(self.buffer, self.offset)
+        self.offset += layout.size
+        return values
+
+    def string(self, what: str, limit: int = MAX_ELEMENTS) -> str:
+        (length,) = self.unpack(_U64, what)
+        if length > limit:
+            raise self.fail(f"{what} is {length} bytes long, at most {limit} are allowed")
+        self.need(length, 1, what)
+        data = self.buffer[self.offset : self.offset + length]
+        self.offset += length
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what} is not UTF-8") from error
+
+    def strings(self, count: int, what: str) -> list[str]:
+        """`count` strings. One tight loop: a tokenizer has a hundred thousand of them."""
+        self.need(count, 8, what)
+        buffer, offset, size = self.buffer, self.offset, self.size
+        unpack, values = _U64.unpack_from, []
+        for _ in range(count):
+            start = offset + 8
+            if start > size:
+                raise self.fail(f"{what}: the file ends inside it")
+            offset = start + unpack(buffer, offset)[0]
+            if offset > size:
+                raise self.fail(f"{what}: an entry runs past the end of the file")
+            values.append(buffer[start:offset])
+        self.offset = offset
+        try:
+            return [value.decode() for value in values]
+        except UnicodeDecodeError as error:
+            raise self.fail(f"{what}: an entry is not UTF-8") from error
+
+    def numbers(self, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
+        self.need(count, dtype.itemsize, what)
+        values = np.frombuffer(self.buffer, dtype, count, self.offset).copy()
+        self.offset += count * dtype.itemsize
+        return values
+
+
+_U64: Final = struct.Struct("<Q")
+_PREAMBLE: Final = struct.Struct("<4sIQQ")
+_U32: Final = struct.Struct("<I")
+_ARRAY_HEADER: Final = struct.Struct("<IQ")
+_TENSOR_TAIL: Final = struct.Struct("<IQ")
+
+
+def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
+    magic, version, num_tensors, num_entries = cursor.unpack(_PREAMBLE, "the header")
+    if magic != MAGIC:
+        raise ModelError(f"{cursor.path}: not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}")
+    if version not in (2, 3):
+        raise ModelError(f"{cursor.path}: GGUF version {version} is not supported, only 2 and 3, little-endian")
+    cursor.need(num_entries, _MIN_METADATA_BYTES, "the metadata")
+    cursor.need(num_tensors, _MIN_TENSOR_BYTES, "the tensor list")
+    return num_tensors, num_entries
+
+
+def _read_metadata(cursor: _Cursor, num_entries: int) -> dict[str, Any]:
+    metadata: dict[str, Any] = {}
+    for _ in range(num_entries):
+        key = cursor.string("a metadata key", MAX_KEY_BYTES)
+        if key in metadata:
+            raise cursor.fail(f"the metadata key {key!r} occurs twice")
+        (value_type,) = cursor.unpack(_U32, key)
+        metadata[key] = _read_value(cursor, key, value_type)
+    return metadata
+
+
+def _read_value(cursor: _Cursor, key: str, value_type: int) -> Any:
+    if value_type == _STRING:
+        return cursor.string(key)
+    if value_type == _ARRAY:
+        item_type, count = cursor.unpack(_ARRAY_HEADER, key)
+        if item_type == _STRING:
+            return cursor.strings(count, key)
+        return _read_numbers(cursor, key, item_type, count)
+    return _read_numbers(cursor, key, value_type, 1)[0].item()
+
+
+def _read_numbers(cursor: _Cursor, key: str, value_type: int, count: int) -> npt.NDArray[Any]:
+    if value_type not in _SCALARS:
+        raise cursor.fail(f"{key!r} has the value type {value_type}, which is not supported here")
+    values = cursor.numbers(_SCALARS[value_type], count, key)
+    return values.astype(np.bool_) if value_type == _BOOL else values
+
+
+def _read_tensors(cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]) -> dict[str, GgufTensor]:
+    declared = [_read_tensor(cursor) for _ in range(num_tensors)]
+    data_start = _data_start(cursor, metadata)
+    tensors: dict[str, GgufTensor] = {}
+    for name, shape, block, relative in declared:
+        num_bytes = math.prod(shape) // block.elements * block.num_bytes
+        offset = data_start + relative
+        if offset + num_bytes > cursor.size:
+            raise cursor.fail(f"tensor {name!r} needs bytes {offset}..{offset + num_bytes}: is the download complete?")
+        if name in tensors:
+            raise cursor.fail(f"the tensor {name!r} occurs twice")
+        tensors[name] = GgufTensor(name, shape, block, offset, num_bytes)
+    return tensors
+
+
+def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockType, int]:
+    name = cursor.string("a tensor name", MAX_KEY_BYTES)
+    (num_dims,) = cursor.unpack(_U32, name)
+    if not 1 <= num_dims <= MAX_DIMS:
+        raise cursor.fail(f"tensor {name!r} has {num_dims} dimensions, 1 to {MAX_DIMS} are possible")
+    dims = cursor.unpack(struct.Struct(f"<{num_dims}Q"), name)
+    type_id, relative = cursor.unpack(_TENSOR_TAIL, name)
+    block = GGML_TYPES.get(type_id)
+    if block is None:
+        supported = ", ".join(known.name for known in GGML_TYPES.values())
+        raise ModelError(f"{cursor.path}: tensor {name!r} has ggml type {type_id}; supported are {supported}")
+    if not 1 <= math.prod(dims) <= MAX_ELEMENTS or dims[0] % block.elements:
+        raise cursor.fail(f"tensor {name!r} has the shape {dims}, impossible for blocks of {block.elements}")
+    return name, tuple(reversed(dims)), block, relative
+
+
+def _data_start(cursor: _Cursor, metadata: dict[str, Any]) -> int:
+    alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+        raise cursor.fail(f"general.alignment is {alignment!r}, not a power of two up to {MAX_ALIGNMENT}")
+    return -(-cursor.offset // alignment) * alignment

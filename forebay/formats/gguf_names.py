@@ -1,0 +1,194 @@
+"""What a GGUF file calls things, in transformers' names: its architecture, metadata (as a config.json) and tensors."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from forebay.base.errors import ModelError
+from forebay.formats.gguf import GgufFile
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Architecture:
+    """`interleaved_rope`: the rows of q and k are stored so that rotary pairs are neighbours, not halves."""
+
+    model_type: str
+    interleaved_rope: bool = False
+    block_names: Mapping[str, str]
+
+
+_ATTENTION: Final = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+}
+_MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_PRE_NORM: Final = {**_ATTENTION, **_MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+_POST_NORM: Final = {
+    **_ATTENTION,
+    **_MLP,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_MOE: Final = {
+    **_PRE_NORM,
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+
+ARCHITECTURES: Final = {
+    "llama": Architecture(model_type="llama", interleaved_rope=True, block_names=_PRE_NORM),
+    "qwen2": Architecture(model_type="qwen2", block_names=_PRE_NORM),
+    "qwen3": Architecture(model_type="qwen3", block_names=_PRE_NORM),
+    "qwen3moe": Architecture(model_type="qwen3_moe", block_names=_MOE),
+    "smollm3": Architecture(model_type="smollm3", interleaved_rope=True, block_names=_PRE_NORM),
+    "olmo2": Architecture(model_type="olmo2", block_names=_POST_NORM),
+}
+
+_TOP_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
+ROPE_FACTORS: Final = "rope_freqs.weight"
+_MAX_ROPE_FACTORS: Final = 4096
+
+# Metadata under `<architecture>.`, with config.json's names for what they say. Whatever is in neither table could
+# change what the model computes, and is refused.
+_CONFIG_KEYS: Final = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "vocab_size": "vocab_size",
+    "rope.freq_base": "rope_theta",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+_CHECKED_KEYS: Final = (
+    "attention.value_length",
+    "rope.dimension_count",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "expert_weights_scale",
+    "tensor_data_layout",
+)
+
+
+def architecture_of(file: GgufFile) -> Architecture:
+    """ModelError where the file holds a kind of model, or a part of one, that cannot be served."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ModelError(
+            f"{file.path}: the GGUF architecture {str(name)[:60]!r} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    split = file.metadata.get("split.count", 1)
+    if type(split) is not int or split > 1:
+        raise ModelError(f"{file.path}: it is one of several split files: merge them first (llama-gguf-split --merge)")
+    return ARCHITECTURES[name]
+
+
+def hf_config(file: GgufFile) -> dict[str, Any]:
+    """The file's metadata in the layout of a config.json."""
+    architecture = architecture_of(file)
+    own = _own_metadata(file)
+    config: dict[str, Any] = {hf: own[key] for key, hf in _CONFIG_KEYS.items() if key in own}
+    config["model_type"] = architecture.model_type
+    if "sliding_window" in config:
+        if architecture.model_type != "llama":
+            raise ModelError(
+                f"{file.path}: a sliding window is not supported for {architecture.model_type} in GGUF files"
+            )
+        config["model_type"] = "mistral"  # the format has one architecture for both
+        config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+    config["tie_word_embeddings"] = "output.weight" not in file.tensors
+    config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    embedding = file.tensors.get("token_embd.weight")
+    if embedding is not None:
+        config.setdefault("vocab_size", embedding.shape[0])
+    if "head_dim" not in config and "rope.dimension_count" in own:
+        config["head_dim"] = own["rope.dimension_count"]
+    if architecture.model_type == "qwen3_moe":
+        config["norm_topk_prob"] = True  # the format has no key for it: every file of this architecture has it
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if key in own and own[key] != config.get("head_dim", own[key]):
+            raise ModelError(
+                f"{file.path}: {key} is {own[key]!r} and the head size {config['head_dim']!r}: unsupported"
+            )
+    config["rope_scaling"] = _rope_scaling(file, own)
+    config.update(_token_ids(file.metadata))
+    return config
+
+
+def hf_name(file: GgufFile, architecture: Architecture, name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; experts' names keep a `{}` for the number."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _TOP_NAMES:
+        return f"{_TOP_NAMES[stem]}.{kind}"
+    match = _BLOCK_TENSOR.fullmatch(name)
+    if match is None or match[2] not in architecture.block_names:
+        raise ModelError(f"{file.path}: tensor {name!r} is not part of a {architecture.model_type} model as known here")
+    return f"model.layers.{int(match[1])}.{architecture.block_names[match[2]]}.{match[3]}"
+
+
+def _own_metadata(file: GgufFile) -> dict[str, Any]:
+    prefix = f"{file.metadata['general.architecture']}."
+    own = {key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)}
+    for key, value in own.items():
+        if key not in _CONFIG_KEYS and key not in _CHECKED_KEYS:
+            raise ModelError(
+                f"{file.path}: the metadata key {prefix + key!r} is not supported: the results could be wrong"
+            )
+        if not isinstance(value, int | float | str):
+            raise ModelError(f"{file.path}: {prefix + key!r} is a list: layers of different shapes are not supported")
+    if own.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
+        raise ModelError(f"{file.path}: {prefix}expert_weights_scale {own['expert_weights_scale']!r} is not supported")
+    return own
+
+
+def _rope_scaling(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any] | None:
+    kind = own.get("rope.scaling.type", "none")
+    if ROPE_FACTORS in file.tensors:
+        if kind != "none":
+            raise ModelError(f"{file.path}: it has both {ROPE_FACTORS} and rope.scaling.type {kind!r}: unsupported")
+        return {"rope_type": "frequency_factors", "factors": _rope_factors(file)}
+    if kind == "none":
+        return None
+    scaling = {"rope_type": kind, "factor": own.get("rope.scaling.factor")}
+    if "rope.scaling.original_context_length" in own and kind != "linear":
+        scaling["original_max_position_embeddings"] = own["rope.scaling.original_context_length"]
+    return scaling
+
+
+def _rope_factors(file: GgufFile) -> list[float]:
+    """What Llama 3's scaling divides each frequency by; llama.cpp's converter computes them once and stores them."""
+    tensor = file.tensors[ROPE_FACTORS]
+    if tensor.type.name != "F32" or math.prod(tensor.shape) > _MAX_ROPE_FACTORS:
+        raise ModelError(f"{file.path}: {ROPE_FACTORS} is {tensor.type.name} {tensor.shape}, not a short list of F32")
+    factors: list[float] = file.raw(ROPE_FACTORS).view(np.float32).reshape(-1).tolist()
+    return factors
+
+
+def _token_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """End of sequence, of turn and of message all end an answer."""
+    keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+    ends = [metadata[f"tokenizer.ggml.{key}"] for key in keys if f"tokenizer.ggml.{key}" in metadata]
+    return {"bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"), "eos_token_id": ends}

@@ -1,0 +1,169 @@
+"""Safetensors files: one, or several named by an index. The header is checked whole before a tensor is touched.
+
+Layout: eight bytes of header length (little-endian), a JSON header, then the tensors without gaps.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.base.errors import ModelError
+from forebay.formats.gguf import map_file
+
+INDEX_NAME: Final = "model.safetensors.index.json"
+SINGLE_NAME: Final = "model.safetensors"
+MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
+MAX_JSON_BYTES: Final = 64 << 20
+MAX_DIMS: Final = 8
+MAX_ELEMENTS: Final = 1 << 48
+
+# BF16 is handed on as its bits: numpy has no such type.
+DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_ITEM_BYTES: Final = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+
+
+class SafetensorsFile:
+    """An open safetensors file: `tensors` by name, and views of their values."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._map = map_file(path)
+        self.tensors = _read_header(path, self._map)
+
+    def view(self, name: str) -> npt.NDArray[Any]:
+        """The tensor as float32, float16, or (BF16) uint16 bits: a view of the file. ModelError for any other type."""
+        tensor = self.tensors[name]
+        dtype = DTYPES.get(tensor.dtype)
+        if dtype is None:
+            raise ModelError(
+                f"{self.path}: tensor {name!r} has dtype {tensor.dtype}; supported are {', '.join(DTYPES)}"
+            )
+        flat = np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.offset)
+        return flat.reshape(tensor.shape)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size; ModelError for anything else."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ModelError(f"{path} is {size} bytes long, at most {MAX_JSON_BYTES} are allowed")
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error})") from error
+
+
+def parse_json(text: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{where}: not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{where}: a JSON object is expected, not {type(value).__name__}")
+    return value
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up the checkpoint in `folder`, each once; ModelError where there are none."""
+    index = folder / INDEX_NAME
+    if index.is_file():
+        return [folder / name for name in _shard_names(index)]
+    if (folder / SINGLE_NAME).is_file():
+        return [folder / SINGLE_NAME]
+    raise ModelError(f"{folder}: {_why_nothing_to_load(folder)}")
+
+
+def _shard_names(index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: it has no weight_map")
+    names = list(dict.fromkeys(weight_map.values())) if all(isinstance(v, str) for v in weight_map.values()) else [""]
+    for name in names:
+        if not name.endswith(".safetensors") or Path(name).name != name:
+            raise ModelError(f"{index}: {name!r} is not the plain name of a .safetensors file")
+    return names
+
+
+def _why_nothing_to_load(folder: Path) -> str:
+    if not folder.is_dir():
+        return "no such file or folder"
+    names = sorted(entry.name for entry in folder.iterdir())
+    unsafe = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    gguf = [name for name in names if name.endswith(".gguf")]
+    if unsafe:
+        return (
+            f"the weights are pickled ({unsafe[0]}), which can run code and is never opened: "
+            "convert them to safetensors, or use a GGUF file"
+        )
+    if gguf:
+        return f"no {SINGLE_NAME}; to serve a GGUF file name it itself: {folder / gguf[0]}"
+    return f"no {SINGLE_NAME} and no {INDEX_NAME}: is the download complete?"
+
+
+def _read_header(path: Path, buffer: mmap.mmap) -> dict[str, SafetensorsTensor]:
+    size = len(buffer)
+    length = int.from_bytes(buffer[:8], "little")
+    if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+        raise ModelError(f"{path}: not a safetensors file: a header of {length} bytes in a file of {size}")
+    header = parse_json(buffer[8 : 8 + length], f"{path} (header)")
+    header.pop("__metadata__", None)
+    start = 8 + length
+    tensors = [_read_entry(path, name, entry, start) for name, entry in header.items()]
+    _check_layout(path, tensors, start, size)
+    return {tensor.name: tensor for tensor in tensors}
+
+
+def _read_entry(path: Path, name: str, entry: Any, start: int) -> SafetensorsTensor:
+    where = f"{path}: tensor {name!r}"
+    if not isinstance(entry, dict):
+        raise ModelError(f"{where} is not described by an object")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
+        raise ModelError(f"{where} has the unknown dtype {str(dtype)[:40]!r}")
+    if not _is_sizes(shape) or len(shape) > MAX_DIMS or math.prod(shape) > MAX_ELEMENTS:
+        raise ModelError(f"{where} has the impossible shape {str(shape)[:80]}")
+    if not _is_sizes(offsets) or len(offsets) != 2:
+        raise ModelError(f"{where} has the impossible data_offsets {str(offsets)[:80]}")
+    num_bytes = math.prod(shape) * _ITEM_BYTES[dtype]
+    if offsets[1] - offsets[0] != num_bytes:
+        raise ModelError(f"{where} needs {num_bytes} bytes for {dtype} {shape} and has {offsets[1] - offsets[0]}")
+    return SafetensorsTensor(name, tuple(shape), dtype, start + offsets[0], num_bytes)
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(item) is int and 0 <= item <= MAX_ELEMENTS for item in value)
+
+
+def _check_layout(path: Path, tensors: list[SafetensorsTensor], start: int, size: int) -> None:
+    """Tensors follow each other without gap or overlap and end with the file."""
+    expected = start
+    for tensor in sorted(tensors, key=lambda t: (t.offset, t.num_bytes)):
+        if tensor.offset != expected:
+            raise ModelError(f"{path}: tensor {tensor.name!r} begins at byte {tensor.offset} instead of {expected}")
+        expected += tensor.num_bytes
+    if expected != size:
+        raise ModelError(
+            f"{path}: the tensors end at byte {expected} and the file at {size}: is the download complete?"
+        )
