@@ -259,7 +259,8 @@ class RadixCache:
     # -- evicting -------------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> int:
-        """Free at least `num_pages` unpinned pages, leaf by leaf in the policy's order, or all there are; how many."""
+        """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, and of the last leaf
+        only its end. Returns how many."""
         freed: list[Ids] = []
         count = 0
         heap = self._heap
@@ -267,6 +268,8 @@ class RadixCache:
             _, stamp, node = heapq.heappop(heap)
             if node.stamp != stamp:
                 continue
+            if len(node.pages) > num_pages - count:
+                self._split(node, len(node.key) - (num_pages - count) * self._page_bytes)
             freed.append(node.pages)
             count += len(node.pages)
             self._remove_leaf(node)

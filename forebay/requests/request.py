@@ -113,6 +113,11 @@ class Request:
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs >= 0 and self.num_output == 0
 
+    @property
+    def committed_len(self) -> int:
+        """Tokens whose KV completed steps have written: all but the last, once its extends are through."""
+        return len(self.tokens) - 1 if self.kv_committed == self.extend_target else self.kv_committed
+
     def key(self, num_tokens: int) -> bytes:
         """The first `num_tokens` tokens as the prefix cache wants them."""
         return self.tokens[:num_tokens].tobytes()

@@ -1,0 +1,74 @@
+"""From batches to a frozen plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from forebay.memory.kv_allocator import decode_locations, extend_locations
+from forebay.memory.slots import Ids
+from forebay.requests.request import Request
+from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.step_plan import Admission, StepPlan
+from forebay.scheduler.residency import Residencies
+
+
+def build_plan(
+    step: int,
+    extends: ScheduleBatch,
+    decodes: ScheduleBatch,
+    active: Ids | None,
+    admitted: Sequence[Request],
+    held: Residencies,
+) -> StepPlan:
+    """The plan of `extends` and of `decodes` (those at the indices `active`, or all), both prepared for this step."""
+    rows, seq_lens = decodes.req_pool_indices_cpu, decodes.seq_lens_cpu
+    rows, seq_lens = (rows.copy(), seq_lens.copy()) if active is None else (rows[active], seq_lens[active])
+    locations = decode_locations(held.rows.req_to_token, rows, seq_lens - 1, held.page_size)
+    q_lens = np.ones(len(rows), dtype=np.int64)
+    sample_mask = np.ones(len(rows), dtype=np.bool_)
+    input_ids = np.empty(0, dtype=np.int64)
+    num_extends = len(extends)
+    if num_extends:
+        starts, stops = extends.prefix_lens_cpu, extends.seq_lens_cpu
+        spans = list(zip(extends.reqs, starts.tolist(), stops.tolist(), strict=True))
+        table = held.rows.req_to_token
+        locations = np.concatenate(
+            [extend_locations(table[req.req_pool_idx], start, stop, held.page_size) for req, start, stop in spans]
+            + [locations]
+        )
+        input_ids = np.concatenate(
+            [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in spans], dtype=np.int64
+        )
+        ends = np.array([req.extend_target for req in extends.reqs], dtype=np.int64)
+        rows = np.concatenate([extends.req_pool_indices_cpu, rows])
+        q_lens = np.concatenate([stops - starts, q_lens])
+        sample_mask = np.concatenate([stops == ends, sample_mask])
+        seq_lens = np.concatenate([stops, seq_lens])
+    write_rows, write_columns, write_pages = held.take_writes()
+    return StepPlan(
+        step=step,
+        num_extends=num_extends,
+        rows=rows,
+        q_lens=q_lens,
+        seq_lens=seq_lens,
+        out_cache_loc=locations,
+        input_ids=input_ids,
+        sample_mask=sample_mask,
+        write_rows=write_rows,
+        write_columns=write_columns,
+        write_pages=write_pages,
+        admissions=tuple(_admission(req) for req in admitted),
+        prompt_logprobs=tuple(i for i, req in enumerate(extends.reqs) if req.wants_prompt_logprobs),
+    )
+
+
+def _admission(req: Request) -> Admission:
+    return Admission(
+        row=req.req_pool_idx,
+        request_id=req.id,
+        params=req.params,
+        token_ids=req.tokens.tolist(),
+        num_prompt=req.num_prompt,
+    )

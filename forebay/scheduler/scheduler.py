@@ -1,0 +1,431 @@
+"""The scheduler: a state machine without clock, sockets, tensors or processes.
+
+`plan` decides a step from what is known, `commit` learns what came of it; several plans may be out at once (overlap),
+and commits come in the order of the plans. Time is an argument. The same calls give the same decisions.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.base.errors import (
+    ForebayError,
+    InvalidRequest,
+    NumericalError,
+    Overloaded,
+    RequestTimeout,
+    RequestTooLarge,
+)
+from forebay.base.units import ceil_div
+from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.footprint import footprint
+from forebay.memory.slots import Ids
+from forebay.requests.request import Request, Status
+from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
+from forebay.requests.updates import CacheReport, Failure, FinishReason, Update
+from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
+from forebay.scheduler.plan_builder import build_plan
+from forebay.scheduler.policy import rank, victim
+from forebay.scheduler.residency import Residencies
+from forebay.scheduler.state import Counters, SchedulerState, page_map, pool_usage
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A launched step: whose results are awaited, in the plan's order."""
+
+    plan: StepPlan
+    reqs: list[Request]
+
+
+class Scheduler:
+    """Continuous batching over one engine's memory.
+
+    Requests that decode stand in `running`, a batch of columns; those whose known tokens still lack KV in `extending`;
+    the others wait, in the order of their rank.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.held = Residencies(config)
+        self.running = ScheduleBatch(max(8, config.max_running_requests))
+        self.extending: list[Request] = []
+        self.waiting: list[Request] = []
+        self.requests: dict[int, Request] = {}
+        self.counters = Counters()
+        self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._flights: deque[_Flight] = deque()
+        self._num_submitted = 0
+        self._num_waiting_tokens = 0
+        self._step = 0
+
+    # -- coming and going -----------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        return not (self.requests or self._flights)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running) + len(self.extending)
+
+    def add(self, req: Request, now: float) -> None:
+        """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
+        self._check_fits(req)
+        self._check_room(req)
+        self._num_submitted += 1
+        req.order = self._num_submitted
+        req.arrival = req.last_progress = now
+        self.requests[req.id] = req
+        self._enqueue(req)
+        self.counters.add("requests")
+        self.counters.add("prompt_tokens", req.num_prompt)
+
+    def abort(self, request_id: int, now: float) -> list[Update]:
+        """End a request wherever it is; nothing if it ended already or never was."""
+        req = self.requests.get(request_id)
+        return [self._finish(req, FinishReason.ABORT)] if req else []
+
+    def expire(self, now: float) -> list[Update]:
+        """End the requests that queued, ran or stood still for too long."""
+        late = [(req, why) for req in list(self.requests.values()) if (why := self._overdue(req, now))]
+        return [self._finish(req, FinishReason.ERROR, _failure(RequestTimeout(why))) for req, why in late]
+
+    def _overdue(self, req: Request, now: float) -> str | None:
+        config, age, still = self.config, now - req.arrival, now - req.last_progress
+        if age > config.request_timeout_s:
+            return f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
+        if req.status is Status.WAITING and not req.num_retractions:
+            if age > config.queue_timeout_s:
+                return (
+                    f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
+                )
+        elif still > config.stall_timeout_s:
+            return f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
+        return None
+
+    def _check_fits(self, req: Request) -> None:
+        config = self.config
+        if req.num_prompt == 0:
+            raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
+        if req.id in self.requests:
+            raise InvalidRequest(f"request id {req.id} is in use")
+        wanted = req.num_prompt + req.params.max_new_tokens
+        if wanted > config.context_length:
+            raise RequestTooLarge(
+                f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}, together "
+                f"{wanted}; the context holds {config.context_length}: shorten the prompt or lower max_tokens"
+            )
+        pages = footprint(req.max_kv_len, config.page_size).pages
+        if pages > config.num_pages:
+            raise RequestTooLarge(
+                f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}: that can need "
+                f"{pages} KV pages of {config.page_size} tokens and there are {config.num_pages}: shorten the prompt, "
+                "lower max_tokens, or give the KV cache more memory (--kv-cache-memory)",
+                code="kv_capacity_exceeded",
+            )
+
+    def _check_room(self, req: Request) -> None:
+        config = self.config
+        room = config.max_running_requests + config.max_queued_requests
+        if len(self.requests) >= room:
+            raise Overloaded(
+                f"{len(self.requests)} requests are running or queued and {room} may be "
+                f"({config.max_running_requests} running, {config.max_queued_requests} queued): try again later"
+            )
+        if self.waiting and self._num_waiting_tokens + req.num_prompt > config.max_queued_tokens:
+            raise Overloaded(
+                f"{self._num_waiting_tokens} prompt tokens are queued and this one adds {req.num_prompt}; the limit is "
+                f"{config.max_queued_tokens} (--max-queued-tokens): try again later"
+            )
+
+    def _enqueue(self, req: Request) -> None:
+        insort(self.waiting, req, key=self._rank)
+        self._num_waiting_tokens += len(req.tokens)
+
+    def _rank(self, req: Request) -> tuple[int, int]:
+        return rank(req, self.config.schedule_policy)
+
+    # -- deciding -------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Decide the next step, or None when there is nothing that could be done before a commit."""
+        may_admit = self._make_room_to_decode()
+        active = self._decodable()
+        if active is None or len(active):
+            self.held.grow(self.running, active)
+            self.running.prepare_for_decode(active)
+            self.ratio.after_decode()
+        extends, admitted = self._plan_extends(now, may_admit)
+        decoding = self.running.reqs if active is None else [self.running.reqs[i] for i in active.tolist()]
+        if not extends.reqs and not decoding:
+            return None
+        self._step += 1
+        plan = build_plan(self._step, extends, self.running, active, admitted, self.held)
+        self.held.last_launched = self._step
+        self._flights.append(_Flight(plan, extends.reqs + decoding))
+        self._launch_extends(extends)
+        return plan
+
+    def _decodable(self) -> Ids | None:
+        """Indices of the running requests that decode in this step; None for all of them.
+
+        Left out are those that a step in flight brings to their end, and, when pages are short because they are still
+        leaving, the youngest of those that would need one.
+        """
+        batch = self.running
+        active: Ids | None = None
+        if self._flights and (batch.seq_lens_cpu >= batch.max_kv_lens_cpu).any():
+            active = np.flatnonzero(batch.seq_lens_cpu < batch.max_kv_lens_cpu)
+        openers = self.held.page_openers(batch, active)
+        excess = len(openers) - self.held.available_pages
+        if excess > 0:
+            youngest = sorted(openers.tolist(), key=lambda i: self._rank(batch.reqs[i]))[-excess:]
+            everyone = np.arange(len(batch)) if active is None else active
+            active = np.setdiff1d(everyone, youngest)
+        return active
+
+    def _make_room_to_decode(self) -> bool:
+        """Retract requests until the others can decode; True when none had to go, so that more may be admitted."""
+        roomy = True
+        while self._pages_short() > self.held.leaving_pages and self.num_running > 1:
+            self._retract(victim([*self.running.reqs, *self.extending], self.config.schedule_policy))
+            roomy = False
+        return roomy
+
+    def _pages_short(self) -> int:
+        batch = self.running
+        if not len(batch):
+            return 0
+        live = np.flatnonzero(batch.seq_lens_cpu < batch.max_kv_lens_cpu) if self._flights else None
+        return len(self.held.page_openers(batch, live)) - self.held.available_pages
+
+    def _retract(self, req: Request) -> None:
+        """Take a request's memory and let it wait; what it computed stays in the cache as long as that has room."""
+        self._remove(req)
+        self.held.adopt(req, req.committed_len)
+        self.held.release(req)
+        req.move(Status.WAITING)
+        req.num_retractions += 1
+        req.resume_after = self.held.last_launched
+        self._enqueue(req)
+        self.counters.add("retractions")
+        stay = self.running.reqs
+        self.ratio.after_retraction(
+            sum(r.num_output for r in stay), sum(r.params.max_new_tokens for r in stay), len(stay)
+        )
+
+    def _plan_extends(self, now: float, may_admit: bool) -> tuple[ScheduleBatch, list[Request]]:
+        """Cut this step's chunks: first of the prompts under way, then of whoever can be admitted."""
+        budget = self.config.chunked_prefill_size
+        reqs: list[Request] = []
+        stops: list[int] = []
+        for req in self.extending:
+            budget = self._cut(req, budget, reqs, stops)
+        admitted: list[Request] = []
+        if self.waiting and may_admit and budget > 0:
+            admission = AdmissionPass(self.config, self.held, self.running, self.extending, self.ratio.value)
+            for req, report in admission.run(self.waiting, budget):
+                self._start(req, report, now)
+                admitted.append(req)
+                budget = self._cut(req, budget, reqs, stops)
+        batch = ScheduleBatch(max(1, len(reqs)))
+        batch.prepare_for_extend(reqs, stops)
+        return batch, admitted
+
+    @staticmethod
+    def _cut(req: Request, budget: int, reqs: list[Request], stops: list[int]) -> int:
+        stop = min(req.extend_target, req.kv_len + budget)
+        if stop == req.kv_len:
+            return budget
+        reqs.append(req)
+        stops.append(stop)
+        return budget - (stop - req.kv_len)
+
+    def _start(self, req: Request, report: CacheReport, now: float) -> None:
+        self.waiting.remove(req)
+        self._num_waiting_tokens -= len(req.tokens)
+        req.move(Status.EXTENDING)
+        req.last_progress = now
+        insort(self.extending, req, key=self._rank)
+        if req.cache_report is None:
+            req.cache_report = report
+            self.counters.add("cached_tokens", report.cached_tokens)
+            self.counters.add(f"misses.{report.miss_reason}")
+        else:
+            self.counters.add("recomputed_tokens", len(req.tokens) - report.cached_tokens)
+
+    def _launch_extends(self, extends: ScheduleBatch) -> None:
+        """The chunks are on their way: requests whose last chunk this is decode from the next step on."""
+        complete: list[int] = []
+        for i, (req, stop) in enumerate(zip(extends.reqs, extends.seq_lens_cpu.tolist(), strict=True)):
+            req.kv_len = stop
+            if stop == req.extend_target:
+                complete.append(i)
+                req.move(Status.DECODING)
+                self.extending.remove(req)
+        if complete:
+            extends.filter_batch(np.array(complete, dtype=np.int64))
+            self.running.merge_batch(extends)
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
+        """Take in what the oldest launched step sampled; the news of its requests, one update each at most."""
+        flight = self._land(plan)
+        self._commit_chunks(flight, result, now)
+        sampled = self._sampled(flight)
+        failed = set(result.failed)
+        logprobs = result.logprobs
+        updates: list[Update] = []
+        for i, (req, token) in enumerate(zip(sampled, result.token_ids, strict=True)):
+            if req.status is Status.FINISHED:
+                continue  # it ended while this step was in flight
+            if i in failed:
+                updates.append(self._finish(req, FinishReason.ERROR, _failure(_not_finite(req))))
+            else:
+                updates.append(self._append(req, token, logprobs[i] if logprobs else None, now))
+        self.counters.add("steps")
+        if not self.requests:
+            self.ratio.when_idle()
+        return updates
+
+    def fail(self, plan: StepPlan, error: ForebayError, now: float) -> list[Update]:
+        """The oldest launched step did not complete: its requests end with `error`, all others go on."""
+        flight = self._land(plan)
+        self.counters.add("failed_steps")
+        failure = _failure(error)
+        here = [req for req in flight.reqs if req.status in (Status.EXTENDING, Status.DECODING)]
+        return [self._finish(req, FinishReason.ERROR, failure) for req in here]
+
+    def _land(self, plan: StepPlan) -> _Flight:
+        flight = self._flights.popleft()
+        assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
+        self.held.committed(plan.step)
+        return flight
+
+    def _sampled(self, flight: _Flight) -> Iterable[Request]:
+        plan = flight.plan
+        if not plan.num_extends:
+            return flight.reqs
+        return [req for req, samples in zip(flight.reqs, plan.sample_mask.tolist(), strict=True) if samples]
+
+    def _commit_chunks(self, flight: _Flight, result: StepResult, now: float) -> None:
+        plan = flight.plan
+        failed = {req for i, req in enumerate(self._sampled(flight)) if i in result.failed} if result.failed else ()
+        for i in range(plan.num_extends):
+            req = flight.reqs[i]
+            if req.status in (Status.FINISHED, Status.WAITING):
+                continue
+            req.kv_committed = int(plan.seq_lens[i])
+            req.last_progress = now
+            self.counters.add("computed_prompt_tokens", int(plan.q_lens[i]))
+            if result.prompt_logprobs and i in result.prompt_logprobs:
+                req.prompt_logprobs += result.prompt_logprobs[i]
+            if req not in failed:
+                self.held.adopt(req, req.kv_committed)
+
+    def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
+        req.tokens.append(token)
+        req.last_progress = now
+        self.counters["generated_tokens"] = self.counters.get("generated_tokens", 0) + 1
+        update = Update(req.id, [token])
+        if logprob is not None:
+            update.logprobs = [logprob]
+        if req.num_output == 1:
+            update.cache = req.cache_report
+            if req.params.prompt_logprobs >= 0:
+                update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
+                req.prompt_logprobs = []
+        if req.status is Status.WAITING:
+            self._num_waiting_tokens += 1
+        if token in req.stop_ids:
+            update.matched_stop = token
+            self._finish(req, FinishReason.STOP, update=update)
+        elif len(req.tokens) > req.max_kv_len:
+            self._finish(req, FinishReason.LENGTH, update=update)
+        return update
+
+    def _finish(
+        self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
+    ) -> Update:
+        """The one way out: everything is released, and the last update says why."""
+        if req.status is Status.WAITING:
+            self.waiting.remove(req)
+            self._num_waiting_tokens -= len(req.tokens)
+        else:
+            self._remove(req)
+            if reason is not FinishReason.ERROR:
+                self.held.adopt(req, req.committed_len)
+            self.held.release(req)
+        req.move(Status.FINISHED)
+        del self.requests[req.id]
+        self.counters.add(f"finished.{reason}")
+        update = update or Update(req.id, [], cache=req.cache_report)
+        update.finish, update.failure = reason, failure
+        return update
+
+    def _remove(self, req: Request) -> None:
+        """Take an admitted request out of its batch, and learn how many pages its row has."""
+        if req.status is Status.EXTENDING:
+            self.extending.remove(req)
+            return
+        i = self.running.index_of(req)
+        req.num_pages = ceil_div(int(self.running.seq_lens_cpu[i]), self.config.page_size)
+        self.running.filter_batch(np.delete(np.arange(len(self.running)), i))
+
+    # -- looking after itself -------------------------------------------------------------------------------------
+
+    def flush_cache(self) -> int:
+        """Drop every prefix that no request holds; how many pages."""
+        return self.held.cache.flush()
+
+    def audit(self) -> None:
+        """Raise unless every row and page has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
+        self._learn_page_counts()
+        self.held.audit([*self.running.reqs, *self.extending])
+
+    def _learn_page_counts(self) -> None:
+        for req, seq_len in zip(self.running.reqs, self.running.seq_lens_cpu.tolist(), strict=True):
+            req.num_pages = ceil_div(seq_len, self.config.page_size)
+
+    def reclaim_leaks(self) -> int:
+        """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
+        assert self.idle, "only an idle engine can tell a leak from a page in use"
+        lost = self.held.reclaim_leaks()
+        self.counters.add("leaked_pages", lost)
+        return lost
+
+    def state(self, now: float) -> SchedulerState:
+        held = self.held
+        arrivals = [req.arrival for req in self.waiting]
+        counters = Counters(self.counters)
+        counters["evicted_pages"] = held.cache.num_evicted_pages
+        counters["ledger_violations"] = held.kv.num_violations + held.rows.slots.num_violations
+        return SchedulerState(
+            step=self._step,
+            num_running=self.num_running,
+            num_waiting=len(self.waiting),
+            num_waiting_tokens=self._num_waiting_tokens,
+            oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
+            pools=(pool_usage(held.kv, held.cache.num_pages), pool_usage(held.rows.slots)),
+            counters=counters,
+            page_map=page_map(held.kv),
+        )
+
+
+def _failure(error: ForebayError) -> Failure:
+    return Failure(type(error).__name__, error.code, error.message)
+
+
+def _not_finite(req: Request) -> NumericalError:
+    return NumericalError(
+        f"the model's logits after token {len(req.tokens)} of this request were not finite (NaN or infinite); other "
+        "requests are not affected: check the checkpoint, or try --dtype float32"
+    )
