@@ -117,7 +117,7 @@ class TorchOps:
         topk_weights: Tensor,
     ) -> Tensor:
         per_choice = x.new_zeros(*topk_ids.shape, x.shape[1])
-        for e in topk_ids.unique().tolist():
+        for e in sorted(set(topk_ids.flatten().tolist())):
             token, choice = torch.where(topk_ids == e)
             per_choice[token, choice] = self.linear(self.silu_and_mul(self.linear(x[token], gate_up[e])), down[e])
         return (per_choice.float() * topk_weights.float().unsqueeze(-1)).sum(dim=1).to(x.dtype)
@@ -128,9 +128,7 @@ def _prepack(weight: Tensor) -> Tensor | None:
 
     None where this build of torch cannot, and for float32, where it does not pay.
     """
-    if weight.dtype != torch.bfloat16 or not torch.backends.mkldnn.is_available():
-        return None
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if weight.dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return None
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
     return packed

@@ -1,0 +1,143 @@
+"""Compile the C++ kernels for this machine, once, into the user's cache.
+
+The library's name holds a hash of the sources, the flags and the compiler, so a change of any of them compiles anew and
+nothing is ever overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.base.log import event, get_logger
+
+SOURCES = Path(__file__).parent / "cpu"
+CACHE = Path.home() / ".cache" / "forebay" / "ops"
+
+_COMPILERS = ("g++", "clang++", "c++")
+_FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra")
+_COMMON = ("pool.cpp", "linear_pack.cpp", "linear_f32.cpp", "rowwise.cpp", "kv.cpp", "attention.cpp")
+_AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+
+_log = get_logger("ops")
+
+
+class BuildError(Exception):
+    """The kernels cannot be compiled here; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Variant:
+    """One instruction set: the CPU flags it needs (as /proc/cpuinfo spells them) and how it is compiled."""
+
+    name: str
+    needs: frozenset[str]
+    flags: tuple[str, ...]
+    sources: tuple[str, ...]
+
+
+VARIANTS = (  # best first
+    Variant(
+        name="amx",
+        needs=frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
+        flags=_AVX512,
+        sources=(*_COMMON, "linear_amx.cpp"),
+    ),
+    Variant(
+        name="avx512",
+        needs=frozenset({"avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
+        flags=_AVX512,
+        sources=(*_COMMON, "linear_bf16.cpp"),
+    ),
+    Variant(
+        name="avx2",
+        needs=frozenset({"avx2", "fma"}),
+        flags=("-mavx2", "-mfma"),
+        sources=(*_COMMON, "linear_bf16.cpp"),
+    ),
+)
+
+
+def usable_variants() -> tuple[Variant, ...]:
+    """The variants this CPU can run, best first; none off Linux on x86-64."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return ()
+    flags = _cpu_flags()
+    return tuple(variant for variant in VARIANTS if variant.needs <= flags)
+
+
+def library(variant: Variant) -> Path:
+    """The compiled kernels of `variant`, compiling them if the cache has none.
+
+    Safe in several processes at once: each compiles for itself and the last rename wins, with equal content.
+    Raises BuildError if there is no compiler or it fails.
+    """
+    compiler = _find_compiler()
+    flags = (*_FLAGS, *variant.flags)
+    target = CACHE / f"{variant.name}-{_fingerprint(compiler, flags, variant.sources)}.so"
+    if target.exists():
+        return target
+    started = time.perf_counter()
+    _log.info(event("compiling_ops", variant=variant.name, compiler=compiler, note="once, about 15 s"))
+    try:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE, prefix=".build-") as folder:
+            built = _compile(compiler, flags, variant.sources, Path(folder))
+            os.replace(built, target)
+    except OSError as error:
+        raise BuildError(f"cannot write the compiled kernels under {CACHE}: {error}") from error
+    _log.info(event("compiled_ops", variant=variant.name, seconds=time.perf_counter() - started, path=target))
+    return target
+
+
+def _cpu_flags() -> frozenset[str]:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("flags"):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _find_compiler() -> str:
+    for name in _COMPILERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise BuildError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)}): install g++ 11 or later")
+
+
+def _fingerprint(compiler: str, flags: tuple[str, ...], sources: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    digest.update(repr((version, flags, sources)).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compile(compiler: str, flags: tuple[str, ...], sources: tuple[str, ...], folder: Path) -> Path:
+    objects = [folder / f"{source}.o" for source in sources]
+    commands = [
+        [compiler, *flags, "-c", str(SOURCES / source), "-o", str(target)]
+        for source, target in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as executor:
+        list(executor.map(_run, commands))
+    linked = folder / "ops.so"
+    _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
+    return linked
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")

@@ -1,0 +1,35 @@
+// The AMX instructions in use, as inline assembly: gcc 12's intrinsics do not say that they read and write memory, so
+// the compiler may move a store behind the tile load that needs it.
+//
+// A tile is 16 rows of 64 bytes. C (float32 [m, 16]) += A (bfloat16 [m, 32]) by B (bfloat16 [16 pairs of k, 16, 2]).
+// Each row of C depends on its own row of A alone, so m may differ between calls without changing a bit.
+#pragma once
+
+#include <cstdint>
+
+#define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::: "memory")
+#define TILE_LOAD(t, p, stride) \
+    asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
+#define TILE_STORE(t, p, stride) \
+    asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
+#define TILE_DP(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+
+// Configures the tiles of one thread for its scope. Tiles 0-3 are C and 4-5 are A, with `rows` rows; 6-7 are B.
+class TileScope {
+  public:
+    explicit TileScope(long rows) {
+        alignas(64) struct {
+            uint8_t palette = 1;
+            uint8_t start_row = 0;
+            uint8_t reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {};
+        } config;
+        for (int t = 0; t < 6; ++t) config.rows[t] = static_cast<uint8_t>(rows);
+        config.rows[6] = config.rows[7] = 16;
+        asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    }
+    ~TileScope() { asm volatile("tilerelease" ::: "memory"); }
+    TileScope(const TileScope&) = delete;
+    TileScope& operator=(const TileScope&) = delete;
+};

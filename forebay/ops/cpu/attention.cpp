@@ -1,0 +1,132 @@
+// Paged attention in float32 arithmetic, for both dtypes.
+#include "attention.h"
+
+namespace {
+
+// One piece's working memory, from the thread's scratch. Head vectors are padded with zeros to `width`.
+struct Work {
+    long width;
+    float* q;       // [rows][width]
+    float* sums;    // [rows][width]
+    float* k;       // [kBlock][width]
+    float* v;       // [kBlock][width]
+    float* scores;  // [kBlock]
+    RowState* states;  // [rows]
+
+    Work(long head_dim, long rows) : width((head_dim + W - 1) / W * W) {
+        const long floats = 2 * (rows + kBlock) * width + kBlock;
+        q = static_cast<float*>(thread_scratch(floats * sizeof(float) + rows * sizeof(RowState)));
+        sums = q + rows * width;
+        k = sums + rows * width;
+        v = k + kBlock * width;
+        scores = v + kBlock * width;
+        states = reinterpret_cast<RowState*>(scores + kBlock);
+    }
+};
+
+template <class T>
+void copy_head(const T* from, long head_dim, float* to) {
+    for_each_vector(head_dim, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
+}
+
+void score_keys(const float* q, const float* k, long width, Lanes lanes, float* scores) {
+    // Four at a time from a multiple of four, so that a key's score does not depend on where the visible lanes begin.
+    for (long key = lanes.begin / 4 * 4; key < lanes.end; key += 4) {
+        Vec a = zero(), b = zero(), c = zero(), d = zero();
+        for (long i = 0; i < width; i += W) {
+            const Vec x = load(q + i);
+            const float* row = k + key * width + i;
+            a = fma(x, load(row), a);
+            b = fma(x, load(row + width), b);
+            c = fma(x, load(row + 2 * width), c);
+            d = fma(x, load(row + 3 * width), d);
+        }
+        _mm_storeu_ps(scores + key, hsum4(a, b, c, d));
+    }
+}
+
+void add_values(const float* weights, const float* v, long width, Lanes lanes, float shrink, float* sums) {
+    constexpr long kWide = 4 * W;
+    long i = 0;
+    for (; i + kWide <= width; i += kWide) {
+        Vec s[4];
+        for (int j = 0; j < 4; ++j) s[j] = load(sums + i + j * W) * set1(shrink);
+        for (long key = lanes.begin; key < lanes.end; ++key) {
+            const Vec p = set1(weights[key]);
+            for (int j = 0; j < 4; ++j) s[j] = fma(p, load(v + key * width + i + j * W), s[j]);
+        }
+        for (int j = 0; j < 4; ++j) store(sums + i + j * W, s[j]);
+    }
+    for (; i < width; i += W) {
+        Vec s = load(sums + i) * set1(shrink);
+        for (long key = lanes.begin; key < lanes.end; ++key) {
+            s = fma(set1(weights[key]), load(v + key * width + i), s);
+        }
+        store(sums + i, s);
+    }
+}
+
+template <class T>
+void attend(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
+    const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
+    const Work work(d, rows);
+    for (long r = 0; r < rows; ++r) {
+        copy_head(call.q + (piece.first_token + r / group) * call.ldq + (kv_head * group + r % group) * d, d,
+                  work.q + r * work.width);
+        work.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f};
+    }
+    std::fill_n(work.sums, rows * work.width, 0.0f);
+
+    const long end = piece.first_position + piece.num_tokens;
+    const long oldest = call.window > 0 ? std::max(0L, piece.first_position - call.window + 1) : 0;
+    for (long first = oldest / kBlock * kBlock; first < end; first += kBlock) {
+        const long keys = std::min(kBlock, end - first);
+        for (long key = 0; key < keys; ++key) {
+            const long at = (slot_of(call, piece.seq, first + key) * call.kv_heads + kv_head) * d;
+            copy_head(call.k_cache + at, d, work.k + key * work.width);
+            copy_head(call.v_cache + at, d, work.v + key * work.width);
+        }
+        for (long r = 0; r < rows; ++r) {
+            const Lanes lanes = visible(piece.first_position + r / group, first, call.window);
+            if (lanes.begin >= lanes.end) continue;
+            score_keys(work.q + r * work.width, work.k, work.width, lanes, work.scores);
+            const float shrink = softmax_block(work.scores, lanes, call.scale, work.states[r]);
+            add_values(work.scores, work.v, work.width, lanes, shrink, work.sums + r * work.width);
+        }
+    }
+    for (long r = 0; r < rows; ++r) {
+        T* out = call.out + ((piece.first_token + r / group) * call.q_heads + kv_head * group + r % group) * d;
+        const Vec inverse = set1(1.0f / work.states[r].sum);
+        for_each_vector(d, [&](long i, long part) {
+            store_part(out + i, load(work.sums + r * work.width + i) * inverse, part);
+        });
+    }
+}
+
+template <class T>
+void attend_all(const AttentionCall<T>& call) {
+    const std::vector<Piece> pieces = cut(call);
+    const long count = static_cast<long>(pieces.size());
+    call.pool->run(count * call.kv_heads, 1, [&](long begin, long end) {
+        for (long item = begin; item < end; ++item) attend(call, pieces[item / call.kv_heads], item % call.kv_heads);
+    });
+}
+
+}  // namespace
+
+#define FOREBAY_ATTENTION(T, suffix)                                                                                   \
+    void fb_paged_attention_##suffix(Pool* pool, const T* q, long ldq, const T* k_cache, const T* v_cache,             \
+                                     const int32_t* page_table, long pages_per_row, const int32_t* rows,               \
+                                     const int32_t* q_start, const int32_t* seq_lens, long num_seqs, long page_size,   \
+                                     long q_heads, long kv_heads, long head_dim, float scale, long window, T* out) {   \
+        attend_all(AttentionCall<T>{pool, q, ldq, k_cache, v_cache, page_table, pages_per_row, rows, q_start,          \
+                                    seq_lens, num_seqs, page_size, q_heads, kv_heads, head_dim, scale, window, out});  \
+    }
+
+extern "C" {
+
+// The layouts are those of `AttentionCall`; every seq_lens[i] is at least its number of queries, and the pages of its
+// positions are slots of the caches.
+FOREBAY_ATTENTION(float, f32)
+FOREBAY_ATTENTION(bf16, bf16)
+}

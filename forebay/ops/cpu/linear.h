@@ -1,0 +1,33 @@
+// What the linear kernels share: the packed weight and the way its work is cut up.
+//
+// A weight [N, K] is cut into panels of 32 outputs; a panel lies contiguous in memory, in the order it is read, and is
+// zero beyond N and K, so that one thread streams through its panels and every kernel works on whole ones.
+//   float32:  [ceil(N/32)][K][32]
+//   bfloat16: [ceil(N/32)][ceil(K/32)][2][16][16][2]: tiles of 16 outputs by 16 pairs of inputs, as AMX and VNNI want B
+// The bias is float32 [ceil(N/32) * 32], zero where there is none.
+//
+// One output is always one chain of sums over k in ascending order, whatever T is: that is the batch invariance.
+#pragma once
+
+#include <algorithm>
+
+#include "pool.h"
+
+constexpr long kPanel = 32;  // outputs
+constexpr long kStep = 32;   // inputs of one bfloat16 step
+constexpr long kTile = 16 * 16 * 2;
+constexpr long kRowChunk = 256;  // rows of x one piece of work covers: 256 x 1536 bfloat16 stay in a 2 MiB L2
+
+inline long ceil_div(long a, long b) { return (a + b - 1) / b; }
+
+// Calls body(panel, first row, end row), panels innermost so that a chunk of x is used for all of them while cached.
+template <class Body>
+void for_each_panel(Pool& pool, long rows, long outputs, const Body& body) {
+    const long panels = ceil_div(outputs, kPanel);
+    pool.run(panels * ceil_div(rows, kRowChunk), [&](long begin, long end) {
+        for (long item = begin; item < end; ++item) {
+            const long first = item / panels * kRowChunk;
+            body(item % panels, first, std::min(first + kRowChunk, rows));
+        }
+    });
+}

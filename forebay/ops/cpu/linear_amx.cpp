@@ -1,0 +1,156 @@
+// bfloat16 linear on AMX: 32 rows by one panel of 32 outputs at a time, the sums in four tiles over all of K.
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "amx.h"
+#include "linear.h"
+#include "simd.h"
+
+namespace {
+
+constexpr long kTileRows = 16;
+constexpr long kPrefetchBytes = 8192;  // far enough ahead to cover memory latency while one core streams 15 GB/s
+
+// Tiles of 16 rows of x. The last one is a zero-padded copy where x has no 16 rows or no whole steps left to read.
+struct Rows {
+    const bf16* x;
+    long ldx;
+    const bf16* last;
+    long last_tile;
+    long ld_last;
+
+    const bf16* tile(long i) const { return i == last_tile ? last : x + i * kTileRows * ldx; }
+    long bytes(long i) const { return (i == last_tile ? ld_last : ldx) * static_cast<long>(sizeof(bf16)); }
+};
+
+inline void prefetch_tile(const bf16* p) {
+    for (long line = 0; line < kTile * 2; line += 64) _mm_prefetch(reinterpret_cast<const char*>(p) + line, _MM_HINT_T0);
+}
+
+// sums: float [16 or 32][32].
+void one_row_tile(const Rows& rows, long tile, const bf16* panel, long steps, float* sums) {
+    const bf16* a = rows.tile(tile);
+    const long lda = rows.bytes(tile);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    for (long s = 0; s < steps; ++s, panel += 2 * kTile, a += kStep) {
+        prefetch_tile(panel + kPrefetchBytes / 2);
+        prefetch_tile(panel + kPrefetchBytes / 2 + kTile);
+        TILE_LOAD(4, a, lda);
+        TILE_LOAD(6, panel, 64);
+        TILE_LOAD(7, panel + kTile, 64);
+        TILE_DP(0, 4, 6);
+        TILE_DP(1, 4, 7);
+    }
+    TILE_STORE(0, sums, kPanel * 4);
+    TILE_STORE(1, sums + 16, kPanel * 4);
+}
+
+void two_row_tiles(const Rows& rows, long tile, const bf16* panel, long steps, float* sums) {
+    const bf16* a = rows.tile(tile);
+    const bf16* b = rows.tile(tile + 1);
+    const long lda = rows.bytes(tile);
+    const long ldb = rows.bytes(tile + 1);
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (long s = 0; s < steps; ++s, panel += 2 * kTile, a += kStep, b += kStep) {
+        prefetch_tile(panel + kPrefetchBytes / 2);
+        prefetch_tile(panel + kPrefetchBytes / 2 + kTile);
+        TILE_LOAD(4, a, lda);
+        TILE_LOAD(6, panel, 64);
+        TILE_DP(0, 4, 6);
+        TILE_LOAD(7, panel + kTile, 64);
+        TILE_DP(1, 4, 7);
+        TILE_LOAD(5, b, ldb);
+        TILE_DP(2, 5, 6);
+        TILE_DP(3, 5, 7);
+    }
+    TILE_STORE(0, sums, kPanel * 4);
+    TILE_STORE(1, sums + 16, kPanel * 4);
+    TILE_STORE(2, sums + 16 * kPanel, kPanel * 4);
+    TILE_STORE(3, sums + 16 * kPanel + 16, kPanel * 4);
+}
+
+template <class Out>
+void write_rows(const float* sums, long rows, const float* bias, Out* out, long ldo, long columns) {
+    for (long r = 0; r < rows; ++r) {
+        for (long c = 0; c < columns; c += W) {
+            store_part(out + r * ldo + c, load(sums + r * kPanel + c) + load(bias + c), std::min<long>(W, columns - c));
+        }
+    }
+}
+
+template <class Out>
+void linear(Pool& pool, const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long rows,
+            long inputs, long outputs) {
+    const long steps = ceil_div(inputs, kStep);
+    const long width = steps * kStep;
+    const bool whole_steps = width == inputs;
+    const long tile_rows = std::min(rows, kTileRows);
+    const long tiles = ceil_div(rows, kTileRows);
+    // Without whole steps everything is copied; otherwise at most the rows of a last, partial tile.
+    const long first_copied = whole_steps ? rows / tile_rows * tile_rows : 0;
+    std::vector<bf16> copy;
+    Rows source{x, ldx, nullptr, -1, width};
+    if (first_copied < rows) {
+        copy.assign((tiles * tile_rows - first_copied) * width, bf16{0});
+        for (long r = first_copied; r < rows; ++r) {
+            std::copy_n(x + r * ldx, inputs, copy.data() + (r - first_copied) * width);
+        }
+        if (whole_steps) {
+            source.last = copy.data();
+            source.last_tile = tiles - 1;
+        } else {
+            source.x = copy.data();
+            source.ldx = width;
+        }
+    }
+    const long panels = ceil_div(outputs, kPanel);
+    const long chunk_tiles = kRowChunk / kTileRows;
+    pool.run(panels * ceil_div(tiles, chunk_tiles), [=](long begin, long end) {
+        const TileScope scope(tile_rows);
+        alignas(64) float sums[2 * kTileRows * kPanel];
+        for (long item = begin; item < end; ++item) {
+            const bf16* panel = packed + item % panels * steps * 2 * kTile;
+            const long column = item % panels * kPanel;
+            const long first = item / panels * chunk_tiles;
+            const long last = std::min(first + chunk_tiles, tiles);
+            for (long tile = first; tile < last; tile += 2) {
+                if (tile + 1 < last) {
+                    two_row_tiles(source, tile, panel, steps, sums);
+                } else {
+                    one_row_tile(source, tile, panel, steps, sums);
+                }
+                const long row = tile * kTileRows;
+                write_rows(sums, std::min(2 * kTileRows, rows - row), bias + column, out + row * outputs + column,
+                           outputs, std::min(kPanel, outputs - column));
+            }
+        }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, bf16* out, long rows,
+                    long inputs, long outputs) {
+    linear(*pool, x, ldx, packed, bias, out, rows, inputs, outputs);
+}
+
+void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
+                        long rows, long inputs, long outputs) {
+    linear(*pool, x, ldx, packed, bias, out, rows, inputs, outputs);
+}
+
+// Asks the kernel for the tile registers, once for the process and its later threads; 0 if they may be used.
+int fb_cpu_init() {
+    constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : 1;
+}
+}

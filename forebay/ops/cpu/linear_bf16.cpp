@@ -1,0 +1,107 @@
+// bfloat16 linear without AMX: pairs of inputs against the packed weight, in registers over all of K.
+#include <vector>
+
+#include "linear.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int kVecs = kPanel / W;
+
+#if defined(__AVX512F__)
+
+constexpr int kRows = 8;
+
+inline void add_pair(Vec* sum, const bf16* pair, const bf16* weights, int vecs) {
+    int32_t bits;
+    std::memcpy(&bits, pair, sizeof bits);
+    const auto a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
+    for (int v = 0; v < vecs; ++v) {
+        const auto w = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights + v * kTile));
+        sum[v].v = _mm512_dpbf16_ps(sum[v].v, a, w);
+    }
+}
+
+#else
+
+constexpr int kRows = 2;
+
+inline void add_pair(Vec* sum, const bf16* pair, const bf16* weights, int vecs) {
+    const Vec even = set1(to_float(pair[0]));
+    const Vec odd = set1(to_float(pair[1]));
+    for (int v = 0; v < vecs; ++v) {
+        const auto w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + v / 2 * kTile + v % 2 * 16));
+        sum[v] = fma(even, {_mm256_castsi256_ps(_mm256_slli_epi32(w, 16))}, sum[v]);
+        sum[v] = fma(odd, {_mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(-65536)))}, sum[v]);
+    }
+}
+
+#endif
+
+template <int ROWS, class Out>
+void block(const bf16* x, long ldx, const bf16* panel, long steps, const float* bias, Out* out, long ldo,
+           long columns) {
+    Vec sum[ROWS][kVecs];
+    for (auto& row : sum) {
+        for (auto& s : row) s = zero();
+    }
+    for (long step = 0; step < steps; ++step) {
+        for (long pair = 0; pair < kStep / 2; ++pair) {
+            const bf16* weights = panel + step * 2 * kTile + pair * 32;
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) add_pair(sum[r], x + r * ldx + step * kStep + pair * 2, weights, kVecs);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int v = 0; v < kVecs && v * W < columns; ++v) {
+            store_part(out + r * ldo + v * W, sum[r][v] + load(bias + v * W), std::min<long>(W, columns - v * W));
+        }
+    }
+}
+
+template <int ROWS, class Out>
+void block_of(long rows, const bf16* x, long ldx, const bf16* panel, long steps, const float* bias, Out* out, long ldo,
+              long columns) {
+    if (rows == ROWS) {
+        block<ROWS>(x, ldx, panel, steps, bias, out, ldo, columns);
+    } else if constexpr (ROWS > 1) {
+        block_of<ROWS - 1>(rows, x, ldx, panel, steps, bias, out, ldo, columns);
+    }
+}
+
+template <class Out>
+void linear(Pool& pool, const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long rows,
+            long inputs, long outputs) {
+    const long steps = ceil_div(inputs, kStep);
+    std::vector<bf16> padded;
+    if (inputs % kStep != 0) {
+        padded.assign(rows * steps * kStep, bf16{0});
+        for (long r = 0; r < rows; ++r) std::copy_n(x + r * ldx, inputs, padded.data() + r * steps * kStep);
+        x = padded.data();
+        ldx = steps * kStep;
+    }
+    for_each_panel(pool, rows, outputs, [=](long panel, long first, long end) {
+        const long column = panel * kPanel;
+        for (long r = first; r < end; r += kRows) {
+            block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * steps * 2 * kTile, steps,
+                            bias + column, out + r * outputs + column, outputs, std::min(kPanel, outputs - column));
+        }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, bf16* out, long rows,
+                    long inputs, long outputs) {
+    linear(*pool, x, ldx, packed, bias, out, rows, inputs, outputs);
+}
+
+void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
+                        long rows, long inputs, long outputs) {
+    linear(*pool, x, ldx, packed, bias, out, rows, inputs, outputs);
+}
+
+int fb_cpu_init() { return 0; }
+}

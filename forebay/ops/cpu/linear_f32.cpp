@@ -1,0 +1,54 @@
+// float32 linear: the sums of a block of rows by one panel stay in registers over all of K.
+#include "linear.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int kVecs = kPanel / W;
+constexpr int kRows = W == 16 ? 12 : 3;  // kRows * kVecs sums leave room for the operands in 32 or 16 registers
+
+template <int ROWS>
+void block(const float* x, long ldx, const float* panel, long inputs, const float* bias, float* out, long ldo,
+           long columns) {
+    Vec sum[ROWS][kVecs];
+    for (auto& row : sum) {
+        for (auto& s : row) s = zero();
+    }
+    for (long k = 0; k < inputs; ++k) {
+        Vec w[kVecs];
+        for (int v = 0; v < kVecs; ++v) w[v] = load(panel + k * kPanel + v * W);
+#pragma GCC unroll 12
+        for (int r = 0; r < ROWS; ++r) {
+            const Vec a = set1(x[r * ldx + k]);
+            for (int v = 0; v < kVecs; ++v) sum[r][v] = fma(a, w[v], sum[r][v]);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        for (int v = 0; v < kVecs && v * W < columns; ++v) {
+            store_part(out + r * ldo + v * W, sum[r][v] + load(bias + v * W), std::min<long>(W, columns - v * W));
+        }
+    }
+}
+
+template <int ROWS>
+void block_of(long rows, const float* x, long ldx, const float* panel, long inputs, const float* bias, float* out,
+              long ldo, long columns) {
+    if (rows == ROWS) {
+        block<ROWS>(x, ldx, panel, inputs, bias, out, ldo, columns);
+    } else if constexpr (ROWS > 1) {
+        block_of<ROWS - 1>(rows, x, ldx, panel, inputs, bias, out, ldo, columns);
+    }
+}
+
+}  // namespace
+
+extern "C" void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, const float* bias, float* out,
+                              long rows, long inputs, long outputs) {
+    for_each_panel(*pool, rows, outputs, [=](long panel, long first, long end) {
+        const long column = panel * kPanel;
+        for (long r = first; r < end; r += kRows) {
+            block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * inputs * kPanel, inputs,
+                            bias + column, out + r * outputs + column, outputs, std::min(kPanel, outputs - column));
+        }
+    });
+}

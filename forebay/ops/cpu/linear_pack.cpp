@@ -1,0 +1,40 @@
+#include "bf16.h"
+#include "linear.h"
+
+extern "C" {
+
+// Both: weight [outputs, inputs] contiguous; packed as linear.h says, all of it written.
+
+void fb_pack_f32(Pool* pool, const float* weight, float* packed, long outputs, long inputs) {
+    pool->run(ceil_div(outputs, kPanel), [=](long begin, long end) {
+        for (long panel = begin; panel < end; ++panel) {
+            for (long k = 0; k < inputs; ++k) {
+                for (long n = 0; n < kPanel; ++n) {
+                    const long row = panel * kPanel + n;
+                    packed[(panel * inputs + k) * kPanel + n] = row < outputs ? weight[row * inputs + k] : 0.0f;
+                }
+            }
+        }
+    });
+}
+
+void fb_pack_bf16(Pool* pool, const bf16* weight, bf16* packed, long outputs, long inputs) {
+    const long steps = ceil_div(inputs, kStep);
+    pool->run(ceil_div(outputs, kPanel), [=](long begin, long end) {
+        for (long panel = begin; panel < end; ++panel) {
+            bf16* out = packed + panel * steps * 2 * kTile;
+            for (long step = 0; step < steps; ++step) {
+                for (long n = 0; n < kPanel; ++n) {
+                    const long row = panel * kPanel + n;
+                    bf16* tile = out + (step * 2 + n / 16) * kTile + n % 16 * 2;
+                    for (long i = 0; i < kStep; ++i) {
+                        const long k = step * kStep + i;
+                        const bool inside = row < outputs && k < inputs;
+                        tile[i / 2 * 32 + i % 2] = inside ? weight[row * inputs + k] : bf16{0};
+                    }
+                }
+            }
+        }
+    });
+}
+}

@@ -1,0 +1,163 @@
+// Ops on each row by itself: norms, the gated activation, embedding rows, argmax.
+#include <algorithm>
+#include <cmath>
+
+#include "pool.h"
+#include "simd.h"
+
+namespace {
+
+constexpr long kPieceElements = 16384;  // under this a thread's wake-up costs more than its help
+
+long grain_for(long row_elements) { return std::max(1L, kPieceElements / std::max(1L, row_elements)); }
+
+template <class T>
+float sum_of_squares(const T* x, long n) {
+    // Two chains hide the latency of the additions.
+    Vec even = zero(), odd = zero();
+    long i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+        const Vec a = load(x + i), b = load(x + i + W);
+        even = fma(a, a, even);
+        odd = fma(b, b, odd);
+    }
+    for_each_vector(n - i, [&](long j, long part) {
+        const Vec a = load_part(x + i + j, part);
+        even = fma(a, a, even);
+    });
+    return hsum(even + odd);
+}
+
+template <class T>
+void norm_row(const T* x, const T* weight, T* out, long n, float eps) {
+    const Vec scale = set1(1.0f / std::sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps));
+    for_each_vector(n, [&](long i, long part) {
+        store_part(out + i, load_part(weight + i, part) * (load_part(x + i, part) * scale), part);
+    });
+}
+
+// x: row (i, j) at i * outer_stride + j * inner_stride; out contiguous.
+template <class T>
+void rms_norm(Pool& pool, const T* x, long outer_stride, long inner, long inner_stride, const T* weight, T* out,
+              long rows, long n, float eps) {
+    pool.run(rows, grain_for(n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            norm_row(x + r / inner * outer_stride + r % inner * inner_stride, weight, out + r * n, n, eps);
+        }
+    });
+}
+
+template <class T>
+void add_rms_norm(Pool& pool, const T* x, T* residual, const T* weight, T* out, long rows, long n, float eps) {
+    pool.run(rows, grain_for(n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            for_each_vector(n, [&](long i, long part) {
+                const long at = r * n + i;
+                store_part(residual + at, load_part(residual + at, part) + load_part(x + at, part), part);
+            });
+            norm_row(residual + r * n, weight, out + r * n, n, eps);
+        }
+    });
+}
+
+template <class T>
+void silu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n) {
+    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            for_each_vector(n, [&](long i, long part) {
+                const Vec gate = load_part(x + r * ldx + i, part), up = load_part(x + r * ldx + n + i, part);
+                store_part(out + r * n + i, gate / (set1(1.0f) + exp(zero() - gate)) * up, part);
+            });
+        }
+    });
+}
+
+template <class T>
+void combine(Pool& pool, const T* y, const int64_t* place, const float* weights, T* out, long rows, long choices,
+             long n) {
+    pool.run(rows, grain_for(n * choices), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            for_each_vector(n, [&](long i, long part) {
+                Vec sum = zero();
+                for (long j = r * choices; j < (r + 1) * choices; ++j) {
+                    sum = sum + load_part(y + place[j] * n + i, part) * set1(weights[j]);
+                }
+                store_part(out + r * n + i, sum, part);
+            });
+        }
+    });
+}
+
+// The first maximum of a row, or -1 if the row holds a NaN or +inf, or nothing but -inf.
+long argmax_row(const float* row, long n) {
+    constexpr float kInf = std::numeric_limits<float>::infinity();
+    const long whole = n / W * W;
+    Vec top = set1(-kInf);
+    unsigned nan = 0;
+    for (long i = 0; i < whole; i += W) {
+        const Vec x = load(row + i);
+        top = max(x, top);
+        nan |= nan_lanes(x);
+    }
+    float best = hmax(top);
+    for (long i = whole; i < n; ++i) {
+        best = std::max(best, row[i]);
+        nan |= std::isnan(row[i]);
+    }
+    if (nan != 0 || std::isinf(best)) return -1;
+    for (long i = 0; i < whole; i += W) {
+        const unsigned equal = equal_lanes(load(row + i), set1(best));
+        if (equal != 0) return i + __builtin_ctz(equal);
+    }
+    return std::find(row + whole, row + n, best) - row;
+}
+
+}  // namespace
+
+// rows, n: how many rows and how long; x rows are n apart unless a stride is given; out never overlaps the inputs.
+#define FOREBAY_ROWWISE(T, suffix)                                                                                     \
+    void fb_rms_norm_##suffix(Pool* pool, const T* x, long outer_stride, long inner, long inner_stride,                \
+                              const T* weight, T* out, long rows, long n, float eps) {                                 \
+        rms_norm(*pool, x, outer_stride, inner, inner_stride, weight, out, rows, n, eps);                              \
+    }                                                                                                                  \
+    void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n,     \
+                                  float eps) {                                                                         \
+        add_rms_norm(*pool, x, residual, weight, out, rows, n, eps);                                                   \
+    }                                                                                                                  \
+    void fb_silu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                       \
+        silu_and_mul(*pool, x, ldx, out, rows, n);                                                                     \
+    }
+
+extern "C" {
+
+FOREBAY_ROWWISE(float, f32)
+FOREBAY_ROWWISE(bf16, bf16)
+
+// ids [rows] in 0..table rows; a table row is row_bytes long.
+void fb_embedding(Pool* pool, const int64_t* ids, const char* table, char* out, long rows, long row_bytes) {
+    pool->run(rows, grain_for(row_bytes), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) std::memcpy(out + r * row_bytes, table + ids[r] * row_bytes, row_bytes);
+    });
+}
+
+// logits [rows, n] -> ids [rows], finite [rows] 0 or 1.
+void fb_argmax_rows(Pool* pool, const float* logits, int64_t* ids, uint8_t* finite, long rows, long n) {
+    pool->run(rows, grain_for(n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            const long id = argmax_row(logits + r * n, n);
+            finite[r] = id >= 0;
+            ids[r] = std::max(id, 0L);
+        }
+    });
+}
+
+// out[t] = sum over j in order of weights[t, j] * y[place[t, j]]; y [.., n], weights and place [rows, choices].
+#define FOREBAY_COMBINE(T, suffix)                                                                                     \
+    void fb_combine_##suffix(Pool* pool, const T* y, const int64_t* place, const float* weights, T* out, long rows,    \
+                             long choices, long n) {                                                                   \
+        combine(*pool, y, place, weights, out, rows, choices, n);                                                      \
+    }
+
+FOREBAY_COMBINE(float, f32)
+FOREBAY_COMBINE(bf16, bf16)
+}

@@ -1,0 +1,187 @@
+// One vector type, Vec, of W floats, so that each kernel is written once: AVX-512 (W = 16) or AVX2 with FMA (W = 8).
+//
+// Kernels are compiled with -ffp-contract=off: a multiply-add is fused only where fma() says so. Sums over lanes use one
+// fixed tree, so a result depends on the data alone.
+#pragma once
+
+#include <immintrin.h>
+
+#include <limits>
+
+#include "bf16.h"
+
+#if defined(__AVX512F__)
+
+constexpr int W = 16;
+
+struct Vec {
+    __m512 v;
+};
+
+inline Vec set1(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Vec x) { _mm512_storeu_ps(p, x.v); }
+inline __mmask16 first_lanes(long n) { return static_cast<__mmask16>((1u << n) - 1); }
+inline Vec load_n(const float* p, long n) { return {_mm512_maskz_loadu_ps(first_lanes(n), p)}; }
+inline void store_n(float* p, Vec x, long n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
+
+inline Vec widen(__m256i x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))}; }
+inline __m256i narrow(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
+inline Vec load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+inline Vec load_n(const bf16* p, long n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
+inline void store_n(bf16* p, Vec x, long n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x)); }
+
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec round(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+
+// x * 2^n, n integral; underflows gradually to zero.
+inline Vec scale_by_power(Vec x, Vec n) { return {_mm512_scalef_ps(x.v, n.v)}; }
+inline Vec zero_where_below(Vec x, Vec compared, Vec bound) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(compared.v, bound.v, _CMP_NLT_UQ), x.v)};
+}
+
+inline __m256 fold256(Vec a) {
+    return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+}
+inline float hmax(Vec a) { return _mm512_reduce_max_ps(a.v); }
+inline unsigned nan_lanes(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
+inline unsigned equal_lanes(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+
+#else
+
+constexpr int W = 8;
+
+struct Vec {
+    __m256 v;
+};
+
+inline Vec set1(float x) { return {_mm256_set1_ps(x)}; }
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
+inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.v); }
+
+inline Vec widen(__m128i x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16))}; }
+
+// To nearest even; a NaN keeps its sign and becomes quiet.
+inline __m128i narrow(Vec x) {
+    const __m256i bits = _mm256_castps_si256(x.v);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256 is_nan = _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q);
+    const __m256i chosen = _mm256_srli_epi32(_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded),
+                                                                                  _mm256_castsi256_ps(quiet), is_nan)),
+                                             16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+}
+inline Vec load(const bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline void store(bf16* p, Vec x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+
+template <class T>
+inline Vec load_n(const T* p, long n) {
+    T lanes[W] = {};
+    std::memcpy(lanes, p, n * sizeof(T));
+    return load(lanes);
+}
+template <class T>
+inline void store_n(T* p, Vec x, long n) {
+    T lanes[W];
+    store(lanes, x);
+    std::memcpy(p, lanes, n * sizeof(T));
+}
+
+inline Vec operator+(Vec a, Vec b) { return {_mm256_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm256_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm256_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
+inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Vec round(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+
+// x * 2^n, n integral in -252..254: in two halves, since 2^n alone may not be a normal number.
+inline Vec scale_by_power(Vec x, Vec n) {
+    const __m256i whole = _mm256_cvtps_epi32(n.v);
+    const __m256i low = _mm256_srai_epi32(whole, 1);
+    const __m256i high = _mm256_sub_epi32(whole, low);
+    const auto power = [](__m256i e) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
+    };
+    return {_mm256_mul_ps(_mm256_mul_ps(x.v, power(low)), power(high))};
+}
+inline Vec zero_where_below(Vec x, Vec compared, Vec bound) {
+    return {_mm256_and_ps(x.v, _mm256_cmp_ps(compared.v, bound.v, _CMP_NLT_UQ))};
+}
+
+inline __m256 fold256(Vec a) { return a.v; }
+inline unsigned nan_lanes(Vec a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)); }
+inline unsigned equal_lanes(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)); }
+inline float hmax(Vec a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    x = _mm_max_ss(x, _mm_shuffle_ps(x, x, 1));
+    return _mm_cvtss_f32(x);
+}
+
+#endif
+
+inline Vec zero() { return set1(0.0f); }
+
+inline __m128 fold128(Vec a) {
+    const __m256 half = fold256(a);
+    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
+// The lane sums of four vectors at once: a dot product of a head costs more in its last sum than in its products.
+inline __m128 hsum4(Vec a, Vec b, Vec c, Vec d) {
+    return _mm_hadd_ps(_mm_hadd_ps(fold128(a), fold128(b)), _mm_hadd_ps(fold128(c), fold128(d)));
+}
+
+inline float hsum(Vec a) { return _mm_cvtss_f32(hsum4(a, a, a, a)); }
+
+// exp within 1 ulp or so for x <= 88.7, +inf above, 0 below -103.97 and for -inf; NaN stays NaN.
+// x = n ln2 + r, |r| <= ln2 / 2, with ln2 in two parts (Cody and Waite); exp(r) by Taylor to degree 7.
+inline Vec exp(Vec x) {
+    const Vec lowest = set1(-103.97f);
+    // The operand order matters: min and max return their second operand when one is NaN.
+    const Vec clamped = min(set1(88.8f), max(lowest, x));
+    const Vec n = round(clamped * set1(1.44269504088896341f));
+    Vec r = fma(n, set1(-0.693359375f), clamped);
+    r = fma(n, set1(2.12194440e-4f), r);
+    Vec p = set1(1.0f / 5040);
+    p = fma(p, r, set1(1.0f / 720));
+    p = fma(p, r, set1(1.0f / 120));
+    p = fma(p, r, set1(1.0f / 24));
+    p = fma(p, r, set1(1.0f / 6));
+    p = fma(p, r, set1(0.5f));
+    p = fma(p, r, set1(1.0f));
+    p = fma(p, r, set1(1.0f));
+    return zero_where_below(scale_by_power(p, n), x, lowest);
+}
+
+// Calls body(i, lanes) for 0..n in steps of W; only the last may have fewer lanes than W.
+template <class Body>
+inline void for_each_vector(long n, Body&& body) {
+    long i = 0;
+    for (; i + W <= n; i += W) body(i, static_cast<long>(W));
+    if (i < n) body(i, n - i);
+}
+
+template <class T>
+inline Vec load_part(const T* p, long n) {
+    return n == W ? load(p) : load_n(p, n);
+}
+template <class T>
+inline void store_part(T* p, Vec x, long n) {
+    if (n == W) {
+        store(p, x);
+    } else {
+        store_n(p, x, n);
+    }
+}

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay.ops.compiler import library, usable_variants
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+
+VARIANTS = usable_variants()
+
+
+@pytest.fixture(scope="session", params=VARIANTS, ids=[variant.name for variant in VARIANTS])
+def native(request: pytest.FixtureRequest) -> NativeOps:
+    """Every instruction set this machine has, not only the best: the others are other people's machines."""
+    return NativeOps(library(request.param), request.param.name, 2)
+
+
+@pytest.fixture(scope="session")
+def single_threaded(native: NativeOps) -> NativeOps:
+    variant = next(v for v in VARIANTS if native.name == f"native-{v.name}")
+    return NativeOps(library(variant), variant.name, 1)
+
+
+@pytest.fixture(scope="session")
+def reference() -> TorchOps:
+    return TorchOps(1)
+
+
+@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param

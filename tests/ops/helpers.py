@@ -1,0 +1,87 @@
+"""Random inputs, and how close is close enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# bfloat16 keeps 8 bits: one rounding of two results that differ in the last float32 bits is up to 2^-8 apart.
+TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
+
+
+def assert_close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, **TOLERANCE[expected.dtype])
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual, expected)
+
+
+def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
+
+
+@dataclass(kw_only=True)
+class PagedCase:
+    """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache."""
+
+    seq_lens: list[int]
+    query_lens: list[int]
+    page_size: int = 16
+    q_heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    dtype: torch.dtype = torch.float32
+    sliding_window: int = 0
+    seed: int = 0
+    q_lens_total: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.q_lens_total = sum(self.query_lens)
+        longest = max(self.seq_lens, default=0)
+        self.pages_per_row = max(1, -(-longest // self.page_size))
+        count = len(self.seq_lens)
+        num_pages = count * self.pages_per_row
+        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(self.seed)) + 1
+        self.page_table = torch.zeros(count + 1, self.pages_per_row, dtype=torch.int32)
+        slots = (num_pages + 1) * self.page_size
+        shape = (slots, self.kv_heads, self.head_dim)
+        self.k_cache = torch.full(shape, float("nan"), dtype=self.dtype)
+        self.v_cache = torch.full(shape, float("nan"), dtype=self.dtype)
+        for i, length in enumerate(self.seq_lens):
+            # The key of a position depends on the sequence and position alone, so that layouts can be compared.
+            used = -(-length // self.page_size)
+            self.page_table[i + 1, :used] = order[i * self.pages_per_row :][:used].int()
+            at = torch.arange(length)
+            loc = self.page_table[i + 1, at // self.page_size].long() * self.page_size + at % self.page_size
+            self.k_cache[loc] = normal((length, *shape[1:]), self.dtype, self.seed * 1000 + i)
+            self.v_cache[loc] = normal((length, *shape[1:]), self.dtype, self.seed * 1000 + 500 + i)
+        self.queries = [
+            normal((length, self.q_heads, self.head_dim), self.dtype, self.seed * 1000 + 900 + i)
+            for i, length in enumerate(self.seq_lens)
+        ]
+
+    def run(
+        self, ops: Any, sequences: list[int] | None = None, until: dict[int, tuple[int, int]] | None = None
+    ) -> Tensor:
+        """Attention of the given sequences; `until` overrides (first query, end) of some of them."""
+        chosen = list(range(len(self.seq_lens))) if sequences is None else sequences
+        spans = [(until or {}).get(i, (self.seq_lens[i] - self.query_lens[i], self.seq_lens[i])) for i in chosen]
+        q = torch.cat([self.queries[i][a:b] for i, (a, b) in zip(chosen, spans, strict=True)])
+        starts = torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0).int()
+        return ops.paged_attention(
+            q,
+            self.k_cache,
+            self.v_cache,
+            self.page_table,
+            torch.tensor([i + 1 for i in chosen], dtype=torch.int32),
+            starts,
+            torch.tensor([b for _, b in spans], dtype=torch.int32),
+            self.page_size,
+            self.head_dim**-0.5,
+            self.sliding_window,
+        )
