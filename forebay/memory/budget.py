@@ -1,0 +1,114 @@
+"""From bytes to pages and rows, before any weight is loaded.
+
+Too little memory for what was asked lowers the limits, with a reason for each, instead of refusing to start; only when
+not a single page fits is it an error. The report shows the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forebay.base.errors import ConfigError
+from forebay.base.units import ceil_div, human_bytes
+
+_ROW_BYTES = 64  # last token, length and sampling columns of one request row
+_MIN_PAGES = 1
+
+
+class BudgetLine(NamedTuple):
+    """One term of the sum, or one limit: what, how much, and how it came about."""
+
+    item: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget:
+    """How the cache memory is divided. `num_pages` and `max_running_requests` count without the padding page and row."""
+
+    page_size: int
+    num_pages: int
+    max_running_requests: int
+    context_length: int
+    kv_bytes: int
+    row_bytes: int
+    lines: tuple[BudgetLine, ...]
+
+    @property
+    def max_total_tokens(self) -> int:
+        return self.num_pages * self.page_size
+
+    @property
+    def total_bytes(self) -> int:
+        return self.kv_bytes + self.row_bytes
+
+
+def divide_memory(
+    *,
+    cache_bytes: int,
+    kv_bytes_per_token: int,
+    page_size: int,
+    max_total_tokens: int,
+    max_running_requests: int,
+    context_length: int,
+) -> MemoryBudget:
+    """Divide `cache_bytes` into KV pages and request rows.
+
+    Rows cost `4 bytes x pages per row` each for the page table plus a few columns; the rest is pages. Both have one more
+    than can be used: the padding row and page. `max_total_tokens` and `max_running_requests` are upper limits.
+    Raises ConfigError when not a single page fits.
+    """
+    page_bytes = page_size * kv_bytes_per_token
+    lines: list[BudgetLine] = []
+    affordable = cache_bytes // page_bytes - 1
+    if affordable < _MIN_PAGES:
+        raise ConfigError(
+            f"the KV cache has {human_bytes(cache_bytes)} and needs at least {human_bytes(2 * page_bytes)}: two pages "
+            f"(one is padding) of {page_size} tokens at {human_bytes(kv_bytes_per_token)} each: raise "
+            "--kv-cache-memory or --mem-fraction-static, or lower --page-size"
+        )
+    wanted = ceil_div(max_total_tokens, page_size)
+    rows = max(1, min(max_running_requests, affordable, wanted))
+    row_bytes = _bytes_of_rows(rows, context_length, page_size)
+    affordable = max(_MIN_PAGES, (cache_bytes - row_bytes) // page_bytes - 1)
+    num_pages = min(wanted, affordable)
+    if num_pages < wanted:
+        why = f"{human_bytes(cache_bytes)} hold that many; {wanted * page_size} were allowed"
+    else:
+        why = f"--max-total-tokens {max_total_tokens}"
+    lines.append(BudgetLine("KV pages", f"{num_pages} x {page_size} tokens = {num_pages * page_size} tokens", why))
+    rows = min(rows, num_pages)
+    context = min(context_length, num_pages * page_size)
+    row_bytes = _bytes_of_rows(rows, context, page_size)
+    kv_bytes = (num_pages + 1) * page_bytes
+    lines.append(
+        BudgetLine(
+            "KV cache",
+            human_bytes(kv_bytes),
+            f"({num_pages} + 1 padding) pages x {page_size} tokens x {human_bytes(kv_bytes_per_token)} per token",
+        )
+    )
+    row_why = f"--max-running-requests {max_running_requests}"
+    if rows < max_running_requests:
+        row_why = f"lowered from {max_running_requests}: each running request needs a page of its own"
+    lines.append(BudgetLine("request rows", str(rows), row_why))
+    lines.append(BudgetLine("page table", human_bytes(row_bytes), f"({rows} + 1 padding) rows, {context} tokens each"))
+    context_why = "the model's or --context-length"
+    if context < context_length:
+        context_why = f"lowered from {context_length}: a request cannot be longer than the KV cache"
+    lines.append(BudgetLine("context length", f"{context} tokens", context_why))
+    return MemoryBudget(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_running_requests=rows,
+        context_length=context,
+        kv_bytes=kv_bytes,
+        row_bytes=row_bytes,
+        lines=tuple(lines),
+    )
+
+
+def _bytes_of_rows(rows: int, context_length: int, page_size: int) -> int:
+    return (rows + 1) * (4 * ceil_div(context_length, page_size) + _ROW_BYTES)
