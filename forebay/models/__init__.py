@@ -1,1 +1,63 @@
-"""One file per model family, named by its model_type."""
+"""The model families, one file each, named by their `model_type`.
+
+To add one, write `<model_type>.py` with `describe(config) -> DecoderSpec`, which says which layers it has and what the
+checkpoint calls their weights, and give the type's configuration defaults a line in `formats/model_types.py`, without
+which no checkpoint of that type is opened (and, to serve GGUF files of it, its names one in `formats/gguf_names.py`).
+`tests/models/` then compares it with transformers once it has a tiny configuration there.
+
+    checkpoint = open_checkpoint(path)
+    model = load(checkpoint, ops=ops, dtype=torch.bfloat16, device="cpu")
+    hidden = model.forward(ctx, input_ids)       # [T] -> [T, H]; KV goes to ctx.kv, one buffer pair per cache spec
+    logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
+"""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+
+from forebay.formats.checkpoint import Checkpoint
+from forebay.formats.model_config import ModelConfig
+from forebay.formats.model_types import MODEL_TYPES
+from forebay.models.decoder import Decoder, DecoderSpec
+from forebay.models.loader import Loader, Progress, check_names
+from forebay.models.model import Model
+from forebay.ops import Ops
+
+__all__ = ["Model", "describe", "load"]
+
+
+def _no_progress(done: int, total: int) -> None:
+    return
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    """What the model is made of, and of which weights."""
+    assert config.model_type in MODEL_TYPES, config.model_type
+    family = importlib.import_module(f"forebay.models.{config.model_type}")
+    spec: DecoderSpec = family.describe(config)
+    return spec
+
+
+def load(
+    checkpoint: Checkpoint,
+    *,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    progress: Progress = _no_progress,
+    context_length: int | None = None,
+) -> Model:
+    """Read the weights tensor by tensor, in `dtype`, into the form that `ops` reads fastest.
+
+    Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
+    called with bytes of the result. ModelError, before anything is read, where a weight is missing, unused or of
+    another shape than the configuration says.
+    """
+    spec = describe(checkpoint.config)
+    params = spec.params()
+    check_names(checkpoint, params, tied=spec.head is None)
+    num_positions = min(context_length or spec.max_positions, spec.max_positions)
+    with Loader(checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress) as weights:
+        return Decoder(spec, ops, weights, num_positions=num_positions)

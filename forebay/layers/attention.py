@@ -1,0 +1,121 @@
+"""Grouped-query attention over the paged KV cache, with what the supported families add to it.
+
+Shape letters: T tokens, H hidden size, Hq query heads, Hk KV heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import LinearParam, TensorParam, Weights, linear, vector
+from forebay.ops import Ops
+from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
+
+
+class QkNorm(StrEnum):
+    NONE = "none"
+    HEAD = "head"  # each head by itself, weight [D]
+    FULL = "full"  # all heads of a token together, weights [Hq * D] and [Hk * D]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """`name` is the checkpoint's prefix; `layer` the index of this layer's KV buffers; `sliding_window` 0 for none."""
+
+    name: str
+    layer: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    norm_eps: float = 1e-6
+    rope: bool = True
+    sliding_window: int = 0
+
+    @property
+    def q_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def qkv(self) -> LinearParam:
+        names = [f"{self.name}.{part}_proj" for part in ("q", "k", "v")]
+        return linear(names, (self.q_size, self.kv_size, self.kv_size), self.hidden_size, bias=self.qkv_bias)
+
+    @property
+    def output(self) -> LinearParam:
+        return linear([f"{self.name}.o_proj"], [self.hidden_size], self.q_size, bias=self.o_bias)
+
+    @property
+    def norms(self) -> tuple[TensorParam, ...]:
+        """Of q and k, where there are any."""
+        if self.qk_norm is QkNorm.NONE:
+            return ()
+        sizes = (self.head_dim, self.head_dim) if self.qk_norm is QkNorm.HEAD else (self.q_size, self.kv_size)
+        return tuple(vector(f"{self.name}.{part}_norm.weight", size) for part, size in zip("qk", sizes, strict=True))
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.qkv.tensors(), *self.output.tensors(), *self.norms)
+
+    def cache_spec(self) -> CacheSpec:
+        if self.sliding_window:
+            return SlidingWindow(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.sliding_window)
+        return FullAttention(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+
+class Attention:
+    """cos_sin [positions, D] is shared by the layers of a model; see `rotary`."""
+
+    def __init__(self, spec: AttentionSpec, ops: Ops, weights: Weights, cos_sin: Tensor) -> None:
+        self._spec = spec
+        self._ops = ops
+        self._cos_sin = cos_sin
+        self._scale = spec.head_dim**-0.5
+        self._qkv = weights.linear(spec.qkv)
+        self._output = weights.linear(spec.output)
+        self._norms = tuple(weights.tensor(param) for param in spec.norms)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
+        spec, ops = self._spec, self._ops
+        q, k, v = self._project(x)
+        if spec.rope:
+            ops.apply_rope(q, k, ctx.positions, self._cos_sin)
+        k_cache, v_cache = ctx.kv.k(spec.layer), ctx.kv.v(spec.layer)
+        ops.store_kv(k, v, k_cache, v_cache, ctx.out_cache_loc)
+        out = ops.paged_attention(
+            q,
+            k_cache,
+            v_cache,
+            ctx.page_table,
+            ctx.rows,
+            ctx.q_start,
+            ctx.seq_lens,
+            ctx.page_size,
+            self._scale,
+            spec.sliding_window,
+        )
+        return ops.linear(out.flatten(1), self._output)
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so."""
+        spec, ops = self._spec, self._ops
+        q, k, v = torch.split(ops.linear(x, self._qkv), [spec.q_size, spec.kv_size, spec.kv_size], dim=-1)
+        if spec.qk_norm is QkNorm.FULL:
+            q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
+        q = q.view(len(x), spec.num_heads, spec.head_dim)
+        k, v = (part.view(len(x), spec.num_kv_heads, spec.head_dim) for part in (k, v))
+        if spec.qk_norm is QkNorm.HEAD:
+            q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
+        return q, k, v

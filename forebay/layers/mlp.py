@@ -1,0 +1,102 @@
+"""Gated feed-forward layers: one for all tokens, or a mixture of experts.
+
+Shape letters: T tokens, H hidden size, E experts, k experts per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import LinearParam, TensorParam, Weights, linear
+from forebay.ops import Ops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MlpSpec:
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    bias: bool = False
+
+    @property
+    def gate_up(self) -> LinearParam:
+        names = [f"{self.name}.gate_proj", f"{self.name}.up_proj"]
+        return linear(names, [self.intermediate_size] * 2, self.hidden_size, bias=self.bias)
+
+    @property
+    def down(self) -> LinearParam:
+        return linear([f"{self.name}.down_proj"], [self.hidden_size], self.intermediate_size, bias=self.bias)
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.gate_up.tensors(), *self.down.tensors())
+
+    def build(self, ops: Ops, weights: Weights) -> Mlp:
+        return Mlp(self, ops, weights)
+
+
+class Mlp:
+    def __init__(self, spec: MlpSpec, ops: Ops, weights: Weights) -> None:
+        self._ops = ops
+        self._gate_up = weights.linear(spec.gate_up)
+        self._down = weights.linear(spec.down)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """down(silu(gate(x)) * up(x)): x [T, H] -> [T, H]."""
+        ops = self._ops
+        return ops.linear(ops.silu_and_mul(ops.linear(x, self._gate_up)), self._down)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MoeSpec:
+    """`normalize`: the weights of the chosen experts are scaled to sum to one."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    num_experts_per_tok: int
+    normalize: bool
+
+    @property
+    def router(self) -> LinearParam:
+        return linear([f"{self.name}.gate"], [self.num_experts], self.hidden_size, bias=False)
+
+    @property
+    def experts(self) -> tuple[MlpSpec, ...]:
+        return tuple(
+            MlpSpec(
+                name=f"{self.name}.experts.{i}",
+                hidden_size=self.hidden_size,
+                intermediate_size=self.intermediate_size,
+            )
+            for i in range(self.num_experts)
+        )
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.router.tensors(), *(param for expert in self.experts for param in expert.params()))
+
+    def build(self, ops: Ops, weights: Weights) -> Moe:
+        return Moe(self, ops, weights)
+
+
+class Moe:
+    """Routed by softmax over all experts, in float32."""
+
+    def __init__(self, spec: MoeSpec, ops: Ops, weights: Weights) -> None:
+        self._spec = spec
+        self._ops = ops
+        self._router = weights.linear(spec.router)
+        packed = [(weights.linear(expert.gate_up), weights.linear(expert.down)) for expert in spec.experts]
+        self._gate_up = [gate_up for gate_up, _ in packed]
+        self._down = [down for _, down in packed]
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]: each token's k best experts, weighted by their probabilities."""
+        probabilities = self._ops.linear_f32(x, self._router).softmax(dim=-1)
+        topk_weights, topk_ids = probabilities.topk(self._spec.num_experts_per_tok, dim=-1)
+        if self._spec.normalize:
+            topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
+        return self._ops.fused_experts(x, self._gate_up, self._down, topk_ids, topk_weights)

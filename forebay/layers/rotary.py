@@ -1,0 +1,106 @@
+"""Rotary position embedding: the table of cosines and sines, for the scalings in use.
+
+RoFormer, arXiv 2104.09864, section 3.4.2. Frequencies are float32 and computed in transformers' order, so that the
+angles are equal to the bit: a late position multiplies any difference by tens of thousands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+Scaling = Mapping[str, Any]
+
+
+def cos_sin_table(*, head_dim: int, theta: float, scaling: Scaling | None, num_positions: int) -> Tensor:
+    """[num_positions, head_dim] float32: of each position the cosines of all frequencies, then the sines."""
+    frequencies, amplitude = inverse_frequencies(head_dim=head_dim, theta=theta, scaling=scaling)
+    angles = torch.arange(num_positions, dtype=torch.float32).unsqueeze(1) * frequencies
+    table = torch.empty(num_positions, head_dim)
+    torch.cos(angles, out=table[:, : head_dim // 2])
+    torch.sin(angles, out=table[:, head_dim // 2 :])
+    return table if amplitude == 1.0 else table.mul_(amplitude)
+
+
+def inverse_frequencies(*, head_dim: int, theta: float, scaling: Scaling | None) -> tuple[Tensor, float]:
+    """Radians per position, [head_dim / 2] float32, and what cosines and sines are multiplied by."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    plain = 1.0 / theta**exponents
+    if scaling is None:
+        return plain, 1.0
+    return _SCALINGS[scaling["rope_type"]](plain, scaling, theta)
+
+
+def _linear(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    return plain / scaling["factor"], 1.0
+
+
+def _dynamic(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """Up to max_position_embeddings dynamic scaling changes nothing; beyond, a token's angle would depend on how long
+    its batch has become, so that no more positions are offered than the configuration has."""
+    return plain, 1.0
+
+
+def _frequency_factors(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    return plain / torch.tensor(scaling["factors"], dtype=torch.float32), 1.0
+
+
+def _llama3(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """Low frequencies are divided by the factor, high ones kept, those between interpolated (Llama 3.1's release)."""
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    context = scaling["original_max_position_embeddings"]
+    wavelength = 2 * math.pi / plain
+    smooth = (context / wavelength - low) / (high - low)
+    between = (1 - smooth) * plain / scaling["factor"] + smooth * plain
+    scaled = torch.where(wavelength > context / low, plain / scaling["factor"], between)
+    return torch.where(wavelength < context / high, plain, scaled), 1.0
+
+
+def _yarn(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """YaRN, arXiv 2309.00071, section 3.2 (which frequencies are interpolated) and 3.4 (the amplitude)."""
+    half = len(plain)
+    dim = 2 * half
+    low, high = _yarn_range(scaling, theta, dim)
+    ramp = ((torch.arange(half, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    powers = theta ** (torch.arange(0, dim, 2).float() / dim)
+    kept = 1 - ramp
+    frequencies = 1.0 / (scaling["factor"] * powers) * (1 - kept) + 1.0 / powers * kept
+    return frequencies, _yarn_amplitude(scaling)
+
+
+def _yarn_range(scaling: Scaling, theta: float, dim: int) -> tuple[float, float]:
+    """The dimensions between which frequencies go from kept to interpolated."""
+
+    def dimension(rotations: float) -> float:
+        turns = scaling["original_max_position_embeddings"] / (rotations * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.get("beta_fast", 32)), dimension(scaling.get("beta_slow", 1))
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def _yarn_amplitude(scaling: Scaling) -> float:
+    def grown(mscale: float) -> float:
+        return 1.0 if scaling["factor"] <= 1 else 0.1 * mscale * math.log(scaling["factor"]) + 1.0
+
+    if "attention_factor" in scaling:
+        return float(scaling["attention_factor"])
+    if "mscale" in scaling and "mscale_all_dim" in scaling:
+        return grown(scaling["mscale"]) / grown(scaling["mscale_all_dim"])
+    return grown(1.0)
+
+
+_SCALINGS: Final[Mapping[str, Callable[[Tensor, Scaling, float], tuple[Tensor, float]]]] = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "frequency_factors": _frequency_factors,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

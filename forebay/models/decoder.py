@@ -1,0 +1,129 @@
+"""A decoder-only transformer, from a description of its layers.
+
+Shape letters: T tokens, H hidden size, N chosen positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.attention import AttentionSpec
+from forebay.layers.blocks import BlockSpec
+from forebay.layers.context import ForwardContext
+from forebay.layers.mlp import MlpSpec
+from forebay.layers.params import LinearParam, TensorParam, linear, vector
+from forebay.layers.rotary import cos_sin_table
+from forebay.models.loader import Loader
+from forebay.ops import Ops
+from forebay.pools.cache_spec import CacheSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderSpec:
+    """`head` None: the embedding is used for the logits too."""
+
+    blocks: tuple[BlockSpec, ...]
+    embedding: TensorParam
+    norm: TensorParam
+    norm_eps: float
+    head: LinearParam | None
+    head_dim: int
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    max_positions: int
+
+    def params(self) -> tuple[TensorParam, ...]:
+        """All weights, in the order in which `Decoder` takes them."""
+        head = () if self.head is None else self.head.tensors()
+        return (self.embedding, *head, *(param for block in self.blocks for param in block.params()), self.norm)
+
+
+def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
+    """What all families have around their layers, under the names that they all use."""
+    return DecoderSpec(
+        blocks=tuple(blocks),
+        embedding=TensorParam(
+            names=("model.embed_tokens.weight",), sizes=(config.vocab_size,), inner=(config.hidden_size,)
+        ),
+        norm=vector("model.norm.weight", config.hidden_size),
+        norm_eps=config.rms_norm_eps,
+        head=None
+        if config.tie_word_embeddings
+        else linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False),
+        head_dim=config.head_dim,
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_positions=config.max_position_embeddings,
+    )
+
+
+def layer_name(layer: int) -> str:
+    return f"model.layers.{layer}"
+
+
+def attention_spec(config: ModelConfig, layer: int, **options: Any) -> AttentionSpec:
+    """The attention of a layer as the configuration has it; `options` are what the family adds."""
+    sliding = config.extra["layer_types"][layer] == "sliding_attention"
+    return AttentionSpec(
+        name=f"{layer_name(layer)}.self_attn",
+        layer=layer,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        norm_eps=config.rms_norm_eps,
+        sliding_window=config.sliding_window if sliding else 0,
+        **options,
+    )
+
+
+def mlp_spec(config: ModelConfig, layer: int, *, bias: bool = False) -> MlpSpec:
+    return MlpSpec(
+        name=f"{layer_name(layer)}.mlp",
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        bias=bias,
+    )
+
+
+def norm_param(config: ModelConfig, layer: int, name: str) -> TensorParam:
+    return vector(f"{layer_name(layer)}.{name}.weight", config.hidden_size)
+
+
+class Decoder:
+    """A `Model`. Its weights are read-only after loading, and it keeps nothing of a step."""
+
+    def __init__(self, spec: DecoderSpec, ops: Ops, weights: Loader, *, num_positions: int) -> None:
+        self._spec = spec
+        self._ops = ops
+        self.weight_bytes = weights.total_bytes
+        self._embedding = weights.tensor(spec.embedding)
+        self._head = ops.pack_linear(self._embedding) if spec.head is None else weights.linear(spec.head)
+        cos_sin = cos_sin_table(
+            head_dim=spec.head_dim,
+            theta=spec.rope_theta,
+            scaling=spec.rope_scaling,
+            num_positions=num_positions,
+        ).to(self._embedding.device)
+        self._blocks = tuple(block.build(ops, weights, cos_sin) for block in spec.blocks)
+        self._norm = weights.tensor(spec.norm)
+
+    def cache_specs(self) -> Sequence[CacheSpec]:
+        return tuple(block.attention.cache_spec() for block in self._spec.blocks)
+
+    def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
+        """input_ids [T] -> [T, H]; see `Model`."""
+        x = self._ops.embedding(input_ids, self._embedding)
+        residual = torch.zeros_like(x)
+        for block in self._blocks:
+            x = block(ctx, x, residual)
+        return self._ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._ops.linear_f32(hidden, self._head)

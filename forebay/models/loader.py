@@ -1,0 +1,118 @@
+"""Weights from a checkpoint to where they are used: checked by name and shape first, then read ahead and packed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from forebay.base.errors import ModelError
+from forebay.formats.checkpoint import Checkpoint
+from forebay.layers.params import LinearParam, TensorParam
+from forebay.ops import LinearWeight, Ops
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes of weights done and in total."""
+
+_SHOWN = 5
+
+
+def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam], *, tied: bool) -> None:
+    """ModelError unless the checkpoint has exactly the declared tensors in the declared shapes."""
+    wanted = dict(part for param in params for part in param.parts())
+    where, tensors = checkpoint.path, checkpoint.tensors
+    missing = [name for name in wanted if name not in tensors]
+    if missing:
+        raise ModelError(f"{where}: {len(missing)} weights are missing: {_shown(missing)}")
+    unused = [name for name in tensors if name not in wanted and not _derived(name, tied=tied)]
+    if unused:
+        raise ModelError(
+            f"{where}: {len(unused)} weights have no use in a {checkpoint.config.model_type} model "
+            f"of this configuration: {_shown(unused)}"
+        )
+    for name, shape in wanted.items():
+        if tensors[name].shape != shape:
+            raise ModelError(f"{where}: {name} has the shape {tensors[name].shape} instead of {shape}")
+
+
+def _derived(name: str, *, tied: bool) -> bool:
+    """Tensors that some checkpoints have although they follow from others."""
+    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+class Loader:
+    """The `Weights` of one load. Reading runs ahead on threads by no more than one tensor each, so that besides the
+    result only a few tensors are in memory; packing happens in the caller's thread. To be used as a context manager.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        params: Sequence[TensorParam],
+        *,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        progress: Progress,
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._ops = ops
+        self._dtype = dtype
+        self._device = device
+        self._progress = progress
+        self._total_bytes = sum(param.num_elements for param in params) * dtype.itemsize
+        self._done_bytes = 0
+        self._to_read = deque(params)
+        self._reading: deque[tuple[TensorParam, Future[Tensor]]] = deque()
+        self._threads = ThreadPoolExecutor(max_workers=max(1, ops.num_threads), thread_name_prefix="weights")
+        self._ahead = max(1, ops.num_threads)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def total_bytes(self) -> int:
+        return self._total_bytes
+
+    def tensor(self, param: TensorParam) -> Tensor:
+        while self._to_read and len(self._reading) <= self._ahead:
+            following = self._to_read.popleft()
+            self._reading.append((following, self._threads.submit(self._read, following)))
+        declared, reading = self._reading.popleft()
+        assert declared == param, f"{param.names} was asked for where {declared.names} was declared"
+        tensor = reading.result()
+        self._done_bytes += tensor.nbytes
+        self._progress(self._done_bytes, self._total_bytes)
+        return tensor
+
+    def linear(self, param: LinearParam) -> LinearWeight:
+        weight = self.tensor(param.weight)
+        bias = None if param.bias is None else self.tensor(param.bias)
+        return self._ops.pack_linear(weight, bias)
+
+    def _read(self, param: TensorParam) -> Tensor:
+        result = torch.empty(param.shape, dtype=self._dtype)
+        flat, done = result.view(-1), 0
+        for name in param.names:
+            stored = self._checkpoint.tensors[name]
+            for piece in stored.pieces():
+                values = torch.from_numpy(piece).view(-1)
+                source = values.view(torch.bfloat16) if stored.bfloat16 else values
+                flat[done : done + len(source)].copy_(source)
+                done += len(source)
+        assert done == len(flat), (param.names, done, len(flat))
+        return result.to(self._device)

@@ -1,0 +1,22 @@
+"""Mistral: Llama without biases, and a sliding window on every layer where the configuration has one."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.blocks import BlockSpec, PreNormBlock
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    return BlockSpec(
+        kind=PreNormBlock,
+        attention=attention_spec(config, layer),
+        mlp=mlp_spec(config, layer),
+        attention_norm=norm_param(config, layer, "input_layernorm"),
+        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+    )

@@ -1,0 +1,24 @@
+"""Qwen 3, dense: q and k are normed head by head before they are rotated."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.attention import QkNorm
+from forebay.layers.blocks import BlockSpec, PreNormBlock
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    bias = config.attention_bias
+    return BlockSpec(
+        kind=PreNormBlock,
+        attention=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
+        mlp=mlp_spec(config, layer),
+        attention_norm=norm_param(config, layer, "input_layernorm"),
+        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+    )

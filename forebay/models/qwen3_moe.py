@@ -1,0 +1,39 @@
+"""Qwen 3 with a mixture of experts: every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.attention import QkNorm
+from forebay.layers.blocks import BlockSpec, PreNormBlock
+from forebay.layers.mlp import MlpSpec, MoeSpec
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, norm_param
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    bias = config.attention_bias
+    return BlockSpec(
+        kind=PreNormBlock,
+        attention=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
+        mlp=_mlp(config, layer),
+        attention_norm=norm_param(config, layer, "input_layernorm"),
+        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def _mlp(config: ModelConfig, layer: int) -> MlpSpec | MoeSpec:
+    extra = config.extra
+    if layer in extra["mlp_only_layers"] or (layer + 1) % extra["decoder_sparse_step"]:
+        return mlp_spec(config, layer)
+    return MoeSpec(
+        name=f"{layer_name(layer)}.mlp",
+        hidden_size=config.hidden_size,
+        intermediate_size=extra["moe_intermediate_size"],
+        num_experts=extra["num_experts"],
+        num_experts_per_tok=extra["num_experts_per_tok"],
+        normalize=extra["norm_topk_prob"],
+    )

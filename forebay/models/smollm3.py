@@ -1,0 +1,23 @@
+"""SmolLM 3: some layers (every fourth by default) do without rotary embedding."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.blocks import BlockSpec, PreNormBlock
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    bias, rope = config.attention_bias, bool(config.extra["no_rope_layers"][layer])
+    return BlockSpec(
+        kind=PreNormBlock,
+        attention=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, rope=rope),
+        mlp=mlp_spec(config, layer, bias=config.mlp_bias),
+        attention_norm=norm_param(config, layer, "input_layernorm"),
+        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+    )
