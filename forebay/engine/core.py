@@ -1,0 +1,178 @@
+"""The loop's body: plan, launch, commit, with `depth` steps in flight. No torch, channel or process in here."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay.base import fault
+from forebay.base.errors import EngineError, ForebayError
+from forebay.base.log import event, get_logger
+from forebay.engine.frames import AddRequest
+from forebay.engine.stats import Stats
+from forebay.engine.stream import failed
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import check_token_id
+from forebay.requests.step_plan import Launched, Runner, StepPlan
+from forebay.requests.updates import Failure, Update
+from forebay.scheduler.scheduler import Scheduler
+
+EXPIRE_INTERVAL_S: Final = 0.25
+MAX_FAILURES_IN_A_ROW: Final = 5  # a runner that fails that often without one success will not recover
+
+log = get_logger("engine")
+
+
+class EngineBroken(EngineError):
+    """Step after step has failed; the engine ends rather than refuse everything while looking alive."""
+
+    default_code = "engine_broken"
+
+
+class EngineCore:
+    """A scheduler and a runner, turned by `step`. Owned by one thread.
+
+    A failing step costs the requests that were in it, each with a typed error, and nobody else. A failing scheduler
+    (`plan`, `commit`) is not survivable and propagates.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        *,
+        depth: int,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.scheduler = scheduler
+        self.stats = Stats(clock())
+        self._runner = runner
+        self._depth = depth
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._clock = clock
+        self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
+        self._failures_in_a_row = 0
+        self._expire_at = 0.0
+        self._progressed = True
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs, waits or is in flight."""
+        return not self._in_flight and self.scheduler.idle
+
+    @property
+    def stuck(self) -> bool:
+        """The last step could do nothing for those who wait: it is of no use to call it again at once."""
+        return not self._progressed
+
+    def add(self, wanted: AddRequest) -> list[Update]:
+        """Queue a request. What is wrong with it comes back as its last update."""
+        self._progressed = True
+        self.stats.add("requests_total")
+        try:
+            fault.point("engine.add")
+            self._check(wanted)
+            now = self._clock()
+            request = Request(
+                wanted.request_id,
+                wanted.prompt_token_ids,
+                wanted.params,
+                priority=wanted.priority,
+                namespace=wanted.namespace,
+                arrival=now,
+                eos_token_ids=self._eos_token_ids,
+            )
+            self.scheduler.add(request, now)
+        except Exception as error:
+            self.stats.add("requests_refused_total")
+            return [failed(wanted.request_id, _failure(error, f"request {wanted.request_id}"))]
+        return []
+
+    def abort(self, request_id: int) -> list[Update]:
+        """End a request by exact id, at any point; nothing if it has ended or never was."""
+        self._progressed = True
+        return self.stats.count_updates(self.scheduler.abort(request_id, self._clock()))
+
+    def step(self) -> list[Update]:
+        """Plan and launch one step if there is one to do, and commit the oldest when `depth` more are in flight."""
+        now = self._clock()
+        updates = self._expire(now)
+        fault.point("engine.plan")
+        plan = self.scheduler.plan(now)
+        self.stats.host_s += self._clock() - now
+        if plan is not None:
+            updates += self._launch(plan)
+        if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
+            updates += self._land()
+        self._progressed = plan is not None or bool(self._in_flight) or bool(updates)
+        return self.stats.count_updates(updates)
+
+    def _check(self, wanted: AddRequest) -> None:
+        """Every id that will index something, whoever sent it."""
+        wanted.params.check(self._vocab_size)
+        if wanted.prompt_token_ids:
+            for token in (min(wanted.prompt_token_ids), max(wanted.prompt_token_ids)):
+                check_token_id("prompt", token, self._vocab_size)
+
+    def _expire(self, now: float) -> list[Update]:
+        if now < self._expire_at:
+            return []
+        self._expire_at = now + EXPIRE_INTERVAL_S
+        return self.scheduler.expire(now)
+
+    def _launch(self, plan: StepPlan) -> list[Update]:
+        try:
+            fault.point("engine.launch")
+            self._in_flight.append((plan, self._runner.launch(plan)))
+        except Exception as error:
+            updates: list[Update] = []
+            while self._in_flight:  # steps end in the order they were planned
+                updates += self._land()
+            return updates + self._fail(plan, error)
+        return []
+
+    def _land(self) -> list[Update]:
+        plan, launched = self._in_flight.popleft()
+        try:
+            fault.point("engine.result")
+            result = launched.result()
+        except Exception as error:
+            return self._fail(plan, error)
+        now = self._clock()
+        fault.point("engine.commit")
+        updates = self.scheduler.commit(plan, result, now)
+        self._failures_in_a_row = 0
+        self.stats.count_step(plan, now)
+        self.stats.host_s += self._clock() - now
+        return updates
+
+    def _fail(self, plan: StepPlan, error: Exception) -> list[Update]:
+        self._failures_in_a_row += 1
+        self.stats.add("steps_failed_total")
+        log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
+        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            raise EngineBroken(
+                f"{self._failures_in_a_row} steps in a row failed, the last with {type(error).__name__}: {error}"
+            ) from error
+        return self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"), self._clock())
+
+
+def _as_typed(error: Exception, where: str) -> ForebayError:
+    """What the client may know: the kind of fault and where to look it up, never our internals."""
+    if isinstance(error, ForebayError):
+        return error
+    if isinstance(error, MemoryError):
+        return EngineError(f"{where} ran out of memory; fewer or shorter requests may pass", code="out_of_memory")
+    return EngineError(f"{where} failed inside the engine; its log has the cause", code="step_failed")
+
+
+def _failure(error: Exception, where: str) -> Failure:
+    if not isinstance(error, ForebayError):
+        log.error(event("add_failed", at=where), exc_info=error)
+    typed = _as_typed(error, where)
+    return Failure(type(typed).__name__, typed.code, typed.message)

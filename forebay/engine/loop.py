@@ -1,0 +1,119 @@
+"""The engine process's loop: frames in, steps, frames out; asleep when there is nothing to do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from forebay.base import fault
+from forebay.base.log import event, get_logger
+from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import (
+    AbortRequest,
+    AddRequest,
+    FlushCache,
+    GetState,
+    Shutdown,
+    ToEngine,
+    Updates,
+)
+from forebay.engine.stats import state_frame
+from forebay.engine.stream import failed
+from forebay.requests.updates import Failure, Update
+
+STATE_INTERVAL_S: Final = 1.0
+LOG_INTERVAL_S: Final = 10.0
+STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
+
+log = get_logger("engine")
+
+
+class EngineLoop:
+    """Turns an `EngineCore` by what comes over a channel. Borrows both."""
+
+    def __init__(
+        self, core: EngineCore, channel: Channel[ToEngine], *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._core = core
+        self._channel = channel
+        self._clock = clock
+        self._state_at = 0.0
+        self._log_at = clock() + LOG_INTERVAL_S
+        self._shutdown = False
+
+    def run(self) -> None:
+        """Serve until `Shutdown` or until the peer is gone. Raises ChannelError for a peer that sends what is no frame,
+        and whatever the core could not survive."""
+        try:
+            while not self._shutdown:
+                self.turn()
+        except ChannelClosed as error:
+            log.info(event("peer_gone", reason=error.message))
+
+    def turn(self) -> None:
+        """One round: what has arrived, one step, one `Updates` frame with all the news."""
+        updates: list[Update] = []
+        for frame in self._channel.receive(self._patience_s()):
+            fault.point("engine.receive")
+            updates += self._handle(frame)
+        if not self._core.idle:
+            updates += self._core.step()
+            self._report()
+        if updates:
+            self._send(updates)
+
+    def _patience_s(self) -> float | None:
+        if self._core.idle:
+            return None
+        return STUCK_WAIT_S if self._core.stuck else 0.0
+
+    def _handle(self, frame: ToEngine) -> list[Update]:
+        match frame:
+            case AddRequest():
+                return self._core.add(frame)
+            case AbortRequest():
+                return self._core.abort(frame.request_id)
+            case FlushCache():
+                self._core.scheduler.flush_cache()
+                self._send_state(frame.serial)
+            case GetState():
+                self._send_state(frame.serial)
+            case Shutdown():
+                self._shutdown = True
+            case _:
+                log.warning(event("frame_ignored", type=type(frame).__name__))
+        return []
+
+    def _send(self, updates: list[Update]) -> None:
+        """All in one frame; in several where one would be over the cap."""
+        fault.point("engine.send")
+        try:
+            self._channel.send(Updates(updates=updates))
+        except FrameTooLarge as error:
+            if len(updates) > 1:
+                half = len(updates) // 2
+                self._send(updates[:half])
+                self._send(updates[half:])
+                return
+            request_id = updates[0].request_id
+            log.error(event("update_too_large", id=request_id, reason=error.message))
+            self._core.abort(request_id)
+            self._channel.send(Updates(updates=[failed(request_id, _too_large(error))]))
+
+    def _send_state(self, serial: int) -> None:
+        self._state_at = self._clock() + STATE_INTERVAL_S
+        self._channel.send(state_frame(self._core, self._clock(), answers=serial))
+
+    def _report(self) -> None:
+        now = self._clock()
+        if now >= self._state_at:
+            self._send_state(0)
+        if now >= self._log_at:
+            self._log_at = now + LOG_INTERVAL_S
+            log.info(self._core.stats.line(self._core.scheduler, now))
+
+
+def _too_large(error: FrameTooLarge) -> Failure:
+    return Failure("EngineError", error.code, f"{error.message}: ask for fewer log-probabilities")

@@ -1,0 +1,137 @@
+"""The engine process: `python -m forebay.engine.process FD`, with FD our end of the channel.
+
+Its configuration is the first frame; its first answer is `Ready`, or `Dead` with the root cause. It lives as long as
+its parent: signals that end a terminal's or a service's processes are the parent's to act on, and the parent's end is
+ours, whatever we are in the middle of.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from forebay.base import fault
+from forebay.base.errors import ConfigError, ForebayError, ModelError
+from forebay.base.log import event, get_logger, setup_logging
+from forebay.config.engine_config import EngineConfig
+from forebay.engine.channel import Channel, ChannelClosed, ChannelError
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import Configure, Dead, Ready, Shutdown, ToEngine
+from forebay.engine.loop import EngineLoop
+from forebay.requests.updates import Failure
+
+Build = Callable[[EngineConfig], tuple[EngineCore, Ready]]
+
+PEER_GONE_GRACE_S: Final = 0.5  # for the loop to end by itself, which takes it no longer than a step
+LAST_WORDS_S: Final = 1.0
+EXIT_FAILURE: Final = 1
+EXIT_REFUSED: Final = 2  # the configuration or the checkpoint cannot be served
+
+_PR_SET_PDEATHSIG: Final = 1
+
+log = get_logger("engine")
+
+
+def serve(sock: socket.socket, build: Build) -> int:
+    """Be the engine at this end of `sock`; returns the process's exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _exit_with_peer(sock)
+    channel: Channel[ToEngine] = Channel(sock, ToEngine)
+    code = 0
+    try:
+        _run(channel, build)
+    except ChannelClosed:
+        pass
+    except Exception as error:
+        log.critical(event("engine_died"), exc_info=error)
+        code = EXIT_REFUSED if isinstance(error, ConfigError | ModelError) else EXIT_FAILURE
+        _say(channel, Dead(failure=_last_words(error)))
+    channel.close(linger_s=LAST_WORDS_S)
+    return code
+
+
+def _run(channel: Channel[ToEngine], build: Build) -> None:
+    frames = _first_frames(channel)
+    configure = frames[0]
+    if not isinstance(configure, Configure):
+        raise ChannelError(f"the first frame is {type(configure).__name__} and not Configure")
+    if configure.die_with_parent:
+        _die_with_parent(configure.parent_pid)
+    fault.arm_from_environment()
+    setup_logging(configure.config.log_level, process="engine")
+    if any(isinstance(frame, Shutdown) for frame in frames):
+        return
+    core, ready = build(configure.config)
+    # What is alive now stays: the collector need not walk it again in the middle of a step.
+    gc.collect()
+    gc.freeze()
+    channel.send(ready)
+    EngineLoop(core, channel).run()
+
+
+def _first_frames(channel: Channel[ToEngine]) -> list[ToEngine]:
+    frames: list[ToEngine] = []
+    while not frames:
+        frames = channel.receive(None)
+    return frames
+
+
+def _exit_with_peer(sock: socket.socket) -> None:
+    """From a thread of its own, so that neither a long step nor loading weights delays it by more than the grace."""
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(fd, 0)  # a hang-up is reported unasked
+        poll.poll()
+        time.sleep(PEER_GONE_GRACE_S)
+        os._exit(EXIT_FAILURE)
+
+    # A copy of our own: the number stays ours when the channel closes its socket and something else takes that one.
+    fd = os.dup(sock.fileno())
+    threading.Thread(target=watch, name="peer-watch", daemon=True).start()
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        raise ChannelClosed("the parent died before we asked to die with it")
+
+
+def _say(channel: Channel[ToEngine], words: Dead) -> None:
+    try:
+        channel.send(words)
+    except ChannelError as error:
+        log.warning(event("last_words_unheard", reason=error.message))
+
+
+def _last_words(error: Exception) -> Failure:
+    if isinstance(error, ForebayError):
+        return Failure(type(error).__name__, error.code, error.message)
+    return Failure("EngineError", "engine_dead", f"{type(error).__name__}: {error}")
+
+
+def main() -> NoReturn:
+    def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+        # Here and not above: whoever dies while torch is being imported must find the watch already running.
+        from forebay.engine.build import build_engine
+
+        return build_engine(config)
+
+    code = serve(socket.socket(fileno=int(sys.argv[1])), build)
+    sys.stderr.flush()
+    os._exit(code)  # tearing torch down takes time and can only go wrong
+
+
+if __name__ == "__main__":
+    main()

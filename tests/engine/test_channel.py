@@ -1,0 +1,242 @@
+"""Frames over a socket pair: what is sent arrives, and nothing a peer can send does more than raise a typed error."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import random
+import resource
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.engine import channel as channel_module
+from forebay.engine.channel import (
+    MAX_FRAME_BYTES,
+    Channel,
+    ChannelClosed,
+    ChannelError,
+    FrameDecoder,
+    FrameEncoder,
+    FrameTooLarge,
+)
+from forebay.engine.frames import AbortRequest, AddRequest, FromEngine, GetState, ToEngine, Updates
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+
+FRAMES = [
+    AddRequest(request_id=1, prompt_token_ids=[1, 2, 3], params=SamplingParams(logit_bias={5: 1.5}), namespace="a"),
+    AbortRequest(request_id=2**40),
+    GetState(serial=7),
+]
+
+
+def encoded(*frames: msgspec.Struct) -> bytes:
+    encoder = FrameEncoder()
+    return b"".join(encoder.encode(frame) for frame in frames)
+
+
+def framed(body: bytes, sequence: int = 0) -> bytes:
+    return struct.pack("<II", len(body), sequence) + body
+
+
+def forever(act: Callable[[], object]) -> None:
+    while True:
+        act()
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel[ToEngine], socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel: Channel[ToEngine] = Channel(ours, ToEngine)
+        yield channel, theirs
+        channel.close()
+
+
+@given(cuts=st.lists(st.integers(0, 200), max_size=8))
+def test_frames_survive_any_cut_of_the_stream(cuts: list[int]) -> None:
+    data = encoded(*FRAMES)
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    bounds = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    received = [frame for a, b in itertools.pairwise(bounds) for frame in decoder.feed(data[a:b])]
+    assert received == FRAMES
+
+
+def test_updates_arrive_equal() -> None:
+    updates = Updates(
+        updates=[
+            Update(request_id=1, token_ids=[5], cache=CacheReport(16, MissReason.DIVERGED)),
+            Update(2, [], finish=FinishReason.ERROR, failure=Failure("EngineError", "step_failed", "x")),
+        ]
+    )
+    assert FrameDecoder[FromEngine](FromEngine).feed(encoded(updates)) == [updates]
+
+
+@settings(max_examples=300)
+@given(junk=st.binary(min_size=1, max_size=400))
+def test_random_bodies_raise_a_typed_error_and_execute_nothing(junk: bytes) -> None:
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    with pytest.raises(ChannelError):
+        decoder.feed(framed(junk))
+
+
+@settings(max_examples=300)
+@given(position=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_a_flipped_byte_is_refused_or_decodes_to_a_frame_of_the_union(position: int, value: int) -> None:
+    data = bytearray(encoded(*FRAMES))
+    data[position % len(data)] = value
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    try:
+        frames = decoder.feed(data)
+    except ChannelError:
+        return
+    assert all(isinstance(frame, ToEngine) for frame in frames)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("raise SystemExit('executed')",))
+
+
+HOSTILE = {
+    "a pickle": pickle.dumps(Bomb()),
+    "an extension type": msgspec.msgpack.encode(msgspec.msgpack.Ext(42, pickle.dumps(Bomb()))),
+    "a pickle in a wrapper": msgspec.msgpack.encode({"type": "PickleWrapper", "data": pickle.dumps(Bomb())}),
+    "an unknown tag": msgspec.msgpack.encode({"type": "eval", "code": "1"}),
+    "no tag": msgspec.msgpack.encode({"request_id": 1}),
+    "the tag of the other direction": msgspec.msgpack.encode({"type": "updates", "updates": []}),
+    "a field of another type": msgspec.msgpack.encode({"type": "abort", "request_id": "1"}),
+    "a missing field": msgspec.msgpack.encode({"type": "abort"}),
+    "nesting without end": b"\x91" * 100_000,
+    "a list that claims four billion entries": b"\xdd\xff\xff\xff\xff",
+    "bytes that are no text": msgspec.msgpack.encode({"type": "abort"}).replace(b"abort", b"\xff\xfe\xfd\xfc\xfb"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_bodies_are_refused_without_a_trace(body: bytes) -> None:
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    executed: list[str] = []
+    watching = [True]
+
+    def hook(name: str, _: object) -> None:
+        if watching[0] and name in ("exec", "compile", "pickle.find_class", "import", "os.system", "subprocess.Popen"):
+            executed.append(name)
+
+    sys.addaudithook(hook)
+    try:
+        with pytest.raises(ChannelError):
+            decoder.feed(framed(body))
+    finally:
+        watching[0] = False
+    assert executed == []
+
+
+def test_an_oversized_length_is_refused_before_anything_is_allocated() -> None:
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ChannelError, match="cap"):
+        decoder.feed(struct.pack("<II", MAX_FRAME_BYTES + 1, 0))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10  # KiB
+
+
+@pytest.mark.parametrize("sequence", [1, 2**32 - 1])
+def test_a_frame_out_of_order_is_refused(sequence: int) -> None:
+    body = msgspec.msgpack.encode(GetState())
+    with pytest.raises(ChannelError, match="where 0 was due"):
+        FrameDecoder[ToEngine](ToEngine).feed(framed(body, sequence))
+
+
+def test_a_replayed_frame_is_refused() -> None:
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    data = encoded(GetState())
+    decoder.feed(data)
+    with pytest.raises(ChannelError, match="where 1 was due"):
+        decoder.feed(data)
+
+
+def test_after_a_fault_nothing_is_believed_any_more() -> None:
+    decoder: FrameDecoder[ToEngine] = FrameDecoder(ToEngine)
+    with pytest.raises(ChannelError):
+        decoder.feed(framed(b"\xc1"))
+    with pytest.raises(ChannelError):
+        decoder.feed(encoded(GetState()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_hostile_socket_costs_the_reader_no_memory(seed: int, pair: tuple[Channel[ToEngine], socket.socket]) -> None:
+    channel, peer = pair
+    rng = random.Random(seed)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peer.sendall(rng.randbytes(100_000))
+    with pytest.raises(ChannelError):
+        forever(lambda: channel.receive(0))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20 << 10
+
+
+def test_a_truncated_frame_and_a_close_is_a_closed_channel(pair: tuple[Channel[ToEngine], socket.socket]) -> None:
+    channel, peer = pair
+    peer.sendall(encoded(*FRAMES)[:-1])
+    assert channel.receive(None) == FRAMES[:-1]
+    peer.close()
+    with pytest.raises(ChannelClosed):
+        channel.receive(None)
+
+
+def test_frames_that_arrived_before_a_close_are_not_lost(pair: tuple[Channel[ToEngine], socket.socket]) -> None:
+    channel, peer = pair
+    peer.sendall(encoded(*FRAMES))
+    peer.close()
+    assert channel.receive(None) == FRAMES
+    with pytest.raises(ChannelClosed):
+        channel.receive(None)
+
+
+def test_receive_returns_when_its_time_is_up(pair: tuple[Channel[ToEngine], socket.socket]) -> None:
+    channel, _ = pair
+    assert channel.receive(0) == []
+    assert channel.receive(0.001) == []
+
+
+def test_a_frame_over_the_cap_is_not_sent_and_the_next_one_is(
+    pair: tuple[Channel[ToEngine], socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, peer = pair
+    monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", 100)
+    with pytest.raises(FrameTooLarge):
+        channel.send(Updates(updates=[Update(request_id=1, token_ids=list(range(200)))]))
+    small = Updates(updates=[Update(request_id=1, token_ids=[1])])
+    channel.send(small)
+    assert FrameDecoder[FromEngine](FromEngine).feed(peer.recv(1000)) == [small]
+
+
+def test_a_peer_that_reads_slowly_loses_nothing(pair: tuple[Channel[ToEngine], socket.socket]) -> None:
+    channel, peer = pair
+    sent = [Updates(updates=[Update(request_id=i, token_ids=list(range(2000)))]) for i in range(300)]
+    for frame in sent:
+        channel.send(frame)
+    assert channel.num_unsent_bytes > 0
+    decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
+    received: list[FromEngine] = []
+    while len(received) < len(sent):
+        received += decoder.feed(peer.recv(65536))
+        channel.flush()
+    assert received == sent
+
+
+def test_a_peer_that_never_reads_is_taken_for_dead() -> None:
+    ours, theirs = socket.socketpair()
+    channel: Channel[ToEngine] = Channel(ours, ToEngine, max_unsent_bytes=1 << 20)
+    frame = Updates(updates=[Update(request_id=1, token_ids=list(range(10_000)))])
+    with theirs, pytest.raises(ChannelClosed, match="taken for dead"):
+        forever(lambda: channel.send(frame))
+    assert channel.num_unsent_bytes < 2 << 20
+    channel.close()
