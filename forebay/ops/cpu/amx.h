@@ -10,6 +10,8 @@
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::: "memory")
 #define TILE_LOAD(t, p, stride) \
     asm volatile("tileloadd (%0,%1,1), %%tmm" #t ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
+#define TILE_LOAD_ONCE(t, p, stride) /* by way of L2: what L1 holds stays there */ \
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #t ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
 #define TILE_STORE(t, p, stride) \
     asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
 #define TILE_DP(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
