@@ -63,7 +63,7 @@ def linear(names: Sequence[str], sizes: Sequence[int], in_features: int, *, bias
 
 
 class Weights(Protocol):
-    """Where a layer gets what it declared, in the order in which it declared it."""
+    """Where a layer gets what it declared."""
 
     def tensor(self, param: TensorParam) -> Tensor: ...
 

@@ -59,5 +59,5 @@ def load(
     params = spec.params()
     check_names(checkpoint, params, tied=spec.head is None)
     num_positions = min(context_length or spec.max_positions, spec.max_positions)
-    with Loader(checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress) as weights:
-        return Decoder(spec, ops, weights, num_positions=num_positions)
+    weights = Loader(checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress)
+    return Decoder(spec, ops, weights, num_positions=num_positions)

