@@ -1,0 +1,87 @@
+"""A scheduler with a counting runner: sampled tokens are 1000, 1001, ... unless a test says otherwise."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from forebay.config.engine_config import Ledger, SchedulerConfig
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import StepPlan, StepResult
+from forebay.requests.updates import FinishReason, Update
+from forebay.scheduler.scheduler import Scheduler
+
+
+def config(**changes) -> SchedulerConfig:
+    asked = dict(
+        page_size=4,
+        num_pages=64,
+        max_running_requests=8,
+        context_length=64,
+        chunked_prefill_size=64,
+        max_queued_requests=16,
+        ledger=Ledger.RAISE,
+    )
+    return SchedulerConfig(**{**asked, **changes})
+
+
+class Rig:
+    def __init__(self, sample: Callable[[int], int] | None = None, depth: int = 0, **changes) -> None:
+        self.scheduler = Scheduler(config(**changes))
+        self.depth = depth
+        self.now = 0.0
+        self.flights: deque[StepPlan] = deque()
+        self.plans: list[StepPlan] = []
+        self.updates: list[Update] = []
+        self.reqs: dict[int, Request] = {}
+        self._sample = sample or (lambda row: 1000)
+
+    def add(self, prompt, max_new: int = 4, **kw) -> Request:
+        """Submit a request of `prompt` tokens (a list, or how many of a prompt of its own)."""
+        id = len(self.reqs) + 1
+        tokens = prompt if isinstance(prompt, list) else [id * 100 + i for i in range(prompt)]
+        params = kw.pop("params", None) or SamplingParams(max_new_tokens=max_new, stop_token_ids=(7,))
+        req = Request(id, tokens, params, **kw)
+        self.scheduler.add(req, self.now)
+        self.reqs[id] = req
+        return req
+
+    def launch(self) -> StepPlan | None:
+        plan = self.scheduler.plan(self.now)
+        if plan:
+            self.flights.append(plan)
+            self.plans.append(plan)
+        return plan
+
+    def commit(self, **result) -> list[Update]:
+        plan = self.flights.popleft()
+        tokens = [self._sample(int(row)) for row in plan.rows[plan.sample_mask]]
+        updates = self.scheduler.commit(plan, StepResult(token_ids=tokens, **result), self.now)
+        self.updates += updates
+        self.scheduler.audit()
+        return updates
+
+    def step(self) -> StepPlan | None:
+        plan = self.launch()
+        if self.flights and (len(self.flights) > self.depth or plan is None):
+            self.commit()
+        return plan
+
+    def run(self, limit: int = 500) -> None:
+        for _ in range(limit):
+            if self.scheduler.idle:
+                return
+            self.step()
+        raise AssertionError(f"not idle after {limit} steps: {list(self.scheduler.requests.values())}")
+
+    def finish_of(self, req: Request) -> FinishReason | None:
+        (finish,) = [u.finish for u in self.updates if u.request_id == req.id and u.finish] or [None]
+        return finish
+
+    def tokens_of(self, req: Request) -> list[int]:
+        return [token for u in self.updates if u.request_id == req.id for token in u.token_ids]
+
+    @property
+    def free_pages(self) -> int:
+        return self.scheduler.held.kv.num_free

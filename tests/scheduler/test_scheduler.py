@@ -1,0 +1,458 @@
+"""What the scheduler decides, one behaviour at a time; the simulator covers what they do together."""
+
+import pytest
+
+from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTooLarge
+from forebay.config.engine_config import Ledger, SchedulePolicy
+from forebay.memory.slots import LedgerError
+from forebay.requests.request import Status
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import FinishReason, MissReason
+from tests.scheduler.rig import Rig
+
+# -- at the door ------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_prompt_is_refused():
+    with pytest.raises(InvalidRequest, match="empty"):
+        Rig().add([])
+
+
+def test_a_request_id_cannot_be_used_twice_at_once():
+    rig = Rig()
+    req = rig.add(3)
+    with pytest.raises(InvalidRequest, match="in use"):
+        rig.scheduler.add(req, 0.0)
+
+
+def test_more_than_the_context_is_refused_with_the_numbers():
+    with pytest.raises(RequestTooLarge, match="60 tokens and max_tokens is 5, together 65; the context holds 64"):
+        Rig().add(60, max_new=5)
+
+
+def test_what_can_never_fit_the_pool_is_refused_with_the_numbers_and_what_just_fits_runs():
+    with pytest.raises(RequestTooLarge, match="5 KV pages of 4 tokens and there are 4") as caught:
+        Rig(num_pages=4).add(10, max_new=8)
+    assert caught.value.code == "kv_capacity_exceeded"
+    rig = Rig(num_pages=4)
+    req = rig.add(10, max_new=7)
+    rig.run()
+    assert len(rig.tokens_of(req)) == 7
+
+
+def test_the_queue_is_capped_in_requests():
+    rig = Rig(max_running_requests=2, max_queued_requests=3)
+    for _ in range(5):
+        rig.add(3)
+    with pytest.raises(Overloaded, match=r"5 requests are running or queued and 5 may be \(2 running, 3 queued\)"):
+        rig.add(3)
+    rig.run()
+    rig.add(3)
+
+
+def test_the_queue_is_capped_in_tokens_but_one_request_may_always_wait():
+    rig = Rig(max_queued_tokens=10)
+    rig.add(20)
+    with pytest.raises(Overloaded, match="20 prompt tokens are queued and this one adds 3; the limit is 10"):
+        rig.add(3)
+
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_cut_into_chunks_and_only_the_last_one_samples():
+    rig = Rig(chunked_prefill_size=4)
+    req = rig.add(10, max_new=2)
+    masks = [(plan.q_lens.tolist(), plan.sample_mask.tolist()) for plan in iter(rig.step, None)]
+    assert masks == [([4], [False]), ([4], [False]), ([2], [True]), ([1], [True])]
+    assert rig.tokens_of(req) == [1000, 1000]
+    assert rig.finish_of(req) is FinishReason.LENGTH
+
+
+def test_chunks_and_decodes_share_a_step():
+    rig = Rig(chunked_prefill_size=4)
+    rig.add(3, max_new=5)
+    rig.step()
+    rig.add(6)
+    plan = rig.step()
+    assert (plan.num_extends, plan.num_decodes, plan.num_tokens) == (1, 1, 5)
+    assert plan.seq_lens.tolist() == [4, 4]
+
+
+def test_a_stop_token_ends_a_request_and_is_named():
+    rig = Rig(sample=lambda row: 7)
+    req = rig.add(3)
+    rig.run()
+    assert (rig.finish_of(req), rig.updates[-1].matched_stop) == (FinishReason.STOP, 7)
+
+
+def test_row_writes_tell_the_device_every_page_exactly_once():
+    rig = Rig(page_size=2)
+    rig.add(3, max_new=6)
+    rig.run()
+    written = [w for plan in rig.plans for w in zip(plan.write_rows, plan.write_columns, strict=True)]
+    assert written == [(1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def test_admissions_carry_the_tokens_that_penalties_count():
+    rig = Rig()
+    req = rig.add([5, 6, 7])
+    (admission,) = rig.step().admissions
+    assert (admission.row, admission.request_id, admission.token_ids, admission.num_prompt) == (1, req.id, [5, 6, 7], 3)
+
+
+def test_with_nothing_to_do_there_is_no_plan():
+    assert Rig().launch() is None
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+def started(rig: Rig) -> list[int]:
+    return [admission.request_id for plan in rig.plans for admission in plan.admissions]
+
+
+def test_fcfs_starts_in_the_order_of_submission():
+    rig = Rig(max_running_requests=1)
+    for priority in (0, 5, 1):
+        rig.add(3, priority=priority)
+    rig.run()
+    assert started(rig) == [1, 2, 3]
+
+
+def test_priority_starts_the_highest_first():
+    rig = Rig(max_running_requests=1, schedule_policy=SchedulePolicy.PRIORITY)
+    for priority in (0, 5, 1):
+        rig.add(3, priority=priority)
+    rig.run()
+    assert started(rig) == [2, 3, 1]
+
+
+def test_lpm_starts_the_longest_cached_prefix_first():
+    rig = Rig(max_running_requests=1, schedule_policy=SchedulePolicy.LPM)
+    rig.add(list(range(20)))
+    rig.run()
+    rig.add([90, 91])
+    rig.add([*range(8), 90])
+    rig.add([*range(16), 91])
+    rig.run()
+    assert started(rig) == [1, 4, 3, 2]
+
+
+def test_a_request_that_does_not_fit_is_overtaken_but_not_for_ever():
+    rig = Rig(num_pages=14, schedule_conservativeness=1.0, max_queued_requests=400, radix_cache=False)
+    rig.add(4, max_new=36)  # keeps running
+    rig.step()
+    big = rig.add(40, max_new=8)  # 12 pages: must wait
+    behind = []
+    while big.status is Status.WAITING and len(behind) < 200:
+        behind.append(rig.add(2, max_new=1))
+        rig.step()
+        if rig.scheduler.requests.get(1) is None:
+            rig.add(4, max_new=36)
+    assert behind[0].status is Status.FINISHED
+    rig.run()
+    assert rig.finish_of(big) is FinishReason.LENGTH
+
+
+def test_after_its_share_of_overtaking_everybody_waits_for_the_head():
+    rig = Rig(num_pages=12, max_queued_requests=400, radix_cache=False, max_running_requests=4)
+    rig.add(4, max_new=40)
+    rig.step()
+    big = rig.add(40, max_new=8)
+    big.overtaken = 64
+    later = rig.add(2, max_new=1)
+    rig.step()
+    assert (big.status, later.status) == (Status.WAITING, Status.WAITING)
+    rig.run()
+    assert started(rig) == [1, 2, 3]
+
+
+# -- the prefix cache -------------------------------------------------------------------------------------------------
+
+
+def test_c20_the_first_update_says_what_was_cached_and_why_not_more():
+    rig = Rig(page_size=4)
+    rig.add(list(range(12)))
+    rig.run()
+    rig.add([*range(10), *[99] * 6])
+    rig.run()
+    reports = [u.cache for u in rig.updates if u.cache]
+    assert [(r.cached_tokens, r.miss_reason) for r in reports] == [(0, MissReason.EMPTY), (8, MissReason.DIVERGED)]
+
+
+def test_what_was_generated_is_cached_too_but_not_the_last_token():
+    rig = Rig(page_size=1)
+    first = rig.add([1, 2, 3], max_new=4)
+    rig.run()
+    rig.add([*first.tokens, 50])
+    rig.run()
+    assert [u.cache.cached_tokens for u in rig.updates if u.cache] == [0, 6]
+
+
+def test_the_same_prompt_at_the_same_time_is_computed_once():
+    rig = Rig(page_size=4, chunked_prefill_size=16)
+    prompt = list(range(48))
+    for _ in range(3):
+        rig.add(prompt, max_new=3)
+    rig.run()
+    assert [u.cache.cached_tokens for u in rig.updates if u.cache] == [0, 44, 44]
+
+
+def test_requests_that_were_computed_side_by_side_end_with_one_copy_in_the_cache():
+    rig = Rig(page_size=4)
+    prompt = list(range(12))  # too short to wait for
+    rig.add(prompt, max_new=2)
+    rig.add(prompt, max_new=2)
+    rig.run()
+    assert rig.scheduler.held.cache.num_pages == 3
+    assert rig.free_pages == 61
+
+
+def test_namespaces_do_not_share():
+    rig = Rig()
+    for namespace in ("a", "b", "a"):
+        rig.add(list(range(12)), namespace=namespace)
+        rig.run()
+    assert [u.cache.cached_tokens for u in rig.updates if u.cache] == [0, 0, 8]
+
+
+def test_without_the_radix_cache_nothing_is_kept_and_the_report_says_so():
+    rig = Rig(radix_cache=False)
+    for _ in range(2):
+        rig.add(list(range(12)))
+        rig.run()
+    reasons = {u.cache.miss_reason for u in rig.updates if u.cache}
+    assert reasons == {MissReason.DISABLED}
+    assert rig.free_pages == 64
+
+
+def test_a_request_that_failed_leaves_nothing_in_the_cache():
+    rig = Rig()
+    req = rig.add(12)
+    rig.launch()
+    (update,) = rig.commit(failed=(0,))
+    assert (update.finish, update.failure.kind, update.failure.code) == (
+        FinishReason.ERROR,
+        "NumericalError",
+        "non_finite_logits",
+    )
+    assert rig.finish_of(req) is FinishReason.ERROR
+    assert rig.scheduler.held.cache.num_pages == 0
+    assert rig.free_pages == 64
+
+
+def test_flush_drops_what_nobody_holds():
+    rig = Rig()
+    rig.add(12)
+    rig.run()
+    assert rig.scheduler.flush_cache() == 3
+    assert rig.free_pages == 64
+
+
+# -- memory pressure --------------------------------------------------------------------------------------------------
+
+
+def pressed(depth: int = 0, **changes) -> Rig:
+    """Two requests of which only one can finish at a time."""
+    rig = Rig(page_size=1, num_pages=16, schedule_conservativeness=0.01, depth=depth, **changes)
+    rig.add(4, max_new=9)
+    rig.add(4, max_new=9)
+    return rig
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_c26_the_youngest_gives_way_and_both_finish_with_all_their_tokens(depth):
+    rig = pressed(depth)
+    rig.run()
+    assert [len(rig.tokens_of(req)) for req in rig.reqs.values()] == [9, 9]
+    assert [req.num_retractions for req in rig.reqs.values()] == [0, 1]
+    ends = [u.request_id for u in rig.updates if u.finish]
+    assert ends == [1, 2]
+
+
+def test_with_priorities_the_lowest_gives_way():
+    rig = Rig(page_size=1, num_pages=16, schedule_conservativeness=0.01, schedule_policy=SchedulePolicy.PRIORITY)
+    rig.add(4, max_new=9, priority=1)
+    rig.add(4, max_new=9, priority=2)
+    rig.run()
+    assert [req.num_retractions for req in rig.reqs.values()] == [1, 0]
+
+
+def test_a_retraction_raises_the_new_token_ratio_and_idleness_resets_it():
+    rig = pressed()
+    first = rig.scheduler.ratio.value
+    while not rig.scheduler.counters.get("retractions"):
+        rig.step()
+    assert rig.scheduler.ratio.value > first
+    rig.run()
+    assert rig.scheduler.ratio.value == first
+
+
+def test_a_request_retracted_too_often_starts_only_when_it_has_the_engine_to_itself():
+    rig = Rig()
+    rig.add(4, max_new=20)
+    rig.step()
+    often = rig.add(4)
+    often.num_retractions = 8
+    rig.step()
+    assert often.status is Status.WAITING
+    rig.run()
+    assert rig.finish_of(often) is FinishReason.LENGTH
+
+
+def test_a_retracted_request_may_still_finish_by_the_step_that_was_in_flight():
+    tokens = iter([1, 1, *[1] * 6, 7, 7, *[1] * 50])
+    rig = pressed(depth=1)
+    rig._sample = lambda row: next(tokens)
+    rig.run()
+    assert rig.scheduler.idle
+    assert rig.free_pages + rig.scheduler.held.cache.num_pages == 16
+
+
+# -- steps in flight --------------------------------------------------------------------------------------------------
+
+
+def test_finished_request_keeps_its_pages_until_the_launched_step_commits():
+    rig = Rig(depth=1, sample=lambda row: 7, radix_cache=False)
+    rig.add(3)
+    rig.launch()
+    rig.launch()  # nothing is known of the first step yet, so it decodes once more
+    rig.commit()
+    assert rig.scheduler.idle is False
+    assert rig.free_pages == 63
+    assert rig.commit() == []
+    assert rig.free_pages == 64
+    assert rig.scheduler.idle
+
+
+def test_a_request_that_a_step_in_flight_ends_for_certain_is_not_launched_again():
+    rig = Rig(depth=1)
+    rig.add(3, max_new=2)
+    assert [rig.launch() is not None for _ in range(3)] == [True, True, False]
+
+
+def test_steps_commit_in_the_order_of_their_plans():
+    rig = Rig(depth=1)
+    rig.add(3)
+    rig.launch()
+    rig.launch()
+    rig.flights.reverse()
+    with pytest.raises(AssertionError, match="was committed before step 1"):
+        rig.commit()
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_abort_ends_a_request_wherever_it_is_and_frees_its_memory(steps):
+    rig = Rig(chunked_prefill_size=4, radix_cache=False)
+    req = rig.add(10)
+    for _ in range(steps):
+        rig.step()
+    (update,) = rig.scheduler.abort(req.id, 0.0)
+    assert update.finish is FinishReason.ABORT
+    assert rig.scheduler.abort(req.id, 0.0) == []
+    assert rig.scheduler.idle
+    assert rig.free_pages == 64
+
+
+def test_abort_is_by_exact_id():
+    rig = Rig()
+    for _ in range(12):
+        rig.add(3)
+    (update,) = rig.scheduler.abort(1, 0.0)
+    assert update.request_id == 1
+    assert sorted(rig.scheduler.requests) == list(range(2, 13))
+    assert rig.scheduler.abort(99, 0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "running", "message"),
+    [
+        (dict(queue_timeout_s=5.0), False, "queued for 10.0 s; the limit is 5 s"),
+        (dict(request_timeout_s=5.0), True, "took 10.0 s; the limit is 5 s"),
+        (dict(stall_timeout_s=5.0), True, "no token for 10.0 s; the limit is 5 s"),
+    ],
+)
+def test_a_request_that_takes_too_long_ends_with_a_typed_error(limits, running, message):
+    rig = Rig(**limits)
+    req = rig.add(3)
+    if running:
+        rig.step()
+    assert rig.scheduler.expire(4.0) == []
+    (update,) = rig.scheduler.expire(10.0)
+    assert (update.request_id, update.finish, update.failure.kind) == (req.id, FinishReason.ERROR, "RequestTimeout")
+    assert message in update.failure.message
+    assert rig.scheduler.idle
+
+
+def test_a_failed_step_ends_its_requests_and_nobody_elses():
+    rig = Rig(max_running_requests=1)
+    first, second = rig.add(3), rig.add(3)
+    rig.launch()
+    updates = rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
+    assert [(u.request_id, u.failure.message) for u in updates] == [(first.id, "broken")]
+    rig.run()
+    assert rig.finish_of(second) is FinishReason.LENGTH
+
+
+# -- log-probabilities ------------------------------------------------------------------------------------------------
+
+
+def test_prompt_logprobs_are_collected_over_chunks_and_come_with_the_first_token():
+    rig = Rig(chunked_prefill_size=2)
+    params = SamplingParams(max_new_tokens=1, prompt_logprobs=0)
+    rig.add([1, 2, 3, 4], params=params)
+    rig.run()
+    rig.add([1, 2, 3, 4], params=params)
+
+    def about(*tokens):
+        return [TokenLogprob(t, -1.0, 1) if t else None for t in tokens]
+
+    assert rig.launch().prompt_logprobs == (0,)
+    assert rig.commit(prompt_logprobs={0: about(2, 3)}) == []
+    rig.launch()
+    chosen = TokenLogprob(1000, -0.5, 1)
+    (update,) = rig.commit(prompt_logprobs={0: about(4, None)}, logprobs=[chosen])
+    assert [e and e.token_id for e in update.prompt_logprobs] == [None, 2, 3, 4]
+    assert update.logprobs == [chosen]
+    assert update.cache.miss_reason is MissReason.PROMPT_LOGPROBS
+
+
+# -- looking after itself ---------------------------------------------------------------------------------------------
+
+
+def test_the_state_accounts_for_every_page_and_row():
+    rig = Rig(num_pages=300)
+    rig.add(12)
+    rig.run()
+    rig.add(5, max_new=8)
+    rig.step()
+    for _ in range(8):
+        rig.add(3)
+    state = rig.scheduler.state(now=2.0)
+    for pool in state.pools:
+        assert pool.free + pool.running + pool.cached + pool.quarantined == pool.total
+    kv, rows = state.pools
+    assert (kv.running, kv.cached, rows.running) == (1, 4, 1)
+    assert (state.num_running, state.num_waiting, state.num_waiting_tokens, state.oldest_wait_s) == (1, 8, 24, 2.0)
+    assert len(state.page_map) == 256
+    assert set(state.page_map) == {0, 1, 2}
+    assert state.counters["generated_tokens"] == 5
+
+
+def test_a_leak_is_quarantined_and_counted_and_the_engine_goes_on():
+    rig = Rig(ledger=Ledger.COUNT)
+    rig.scheduler.held.kv.take_ids(2, 77)
+    with pytest.raises(LedgerError, match="booked for request 77"):
+        rig.scheduler.audit()
+    assert rig.scheduler.reclaim_leaks() == 2
+    rig.scheduler.audit()
+    assert rig.scheduler.state(0.0).pools[0].quarantined == 2
+    assert rig.scheduler.reclaim_leaks() == 0
+    req = rig.add(12)
+    rig.run()
+    assert rig.finish_of(req) is FinishReason.LENGTH
