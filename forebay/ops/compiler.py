@@ -49,8 +49,8 @@ VARIANTS = (  # best first
     Variant(
         name="amx",
         needs=frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
-        flags=_AVX512,
-        sources=(*_COMMON, "linear_amx.cpp"),
+        flags=(*_AVX512, "-DFOREBAY_AMX"),
+        sources=(*_COMMON, "linear_amx.cpp", "attention_amx.cpp"),
     ),
     Variant(
         name="avx512",

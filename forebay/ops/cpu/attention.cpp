@@ -1,4 +1,4 @@
-// Paged attention in float32 arithmetic, for both dtypes.
+// Paged attention in float32 arithmetic.
 #include "attention.h"
 
 namespace {
@@ -78,8 +78,7 @@ void attend(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
     std::fill_n(work.sums, rows * work.width, 0.0f);
 
     const long end = piece.first_position + piece.num_tokens;
-    const long oldest = call.window > 0 ? std::max(0L, piece.first_position - call.window + 1) : 0;
-    for (long first = oldest / kBlock * kBlock; first < end; first += kBlock) {
+    for (long first = oldest_position(call, piece) / kBlock * kBlock; first < end; first += kBlock) {
         const long keys = std::min(kBlock, end - first);
         for (long key = 0; key < keys; ++key) {
             const long at = (slot_of(call, piece.seq, first + key) * call.kv_heads + kv_head) * d;
@@ -103,30 +102,9 @@ void attend(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
     }
 }
 
-template <class T>
-void attend_all(const AttentionCall<T>& call) {
-    const std::vector<Piece> pieces = cut(call);
-    const long count = static_cast<long>(pieces.size());
-    call.pool->run(count * call.kv_heads, 1, [&](long begin, long end) {
-        for (long item = begin; item < end; ++item) attend(call, pieces[item / call.kv_heads], item % call.kv_heads);
-    });
-}
-
 }  // namespace
 
-#define FOREBAY_ATTENTION(T, suffix)                                                                                   \
-    void fb_paged_attention_##suffix(Pool* pool, const T* q, long ldq, const T* k_cache, const T* v_cache,             \
-                                     const int32_t* page_table, long pages_per_row, const int32_t* rows,               \
-                                     const int32_t* q_start, const int32_t* seq_lens, long num_seqs, long page_size,   \
-                                     long q_heads, long kv_heads, long head_dim, float scale, long window, T* out) {   \
-        attend_all(AttentionCall<T>{pool, q, ldq, k_cache, v_cache, page_table, pages_per_row, rows, q_start,          \
-                                    seq_lens, num_seqs, page_size, q_heads, kv_heads, head_dim, scale, window, out});  \
-    }
-
-extern "C" {
-
-// The layouts are those of `AttentionCall`; every seq_lens[i] is at least its number of queries, and the pages of its
-// positions are slots of the caches.
-FOREBAY_ATTENTION(float, f32)
-FOREBAY_ATTENTION(bf16, bf16)
-}
+FOREBAY_ATTENTION(float, f32, attend<float>)
+#if !defined(FOREBAY_AMX)  // attention_amx.cpp has this one
+FOREBAY_ATTENTION(bf16, bf16, attend<bf16>)
+#endif

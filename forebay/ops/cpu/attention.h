@@ -109,9 +109,38 @@ inline float softmax_block(float* scores, Lanes lanes, float scale, RowState& st
         store(scores + i, p);
         sum = sum + p;
     }
-    float shrink[W];
-    store(shrink, exp(set1(state.top - new_top)));
+    float shrink = 1.0f;  // exp(0), for the many blocks that hold no new maximum
+    if (new_top != state.top) store_n(&shrink, exp(set1(state.top - new_top)), 1);
     state.top = new_top;
-    state.sum = state.sum * shrink[0] + hsum(sum);
-    return shrink[0];
+    state.sum = state.sum * shrink + hsum(sum);
+    return shrink;
 }
+
+// The first position that any query of the piece sees.
+template <class T>
+long oldest_position(const AttentionCall<T>& call, const Piece& piece) {
+    return call.window > 0 ? std::max(0L, piece.first_position - call.window + 1) : 0;
+}
+
+// Runs attend(call, piece, KV head) for every piece and head.
+template <class T, class Attend>
+void for_each_piece(const AttentionCall<T>& call, const Attend& attend) {
+    const std::vector<Piece> pieces = cut(call);
+    const long count = static_cast<long>(pieces.size());
+    call.pool->run(count * call.kv_heads, 1, [&](long begin, long end) {
+        for (long item = begin; item < end; ++item) attend(call, pieces[item / call.kv_heads], item % call.kv_heads);
+    });
+}
+
+// The C entry point for T. The layouts are those of `AttentionCall`; every seq_lens[i] is at least its number of queries,
+// and the pages of the positions that a query sees are slots of the caches.
+#define FOREBAY_ATTENTION(T, suffix, attend)                                                                           \
+    extern "C" void fb_paged_attention_##suffix(                                                                       \
+        Pool* pool, const T* q, long ldq, const T* k_cache, const T* v_cache, const int32_t* page_table,               \
+        long pages_per_row, const int32_t* rows, const int32_t* q_start, const int32_t* seq_lens, long num_seqs,       \
+        long page_size, long q_heads, long kv_heads, long head_dim, float scale, long window, T* out) {                \
+        for_each_piece(AttentionCall<T>{pool, q, ldq, k_cache, v_cache, page_table, pages_per_row, rows, q_start,      \
+                                        seq_lens, num_seqs, page_size, q_heads, kv_heads, head_dim, scale, window,     \
+                                        out},                                                                          \
+                       attend);                                                                                        \
+    }

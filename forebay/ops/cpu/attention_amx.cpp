@@ -1,0 +1,213 @@
+// Paged attention for bfloat16 on AMX: scores = Q K^T and sums += P V as tile products, P rounded to bfloat16.
+//
+// Both K and V are packed per block into B tiles (pairs of the summed index side by side), which a piece then uses for
+// all its query rows. Decoding runs the same code with as few rows as it has.
+#include "amx.h"
+#include "attention.h"
+
+namespace {
+
+constexpr long kTileRows = 16;
+constexpr long kTileElements = 512;  // 16 x 32 bfloat16
+constexpr long kKeyTiles = kBlock / 16;
+constexpr long kPairSteps = kBlock / 32;
+
+long round_up(long a, long b) { return (a + b - 1) / b * b; }
+
+// One piece's working memory, from the thread's scratch. Everything is a multiple of 64 bytes.
+struct Work {
+    long width;      // head_dim rounded up to 32; what is beyond head_dim is zero
+    bf16* q;         // [rows][width]
+    bf16* weights;   // [rows][kBlock]
+    bf16* k_tiles;   // [width / 32][kKeyTiles] tiles: 16 pairs of dimensions by 16 keys
+    bf16* v_tiles;   // [kPairSteps][width / 16] tiles: 16 pairs of keys by 16 dimensions
+    float* scores;   // [rows][kBlock]
+    float* sums;     // [rows][width]
+    RowState* states;  // [rows]
+
+    Work(long head_dim, long rows) : width(round_up(head_dim, 32)) {
+        const long halves = rows * width + rows * kBlock + 2 * kBlock * width;
+        const long floats = rows * kBlock + rows * width;
+        q = static_cast<bf16*>(thread_scratch(halves * 2 + floats * 4 + rows * sizeof(RowState)));
+        weights = q + rows * width;
+        k_tiles = weights + rows * kBlock;
+        v_tiles = k_tiles + kBlock * width;
+        scores = reinterpret_cast<float*>(v_tiles + kBlock * width);
+        sums = scores + rows * kBlock;
+        states = reinterpret_cast<RowState*>(sums + rows * width);
+    }
+};
+
+__mmask32 first_halves(long n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
+
+// The keys of one block that some query sees, as pointers to their heads in a cache; null for the others, which stand for
+// zeros: what they hold must not matter, and 0 x NaN is NaN.
+using Heads = const bf16*[kBlock];
+
+// 16 keys by 16 pairs of dimensions -> transposed. Four quarter-rows of four different keys are brought together by the
+// loads, so that only the 4 x 4 transposes within 128 bits are left to the shuffle port.
+void pack_key_tile(const bf16* const* keys, long dim, long head_dim, bf16* tile) {
+    alignas(64) bf16 rows[16][32];
+    const bf16* source[16];
+    for (int i = 0; i < 16; ++i) {
+        source[i] = keys[i] == nullptr ? rows[i] : keys[i] + dim;
+        if (keys[i] == nullptr || head_dim - dim < 32) {
+            const __mmask32 mask = keys[i] == nullptr ? 0 : first_halves(head_dim - dim);
+            const bf16* from = keys[i] == nullptr ? rows[i] : keys[i] + dim;
+            _mm512_store_si512(rows[i], _mm512_maskz_loadu_epi16(mask, from));
+            source[i] = rows[i];
+        }
+    }
+    for (int c = 0; c < 4; ++c) {
+        __m512i v[4];
+        for (int r = 0; r < 4; ++r) {
+            const auto part = [&](int row) {
+                return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source[row] + c * 8));
+            };
+            v[r] = _mm512_castsi128_si512(part(r));
+            v[r] = _mm512_inserti32x4(v[r], part(r + 4), 1);
+            v[r] = _mm512_inserti32x4(v[r], part(r + 8), 2);
+            v[r] = _mm512_inserti32x4(v[r], part(r + 12), 3);
+        }
+        const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+        const __m512i c2 = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+        bf16* out = tile + c * 4 * 32;
+        _mm512_store_si512(out, _mm512_unpacklo_epi64(a, c2));
+        _mm512_store_si512(out + 32, _mm512_unpackhi_epi64(a, c2));
+        _mm512_store_si512(out + 64, _mm512_unpacklo_epi64(b, d));
+        _mm512_store_si512(out + 96, _mm512_unpackhi_epi64(b, d));
+    }
+}
+
+// Two keys' values side by side: dimension by dimension, the even key in the low half of each 32 bits.
+void pack_value_pair(const bf16* even, const bf16* odd, long head_dim, long width, bf16* tiles) {
+    const auto widened = [&](const bf16* head, long dim) {
+        if (head == nullptr) return _mm512_setzero_si512();
+        const __mmask16 mask = static_cast<__mmask16>(first_halves(head_dim - dim));
+        return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, head + dim));
+    };
+    for (long dim = 0; dim < width; dim += 16, tiles += kTileElements) {
+        _mm512_store_si512(tiles, _mm512_or_si512(widened(even, dim), _mm512_slli_epi32(widened(odd, dim), 16)));
+    }
+}
+
+// scores [16 or fewer rows][kBlock] of one row tile against the first `key_tiles` x 16 keys.
+void score_rows(const Work& work, long row, long key_tiles) {
+    const bf16* q = work.q + row * work.width;
+    const bf16* k = work.k_tiles;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+    for (long dim = 0; dim < work.width; dim += 32, k += kKeyTiles * kTileElements) {
+        TILE_LOAD(4, q + dim, work.width * 2);
+        TILE_LOAD(6, k, 64);
+        TILE_DP(0, 4, 6);
+        if (key_tiles == 1) continue;
+        TILE_LOAD(7, k + kTileElements, 64);
+        TILE_DP(1, 4, 7);
+        if (key_tiles == 2) continue;
+        TILE_LOAD(6, k + 2 * kTileElements, 64);
+        TILE_DP(2, 4, 6);
+        if (key_tiles == 3) continue;
+        TILE_LOAD(7, k + 3 * kTileElements, 64);
+        TILE_DP(3, 4, 7);
+    }
+    float* scores = work.scores + row * kBlock;
+    TILE_STORE(0, scores, kBlock * 4);
+    TILE_STORE(1, scores + 16, kBlock * 4);
+    TILE_STORE(2, scores + 32, kBlock * 4);
+    TILE_STORE(3, scores + 48, kBlock * 4);
+}
+
+// sums [rows][width] += weights [rows][kBlock] x values, for one row tile, 32 dimensions at a time.
+void add_values(const Work& work, long row, long pair_steps) {
+    const long per_step = work.width / 16 * kTileElements;
+    const bf16* weights = work.weights + row * kBlock;
+    for (long dim = 0; dim < work.width; dim += 32) {
+        float* sums = work.sums + row * work.width + dim;
+        const bf16* v = work.v_tiles + dim / 16 * kTileElements;
+        TILE_LOAD(0, sums, work.width * 4);
+        TILE_LOAD(1, sums + 16, work.width * 4);
+        for (long step = 0; step < pair_steps; ++step) {
+            TILE_LOAD(4, weights + step * 32, kBlock * 2);
+            TILE_LOAD(6, v + step * per_step, 64);
+            TILE_DP(0, 4, 6);
+            TILE_LOAD(7, v + step * per_step + kTileElements, 64);
+            TILE_DP(1, 4, 7);
+        }
+        TILE_STORE(0, sums, work.width * 4);
+        TILE_STORE(1, sums + 16, work.width * 4);
+    }
+}
+
+// Packs the keys and values of block `first` at positions oldest..end; returns how many lanes that reaches.
+long pack_block(const AttentionCall<bf16>& call, const Piece& piece, long kv_head, long first, long oldest, long end,
+                const Work& work) {
+    Heads keys, values;
+    const long lanes = std::min(kBlock, end - first);
+    for (long i = 0; i < kBlock; ++i) {
+        const bool seen = i < lanes && first + i >= oldest;
+        const long at = seen ? (slot_of(call, piece.seq, first + i) * call.kv_heads + kv_head) * call.head_dim : 0;
+        keys[i] = seen ? call.k_cache + at : nullptr;
+        values[i] = seen ? call.v_cache + at : nullptr;
+    }
+    for (long t = 0; t * 16 < lanes; ++t) {
+        for (long dim = 0; dim < work.width; dim += 32) {
+            pack_key_tile(keys + t * 16, dim, call.head_dim,
+                          work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
+        }
+    }
+    for (long i = 0; i < round_up(lanes, 32); i += 2) {
+        bf16* tiles = work.v_tiles + i / 32 * (work.width / 16) * kTileElements + i % 32 / 2 * 32;
+        pack_value_pair(values[i], values[i + 1], call.head_dim, work.width, tiles);
+    }
+    return lanes;
+}
+
+void weigh_row(const Work& work, long row, Lanes lanes, float scale) {
+    float* scores = work.scores + row * kBlock;
+    const float shrink = softmax_block(scores, lanes, scale, work.states[row]);
+    for (long i = 0; i < kBlock; i += W) store(work.weights + row * kBlock + i, load(scores + i));
+    if (shrink == 1.0f) return;
+    float* sums = work.sums + row * work.width;
+    for (long i = 0; i < work.width; i += W) store(sums + i, load(sums + i) * set1(shrink));
+}
+
+void attend(const AttentionCall<bf16>& call, const Piece& piece, long kv_head) {
+    const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
+    const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
+    const Work work(d, round_up(padded_rows, kTileRows));
+    std::memset(work.q, 0, padded_rows * work.width * sizeof(bf16));
+    std::memset(work.weights, 0, padded_rows * kBlock * sizeof(bf16));
+    std::fill_n(work.sums, padded_rows * work.width, 0.0f);
+    for (long r = 0; r < rows; ++r) {
+        std::copy_n(call.q + (piece.first_token + r / group) * call.ldq + (kv_head * group + r % group) * d, d,
+                    work.q + r * work.width);
+        work.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f};
+    }
+
+    const TileScope scope(tile_rows);
+    const long end = piece.first_position + piece.num_tokens, oldest = oldest_position(call, piece);
+    for (long first = oldest / kBlock * kBlock; first < end; first += kBlock) {
+        const long lanes = pack_block(call, piece, kv_head, first, oldest, end, work);
+        for (long tile = 0; tile < padded_rows; tile += tile_rows) {
+            score_rows(work, tile, (lanes + 15) / 16);
+            for (long r = tile; r < std::min(rows, tile + tile_rows); ++r) {
+                weigh_row(work, r, visible(piece.first_position + r / group, first, call.window), call.scale);
+            }
+            add_values(work, tile, (lanes + 31) / 32);
+        }
+    }
+    for (long r = 0; r < rows; ++r) {
+        bf16* out = call.out + ((piece.first_token + r / group) * call.q_heads + kv_head * group + r % group) * d;
+        const Vec inverse = set1(1.0f / work.states[r].sum);
+        for_each_vector(d, [&](long i, long part) {
+            store_part(out + i, load(work.sums + r * work.width + i) * inverse, part);
+        });
+    }
+}
+
+}  // namespace
+
+FOREBAY_ATTENTION(bf16, bf16, attend)
