@@ -49,8 +49,8 @@ def _shown(names: Sequence[str]) -> str:
 class Loader:
     """The `Weights` of one load: besides the result, one tensor and one piece of a stored one are in memory.
 
-    One thread reads and packs: a second one gained nothing for the embedded model on two cores (0.43 s either way, torch
-    2.13, median of six), because packing and conversion use all cores already.
+    One thread does it all: one or two that read ahead gained nothing for the embedded model on two cores (0.43 s each
+    way, the median of six loads with the native ops).
     """
 
     def __init__(

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.models import Model
+from forebay.ops import Ops, make_ops
+from tests.models.tiny import Tiny, make_tiny
+
+LoadModel = Callable[[Path], Model]
+
+
+@pytest.fixture(scope="session", params=["torch", "native"])
+def ops(request: pytest.FixtureRequest) -> Ops:
+    found = make_ops(request.param, 2)
+    if request.param == "native" and found.name == "torch":
+        pytest.skip("no native ops on this machine")
+    return found
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+    """The checkpoint of a case, made once."""
+    made: dict[str, Tiny] = {}
+
+    def get(case: str) -> Tiny:
+        if case not in made:
+            made[case] = make_tiny(case, tmp_path_factory.mktemp(case))
+        return made[case]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def load(ops: Ops) -> LoadModel:
+    def load_float32(path: Path) -> Model:
+        return models.load(open_checkpoint(path), ops=ops, dtype=torch.float32)
+
+    return load_float32

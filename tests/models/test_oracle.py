@@ -1,0 +1,66 @@
+"""Logits equal transformers' whatever the chunks, the batch around a sequence and the pages it lies on (C28)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.models.drive import NUM_ROWS, Driver
+from tests.models.tiny import CASES, make_tiny, random_ids
+
+PROMPT = 20
+TOLERANCE = {"rtol": 0, "atol": 1e-4}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prefill_gives_the_logits_of_transformers(case, tiny, load):
+    oracle, ids = tiny(case), random_ids(3 * PROMPT, seed=1)
+    (logits,) = Driver(load(oracle.path)).step([(1, ids)])
+    torch.testing.assert_close(logits, oracle.logits(ids), **TOLERANCE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_chunk_size_gives_the_logits_of_transformers(case, tiny, load):
+    oracle, ids = tiny(case), random_ids(PROMPT, seed=2)
+    model, expected = load(oracle.path), oracle.logits(ids)
+    for chunk in range(1, PROMPT + 1):
+        driver = Driver(model)
+        parts = [driver.step([(1, ids[first : first + chunk])])[0] for first in range(0, PROMPT, chunk)]
+        torch.testing.assert_close(torch.cat(parts), expected, **TOLERANCE, msg=lambda m, c=chunk: f"chunk {c}: {m}")
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("case", CASES)
+def test_mixed_batches_give_each_sequence_its_own_logits(case, page_size, tiny, load):
+    oracle, rng = tiny(case), random.Random(page_size)
+    sequences = {row: random_ids(rng.randint(8, 30), seed=row) for row in range(1, NUM_ROWS + 1)}
+    driver = Driver(load(oracle.path), page_size=page_size)
+    got = {row: [] for row in sequences}
+    while left := {row: ids[driver.lens[row] :] for row, ids in sequences.items() if driver.lens[row] < len(ids)}:
+        batch = _random_step(rng, left)
+        for (row, _), logits in zip(batch, driver.step(batch), strict=True):
+            got[row].append(logits)
+    for row, ids in sequences.items():
+        torch.testing.assert_close(torch.cat(got[row]), oracle.logits(ids), **TOLERANCE)
+
+
+def _random_step(rng: random.Random, left: dict[int, list[int]]) -> list[tuple[int, list[int]]]:
+    """Some of the rows in random order: the extends take a few tokens each, the decodes after them one."""
+    rows = rng.sample(sorted(left), rng.randint(1, len(left)))
+    extends = rng.randint(0, len(rows))
+    return [(row, left[row][: rng.randint(2, 9) if i < extends else 1]) for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_other_weights_and_prompts(seed, tmp_path, load):
+    for case in ("llama", "olmo2", "qwen3_moe"):
+        oracle, ids = make_tiny(case, tmp_path / case, seed=seed), random_ids(40, seed=seed)
+        (logits,) = Driver(load(oracle.path)).step([(2, ids)])
+        torch.testing.assert_close(logits, oracle.logits(ids), **TOLERANCE)
+
+
+def test_a_step_without_tokens_gives_no_logits(tiny, load):
+    (logits,) = Driver(load(tiny("qwen3_moe").path)).step([(1, [])])
+    assert logits.shape == (0, 96)

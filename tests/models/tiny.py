@@ -1,0 +1,118 @@
+"""Tiny random checkpoints of every model type, made and saved by transformers, which is the oracle for their logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+VOCAB = 96
+
+BASE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+
+
+def _rope(rope_type: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 5_000.0, **parameters}}
+
+
+# (model type, what differs from BASE): at least one of each type, and each option that a type can have.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama-biases-tied": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-one-kv-head": ("llama", {"num_key_value_heads": 1, "num_attention_heads": 6, "head_dim": 16}),
+    "llama-rope-linear": ("llama", _rope("linear", factor=4.0)),
+    "llama-rope-llama3": (
+        "llama",
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16),
+    ),
+    "llama-rope-yarn": ("llama", _rope("yarn", factor=4.0, original_max_position_embeddings=64)),
+    "llama-rope-yarn-options": (
+        "llama",
+        _rope("yarn", factor=4.0, original_max_position_embeddings=64, beta_fast=8, beta_slow=2, truncate=False)
+        | {"head_dim": 16},
+    ),
+    "llama-rope-dynamic": ("llama", _rope("dynamic", factor=2.0)),
+    "mistral": ("mistral", {"sliding_window": None}),
+    "mistral-window": ("mistral", {"sliding_window": 6}),
+    "qwen2": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("qwen3", {"head_dim": 20}),
+    "qwen3-biases-window": (
+        "qwen3",
+        {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "smollm3-window": (
+        "smollm3",
+        {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 6, "tie_word_embeddings": False},
+    ),
+    "olmo2": ("olmo2", {}),
+    "olmo2-biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
+    "qwen3_moe": ("qwen3_moe", MOE),
+    "qwen3_moe-some-dense": (
+        "qwen3_moe",
+        {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    path: Path
+    oracle: Any  # the transformers model, float32, eager attention
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """[len(ids), V], of one full forward."""
+        with torch.no_grad():
+            logits: Tensor = self.oracle(torch.tensor([ids])).logits[0]
+        return logits
+
+
+def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
+    """A model with every weight random: as initialized, biases are 0 and norms 1, which hides mistakes."""
+    model_type, options = CASES[case]
+    config = AutoConfig.for_model(model_type, **{**BASE, **options, **overrides})
+    generator = torch.Generator().manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.3 * values if "norm" in _name(model, parameter) else 0.15 * values)
+    return model
+
+
+def _name(model: Any, parameter: Tensor) -> str:
+    return next(name for name, other in model.named_parameters() if other is parameter)
+
+
+def make_tiny(case: str, folder: Path, *, seed: int = 0, **save: Any) -> Tiny:
+    model = make_oracle(case, seed=seed)
+    model.save_pretrained(folder, **save)
+    return Tiny(folder, model)
+
+
+def random_ids(count: int, seed: int) -> list[int]:
+    return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
