@@ -26,7 +26,7 @@ class BudgetLine(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """How the cache memory is divided. `num_pages` and `max_running_requests` count without the padding page and row."""
+    """How the cache memory is divided; `num_pages` and `max_running_requests` without the padding page and row."""
 
     page_size: int
     num_pages: int
@@ -56,8 +56,8 @@ def divide_memory(
 ) -> MemoryBudget:
     """Divide `cache_bytes` into KV pages and request rows.
 
-    Rows cost `4 bytes x pages per row` each for the page table plus a few columns; the rest is pages. Both have one more
-    than can be used: the padding row and page. `max_total_tokens` and `max_running_requests` are upper limits.
+    Rows cost `4 bytes x pages per row` each for the page table plus a few columns; the rest is pages. Both have one
+    more than can be used: the padding row and page. `max_total_tokens` and `max_running_requests` are upper limits.
     Raises ConfigError when not a single page fits.
     """
     page_bytes = page_size * kv_bytes_per_token

