@@ -1,1 +1,1 @@
-"""Text to tokens and back: tokenizer, chat template, incremental detokenizer."""
+"""Between text and token ids: tokenizers, chat templates, incremental detokenization. No tensors, no sockets."""

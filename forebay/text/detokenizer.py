@@ -1,0 +1,99 @@
+"""From a request's tokens to its text, piece by piece, so that the pieces joined are the whole text, always."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Final, NamedTuple
+
+from forebay.text.token_bytes import TokenBytes
+
+_UTF8: Final = codecs.getincrementaldecoder("utf-8")
+
+
+class Delta(NamedTuple):
+    """`text` may be shown now. `stopped` is the stop string that has just been met: everything from it on is dropped
+    and nothing more may be pushed. `used` tokens of those pushed went into the text."""
+
+    text: str
+    stopped: str | None
+    used: int
+
+
+class Detokenizer:
+    """One request's text. Never shows half a character, nor a stop string or the beginning of one."""
+
+    __slots__ = ("_decoder", "_held", "_include_stop", "_longest", "_stop", "_table", "num_chars", "offsets")
+
+    def __init__(self, table: TokenBytes, stop: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
+        """`include_stop` leaves the stop string itself at the end of the text."""
+        self._table = table
+        self._stop = stop
+        self._include_stop = include_stop
+        self._longest = max(map(len, stop), default=0)
+        self._decoder = _UTF8("replace")
+        self._held = ""  # decoded, not shown: may become a stop string
+        self.num_chars = 0  # shown
+        self.offsets: list[int] = []  # per pushed token: characters of text before it
+
+    def push(self, token_ids: list[int]) -> Delta:
+        if not self._stop:
+            return self._push_plain(token_ids)
+        shown = ""
+        for used, token in enumerate(token_ids, 1):
+            self.offsets.append(self.num_chars + len(shown) + len(self._held))
+            new = self._decoder.decode(self._table.in_text(token))
+            if not new:
+                continue
+            text, stopped = self._search(new)
+            shown += text
+            if stopped is not None:
+                self.num_chars += len(shown)
+                return Delta(shown, stopped, used)
+        self.num_chars += len(shown)
+        return Delta(shown, None, len(token_ids))
+
+    def finish(self) -> Delta:
+        """What was held back: half a character becomes U+FFFD, the beginning of a stop string is text after all."""
+        tail = self._decoder.decode(b"", True)
+        text, stopped = self._search(tail) if tail else ("", None)
+        if stopped is None:
+            text, self._held = text + self._held, ""
+        self.num_chars += len(text)
+        return Delta(text, stopped, 0)
+
+    def _push_plain(self, token_ids: list[int]) -> Delta:
+        shown = ""
+        for token in token_ids:
+            self.offsets.append(self.num_chars + len(shown))
+            shown += self._decoder.decode(self._table.in_text(token))
+        self.num_chars += len(shown)
+        return Delta(shown, None, len(token_ids))
+
+    def _search(self, new: str) -> tuple[str, str | None]:
+        """Add `new` to what is held; what of it may be shown, and the stop string that begins first in it."""
+        text = self._held + new
+        at, found = len(text), None
+        for stop in self._stop:
+            place = text.find(stop, 0, at + len(stop) - 1)
+            if 0 <= place < at:
+                at, found = place, stop
+        if found is not None:
+            self._held = ""
+            return text[: at + len(found)] if self._include_stop else text[:at], found
+        keep = self._held_back(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], None
+
+    def _held_back(self, text: str) -> int:
+        """Length of the longest end of `text` that some stop string begins with."""
+        for size in range(min(self._longest - 1, len(text)), 0, -1):
+            end = text[-size:]
+            if any(stop.startswith(end) for stop in self._stop):
+                return size
+        return 0
+
+
+def decode(table: TokenBytes, token_ids: list[int], *, skip_special: bool = True) -> str:
+    """The whole text at once."""
+    read = table.in_text if skip_special else table.spelled
+    return b"".join(map(read, token_ids)).decode("utf-8", "replace")

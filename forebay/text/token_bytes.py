@@ -1,0 +1,77 @@
+"""Which bytes a token stands for: the table that detokenization concatenates.
+
+Text is the concatenation of the bytes of its tokens, decoded as UTF-8 with U+FFFD for what is not. That makes streaming
+exact by construction: no context, no re-decoding of a window.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Protocol
+
+_BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class PieceReader(Protocol):
+    def __call__(self, piece: str) -> bytes: ...
+
+
+def _byte_level_alphabet() -> dict[int, int]:
+    """GPT-2's printable stand-ins: code point of the stand-in -> byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {byte: byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in table]
+    table.update({0x100 + i: byte for i, byte in enumerate(others)})
+    return table
+
+
+_ALPHABET: Final = _byte_level_alphabet()
+
+
+def byte_level(piece: str) -> bytes:
+    """A piece of a byte-level BPE vocabulary, such as `Ġthe`."""
+    try:
+        return piece.translate(_ALPHABET).encode("latin-1")
+    except UnicodeEncodeError:  # a word added in plain spelling
+        return piece.encode()
+
+
+def sentencepiece(piece: str) -> bytes:
+    """A piece of a SentencePiece vocabulary, such as `▁the` or `<0x0A>`."""
+    match = _BYTE_PIECE.fullmatch(piece)
+    return bytes([int(match[1], 16)]) if match else piece.replace("▁", " ").encode()
+
+
+class TokenBytes:
+    """id -> bytes, filled as ids are met. `skipped` ids (control tokens) have no bytes in a text."""
+
+    def __init__(self, pieces: list[str | None], reader: PieceReader, literal: set[int], skipped: set[int]) -> None:
+        """`literal` ids are spelled as they are: added tokens are no pieces of the vocabulary's alphabet."""
+        self._pieces = pieces
+        self._reader = reader
+        self._literal = literal
+        self.skipped = skipped
+        self._known: list[bytes | None] = [None] * len(pieces)
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def spelled(self, token: int) -> bytes:
+        """The bytes of any token, a control token's spelling included. An id that the checkpoint pads its vocabulary
+        with has none."""
+        if token >= len(self._pieces):
+            return b""
+        known = self._known[token]
+        if known is None:
+            piece = self._pieces[token]
+            if piece is None:
+                known = b""
+            elif token in self._literal:
+                known = piece.encode()
+            else:
+                known = self._reader(piece)
+            self._known[token] = known
+        return known
+
+    def in_text(self, token: int) -> bytes:
+        return b"" if token in self.skipped else self.spelled(token)

@@ -1,0 +1,169 @@
+"""Text to token ids and back, for prompts, chats and outputs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.base.errors import InvalidRequest, RequestTooLarge
+from forebay.text import tokenizer_files
+from forebay.text.chat_template import ChatTemplate
+from forebay.text.detokenizer import decode
+from forebay.text.token_bytes import TokenBytes, byte_level
+from forebay.text.tokenizer_files import TokenizerParts
+
+MAX_BYTES_PER_TOKEN: Final = 8  # a longer prompt than this times the context cannot fit; it is refused before the work
+_MARKS: Final = range(0xF0000, 0xFFFFE)  # a private-use plane to choose a mark from
+
+Message = dict[str, Any]  # role and content, as the chat template sees them
+
+
+class Tokenizer:
+    """Thread-safe: calls take turns.
+
+    Control tokens (`<|im_start|>`) are only ever made from text by who asks for it: a chat template's own output, or
+    `parse_special=True`. The same spelling in a user's text is text.
+    """
+
+    def __init__(self, parts: TokenizerParts, chat_template: str | None = None) -> None:
+        """`chat_template` is the operator's own, instead of the checkpoint's."""
+        self._backend = parts.backend
+        self._lock = threading.Lock()
+        self._parts = parts
+        self.table = TokenBytes(parts.pieces, parts.reader, set(parts.added.values()), set(parts.hidden))
+        control = sorted((word for word, token in parts.added.items() if token in parts.control), key=len, reverse=True)
+        self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
+        hidden = [word for word in control if parts.added[word] in parts.hidden]
+        self._hidden = re.compile("|".join(map(re.escape, hidden)) or r"(?!)")
+        self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
+        self.bos_token_id = parts.added.get(parts.names.get("bos_token", ""))
+        source = chat_template or parts.template
+        self.chat_template = ChatTemplate(source, parts.names) if source else None
+
+    @classmethod
+    def from_path(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
+        """From a checkpoint's folder or a `.gguf` file. Raises ModelError for what is not supported."""
+        path = Path(path)
+        if path.is_dir():
+            return cls(tokenizer_files.from_folder(path), chat_template)
+        from forebay.formats.gguf import GgufFile
+
+        return cls.from_gguf(GgufFile(path).metadata, chat_template)
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
+        return cls(tokenizer_files.from_gguf(metadata), chat_template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that have a spelling; the model's own vocabulary may be padded beyond."""
+        return len(self.table)
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False, max_tokens: int | None = None
+    ) -> list[int]:
+        """`add_special_tokens` adds what the checkpoint puts around a prompt (often a begin token), `parse_special`
+        turns the spellings of control tokens into these tokens. Raises RequestTooLarge for a text that cannot fit into
+        `max_tokens`, before any work is done, and InvalidRequest for lone surrogates."""
+        _check_text(text, max_tokens)
+        ids = self._encode(text, add_special_tokens, plain=not parse_special)
+        return self._with_bos(ids) if add_special_tokens else ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        max_tokens: int | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """Render and encode a conversation. Raises InvalidRequest where there is no template, or it refuses."""
+        mark, guarded = self._guard(messages, max_tokens)
+        text = self.render(guarded, add_generation_prompt=add_generation_prompt, **variables)
+        _check_text(text, None if max_tokens is None else max_tokens + len(text) // MAX_BYTES_PER_TOKEN)
+        ids: list[int] = []
+        # Templates write the begin token themselves.
+        if mark not in text:
+            return self._encode(text, add_special_tokens=False, plain=False)
+        for part, is_control in _split(text, self._control):
+            if is_control:
+                ids.append(self._parts.added[part])
+            else:
+                ids += self._encode(part.replace(mark, ""), add_special_tokens=False, plain=True)
+        return ids
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """The text of a conversation, control tokens spelled out."""
+        if self.chat_template is None:
+            raise InvalidRequest(
+                "this model has no chat template: use /v1/completions, or start the server with --chat-template",
+                code="no_chat_template",
+            )
+        return self.chat_template.render(list(messages), add_generation_prompt=add_generation_prompt, **variables)
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """A whole text. A SentencePiece text loses the space that encoding puts in front."""
+        text = decode(self.table, token_ids, skip_special=skip_special_tokens)
+        if self._parts.reader is not byte_level and text.startswith(" "):
+            return text[1:]
+        return text
+
+    def _encode(self, text: str, add_special_tokens: bool, *, plain: bool) -> list[int]:
+        with self._lock:  # the switch belongs to the backend, not to the call
+            self._backend.encode_special_tokens = plain
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(batch[0].ids)
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        bos = self.bos_token_id
+        return [bos, *ids] if self._parts.add_bos and bos is not None and ids[:1] != [bos] else ids
+
+    def _guard(self, messages: Sequence[Message], max_tokens: int | None) -> tuple[str, list[Message]]:
+        """Put a mark that occurs nowhere into every control spelling that the messages contain: what the template
+        writes is then the only source of control tokens. In what the assistant said, markers that are visible text
+        (`</think>`) stay: templates look for them, and the model wrote them itself."""
+        texts = [value for message in messages for value in message.values() if isinstance(value, str)]
+        _check_text("\0".join(texts), max_tokens)
+        used = {ord(ch) for text in texts for ch in set(text) if ord(ch) >= _MARKS.start}
+        if self.chat_template is not None:
+            used |= set(map(ord, set(self.chat_template.source)))
+        mark = chr(next(code for code in _MARKS if code not in used))
+        return mark, [self._guard_message(message, mark) for message in messages]
+
+    def _guard_message(self, message: Message, mark: str) -> Message:
+        spellings = self._hidden if message.get("role") == "assistant" else self._control
+        return {
+            key: spellings.sub(lambda match: match[0][:1] + mark + match[0][1:], value)
+            if isinstance(value, str) and key != "role"
+            else value
+            for key, value in message.items()
+        }
+
+
+def _split(text: str, spellings: re.Pattern[str]) -> Iterable[tuple[str, bool]]:
+    """The text's parts in order, and whether each is one of the spellings."""
+    at = 0
+    for match in spellings.finditer(text):
+        if match.start() > at:
+            yield text[at : match.start()], False
+        yield match[0], True
+        at = match.end()
+    if at < len(text):
+        yield text[at:], False
+
+
+def _check_text(text: str, max_tokens: int | None) -> None:
+    try:
+        num_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"the text has a lone surrogate at character {error.start}: it is not valid Unicode", code="invalid_unicode"
+        ) from error
+    if max_tokens is not None and num_bytes > max_tokens * MAX_BYTES_PER_TOKEN:
+        raise RequestTooLarge(
+            f"the prompt has {num_bytes} bytes; at most {max_tokens * MAX_BYTES_PER_TOKEN} "
+            f"({MAX_BYTES_PER_TOKEN} per token of the {max_tokens}-token context) are read: shorten it"
+        )

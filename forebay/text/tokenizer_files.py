@@ -1,0 +1,201 @@
+"""Where a tokenizer comes from: a checkpoint's folder, or the metadata of a GGUF file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers
+
+from forebay.base.errors import ModelError
+from forebay.text.pre_tokenizers import ignores_merges, normalizer, pre_tokenizer
+from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
+
+_CONTROL: Final = 3  # ggml's token types
+_USER_DEFINED: Final = 4
+_BYTE: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerParts:
+    """What a checkpoint says about its text: `control` are the ids that structure a conversation, `hidden` those of them
+    that are no part of a text, `names` spells `bos_token`, `eos_token` and the like, `template` is the chat template."""
+
+    backend: tokenizers.Tokenizer
+    pieces: list[str | None]
+    reader: PieceReader
+    added: dict[str, int]
+    control: frozenset[int]
+    hidden: frozenset[int]
+    names: dict[str, str] = field(default_factory=dict)
+    add_bos: bool = False  # put there by us; a tokenizer.json has it in its post-processor
+    template: str | None = None
+
+
+def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
+    """From `tokenizer.ggml.*`, of model `gpt2` (byte-level BPE) or `llama` (SentencePiece with byte fallback)."""
+    model = metadata.get("tokenizer.ggml.model")
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelError("the GGUF file has no tokenizer.ggml.tokens: convert the model again, with its tokenizer")
+    if model not in ("gpt2", "llama"):
+        raise ModelError(f"tokenizer.ggml.model is {model!r}; known are gpt2 and llama")
+    types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))]
+    control = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
+    user_defined = [i for i, kind in enumerate(types) if kind == _USER_DEFINED]
+    names = _names_by_id(metadata, tokens)
+    backend = _byte_level_bpe(metadata, tokens) if model == "gpt2" else _sentencepiece_bpe(metadata, tokens, names)
+    _add(backend, tokens, control, user_defined)
+    return TokenizerParts(
+        backend=backend,
+        pieces=list(tokens),
+        reader=byte_level if model == "gpt2" else sentencepiece,
+        added={tokens[i]: i for i in (*sorted(control), *user_defined)},
+        control=control,
+        hidden=control,
+        names=names,
+        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", model == "llama")),
+        template=metadata.get("tokenizer.chat_template"),
+    )
+
+
+def _names_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:
+    names = {}
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token = metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token is not None and 0 <= int(token) < len(tokens):
+            names[f"{name}_token"] = tokens[int(token)]
+    return names
+
+
+def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
+    pre = str(metadata.get("tokenizer.ggml.pre", "default"))
+    vocab = {piece: i for i, piece in enumerate(tokens)}
+    merges = []
+    for line in metadata.get("tokenizer.ggml.merges", []):
+        left, _, right = line[1:].partition(" ")  # a piece is never empty, but it may be a space
+        merges.append((line[:1] + left, right))
+    try:
+        backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=ignores_merges(pre)))
+    except Exception as error:  # the package raises bare Exception for merges outside the vocabulary
+        raise ModelError(f"the GGUF file's tokenizer cannot be built: {error}") from error
+    backend.pre_tokenizer = pre_tokenizer(pre)
+    kind = normalizer(pre)
+    if kind is not None:
+        backend.normalizer = kind
+    return backend
+
+
+def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], names: dict[str, str]) -> tokenizers.Tokenizer:
+    vocab = {piece: i for i, piece in enumerate(tokens)}
+    scores = metadata.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelError("the GGUF file's SentencePiece tokenizer has no score for every token: convert it again")
+    merges = _merges_by_score(vocab, [float(score) for score in scores])
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, unk_token=names.get("unk_token"), fuse_unk=True, byte_fallback=True)
+    )
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
+    if bool(metadata.get("tokenizer.ggml.add_space_prefix", True)):
+        steps.insert(0, normalizers.Prepend("▁"))
+    backend.normalizer = normalizers.Sequence(steps)
+    return backend
+
+
+def _merges_by_score(vocab: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """SentencePiece keeps a score per piece instead of merges: joining any two pieces into a better one is a merge, the
+    best-scored first."""
+    merges = []
+    for piece, token in vocab.items():
+        splits = [
+            (piece[:cut], piece[cut:]) for cut in range(1, len(piece)) if piece[:cut] in vocab and piece[cut:] in vocab
+        ]
+        splits.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        merges += [(scores[token], pair) for pair in splits]
+    merges.sort(key=lambda item: item[0], reverse=True)
+    return [pair for _, pair in merges]
+
+
+def _add(
+    backend: tokenizers.Tokenizer, tokens: list[str], control: frozenset[int], user_defined: Sequence[int]
+) -> None:
+    backend.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(control)])
+    backend.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in user_defined])
+
+
+def from_folder(folder: Path) -> TokenizerParts:
+    """From `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja`."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no tokenizer.json: save the model with its fast tokenizer")
+    config = _read_json(folder / "tokenizer_config.json")
+    template = _template(folder, config)
+    try:
+        layout = json.loads(path.read_text("utf-8"))
+        # An added token that the template writes structures the conversation, whatever its `special` flag says.
+        hidden = frozenset(int(added["id"]) for added in layout.get("added_tokens", []) if added["special"])
+        for added in layout.get("added_tokens", []):
+            added["special"] = added["special"] or (template is not None and added["content"] in template)
+        backend = tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False))
+    except Exception as error:  # the package raises bare Exception for a file it cannot read
+        raise ModelError(f"{path} cannot be read as a tokenizer: {str(error)[:200]}") from error
+    backend.no_truncation()
+    backend.no_padding()
+    size = backend.get_vocab_size(with_added_tokens=True)
+    pieces: list[str | None] = [None] * max(size, max(backend.get_vocab().values(), default=-1) + 1)
+    for piece, token in backend.get_vocab().items():
+        pieces[token] = piece
+    added_tokens = layout.get("added_tokens", [])
+    return TokenizerParts(
+        backend=backend,
+        pieces=pieces,
+        reader=_reader(backend.decoder, layout, path),
+        added={added["content"]: int(added["id"]) for added in added_tokens},
+        control=frozenset(int(added["id"]) for added in added_tokens if added["special"]),
+        hidden=hidden,
+        names=_names({**_read_json(folder / "special_tokens_map.json"), **config}),
+        template=template,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _names(config: Mapping[str, Any]) -> dict[str, str]:
+    names = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            names[name] = value
+    return names
+
+
+def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text("utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _reader(decoder: decoders.Decoder | None, layout: Mapping[str, Any], path: Path) -> PieceReader:
+    kinds = json.dumps(layout.get("decoder") or {})
+    if "ByteLevel" in kinds:
+        return byte_level
+    if "ByteFallback" in kinds or "Metaspace" in kinds:
+        return sentencepiece
+    raise ModelError(f"{path} decodes with {type(decoder).__name__}; known are ByteLevel, ByteFallback and Metaspace")
