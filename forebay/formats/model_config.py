@@ -89,7 +89,9 @@ def _parse(raw: Mapping[str, Any], where: str, more_eos_token_ids: Any = None) -
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
     theta, scaling = rope_theta_and_scaling(raw, where, default_theta=kind.rope_theta, max_positions=max_positions)
-    window = fields.size("sliding_window", default=0) if kind.uses_window(raw) else 0
+    window = 0
+    if kind.uses_window(raw):
+        window = fields.size("sliding_window", default=0) if "sliding_window" in raw else kind.window
     return ModelConfig(
         model_type=model_type,
         vocab_size=vocab_size,

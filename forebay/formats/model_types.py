@@ -68,7 +68,8 @@ class ModelType:
     """Defaults are those of transformers 5.23's configuration classes.
 
     `windowed_layers` says which layers use the sliding window when the file has no `layer_types` of its own, and
-    `uses_window` whether its `sliding_window` counts at all. `head_dim` 0 stands for hidden_size / num_attention_heads.
+    `uses_window` whether its `sliding_window` counts at all; `window` is the
+    window of a file without that field, which a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
     """
 
     head_dim: int = 0
@@ -76,6 +77,7 @@ class ModelType:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     tied: bool = False
+    window: int = 0
     has_layer_types: bool = False
     uses_window: Callable[[Mapping[str, Any]], bool] = _never
     windowed_layers: Callable[[Fields, int], list[int]] = _all_layers
@@ -84,9 +86,11 @@ class ModelType:
 
 MODEL_TYPES: Final = {
     "llama": ModelType(kv_heads_default=True),
-    "mistral": ModelType(uses_window=_always),
-    "qwen2": ModelType(has_layer_types=True, uses_window=_when_asked, windowed_layers=_late_layers),
-    "qwen3": ModelType(head_dim=128, has_layer_types=True, uses_window=_when_asked, windowed_layers=_late_layers),
+    "mistral": ModelType(window=4096, uses_window=_always),
+    "qwen2": ModelType(window=4096, has_layer_types=True, uses_window=_when_asked, windowed_layers=_late_layers),
+    "qwen3": ModelType(
+        head_dim=128, window=4096, has_layer_types=True, uses_window=_when_asked, windowed_layers=_late_layers
+    ),
     "smollm3": ModelType(
         rope_theta=2_000_000.0,
         tied=True,
@@ -96,7 +100,7 @@ MODEL_TYPES: Final = {
         extra=_smollm3_extra,
     ),
     "olmo2": ModelType(kv_heads_default=True, rms_norm_eps=1e-5),
-    "qwen3_moe": ModelType(uses_window=_when_asked, extra=_moe_extra),
+    "qwen3_moe": ModelType(window=4096, uses_window=_when_asked, extra=_moe_extra),
 }
 
 # Fields that would change what is computed, with the values that change nothing. Absent and null never do.

@@ -62,5 +62,5 @@ class Driver:
             max_seq_len=max(seq_lens),
             kv=self.kv,
         )
-        hidden = self.model.forward(ctx, torch.tensor(tokens))
+        hidden = self.model.forward(ctx, torch.tensor(tokens, dtype=torch.int64))
         return list(self.model.logits(hidden).split(counts))

@@ -1,0 +1,99 @@
+"""GGUF files for tests, written with the gguf package's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+from gguf import GGMLQuantizationType
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+
+# Where a block of a type that the package cannot quantize to has its float16 scales.
+_HALF_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def quantized(type_name: str, shape: tuple[int, int], seed: int) -> npt.NDArray[np.uint8]:
+    """Random rows of a type, as bytes: quantized where the package can, else random blocks with finite scales."""
+    rng = np.random.default_rng(seed)
+    kind = GGMLQuantizationType[type_name]
+    if type_name not in _HALF_AT:
+        values = rng.standard_normal(shape).astype(np.float32)
+        return gguf.quants.quantize(values, kind).view(np.uint8)
+    elements, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (shape[0] * shape[1] // elements, num_bytes), dtype=np.uint8)
+    for start in _HALF_AT[type_name]:
+        scales = rng.uniform(0.001, 0.01, len(blocks)).astype(np.float16)
+        blocks[:, start : start + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(shape[0], -1)
+
+
+def llama_metadata(**overrides: Any) -> dict[str, Any]:
+    """A one-layer llama: hidden 256, 4 heads, 2 KV heads, vocabulary 32. Keys without a dot are `llama.`'s."""
+    return {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": 256,
+        "feed_forward_length": 256,
+        "attention.head_count": 4,
+        "attention.head_count_kv": 2,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": 64,
+        **overrides,
+    }
+
+
+def llama_tensors(type_name: str) -> dict[str, npt.NDArray[Any]]:
+    """Its tensors, matrices in the type given, norms in F32."""
+    matrices = {
+        "token_embd": (32, 256),
+        "blk.0.attn_q": (256, 256),
+        "blk.0.attn_k": (128, 256),
+        "blk.0.attn_v": (128, 256),
+        "blk.0.attn_output": (256, 256),
+        "blk.0.ffn_gate": (256, 256),
+        "blk.0.ffn_up": (256, 256),
+        "blk.0.ffn_down": (256, 256),
+    }
+    tensors: dict[str, npt.NDArray[Any]] = {
+        f"{name}.weight": quantized(type_name, shape, seed) for seed, (name, shape) in enumerate(matrices.items())
+    }
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        tensors[f"{name}.weight"] = np.ones(256, np.float32)
+    return tensors
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, npt.NDArray[Any]],
+    *,
+    type_name: str = "F32",
+    architecture: str = "llama",
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a file; `metadata` under the architecture's prefix, `extra` as is. uint8 tensors are of `type_name`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    entries = {f"{architecture}.{key}": value for key, value in metadata.items()} | dict(extra or {})
+    for key, value in entries.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    for name, data in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=GGMLQuantizationType[type_name] if data.dtype == np.uint8 else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
