@@ -67,7 +67,9 @@ void add_values(const float* weights, const float* v, long width, Lanes lanes, f
 }
 
 template <class T>
-void attend(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
+void attend(const AttentionCall<T>& call, Item item, Item) {
+    const Piece& piece = *item.piece;
+    const long kv_head = item.kv_head;
     const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
     const Work work(d, rows);
     for (long r = 0; r < rows; ++r) {
@@ -78,13 +80,11 @@ void attend(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
     std::fill_n(work.sums, rows * work.width, 0.0f);
 
     const long end = piece.first_position + piece.num_tokens;
-    for (long first = oldest_position(call, piece) / kBlock * kBlock; first < end; first += kBlock) {
-        const long keys = std::min(kBlock, end - first);
-        for (long key = 0; key < keys; ++key) {
-            const long at = (slot_of(call, piece.seq, first + key) * call.kv_heads + kv_head) * d;
-            copy_head(call.k_cache + at, d, work.k + key * work.width);
-            copy_head(call.v_cache + at, d, work.v + key * work.width);
-        }
+    for (long first = first_block(call, piece); first < end; first += kBlock) {
+        for_each_key(call, piece.seq, kv_head, first, {0, std::min(kBlock, end - first)}, [&](long lane, long at) {
+            copy_head(call.k_cache + at, d, work.k + lane * work.width);
+            copy_head(call.v_cache + at, d, work.v + lane * work.width);
+        });
         for (long r = 0; r < rows; ++r) {
             const Lanes lanes = visible(piece.first_position + r / group, first, call.window);
             if (lanes.begin >= lanes.end) continue;

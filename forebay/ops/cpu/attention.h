@@ -74,10 +74,17 @@ inline Lanes visible(long position, long first, long window) {
     return {begin, end};
 }
 
-template <class T>
-long slot_of(const AttentionCall<T>& call, long seq, long position) {
-    const int32_t* pages = call.page_table + call.rows[seq] * call.pages_per_row;
-    return pages[position / call.page_size] * call.page_size + position % call.page_size;
+// Calls visit(lane, offset into the caches of the KV head there) for the positions first + begin..first + end.
+template <class T, class Visit>
+void for_each_key(const AttentionCall<T>& call, long seq, long kv_head, long first, Lanes lanes, const Visit& visit) {
+    const int32_t* page = call.page_table + call.rows[seq] * call.pages_per_row + (first + lanes.begin) / call.page_size;
+    const long stride = call.kv_heads * call.head_dim;
+    long in_page = (first + lanes.begin) % call.page_size;
+    for (long lane = lanes.begin; lane < lanes.end; ++page, in_page = 0) {
+        long at = (*page * call.page_size + in_page) * stride + kv_head * call.head_dim;
+        const long stop = std::min(lanes.end, lane + call.page_size - in_page);
+        for (; lane < stop; ++lane, at += stride) visit(lane, at);
+    }
 }
 
 // The running softmax of one query row (Milakov and Gimelshein, arXiv 1805.02867).
@@ -122,13 +129,30 @@ long oldest_position(const AttentionCall<T>& call, const Piece& piece) {
     return call.window > 0 ? std::max(0L, piece.first_position - call.window + 1) : 0;
 }
 
-// Runs attend(call, piece, KV head) for every piece and head.
+// Where the piece's walk begins.
+template <class T>
+long first_block(const AttentionCall<T>& call, const Piece& piece) {
+    return oldest_position(call, piece) / kBlock * kBlock;
+}
+
+// One piece for one KV head.
+struct Item {
+    const Piece* piece;
+    long kv_head;
+};
+
+// Runs attend(call, item, the item this thread most likely takes next) for every piece and head, the heads of a piece
+// one after the other: in the cache they lie side by side.
 template <class T, class Attend>
-void for_each_piece(const AttentionCall<T>& call, const Attend& attend) {
+void for_each_item(const AttentionCall<T>& call, const Attend& attend) {
     const std::vector<Piece> pieces = cut(call);
-    const long count = static_cast<long>(pieces.size());
-    call.pool->run(count * call.kv_heads, 1, [&](long begin, long end) {
-        for (long item = begin; item < end; ++item) attend(call, pieces[item / call.kv_heads], item % call.kv_heads);
+    const long count = static_cast<long>(pieces.size()) * call.kv_heads;
+    const long heads = call.kv_heads;
+    const auto item_at = [&](long i) { return Item{&pieces[i / heads], i % heads}; };
+    // Whole pieces where there are enough for an even share, single heads where there are few.
+    const long whole = count / heads / (8 * call.pool->num_threads()) * heads;
+    call.pool->run(count, std::max(1L, whole), [&](long begin, long end) {
+        for (long i = begin; i < end; ++i) attend(call, item_at(i), item_at(std::min(i + 1, count - 1)));
     });
 }
 
@@ -139,8 +163,8 @@ void for_each_piece(const AttentionCall<T>& call, const Attend& attend) {
         Pool* pool, const T* q, long ldq, const T* k_cache, const T* v_cache, const int32_t* page_table,               \
         long pages_per_row, const int32_t* rows, const int32_t* q_start, const int32_t* seq_lens, long num_seqs,       \
         long page_size, long q_heads, long kv_heads, long head_dim, float scale, long window, T* out) {                \
-        for_each_piece(AttentionCall<T>{pool, q, ldq, k_cache, v_cache, page_table, pages_per_row, rows, q_start,      \
-                                        seq_lens, num_seqs, page_size, q_heads, kv_heads, head_dim, scale, window,     \
-                                        out},                                                                          \
-                       attend);                                                                                        \
+        for_each_item(AttentionCall<T>{pool, q, ldq, k_cache, v_cache, page_table, pages_per_row, rows, q_start,       \
+                                       seq_lens, num_seqs, page_size, q_heads, kv_heads, head_dim, scale, window,      \
+                                       out},                                                                           \
+                      attend);                                                                                         \
     }

@@ -40,11 +40,7 @@ struct Work {
 
 __mmask32 first_halves(long n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
-// The keys of one block that some query sees, as pointers to their heads in a cache; null for the others, which stand for
-// zeros: what they hold must not matter, and 0 x NaN is NaN.
-using Heads = const bf16*[kBlock];
-
-// 16 keys by 16 pairs of dimensions -> transposed. Four quarter-rows of four different keys are brought together by the
+// 16 keys by 16 pairs of dimensions -> transposed; a null key is zeros. Four quarter-rows of four different keys are brought together by the
 // loads, so that only the 4 x 4 transposes within 128 bits are left to the shuffle port.
 void pack_key_tile(const bf16* const* keys, long dim, long head_dim, bf16* tile) {
     alignas(64) bf16 rows[16][32];
@@ -141,28 +137,43 @@ void add_values(const Work& work, long row, long pair_steps) {
     }
 }
 
-// Packs the keys and values of block `first` at positions oldest..end; returns how many lanes that reaches.
-long pack_block(const AttentionCall<bf16>& call, const Piece& piece, long kv_head, long first, long oldest, long end,
-                const Work& work) {
-    Heads keys, values;
-    const long lanes = std::min(kBlock, end - first);
-    for (long i = 0; i < kBlock; ++i) {
-        const bool seen = i < lanes && first + i >= oldest;
-        const long at = seen ? (slot_of(call, piece.seq, first + i) * call.kv_heads + kv_head) * call.head_dim : 0;
-        keys[i] = seen ? call.k_cache + at : nullptr;
-        values[i] = seen ? call.v_cache + at : nullptr;
+// Where one block of one item lies in the caches: a head of k and v per lane, null for the lanes that no query sees. Null
+// stands for zeros: what such slots hold must not matter, and 0 x NaN is NaN.
+struct Block {
+    long lanes;  // up to the last one seen
+    const bf16* keys[kBlock] = {};
+    const bf16* values[kBlock] = {};
+
+    Block(const AttentionCall<bf16>& call, Item item, long first) {
+        const Piece& piece = *item.piece;
+        lanes = std::min(kBlock, piece.first_position + piece.num_tokens - first);
+        const long begin = std::max(0L, oldest_position(call, piece) - first);
+        for_each_key(call, piece.seq, item.kv_head, first, {begin, lanes}, [&](long lane, long at) {
+            keys[lane] = call.k_cache + at;
+            values[lane] = call.v_cache + at;
+        });
     }
-    for (long t = 0; t * 16 < lanes; ++t) {
+};
+
+void prefetch_head(const bf16* head, long head_dim) {
+    if (head == nullptr) return;
+    for (long dim = 0; dim < head_dim; dim += 32) _mm_prefetch(reinterpret_cast<const char*>(head + dim), _MM_HINT_T0);
+}
+
+// Packs a block, and fetches the one that is next little by little: all at once would stop this core until it is there.
+void pack_block(const Block& block, const Block& next, long head_dim, const Work& work) {
+    for (long t = 0; t * 16 < block.lanes; ++t) {
+        for (long i = t * 16; i < (t + 1) * 16; ++i) prefetch_head(next.keys[i], head_dim);
         for (long dim = 0; dim < work.width; dim += 32) {
-            pack_key_tile(keys + t * 16, dim, call.head_dim,
-                          work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
+            pack_key_tile(block.keys + t * 16, dim, head_dim, work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
         }
     }
-    for (long i = 0; i < round_up(lanes, 32); i += 2) {
+    for (long i = 0; i < round_up(block.lanes, 32); i += 2) {
+        prefetch_head(next.values[i], head_dim);
+        prefetch_head(next.values[i + 1], head_dim);
         bf16* tiles = work.v_tiles + i / 32 * (work.width / 16) * kTileElements + i % 32 / 2 * 32;
-        pack_value_pair(values[i], values[i + 1], call.head_dim, work.width, tiles);
+        pack_value_pair(block.values[i], block.values[i + 1], head_dim, work.width, tiles);
     }
-    return lanes;
 }
 
 void weigh_row(const Work& work, long row, Lanes lanes, float scale) {
@@ -174,7 +185,9 @@ void weigh_row(const Work& work, long row, Lanes lanes, float scale) {
     for (long i = 0; i < work.width; i += W) store(sums + i, load(sums + i) * set1(shrink));
 }
 
-void attend(const AttentionCall<bf16>& call, const Piece& piece, long kv_head) {
+void attend(const AttentionCall<bf16>& call, Item item, Item next_item) {
+    const Piece& piece = *item.piece;
+    const long kv_head = item.kv_head;
     const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
     const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
     const Work work(d, round_up(padded_rows, kTileRows));
@@ -188,15 +201,19 @@ void attend(const AttentionCall<bf16>& call, const Piece& piece, long kv_head) {
     }
 
     const TileScope scope(tile_rows);
-    const long end = piece.first_position + piece.num_tokens, oldest = oldest_position(call, piece);
-    for (long first = oldest / kBlock * kBlock; first < end; first += kBlock) {
-        const long lanes = pack_block(call, piece, kv_head, first, oldest, end, work);
+    const long end = piece.first_position + piece.num_tokens;
+    for (long first = first_block(call, piece); first < end; first += kBlock) {
+        const bool last = first + kBlock >= end;
+        const Block block(call, item, first);
+        const Block next = last ? Block(call, next_item, first_block(call, *next_item.piece))
+                                : Block(call, item, first + kBlock);
+        pack_block(block, next, d, work);
         for (long tile = 0; tile < padded_rows; tile += tile_rows) {
-            score_rows(work, tile, (lanes + 15) / 16);
+            score_rows(work, tile, (block.lanes + 15) / 16);
             for (long r = tile; r < std::min(rows, tile + tile_rows); ++r) {
                 weigh_row(work, r, visible(piece.first_position + r / group, first, call.window), call.scale);
             }
-            add_values(work, tile, (lanes + 31) / 32);
+            add_values(work, tile, (block.lanes + 31) / 32);
         }
     }
     for (long r = 0; r < rows; ++r) {
