@@ -66,6 +66,7 @@ class AsyncEngine:
         self._closing = False
         self._heard_at = time.monotonic()
         self._transport: asyncio.Transport
+        self._burial: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(cls, process: EngineProcess) -> AsyncEngine:
@@ -186,7 +187,9 @@ class AsyncEngine:
             self._send(AbortRequest(request_id=request_id))
 
     def _send(self, frame: ToEngine) -> None:
-        self._transport.write(self._process.encoder.encode(frame))
+        data = self._process.encoder.encode(frame)
+        if not self._lost.is_set():  # else the streams are about to be told
+            self._transport.write(data)
 
     async def _ask(self, frame: Callable[[int], GetState | FlushCache]) -> State:
         if self.dead is not None or not self._ready.done():
@@ -249,7 +252,8 @@ class AsyncEngine:
     def _on_eof(self) -> None:
         """The kernel closes a dead process's socket just before it can be reaped, hence a task that waits for it."""
         self._lost.set()
-        self._loop.create_task(self._bury())
+        if self._loop.is_running():  # else the loop is being closed over our head, and takes no tasks any more
+            self._burial = self._loop.create_task(self._bury())
 
     async def _bury(self) -> None:
         if self.dead is not None:

@@ -185,7 +185,7 @@ class Channel(Generic[T]):
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close, giving what is unsent up to `linger_s` to leave."""
-        self._sock.settimeout(linger_s or None)
         with self._sock, contextlib.suppress(OSError):
             if self._unsent and linger_s:
+                self._sock.settimeout(linger_s)
                 self._sock.sendall(self._unsent)

@@ -73,7 +73,6 @@ class EngineCore:
     def add(self, wanted: AddRequest) -> list[Update]:
         """Queue a request. What is wrong with it comes back as its last update."""
         self._progressed = True
-        self.stats.add("requests_total")
         try:
             fault.point("engine.add")
             self._check(wanted)
@@ -89,14 +88,14 @@ class EngineCore:
             )
             self.scheduler.add(request, now)
         except Exception as error:
-            self.stats.add("requests_refused_total")
+            self.stats.refused += 1
             return [failed(wanted.request_id, _failure(error, f"request {wanted.request_id}"))]
         return []
 
     def abort(self, request_id: int) -> list[Update]:
         """End a request by exact id, at any point; nothing if it has ended or never was."""
         self._progressed = True
-        return self.stats.count_updates(self.scheduler.abort(request_id, self._clock()))
+        return self.scheduler.abort(request_id, self._clock())
 
     def step(self) -> list[Update]:
         """Plan and launch one step if there is one to do, and commit the oldest when `depth` more are in flight."""
@@ -110,7 +109,7 @@ class EngineCore:
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             updates += self._land()
         self._progressed = plan is not None or bool(self._in_flight) or bool(updates)
-        return self.stats.count_updates(updates)
+        return updates
 
     def _check(self, wanted: AddRequest) -> None:
         """Every id that will index something, whoever sent it."""
@@ -147,13 +146,13 @@ class EngineCore:
         fault.point("engine.commit")
         updates = self.scheduler.commit(plan, result, now)
         self._failures_in_a_row = 0
-        self.stats.count_step(plan, now)
+        self.stats.count_step(now)
         self.stats.host_s += self._clock() - now
         return updates
 
     def _fail(self, plan: StepPlan, error: Exception) -> list[Update]:
         self._failures_in_a_row += 1
-        self.stats.add("steps_failed_total")
+        self.stats.step_failures += 1
         log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise EngineBroken(

@@ -19,7 +19,6 @@ from forebay.engine.frames import (
     ToEngine,
     Updates,
 )
-from forebay.engine.stats import state_frame
 from forebay.engine.stream import failed
 from forebay.requests.updates import Failure, Update
 
@@ -104,7 +103,7 @@ class EngineLoop:
 
     def _send_state(self, serial: int) -> None:
         self._state_at = self._clock() + STATE_INTERVAL_S
-        self._channel.send(state_frame(self._core, self._clock(), answers=serial))
+        self._channel.send(self._core.stats.frame(self._core.scheduler, self._clock(), answers=serial))
 
     def _report(self) -> None:
         now = self._clock()

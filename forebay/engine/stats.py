@@ -1,62 +1,85 @@
-"""What the engine counts, and the forms it is reported in.
+"""What the engine counts beside the scheduler, and the forms in which both are reported.
 
-Counters (all only grow; `State.counters` carries them under these names, the scheduler's own ones beside them):
+Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`, `cached_tokens`, `finished.<reason>`,
+...) and, under `engine.`, these:
 
-    requests_total            taken in or refused           requests_refused_total    ended at the door
-    requests_stop_total, requests_length_total, requests_abort_total, requests_error_total      ends by reason
-    steps_total               committed                     steps_failed_total        cost their requests an error
-    prefill_tokens_total      prompt tokens computed        generated_tokens_total    tokens sent to clients
-    host_seconds_total        in plan and commit            busy_seconds_total        between a step's end and the last
+    engine.refused         requests ended at the door
+    engine.step_failures   steps that cost their requests an error
+    engine.steps           steps committed
+    engine.host_seconds    time in plan and commit
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
-
 from forebay.base.log import event
-from forebay.requests.step_plan import StepPlan
-from forebay.requests.updates import FinishReason, Update
-
-if TYPE_CHECKING:
-    from forebay.engine.core import EngineCore
-
-_FINISHED: Final = {reason: f"requests_{reason.value}_total" for reason in FinishReason}
+from forebay.engine.frames import PoolState, State
+from forebay.scheduler.scheduler import Scheduler
 
 
 class Stats:
-    """Counters of one engine. `host_s` is added to by the core, which has the clock."""
+    """Counters of one engine; `core` adds to them, having the clock."""
 
     def __init__(self, now: float) -> None:
-        self.counters: dict[str, float] = dict.fromkeys(
-            (
-                "requests_total",
-                "requests_refused_total",
-                *_FINISHED.values(),
-                "steps_total",
-                "steps_failed_total",
-                "prefill_tokens_total",
-                "generated_tokens_total",
-            ),
-            0.0,
-        )
+        self.refused = 0
+        self.step_failures = 0
+        self.steps = 0
         self.host_s = 0.0
         self.last_step_at = now
         self._line_at = now
-        self._line_counters = dict(self.counters)
+        self._line_tokens = (0.0, 0.0)
 
-    def add(self, name: str, n: float = 1.0) -> None:
-        self.counters[name] += n
-
-    def count_step(self, plan: StepPlan, now: float) -> None:
-        self.counters["steps_total"] += 1
-        self.counters["prefill_tokens_total"] += plan.num_tokens - plan.num_decodes
+    def count_step(self, now: float) -> None:
+        self.steps += 1
         self.last_step_at = now
 
-    def count_updates(self, updates: list[Update]) -> list[Update]:
-        """Count and pass through."""
-        counters = self.counters
-        for update in updates:
-            counters["generated_tokens_total"] += len(update.token_ids)
-            if update.finish is not None:
-                counters[_FINISHED[update.finish]] += 1
-        return updates
+    def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0) -> State:
+        """Where the engine stands, as the frame that says so."""
+        state = scheduler.state(now)
+        own = {
+            "engine.refused": self.refused,
+            "engine.step_failures": self.step_failures,
+            "engine.steps": self.steps,
+            "engine.host_seconds": self.host_s,
+        }
+        return State(
+            step=state.step,
+            num_running=state.num_running,
+            num_waiting=state.num_waiting,
+            num_waiting_tokens=state.num_waiting_tokens,
+            oldest_wait_s=state.oldest_wait_s,
+            last_step_age_s=0.0 if scheduler.idle else now - self.last_step_at,
+            pools=[
+                PoolState(
+                    name=pool.name,
+                    total=pool.total,
+                    free=pool.free,
+                    running=pool.running,
+                    cached=pool.cached,
+                    quarantined=pool.quarantined,
+                )
+                for pool in state.pools
+            ],
+            counters={**state.counters, **own},
+            map=state.page_map,
+            answers=answers,
+        )
+
+    def line(self, scheduler: Scheduler, now: float) -> str:
+        """The log line of the time since the last one; rates are over that time."""
+        state = scheduler.state(now)
+        counters = state.counters
+        tokens = (counters.get("computed_prompt_tokens", 0.0), counters.get("generated_tokens", 0.0))
+        elapsed = max(now - self._line_at, 1e-9)
+        prefill, decode = ((new - old) / elapsed for new, old in zip(tokens, self._line_tokens, strict=True))
+        self._line_at, self._line_tokens = now, tokens
+        kv = state.pools[0]
+        prompts = counters.get("prompt_tokens", 0.0)
+        return event(
+            "working",
+            running=state.num_running,
+            waiting=state.num_waiting,
+            kv_used=f"{(kv.running + kv.cached) / kv.total:.0%}",
+            hit_rate=f"{counters.get('cached_tokens', 0.0) / prompts if prompts else 0:.0%}",
+            prefill_tok_s=prefill,
+            decode_tok_s=decode,
+        )

@@ -70,12 +70,14 @@ class Stream:
         self._loop = asyncio.get_running_loop()
         self._mailbox = mailbox
         self._abort = abort
+        self._aborted = False
         self._ended = False
 
     def abort(self) -> None:
         """Ask the engine to stop; the stream then ends with what it answers (`ABORT`, or the end that came first).
         Does nothing when the request has ended, or the second time."""
-        if not self._mailbox.closed:
+        if not self._aborted and not self._mailbox.closed:
+            self._aborted = True
             self._abort(self.request_id)
 
     def __aiter__(self) -> Stream:
@@ -104,7 +106,7 @@ class Stream:
 
     def __del__(self) -> None:
         # The collector may run this in any thread, and after the loop.
-        if not self._mailbox.closed and not self._loop.is_closed():
+        if not self._aborted and not self._mailbox.closed and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._abort, self.request_id)
 
 
