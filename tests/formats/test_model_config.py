@@ -11,7 +11,6 @@ from forebay.base.errors import ModelError
 from forebay.formats.model_config import ModelConfig, config_from_folder
 from forebay.formats.model_types import MODEL_TYPES
 
-
 FULL = ["full_attention"] * 4
 
 

@@ -17,7 +17,15 @@ NUM_ROWS = 6
 class Driver:
     """Rows 1..NUM_ROWS of `context` tokens each, over pages dealt out in a seeded shuffle; unwritten KV is NaN."""
 
-    def __init__(self, model: Model, *, page_size: int = 4, context: int = 64, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        page_size: int = 4,
+        context: int = 64,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         self.model = model
         self.page_size = page_size
         columns = -(-context // page_size)
@@ -29,7 +37,7 @@ class Driver:
             page_size=page_size,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            dtype=torch.float32,
+            dtype=dtype,
             device="cpu",
         )
         for layer in range(len(model.cache_specs())):

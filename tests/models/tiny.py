@@ -69,9 +69,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 6, "tie_word_embeddings": False},
     ),
+    "smollm3-gguf": ("smollm3", {"num_hidden_layers": 5}),  # GGUF files have no key for the interval: it is 4
     "olmo2": ("olmo2", {}),
     "olmo2-biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4}),
     "qwen3_moe": ("qwen3_moe", MOE),
+    "qwen3_moe-gguf": ("qwen3_moe", {**MOE, "norm_topk_prob": True}),  # nor for this: it is true
     "qwen3_moe-some-dense": (
         "qwen3_moe",
         {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},

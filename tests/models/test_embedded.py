@@ -1,0 +1,48 @@
+"""The embedded default model, where it has been downloaded: the same greedy tokens as transformers, soon enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from tests.models.drive import Driver
+
+PATH = Path.home() / ".cache/forebay/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+# "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+NEW_TOKENS = 12
+
+pytestmark = pytest.mark.skipif(not PATH.is_file(), reason="the embedded model is not in the cache: make install")
+
+
+@pytest.fixture(scope="session")
+def expected():
+    """Greedy tokens and the logits of the prompt by transformers, from its own reading of the same file."""
+    config = load_gguf_checkpoint(str(PATH))["config"]
+    oracle = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(str(PATH), return_tensors=True, model_to_load=oracle)["tensors"]
+    missing, unexpected = oracle.load_state_dict(tensors, strict=False)
+    assert (missing, unexpected) == (["lm_head.weight"], [])  # tied to the embedding
+    with torch.no_grad():
+        tokens = oracle.generate(
+            torch.tensor([PROMPT]), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        return tokens[0, len(PROMPT) :].tolist(), oracle(torch.tensor([PROMPT])).logits[0]
+
+
+def test_greedy_continuation_equals_that_of_transformers(expected, ops):
+    driver = Driver(models.load(open_checkpoint(PATH), ops=ops, dtype=torch.float32), page_size=16)
+    tokens, prompt_logits = expected
+    (logits,) = driver.step([(1, PROMPT)])
+    torch.testing.assert_close(logits, prompt_logits, rtol=0, atol=2e-3)
+    got = [int(logits[-1].argmax())]
+    while len(got) < NEW_TOKENS:
+        (logits,) = driver.step([(1, got[-1:])])
+        got.append(int(logits[-1].argmax()))
+    assert got == tokens

@@ -1,0 +1,139 @@
+"""Loading: every weight is used and is what it should be, in any layout of the files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from forebay import models
+from forebay.base.errors import ModelError
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.model_types import MODEL_TYPES
+from forebay.ops import make_ops
+from forebay.pools.cache_spec import FullAttention, SlidingWindow
+from tests.models.drive import Driver
+from tests.models.tiny import make_tiny, random_ids
+
+TORCH = make_ops("torch", 1)
+
+
+def load_float32(path, **options):
+    return models.load(open_checkpoint(path), ops=TORCH, dtype=torch.float32, **options)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_each_model_type_that_can_be_opened_has_a_file(model_type, tiny):
+    config = open_checkpoint(tiny(model_type).path).config
+    assert len(models.describe(config).blocks) == config.num_layers
+
+
+def test_shards_give_the_same_model(tmp_path, load):
+    sharded = make_tiny("qwen2", tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    ids = random_ids(20, seed=0)
+    (logits,) = Driver(load(tmp_path)).step([(1, ids)])
+    torch.testing.assert_close(logits, sharded.logits(ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_stored_in_16_bits_are_widened_exactly(dtype, tmp_path, load):
+    tiny = make_tiny("qwen3", tmp_path)
+    stored = {name: values.to(dtype) for name, values in load_file(tmp_path / "model.safetensors").items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    with torch.no_grad():
+        for parameter in tiny.oracle.parameters():
+            parameter.copy_(parameter.to(dtype))
+    ids = random_ids(20, seed=0)
+    (logits,) = Driver(load(tmp_path)).step([(1, ids)])
+    torch.testing.assert_close(logits, tiny.logits(ids), rtol=0, atol=1e-4)
+
+
+def test_bfloat16_models_stay_near_float32(tiny, ops):
+    path, ids = tiny("llama").path, random_ids(20, seed=0)
+    model = models.load(open_checkpoint(path), ops=ops, dtype=torch.bfloat16)
+    (logits,) = Driver(model, dtype=torch.bfloat16).step([(1, ids)])
+    expected = tiny("llama").logits(ids)
+    assert logits.dtype == torch.float32
+    assert (logits - expected).abs().mean() < 0.05 * expected.abs().mean()
+
+
+@pytest.fixture
+def edit(tiny, tmp_path):
+    """A copy of a case with its tensors and configuration changed."""
+
+    def edited(case, change, **config):
+        tensors = load_file(tiny(case).path / "model.safetensors")
+        change(tensors)
+        save_file(tensors, tmp_path / "model.safetensors")
+        fields = json.loads((tiny(case).path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(fields | config))
+        return tmp_path
+
+    return edited
+
+
+def test_missing_weights_are_named(edit):
+    path = edit("llama", lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ModelError, match=r"1 weights are missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_float32(path)
+
+
+def test_unused_weights_are_named(edit):
+    path = edit("llama", lambda tensors: tensors.update({"model.layers.0.self_attn.q_norm.weight": torch.ones(12)}))
+    with pytest.raises(ModelError, match=r"no use in a llama model.*q_norm\.weight"):
+        load_float32(path)
+
+
+def test_long_lists_of_names_are_cut(edit):
+    path = edit("llama", lambda tensors: None, num_hidden_layers=20)
+    with pytest.raises(ModelError, match=r"153 weights are missing: .* and 148 more"):
+        load_float32(path)
+
+
+def test_wrong_shapes_are_named(edit):
+    path = edit("llama", lambda tensors: tensors.update({"model.norm.weight": torch.ones(47)}))
+    with pytest.raises(ModelError, match=r"model\.norm\.weight has the shape \(47,\) instead of \(48,\)"):
+        load_float32(path)
+
+
+def test_nothing_is_read_of_a_checkpoint_that_does_not_fit(edit):
+    seen = []
+    path = edit("llama", lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(ModelError):
+        load_float32(path, progress=lambda done, total: seen.append(done))
+    assert seen == []
+
+
+def test_what_follows_from_other_weights_may_be_there(edit, tiny):
+    def add(tensors):
+        tensors["lm_head.weight"] = torch.zeros(96, 48)
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(6)
+
+    ids = random_ids(9, seed=0)
+    (logits,) = Driver(load_float32(edit("llama-biases-tied", add))).step([(1, ids)])
+    torch.testing.assert_close(logits, tiny("llama-biases-tied").logits(ids), rtol=0, atol=1e-4)
+
+
+def test_progress_ends_at_the_total(tiny):
+    calls = []
+    model = load_float32(tiny("qwen3_moe").path, progress=lambda done, total: calls.append((done, total)))
+    done = [call[0] for call in calls]
+    assert done == sorted(done)
+    assert calls[-1] == (model.weight_bytes, model.weight_bytes)
+    assert model.weight_bytes == 4 * sum(p.numel() for p in tiny("qwen3_moe").oracle.parameters())
+
+
+def test_a_shorter_context_changes_no_logits(tiny):
+    path, ids = tiny("llama-rope-yarn").path, random_ids(20, seed=0)
+    (short,) = Driver(load_float32(path, context_length=20)).step([(1, ids)])
+    (long,) = Driver(load_float32(path)).step([(1, ids)])
+    assert torch.equal(short, long)
+
+
+def test_cache_specs_say_what_each_layer_keeps(tiny):
+    full, window = FullAttention(num_kv_heads=2, head_dim=12), SlidingWindow(num_kv_heads=2, head_dim=12, window=5)
+    assert load_float32(tiny("qwen2-window").path).cache_specs() == (full, window, window)
+    assert load_float32(tiny("qwen2").path).cache_specs() == (full, full, full)
