@@ -63,8 +63,8 @@ class TorchOps:
         half = cos.shape[-1]
         for x in (q, k):
             first, second = x[..., :half].float(), x[..., half : 2 * half].float()
-            x[..., :half] = (first * cos - second * sin).to(x.dtype)
-            x[..., half : 2 * half] = (second * cos + first * sin).to(x.dtype)
+            rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            x[..., : 2 * half] = rotated.to(x.dtype)
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
         k_cache[loc] = k

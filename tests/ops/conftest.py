@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from forebay.ops.compiler import library, usable_variants
+from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
 
@@ -25,6 +26,12 @@ def single_threaded(native: NativeOps) -> NativeOps:
 @pytest.fixture(scope="session")
 def reference() -> TorchOps:
     return TorchOps(1)
+
+
+@pytest.fixture(scope="session", params=[*VARIANTS, None], ids=[*(variant.name for variant in VARIANTS), "torch"])
+def each_ops(request: pytest.FixtureRequest) -> Ops:
+    """The reference too, for what must hold of it by itself."""
+    return TorchOps(1) if request.param is None else NativeOps(library(request.param), request.param.name, 2)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay.ops.interface import Ops
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+from tests.ops.helpers import PagedCase, assert_close, assert_same_bits
+
+RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 65]}
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("group", [1, 2, 3, 4])
+def test_ragged_attention_equals_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, head_dim: int, group: int
+) -> None:
+    case = PagedCase(**RAGGED, head_dim=head_dim, kv_heads=2, q_heads=2 * group, dtype=dtype)
+    assert_close(case.run(native), case.run(reference))
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("sliding_window", [0, 1, 17, 64, 1000])
+def test_windows_and_page_sizes_equal_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, page_size: int, sliding_window: int
+) -> None:
+    case = PagedCase(**RAGGED, page_size=page_size, sliding_window=sliding_window, dtype=dtype)
+    assert_close(case.run(native), case.run(reference))
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens"), [([], []), ([5], [0]), ([5, 9], [0, 2]), ([9, 5], [2, 0])], ids=str
+)
+def test_sequences_without_queries_are_allowed(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, seq_lens: list[int], query_lens: list[int]
+) -> None:
+    case = PagedCase(seq_lens=seq_lens, query_lens=query_lens, dtype=dtype)
+    if seq_lens:
+        assert_close(case.run(native), case.run(reference))
+    else:
+        q = torch.empty(0, 4, 64, dtype=dtype)
+        none = torch.empty(0, dtype=torch.int32)
+        starts = torch.zeros(1, dtype=torch.int32)
+        out = native.paged_attention(q, case.k_cache, case.v_cache, case.page_table, none, starts, none, 16, 0.125)
+        assert out.shape == q.shape
+
+
+def test_more_query_heads_than_a_piece_has_rows(native: NativeOps, reference: TorchOps, dtype: torch.dtype) -> None:
+    case = PagedCase(seq_lens=[80], query_lens=[3], q_heads=71, kv_heads=1, dtype=dtype)
+    assert_close(case.run(native), case.run(reference))
+
+
+@pytest.mark.parametrize("sliding_window", [0, 50])
+def test_a_sequence_does_not_depend_on_the_batch_around_it(
+    native: NativeOps, dtype: torch.dtype, sliding_window: int
+) -> None:
+    case = PagedCase(**RAGGED, q_heads=6, dtype=dtype, sliding_window=sliding_window)
+    together, start = case.run(native), 0
+    for i, length in enumerate(case.query_lens):
+        assert_same_bits(case.run(native, [i]), together[start : start + length])
+        start += length
+
+
+@pytest.mark.parametrize("sliding_window", [0, 1, 50])
+@pytest.mark.parametrize("group", [1, 3])
+def test_prefill_in_chunks_equals_prefill_at_once_and_decoding(
+    native: NativeOps, dtype: torch.dtype, sliding_window: int, group: int
+) -> None:
+    case = PagedCase(seq_lens=[150], query_lens=[150], q_heads=2 * group, dtype=dtype, sliding_window=sliding_window)
+    at_once = case.run(native)
+    for chunk in (1, 7, 16, 64, 149):
+        spans = [(a, min(a + chunk, 150)) for a in range(0, 150, chunk)]
+        pieces = [case.run(native, until={0: span}) for span in spans]
+        assert_same_bits(torch.cat(pieces), at_once)
+
+
+@pytest.mark.parametrize("sliding_window", [0, 50])
+def test_attention_does_not_depend_on_the_page_size(native: NativeOps, dtype: torch.dtype, sliding_window: int) -> None:
+    results = [
+        PagedCase(**RAGGED, page_size=size, dtype=dtype, sliding_window=sliding_window).run(native)
+        for size in (1, 7, 16, 64, 256)
+    ]
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
+
+
+def test_attention_does_not_depend_on_the_number_of_threads(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype
+) -> None:
+    case = PagedCase(**RAGGED, dtype=dtype)
+    assert_same_bits(case.run(native), case.run(single_threaded))
+
+
+@pytest.mark.parametrize("sliding_window", [0, 20])
+def test_padding_and_foreign_slots_never_influence_a_live_row_c5(
+    each_ops: Ops, dtype: torch.dtype, sliding_window: int
+) -> None:
+    case = PagedCase(**RAGGED, dtype=dtype, sliding_window=sliding_window)
+    assert case.k_cache[: case.page_size].isnan().all()  # page 0, and with it every slot that no sequence uses
+    poisoned = case.run(each_ops)
+    assert poisoned.isfinite().all()
+    for cache in (case.k_cache, case.v_cache):
+        cache.nan_to_num_(nan=0.0)
+    assert_same_bits(case.run(each_ops), poisoned)
+
+
+def test_what_has_left_the_window_never_influences_a_live_row(each_ops: Ops, dtype: torch.dtype) -> None:
+    case = PagedCase(seq_lens=[150], query_lens=[10], page_size=1, sliding_window=20, dtype=dtype)
+    before = case.run(each_ops)
+    gone = case.page_table[1, : 150 - 10 - 20 + 1].long()
+    case.k_cache[gone] = float("nan")
+    case.v_cache[gone] = float("nan")
+    assert_same_bits(case.run(each_ops), before)

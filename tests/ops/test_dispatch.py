@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from forebay.base.errors import ConfigError
+from forebay.ops import compiler, make_ops
+from forebay.ops.compiler import BuildError, library, usable_variants
+
+needs_native = pytest.mark.skipif(not usable_variants(), reason="no x86-64 CPU with AVX2 under Linux")
+
+
+@needs_native
+def test_native_takes_the_best_instruction_set_of_this_machine() -> None:
+    assert make_ops("native", 1).name == f"native-{usable_variants()[0].name}"
+
+
+@pytest.mark.parametrize(("backend", "num_threads"), [("cuda", 1), ("native", 0), ("torch", -1)])
+def test_what_cannot_be_made_is_a_configuration_error(backend: str, num_threads: int) -> None:
+    with pytest.raises(ConfigError, match="use "):
+        make_ops(backend, num_threads)
+
+
+def test_without_a_compiler_torch_is_used_with_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiler, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(logging.getLogger("forebay"), "propagate", True)
+    ops = make_ops("native", 1)
+    assert ops.name == "torch"
+    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    x = torch.ones(1, 4)
+    assert torch.equal(ops.linear(x, ops.pack_linear(torch.ones(2, 4))), torch.full((1, 2), 4.0))
+
+
+@needs_native
+def test_a_compile_error_names_the_command_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "pool.cpp").write_text("this is not C++")
+    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
+    variant = compiler.Variant(name="broken", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    with pytest.raises(BuildError, match=r"pool\.cpp .*failed with"):
+        library(variant)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@needs_native
+def test_compiling_twice_at_once_gives_one_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "CACHE", tmp_path)
+    variant = compiler.Variant(name="pool", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    with ThreadPoolExecutor(2) as executor:
+        paths = set(executor.map(lambda _: library(variant), range(2)))
+    assert paths == set(tmp_path.iterdir())
+
+
+@needs_native
+def test_a_process_with_idle_threads_ends_by_itself() -> None:
+    script = "from forebay.ops import make_ops; ops = make_ops('native', 4); print(ops.num_threads)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "4"

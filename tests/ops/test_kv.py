@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+from tests.ops.helpers import assert_close, assert_same_bits, normal
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 70])
+@pytest.mark.parametrize(("head_dim", "rotary"), [(16, 16), (64, 64), (80, 32), (128, 128), (64, 10)])
+def test_apply_rope_equals_the_reference_in_place(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, tokens: int, head_dim: int, rotary: int
+) -> None:
+    angles = normal((300, rotary // 2), torch.float32, seed=1)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    positions = torch.randint(300, (tokens,), generator=torch.Generator().manual_seed(2))
+    ours = normal((tokens, 8 * head_dim), dtype, seed=3)
+    theirs = ours.clone()
+    for ops, qkv in ((native, ours), (reference, theirs)):
+        q = qkv[:, : 5 * head_dim].view(tokens, 5, head_dim)
+        k = qkv[:, 5 * head_dim : 7 * head_dim].view(tokens, 2, head_dim)
+        ops.apply_rope(q, k, positions, cos_sin)
+    assert_close(ours, theirs)
+    assert_same_bits(ours[:, 7 * head_dim :], theirs[:, 7 * head_dim :])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 300])
+def test_store_kv_writes_the_given_slots_and_no_others(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, tokens: int
+) -> None:
+    loc = torch.randperm(400, generator=torch.Generator().manual_seed(1))[:tokens]
+    kv = normal((tokens, 2 * 3 * 48), dtype, seed=2)
+    k, v = kv[:, :144].view(tokens, 3, 48), kv[:, 144:].view(tokens, 3, 48)
+    caches = [normal((400, 3, 48), dtype, seed=3) for _ in range(4)]
+    native.store_kv(k, v, caches[0], caches[1], loc)
+    reference.store_kv(k, v, caches[2], caches[3], loc)
+    assert_same_bits(caches[0], caches[2])
+    assert_same_bits(caches[1], caches[3])

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay.ops.interface import Ops
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+from tests.ops.helpers import assert_close, assert_same_bits, normal
+
+ROWS = [0, 1, 3, 200]
+WIDTHS = [1, 16, 97, 576]
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rms_norm_equals_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    x, weight = normal((rows, width), dtype, seed=1), normal((width,), dtype, seed=2)
+    assert_close(native.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+
+
+def test_rms_norm_of_heads_inside_a_wider_row(native: NativeOps, reference: TorchOps, dtype: torch.dtype) -> None:
+    heads = normal((9, 10 * 64), dtype, seed=1)[:, 128:448].view(9, 5, 64)
+    weight = normal((64,), dtype, seed=2)
+    actual = native.rms_norm(heads, weight, 1e-6)
+    assert actual.is_contiguous()
+    assert_close(actual, reference.rms_norm(heads, weight, 1e-6))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_add_rms_norm_equals_the_reference_and_adds_in_place(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    x, weight = normal((rows, width), dtype, seed=1), normal((width,), dtype, seed=2)
+    ours = normal((rows, width), dtype, seed=3)
+    theirs = ours.clone()
+    assert_close(native.add_rms_norm(x, ours, weight, 1e-5), reference.add_rms_norm(x, theirs, weight, 1e-5))
+    assert_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_silu_and_mul_equals_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    x = normal((rows, 2 * width), dtype, seed=1, scale=3)
+    assert_close(native.silu_and_mul(x), reference.silu_and_mul(x))
+
+
+def test_silu_and_mul_at_the_ends_of_the_range(native: NativeOps, reference: TorchOps, dtype: torch.dtype) -> None:
+    gate = torch.tensor([[-1e30, -200.0, -104.0, -90.0, -1e-30, 0.0, 1e-30, 60.0, 90.0, 200.0, 1e30, INF, NAN]])
+    x = torch.cat([gate, torch.ones_like(gate)], dim=1).to(dtype)
+    torch.testing.assert_close(native.silu_and_mul(x), reference.silu_and_mul(x), rtol=1e-2, atol=1e-35, equal_nan=True)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_embedding_equals_the_reference(native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int) -> None:
+    table = normal((50, 97), dtype, seed=1)
+    ids = torch.randint(50, (rows,), generator=torch.Generator().manual_seed(2))
+    assert_same_bits(native.embedding(ids, table), reference.embedding(ids, table))
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 50, 4099])
+@pytest.mark.parametrize("rows", ROWS)
+def test_argmax_rows_equals_the_reference(native: NativeOps, reference: TorchOps, rows: int, width: int) -> None:
+    # Few distinct values, so that most rows have several maxima.
+    logits = normal((rows, width), torch.float32, seed=1).round()
+    ids, finite = native.argmax_rows(logits)
+    expected_ids, expected_finite = reference.argmax_rows(logits)
+    assert_same_bits(ids, expected_ids)
+    assert_same_bits(finite, expected_finite)
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 37])
+@pytest.mark.parametrize("at", [0, -1])
+def test_argmax_flags_rows_that_are_not_finite(each_ops: Ops, width: int, at: int) -> None:
+    logits = normal((5, width), torch.float32, seed=1)
+    logits[1, at] = NAN
+    logits[2, at] = INF
+    logits[3] = -INF
+    logits[4, 1:] = -INF
+    ids, finite = each_ops.argmax_rows(logits)
+    assert finite.tolist() == [True, False, False, False, True]
+    assert ids.tolist()[1:] == [0, 0, 0, 0]
+
+
+def test_rowwise_ops_do_not_depend_on_the_other_rows_or_threads(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype
+) -> None:
+    x, weight = normal((200, 576), dtype, seed=1), normal((576,), dtype, seed=2)
+    for name, arguments in (("rms_norm", (weight, 1e-5)), ("silu_and_mul", ())):
+        together = getattr(native, name)(x, *arguments)
+        assert_same_bits(getattr(single_threaded, name)(x, *arguments), together)
+        assert_same_bits(getattr(native, name)(x[17:18], *arguments), together[17:18])
