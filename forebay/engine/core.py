@@ -77,6 +77,8 @@ class EngineCore:
             fault.point("engine.add")
             self._check(wanted)
             now = self._clock()
+            if self.idle:
+                self.stats.last_step_at = now  # the time without work is no delay
             request = Request(
                 wanted.request_id,
                 wanted.prompt_token_ids,

@@ -38,7 +38,7 @@ class EngineLoop:
         self._core = core
         self._channel = channel
         self._clock = clock
-        self._state_at = 0.0
+        self._state_at = clock() + STATE_INTERVAL_S
         self._log_at = clock() + LOG_INTERVAL_S
         self._shutdown = False
 

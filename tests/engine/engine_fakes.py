@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
+import zlib
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
-from forebay.config.engine_config import EngineConfig, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
+from forebay.config.engine_config import (
+    EngineConfig,
+    EvictionPolicy,
+    KernelBackend,
+    Ledger,
+    SchedulePolicy,
+    SchedulerConfig,
+)
 from forebay.engine.channel import Channel, FrameEncoder
+from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready, State, ToEngine
+from forebay.requests.step_plan import Launched, StepPlan, StepResult
+from forebay.scheduler.scheduler import Scheduler
 
 F = TypeVar("F", bound=msgspec.Struct)
 
@@ -103,3 +116,74 @@ class ScriptedEngine:
         frame = self._received.pop(0)
         assert isinstance(frame, kind), frame
         return frame
+
+
+class PrefixRunner:
+    """A runner whose next token is a hash of the tokens its KV holds, read through the page table: see `reference`."""
+
+    def __init__(self, config: SchedulerConfig, vocab_size: int, *, step_s: float = 0.0) -> None:
+        self.plans: list[StepPlan] = []
+        self._page_size = config.page_size
+        self._vocab_size = vocab_size
+        self._step_s = step_s
+        self._kv = np.zeros((config.num_pages + 1) * config.page_size, dtype=np.int64)
+        pages_per_row = -(-config.context_length // config.page_size)
+        self._table = np.zeros((config.max_running_requests + 1, pages_per_row), dtype=np.int64)
+        self._last = np.zeros(config.max_running_requests + 1, dtype=np.int64)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        time.sleep(self._step_s)
+        self.plans.append(plan)
+        self._table[plan.write_rows, plan.write_columns] = plan.write_pages
+        self._kv[plan.out_cache_loc] = [*plan.input_ids, *self._last[plan.rows[plan.num_extends :]]]
+        sampled: list[int] = []
+        for row, seq_len in zip(plan.rows[plan.sample_mask], plan.seq_lens[plan.sample_mask], strict=True):
+            position = np.arange(seq_len)
+            pages = self._table[row, position // self._page_size]
+            self._last[row] = next_token(
+                self._kv[pages * self._page_size + position % self._page_size].tolist(), self._vocab_size
+            )
+            sampled.append(int(self._last[row]))
+        return Sampled(sampled)
+
+
+class Sampled:
+    def __init__(self, token_ids: list[int]) -> None:
+        self._token_ids = token_ids
+
+    def result(self) -> StepResult:
+        return StepResult(token_ids=self._token_ids)
+
+
+def next_token(tokens: list[int], vocab_size: int) -> int:
+    return zlib.crc32(np.array(tokens, dtype=np.int64).tobytes()) % vocab_size
+
+
+def reference(prompt: list[int], num_tokens: int, vocab_size: int = READY.vocab_size) -> list[int]:
+    """What `PrefixRunner` generates for a prompt, whatever ran beside it."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(next_token(tokens, vocab_size))
+    return tokens[len(prompt) :]
+
+
+def scheduler_config(config: EngineConfig = CONFIG) -> SchedulerConfig:
+    return SchedulerConfig(
+        page_size=config.page_size,
+        num_pages=config.max_total_tokens // config.page_size,
+        max_running_requests=config.max_running_requests,
+        context_length=config.context_length,
+        chunked_prefill_size=config.chunked_prefill_size,
+        overlap_depth=config.overlap_depth,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        ledger=config.ledger,
+    )
+
+
+def fake_core(config: EngineConfig = CONFIG, *, step_s: float = 0.0, **options: Any) -> tuple[EngineCore, PrefixRunner]:
+    """The real scheduler and core over a `PrefixRunner`."""
+    limits = scheduler_config(config)
+    runner = PrefixRunner(limits, READY.vocab_size, step_s=step_s)
+    core = EngineCore(Scheduler(limits), runner, depth=config.overlap_depth, vocab_size=READY.vocab_size, **options)
+    return core, runner

@@ -1,0 +1,226 @@
+"""Plan, launch, commit at depth 0 and 1: right tokens, one end per request, failures that stay with their step."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from forebay.base import fault
+from forebay.engine.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
+from forebay.engine.frames import AddRequest
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason, Update
+from tests.engine.engine_fakes import CONFIG, READY, fake_core, reference
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+@pytest.fixture(autouse=True)
+def no_fault_outlives_its_test() -> Iterator[None]:
+    yield
+    fault.disarm()
+
+
+def wanted(request_id: int, prompt: list[int], max_new_tokens: int = 6, **params: object) -> AddRequest:
+    sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
+    return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=sampling)
+
+
+def random_requests(rng: random.Random, n: int) -> list[AddRequest]:
+    return [
+        wanted(i, [rng.randrange(5) for _ in range(rng.randrange(1, 90))], rng.randrange(1, 12))
+        for i in range(1, n + 1)
+    ]
+
+
+class Client:
+    """Collects updates and holds every request to: tokens in order, then exactly one end, then nothing."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.ends: dict[int, Update] = {}
+
+    def take(self, updates: list[Update]) -> None:
+        for update in updates:
+            assert update.request_id not in self.ends, update
+            self.tokens[update.request_id] += update.token_ids
+            if update.finish is not None:
+                self.ends[update.request_id] = update
+
+    def codes(self) -> dict[int, str | None]:
+        return {i: end.failure.code if end.failure else None for i, end in self.ends.items()}
+
+
+def drain(core: EngineCore, client: Client, each: Callable[[], None] = lambda: None) -> None:
+    for _ in range(2000):
+        if core.idle:
+            break
+        client.take(core.step())
+        each()
+    assert core.idle
+    core.scheduler.audit()
+    assert all(pool.running == 0 and pool.quarantined == 0 for pool in core.scheduler.state(0.0).pools)
+
+
+@DEPTHS
+@pytest.mark.parametrize("seed", range(10))
+def test_every_request_gets_its_own_tokens(depth: int, seed: int) -> None:
+    core, _ = fake_core(replace(CONFIG, overlap_depth=depth))
+    requests = random_requests(random.Random(seed), 25)
+    client = Client()
+    for request in requests:
+        client.take(core.add(request))
+    drain(core, client)
+    for request in requests:
+        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_new_tokens)
+        assert client.ends[request.request_id].finish is FinishReason.LENGTH
+
+
+@DEPTHS
+@pytest.mark.parametrize("kind", ["runtime", "memory"])
+@pytest.mark.parametrize("name", ["engine.launch", "engine.result"])
+@pytest.mark.parametrize("at", [1, 2, 4, 9])
+def test_a_failing_step_costs_its_own_requests_and_nobody_elses(depth: int, kind: str, name: str, at: int) -> None:
+    core, _runner = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=3))
+    requests = random_requests(random.Random(at), 12)
+    client = Client()
+    for request in requests:
+        client.take(core.add(request))
+    fault.arm(name, kind, at)
+    drain(core, client)
+    failed = {i for i, code in client.codes().items() if code}
+    expected = "out_of_memory" if kind == "memory" else "step_failed"
+    assert {client.codes()[i] for i in failed} == {expected}
+    assert 1 <= len(failed) <= 3
+    assert core.stats.step_failures == 1
+    for request in requests:
+        right = reference(request.prompt_token_ids, request.params.max_new_tokens)
+        got = client.tokens[request.request_id]
+        assert got == right[: len(got)] if request.request_id in failed else got == right
+
+
+@DEPTHS
+def test_failing_steps_without_a_success_between_them_end_the_engine(depth: int) -> None:
+    core, runner = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=1))
+    runner.launch = _broken  # type: ignore[method-assign]
+    client = Client()
+    for i in range(1, MAX_FAILURES_IN_A_ROW + 1):
+        core.add(wanted(i, [1, 2]))
+    for _ in range(MAX_FAILURES_IN_A_ROW - 1):
+        client.take(core.step())
+    assert len(client.ends) == MAX_FAILURES_IN_A_ROW - 1
+    with pytest.raises(EngineBroken, match="device on fire"):
+        core.step()
+
+
+def _broken(plan: object) -> object:
+    raise OSError("device on fire")
+
+
+@pytest.mark.parametrize("name", ["engine.plan", "engine.commit"])
+def test_a_failing_scheduler_is_not_survived(name: str) -> None:
+    core, _ = fake_core()
+    core.add(wanted(1, [1, 2]))
+    fault.arm(name)
+    with pytest.raises(RuntimeError, match="injected"):
+        drain(core, Client())
+
+
+REFUSED = {
+    "an empty prompt": (wanted(1, []), "invalid_value"),
+    "a prompt over the context": (wanted(1, [1] * 300), "context_length_exceeded"),
+    "a prompt and output over the context": (wanted(1, [1] * 200, 100), "context_length_exceeded"),
+    "a negative token id": (wanted(1, [1, -1]), "invalid_value"),
+    "a token id past the vocabulary": (wanted(1, [READY.vocab_size]), "invalid_value"),
+    "a token id no column holds": (wanted(1, [2**40]), "invalid_value"),
+    "a stop id past the vocabulary": (wanted(1, [1], stop_token_ids=(READY.vocab_size,)), "invalid_value"),
+    "a temperature that is no number": (wanted(1, [1], temperature=float("nan")), "invalid_value"),
+}
+
+
+@pytest.mark.parametrize(("request_", "code"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_can_never_be_served_is_refused_at_the_door(request_: AddRequest, code: str) -> None:
+    core, _runner = fake_core()
+    client = Client()
+    client.take(core.add(request_))
+    assert client.codes() == {1: code}
+    assert core.idle
+    assert core.stats.refused == 1
+
+
+def test_a_fault_while_adding_fails_that_request_only() -> None:
+    core, _ = fake_core()
+    client = Client()
+    fault.arm("engine.add", "memory", at=2)
+    for i in (1, 2, 3):
+        client.take(core.add(wanted(i, [i, i])))
+    drain(core, client)
+    assert client.codes() == {1: None, 2: "out_of_memory", 3: None}
+    assert client.tokens[3] == reference([3, 3], 6)
+
+
+def test_the_queue_has_an_end() -> None:
+    core, _ = fake_core(replace(CONFIG, max_running_requests=1, max_queued_requests=2))
+    client = Client()
+    for i in range(1, 6):
+        client.take(core.add(wanted(i, [1, 2])))
+    assert set(client.codes().values()) == {"queue_full"}
+    assert len(client.ends) == 2
+
+
+@DEPTHS
+@pytest.mark.parametrize("moment", range(12))
+def test_an_aborted_request_ends_once_frees_its_pages_and_is_computed_no_more(depth: int, moment: int) -> None:
+    core, runner = fake_core(replace(CONFIG, overlap_depth=depth, chunked_prefill_size=16))
+    client = Client()
+    client.take(core.add(wanted(1, list(range(60)), 20)))
+    for _ in range(moment):
+        client.take(core.step())
+    num_plans = len(runner.plans)
+    client.take(core.abort(1))
+    drain(core, client)
+    assert len(runner.plans) == num_plans
+    assert client.ends[1].finish is FinishReason.ABORT
+    assert core.abort(1) == []
+
+
+@DEPTHS
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_ends_once_under_random_aborts_and_failures(depth: int, seed: int) -> None:
+    rng = random.Random(seed)
+    core, _ = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=4, max_total_tokens=160))
+    requests = random_requests(rng, 25)
+    client = Client()
+    for request in requests:
+        client.take(core.add(request))
+
+    def trouble() -> None:
+        if rng.random() < 0.05:
+            fault.arm(rng.choice(["engine.launch", "engine.result"]), rng.choice(["runtime", "memory"]))
+        if rng.random() < 0.2:
+            client.take(core.abort(rng.randrange(1, 30)))
+
+    drain(core, client, trouble)
+    assert set(client.ends) == {request.request_id for request in requests}
+    for request in requests:
+        right = reference(request.prompt_token_ids, request.params.max_new_tokens)
+        got = client.tokens[request.request_id]
+        assert got == right[: len(got)]
+        if client.ends[request.request_id].finish is FinishReason.LENGTH:
+            assert got == right
+
+
+def test_a_request_that_queues_too_long_is_told_so() -> None:
+    now = [0.0]
+    core, _ = fake_core(replace(CONFIG, max_running_requests=1), clock=lambda: now[0])
+    client = Client()
+    for i in (1, 2):
+        client.take(core.add(wanted(i, [1, 2], 100)))
+    client.take(core.step())
+    now[0] = 61.0
+    client.take(core.step())
+    assert client.codes()[2] == "request_timeout"

@@ -1,0 +1,153 @@
+"""The loop between a channel and the core."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from forebay.base import fault
+from forebay.engine import channel as channel_module
+from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
+from forebay.engine.frames import (
+    AbortRequest,
+    AddRequest,
+    FlushCache,
+    FromEngine,
+    GetState,
+    Shutdown,
+    State,
+    ToEngine,
+    Updates,
+)
+from forebay.engine.loop import EngineLoop
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason
+from tests.engine.engine_fakes import fake_core, reference
+
+
+class Peer:
+    """The server's end of the channel, and the loop at the other one."""
+
+    def __init__(self) -> None:
+        self.sock, theirs = socket.socketpair()
+        self.core, self.runner = fake_core()
+        self.loop = EngineLoop(self.core, Channel(theirs, ToEngine))
+        self._theirs = theirs
+        self._encoder = FrameEncoder()
+        self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
+
+    def say(self, *frames: msgspec.Struct) -> None:
+        for frame in frames:
+            self.sock.sendall(self._encoder.encode(frame))
+
+    def heard(self) -> list[FromEngine]:
+        self.sock.setblocking(False)
+        try:
+            return self._decoder.feed(self.sock.recv(1 << 20))
+        except BlockingIOError:
+            return []
+        finally:
+            self.sock.setblocking(True)
+
+    def work(self) -> list[FromEngine]:
+        """Turn the loop until it would fall asleep."""
+        self.loop.turn()
+        frames = self.heard()
+        while not self.core.idle:
+            self.loop.turn()
+            frames += self.heard()
+        return frames
+
+    def close(self) -> None:
+        self.sock.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.close()
+    fault.disarm()
+
+
+def add(request_id: int, prompt: list[int], num_tokens: int = 5) -> AddRequest:
+    params = SamplingParams(max_new_tokens=num_tokens)
+    return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
+
+
+def tokens_of(frames: list[FromEngine], request_id: int) -> list[int]:
+    updates = [update for frame in frames if isinstance(frame, Updates) for update in frame.updates]
+    return [token for update in updates if update.request_id == request_id for token in update.token_ids]
+
+
+def test_each_step_sends_all_its_news_in_one_frame(peer: Peer) -> None:
+    peer.say(*(add(i, [i, i + 1]) for i in range(1, 7)))
+    frames = [frame for frame in peer.work() if isinstance(frame, Updates)]
+    assert len(frames) == len(peer.runner.plans) == 5
+    for i in range(1, 7):
+        assert tokens_of(list(frames), i) == reference([i, i + 1], 5)
+
+
+def test_a_refusal_is_an_update_with_the_reason(peer: Peer) -> None:
+    peer.say(add(1, [1] * 1000), add(2, [1, 2]))
+    frames = peer.work()
+    refusal = next(u for f in frames if isinstance(f, Updates) for u in f.updates if u.request_id == 1)
+    assert refusal.finish is FinishReason.ERROR
+    assert refusal.failure is not None
+    assert (refusal.failure.kind, refusal.failure.code) == ("RequestTooLarge", "context_length_exceeded")
+    assert tokens_of(frames, 2) == reference([1, 2], 5)
+
+
+def test_an_abort_is_answered_and_stops_the_work(peer: Peer) -> None:
+    peer.say(add(1, [1, 2], 100))
+    for _ in range(3):
+        peer.loop.turn()
+    steps = len(peer.runner.plans)
+    peer.say(AbortRequest(request_id=1), AbortRequest(request_id=99))
+    frames = peer.work()
+    ends = [u.finish for f in frames if isinstance(f, Updates) for u in f.updates if u.finish]
+    assert ends == [FinishReason.ABORT]
+    assert len(peer.runner.plans) == steps
+
+
+def test_states_answer_the_question_that_was_asked(peer: Peer) -> None:
+    peer.say(add(1, list(range(32))))
+    peer.work()
+    peer.say(GetState(serial=3), FlushCache(serial=4))
+    before, after = (frame for frame in peer.work() if isinstance(frame, State))
+    assert (before.answers, after.answers) == (3, 4)
+    assert before.pools[0].cached > 0
+    assert after.pools[0].cached == 0
+    assert after.pools[0].free == after.pools[0].total
+    assert after.counters["generated_tokens"] == 5
+    assert after.counters["engine.steps"] == 5
+    assert after.last_step_age_s == 0
+
+
+def test_a_frame_over_the_cap_is_split(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "MAX_FRAME_BYTES", 90)
+    peer.say(*(add(i, [i, i + 1]) for i in range(1, 9)))
+    frames = peer.work()
+    assert len(frames) > len(peer.runner.plans)
+    for i in range(1, 9):
+        assert tokens_of(frames, i) == reference([i, i + 1], 5)
+
+
+def test_shutdown_ends_the_loop_and_so_does_a_closed_channel(peer: Peer) -> None:
+    peer.say(add(1, [1, 2]), Shutdown())
+    peer.loop.run()
+    other = Peer()
+    other.sock.close()
+    other.loop.run()
+    other.close()
+
+
+def test_what_is_no_frame_ends_the_loop_with_an_error(peer: Peer) -> None:
+    peer.sock.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    with pytest.raises(ChannelError):
+        peer.loop.run()
+    assert peer.core.idle
