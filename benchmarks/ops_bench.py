@@ -1,0 +1,173 @@
+"""Time every op, native against torch, on the shapes of SmolLM2-135M in bfloat16.
+
+    python benchmarks/ops_bench.py [--threads 2] [--repeats 20]
+
+Times are medians over all layers of one step, so that weights and KV come from memory as they do when serving. On a
+shared machine trust the ratio more than the milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.ops import Ops, make_ops
+
+HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 576, 1536, 30, 49152
+Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16
+QKV = (Q_HEADS + 2 * KV_HEADS) * HEAD_DIM
+LINEARS = ((QKV, HIDDEN), (HIDDEN, HIDDEN), (2 * INTERMEDIATE, HIDDEN), (HIDDEN, INTERMEDIATE))
+ROWS = (1, 4, 16, 64, 512)
+LOGIT_ROWS = 64  # most rows that a step makes logits for
+DTYPE = torch.bfloat16
+
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    name: str
+    size: str
+    make: Callable[[Ops], Step]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=DTYPE)
+
+
+def linear_cases() -> Iterator[Case]:
+    weights = [[random(n, k) * k**-0.5 for n, k in LINEARS] for _ in range(LAYERS)]
+    head = random(VOCAB, HIDDEN) * HIDDEN**-0.5
+    packed: dict[str, list[list[object]]] = {}
+
+    def layers(ops: Ops, rows: int) -> Step:
+        if ops.name not in packed:
+            packed[ops.name] = [[ops.pack_linear(w) for w in layer] for layer in weights]
+        inputs = {width: random(rows, width) for width in (HIDDEN, INTERMEDIATE)}
+
+        def step() -> None:
+            for layer in packed[ops.name]:
+                for w in layer:
+                    ops.linear(inputs[w.in_features], w)
+
+        return step
+
+    def logits(ops: Ops, rows: int) -> Step:
+        x, w = random(rows, HIDDEN), ops.pack_linear(head)
+        return lambda: ops.linear_f32(x, w)
+
+    for rows in ROWS:
+        yield Case(name=f"linears, {LAYERS} layers", size=f"M={rows}", make=lambda ops, m=rows: layers(ops, m))
+    for rows in ROWS:
+        if rows <= LOGIT_ROWS:
+            yield Case(name="linear_f32 (LM head)", size=f"M={rows}", make=lambda ops, m=rows: logits(ops, m))
+
+
+def attention_cases() -> Iterator[Case]:
+    def attention(ops: Ops, sequences: int, length: int, queries: int) -> Step:
+        pages = -(-length // PAGE_SIZE)
+        slots = (sequences * pages + 1) * PAGE_SIZE
+        caches = [(random(slots, KV_HEADS, HEAD_DIM), random(slots, KV_HEADS, HEAD_DIM)) for _ in range(LAYERS)]
+        table = torch.zeros(sequences + 1, pages, dtype=torch.int32)
+        table[1:] = (torch.randperm(sequences * pages) + 1).view(sequences, pages)
+        q = random(sequences * queries, Q_HEADS, HEAD_DIM)
+        rows = torch.arange(1, sequences + 1, dtype=torch.int32)
+        q_start = torch.arange(0, sequences * queries + 1, queries, dtype=torch.int32)
+        seq_lens = torch.full((sequences,), length, dtype=torch.int32)
+
+        def step() -> None:
+            for k, v in caches:
+                ops.paged_attention(q, k, v, table, rows, q_start, seq_lens, PAGE_SIZE, HEAD_DIM**-0.5)
+
+        return step
+
+    for sequences, length, queries in ((1, 200, 1), (16, 200, 1), (64, 200, 1), (1, 512, 512), (8, 128, 128)):
+        kind = "decode" if queries == 1 else "prefill"
+        yield Case(
+            name=f"paged_attention {kind}, {LAYERS} layers",
+            size=f"{sequences} x {length}",
+            make=lambda ops, s=sequences, n=length, m=queries: attention(ops, s, n, m),
+        )
+
+
+def small_cases() -> Iterator[Case]:
+    weight, table = random(HIDDEN), random(VOCAB, HIDDEN)
+    cos_sin = torch.randn(2048, HEAD_DIM)
+    k_cache, v_cache = random(2048, KV_HEADS, HEAD_DIM), random(2048, KV_HEADS, HEAD_DIM)
+    for rows in (1, 64, 512):
+        x, residual, gate_up = random(rows, HIDDEN), random(rows, HIDDEN), random(rows, 2 * INTERMEDIATE)
+        qkv = random(rows, QKV)
+        q = qkv[:, : Q_HEADS * HEAD_DIM].view(rows, Q_HEADS, HEAD_DIM)
+        k = qkv[:, Q_HEADS * HEAD_DIM : -KV_HEADS * HEAD_DIM].view(rows, KV_HEADS, HEAD_DIM)
+        at = torch.arange(rows)
+        logits = torch.randn(min(rows, LOGIT_ROWS), VOCAB)
+        calls: dict[str, Callable[..., object]] = {
+            "rms_norm": lambda ops, x=x: ops.rms_norm(x, weight, 1e-5),
+            "add_rms_norm": lambda ops, x=x, r=residual: ops.add_rms_norm(x, r, weight, 1e-5),
+            "silu_and_mul": lambda ops, x=gate_up: ops.silu_and_mul(x),
+            "apply_rope": lambda ops, q=q, k=k, at=at: ops.apply_rope(q, k, at, cos_sin),
+            "store_kv": lambda ops, k=k, at=at: ops.store_kv(k, k, k_cache, v_cache, at),
+            "embedding": lambda ops, at=at: ops.embedding(at, table),
+            "argmax_rows": lambda ops, x=logits: ops.argmax_rows(x),
+        }
+        for name, call in calls.items():
+            size = f"M={logits.shape[0] if name == 'argmax_rows' else rows}"
+            yield Case(name=name, size=size, make=lambda ops, call=call: lambda: call(ops))
+
+
+def expert_cases() -> Iterator[Case]:
+    experts, choices, width = 16, 4, 256
+    gate_up, down = [random(2 * width, HIDDEN) for _ in range(experts)], [random(HIDDEN, width) for _ in range(experts)]
+
+    def step(ops: Ops, rows: int) -> Step:
+        first, second = [ops.pack_linear(w) for w in gate_up], [ops.pack_linear(w) for w in down]
+        x = random(rows, HIDDEN)
+        weights, ids = torch.rand(rows, experts).topk(choices, dim=-1)
+        return lambda: ops.fused_experts(x, first, second, ids, weights)
+
+    for rows in (1, 16, 64):
+        yield Case(name="fused_experts, 4 of 16", size=f"M={rows}", make=lambda ops, m=rows: step(ops, m))
+
+
+def median_seconds(steps: list[Step], repeats: int) -> list[float]:
+    medians = []
+    for step in steps:
+        # OpenMP's threads spin for some milliseconds after their last work, on the cores that the other backend needs.
+        time.sleep(0.05)
+        step()
+        times = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            step()
+            times.append(time.perf_counter() - started)
+        medians.append(statistics.median(times))
+    return medians
+
+
+def human(seconds: float) -> str:
+    return f"{seconds * 1e6:9.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:9.2f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time every op, native against torch.")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=20)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    native, reference = make_ops("native", args.threads), make_ops("torch", args.threads)
+    print(f"{'op':34}{'size':>10}{native.name:>14}{'torch':>14}{'ratio':>8}")
+    for cases in (linear_cases, attention_cases, small_cases, expert_cases):
+        for case in cases():
+            ours, theirs = median_seconds([case.make(native), case.make(reference)], args.repeats)
+            print(f"{case.name:34}{case.size:>10}{human(ours):>14}{human(theirs):>14}{theirs / ours:8.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
