@@ -168,6 +168,9 @@ class Residencies:
         assert pin is not None
         own = self.rows.pages(row, pin.num_pages, req.num_pages)
         req.pin, req.req_pool_idx, req.num_pages = None, PAD, 0
+        # Nobody reads this row before its next tenant writes it, and which of two writes to one entry in the same step
+        # wins is undefined on a device.
+        self._writes = [write for write in self._writes if write[0][0] != row]
         self._let_go(_Leaving(self.last_launched, req.id, row, own, pin))
 
     def _let_go(self, leaving: _Leaving) -> None:

@@ -253,6 +253,7 @@ class Scheduler:
         self._num_waiting_tokens -= len(req.tokens)
         req.move(Status.EXTENDING)
         req.last_progress = now
+        req.prompt_logprobs = []  # a retraction before the first token: every position is computed again
         insort(self.extending, req, key=self._rank)
         if req.cache_report is None:
             req.cache_report = report
@@ -321,13 +322,15 @@ class Scheduler:
         failed = {req for i, req in enumerate(self._sampled(flight)) if i in result.failed} if result.failed else ()
         for i in range(plan.num_extends):
             req = flight.reqs[i]
-            if req.status in (Status.FINISHED, Status.WAITING):
+            if req.status is Status.FINISHED:
                 continue
+            if result.prompt_logprobs and i in result.prompt_logprobs:
+                req.prompt_logprobs += result.prompt_logprobs[i]
+            if req.status is Status.WAITING:
+                continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.kv_committed = int(plan.seq_lens[i])
             req.last_progress = now
             self.counters.add("computed_prompt_tokens", int(plan.q_lens[i]))
-            if result.prompt_logprobs and i in result.prompt_logprobs:
-                req.prompt_logprobs += result.prompt_logprobs[i]
             if req not in failed:
                 self.held.adopt(req, req.kv_committed)
 

@@ -1,0 +1,196 @@
+"""What must hold, checked against the reference and against each request's own history."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+
+from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.radix_cache import Node
+from forebay.requests.request import Request, Status
+from forebay.requests.updates import Failure, FinishReason, MissReason, Update
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.hash_runner import HashRunner
+from tests.simulation.hashing import Generated, chain_values, logprob_of, naive_generation, salt_of
+
+
+class Violation(AssertionError):
+    """The product broke one of its promises."""
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+class Tracked:
+    """A request, what its client has heard, and what it must hear."""
+
+    def __init__(self, req: Request, vocab: int, now: float) -> None:
+        self.id, self.params, self.namespace = req.id, req.params, req.namespace
+        self.prompt = req.tokens.tolist()
+        self.salt = salt_of(req.namespace)
+        self.expected: Iterator[Generated] = naive_generation(
+            self.prompt, salt=self.salt, seed=req.params.seed, vocab=vocab
+        )
+        self.received: list[int] = []
+        self.finish: FinishReason | None = None
+        self.may_abort = self.may_fail = self.may_break = False
+        self.arrival = self.last_token = now
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt + self.received
+
+    def take(self, update: Update, now: float, cached: int | None) -> None:
+        """Check one update against everything that was promised."""
+        who = f"request {self.id}"
+        require(self.finish is None, f"{who} heard {update} after it had ended with {self.finish}")
+        require(len(update.token_ids) <= 1, f"{who}: one step brought {update.token_ids}")
+        first = not self.received
+        for token in update.token_ids:
+            self._take_token(token, update)
+            self.last_token = now
+        if first and update.token_ids:
+            self._check_first(update, cached)
+        self._check_finish(update)
+
+    def _take_token(self, token: int, update: Update) -> None:
+        right = next(self.expected)
+        require(
+            token == right.token_id,
+            f"request {self.id}: token {len(self.received)} is {token}, the reference says {right.token_id}",
+        )
+        self.received.append(token)
+        if self.params.logprobs >= 0:
+            heard = [entry.logprob for entry in update.logprobs or []]
+            require(heard == [right.logprob], f"request {self.id}: log-probability {heard}, not {right.logprob}")
+        else:
+            require(update.logprobs is None, f"request {self.id} did not ask for {update.logprobs}")
+
+    def _check_first(self, update: Update, cached: int | None) -> None:
+        report = update.cache
+        assert report is not None, f"request {self.id}: its first token came without a cache report"
+        require(
+            report.cached_tokens == cached,
+            f"request {self.id}: {report.cached_tokens} tokens reported as cached, the device began at {cached}",
+        )
+        require(report.cached_tokens < len(self.prompt), f"request {self.id}: the whole prompt is said to be cached")
+        if self.params.prompt_logprobs < 0:
+            return
+        require(report.miss_reason in (MissReason.PROMPT_LOGPROBS, MissReason.DISABLED), f"miss {report.miss_reason}")
+        chain = chain_values(np.array(self.prompt, dtype=np.int32), 0, self.salt).tolist()
+        right = [None, *zip(self.prompt[1:], map(logprob_of, chain[:-1]), strict=True)]
+        heard = [entry and (entry.token_id, entry.logprob) for entry in update.prompt_logprobs or []]
+        require(heard == right, f"request {self.id}: prompt log-probabilities {heard}, not {right}")
+
+    def _check_finish(self, update: Update) -> None:
+        stopped = bool(update.token_ids) and self.received[-1] in self.params.stop_token_ids
+        full = len(self.received) == self.params.max_new_tokens
+        self.finish = update.finish
+        allowed = {
+            None: bool(update.token_ids) and not stopped and not full,
+            FinishReason.STOP: stopped and update.matched_stop == self.received[-1],
+            FinishReason.LENGTH: full and not stopped,
+            FinishReason.ABORT: self.may_abort and not update.token_ids,
+            FinishReason.ERROR: not update.token_ids and self._may_end_with(update.failure),
+        }
+        require(allowed[update.finish], f"request {self.id} ended with {update} after {self.received}")
+        require((update.failure is None) == (update.finish is not FinishReason.ERROR), f"a failure too many: {update}")
+
+    def _may_end_with(self, failure: Failure | None) -> bool:
+        return failure is not None and {
+            "EngineError": self.may_fail,
+            "NumericalError": self.may_break,
+            "RequestTimeout": True,  # the simulator checks the times when it calls `expire`
+        }.get(failure.kind, False)
+
+
+class Oracles:
+    """Every request's history, and the state of the scheduler after each call."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler, runner: HashRunner, vocab: int) -> None:
+        self.config, self.scheduler, self.runner, self.vocab = config, scheduler, runner, vocab
+        self.live: dict[int, Tracked] = {}
+        self.log = hashlib.sha256()
+        self.num_hits = self.num_finished = self.num_tokens = 0
+        self.longest_retraction = 0
+        self._checks = 0
+
+    def added(self, req: Request, now: float) -> Tracked:
+        tracked = self.live[req.id] = Tracked(req, self.vocab, now)
+        return tracked
+
+    def heard(self, updates: list[Update], now: float) -> list[Tracked]:
+        """Take in updates; returns the requests that ended."""
+        ended = []
+        for update in updates:
+            tracked = self.live.get(update.request_id)
+            require(tracked is not None, f"news of request {update.request_id}, which does not exist: {update}")
+            assert tracked is not None
+            tracked.take(update, now, self.runner.cached.get(tracked.id))
+            self.num_tokens += len(update.token_ids)
+            if update.cache and update.cache.cached_tokens:
+                self.num_hits += 1
+            if update.finish:
+                ended.append(self.live.pop(tracked.id))
+                self.runner.cached.pop(tracked.id, None)
+                self.num_finished += 1
+            self.log.update(repr(update).encode())
+        return ended
+
+    def check(self) -> None:
+        """The pools, the queues and the cache agree with each other and with the clients."""
+        scheduler = self.scheduler
+        scheduler.audit()
+        self.runner.check_in_flight()
+        require(scheduler.requests.keys() == self.live.keys(), "the scheduler lost a request, or kept one too long")
+        waiting = scheduler.waiting
+        by_status = {status: 0 for status in Status}
+        for req in scheduler.requests.values():
+            by_status[req.status] += 1
+        require(
+            (len(waiting), len(scheduler.extending), len(scheduler.running))
+            == (by_status[Status.WAITING], by_status[Status.EXTENDING], by_status[Status.DECODING]),
+            "a request stands in another queue than its status says",
+        )
+        require(
+            scheduler._num_waiting_tokens == sum(len(req.tokens) for req in waiting),
+            "the number of waiting tokens is not their sum",
+        )
+        self._checks += 1
+        if self._checks % 16 == 0:
+            self.check_cache()
+
+    def check_cache(self) -> None:
+        """Every cached page holds the KV of exactly the tokens that the tree says, in its namespace."""
+        for namespace, root in self.scheduler.held.cache._roots.items():
+            self._check_below(root, 0, salt_of(namespace))
+
+    def _check_below(self, node: Node, start: int, before: int) -> None:
+        ps = self.config.page_size
+        inside = np.arange(ps, dtype=np.int64)
+        for child in node.children.values():
+            right = chain_values(np.frombuffer(child.key, dtype=np.int32), start, before)
+            kept = self.runner.kv[(child.pages[:, None] * ps + inside).ravel()]
+            if not np.array_equal(right, kept):
+                raise Violation(f"cached pages {child.pages} do not hold the KV of their tokens")
+            self._check_below(child, start + len(right), int(right[-1]))
+
+    def check_drained(self) -> None:
+        """Nothing is left: all clients have their answer, and whatever is not cached is free."""
+        require(not self.live, f"requests {sorted(self.live)} never ended")
+        held, config = self.scheduler.held, self.config
+        self.check()
+        self.check_cache()
+        require(held.rows.available_size() == config.max_running_requests, "a row is not free although nobody runs")
+        require(held.kv.num_free + held.cache.num_pages == config.num_pages, "a page is neither free nor cached")
+        require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
+
+
+def reference_output(prompt: list[int], count: int, *, vocab: int, seed: int = 0, namespace: str = "") -> list[int]:
+    generated = naive_generation(prompt, salt=salt_of(namespace), seed=seed, vocab=vocab)
+    return [g.token_id for g in islice(generated, count)]

@@ -1,0 +1,352 @@
+"""The real scheduler under random traffic and faults, one seed at a time, with every promise checked after each step.
+
+    python -m tests.simulation.simulator --seed 1234              replay one seed
+    python -m tests.simulation.simulator --seeds 0:10000 --jobs 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, fields
+from random import Random
+
+from forebay.base.errors import EngineError, Overloaded, RequestTooLarge
+from forebay.config.engine_config import SchedulerConfig
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import StepPlan
+from forebay.requests.updates import Update
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.hash_runner import HashRunner, HashStep, StepFailed
+from tests.simulation.hashing import salt_of
+from tests.simulation.oracles import Oracles, Tracked, require
+from tests.simulation.workload import Conversations, Faults, Traffic, random_config, random_traffic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run did. `digest` is the hash of its event log (B-7)."""
+
+    seeds: int = 1
+    requests: int = 0
+    refused: int = 0
+    steps: int = 0
+    tokens: int = 0
+    hits: int = 0
+    retractions: int = 0
+    recomputed: int = 0
+    digest: str = ""
+
+    def __add__(self, other: Outcome) -> Outcome:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
+        return Outcome(**sums)
+
+
+SchedulerFactory = Callable[[SchedulerConfig], Scheduler]
+
+
+class Simulation:
+    """One scheduler, one hash runner, and the loop that the engine turns: plan, launch, commit with `depth` in flight.
+
+    `tick` lets traffic and faults happen and turns the loop once; `drain` turns it until nothing is left.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        traffic: Traffic,
+        rng: Random,
+        *,
+        make_scheduler: SchedulerFactory = Scheduler,
+    ) -> None:
+        self.config, self.traffic, self.rng = config, traffic, rng
+        self.scheduler = make_scheduler(config)
+        self.runner = HashRunner(
+            config,
+            self.scheduler.held.kv,
+            vocab=traffic.vocab,
+            salt=lambda id: salt_of(self.oracles.live[id].namespace) if id in self.oracles.live else 0,
+        )
+        self.oracles = Oracles(config, self.scheduler, self.runner, traffic.vocab)
+        self.capacity = min(config.context_length, config.num_pages * config.page_size)  # tokens, for one request
+        self.conversations = Conversations(rng, traffic, self.capacity)
+        self.flights: deque[tuple[StepPlan, HashStep]] = deque()
+        self.faults = traffic.faults
+        self.now = 0.0
+        self.num_added = self.num_refused = self.num_steps = 0
+
+    # -- traffic ------------------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        rng, params = self.rng, self.conversations.params()
+        self.add(
+            self.conversations.prompt(params.max_new_tokens),
+            params,
+            priority=rng.randrange(3),
+            namespace=rng.choice(self.traffic.namespaces),
+        )
+
+    def add(
+        self, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0, namespace: str = ""
+    ) -> Tracked | None:
+        """Submit a request; None if it was refused, which must be for the right reason."""
+        self.num_added += 1
+        req = Request(
+            self.num_added, prompt, params, priority=priority, namespace=namespace, arrival=self.now
+        )
+        too_large, full = self._too_large(req), self._full(req)
+        try:
+            self.scheduler.add(req, self.now)
+        except RequestTooLarge:
+            require(too_large, f"{req} would fit and was refused as too large")
+        except Overloaded:
+            require(full and not too_large, f"{req} was refused although the queue has room")
+        else:
+            require(not too_large and not full, f"{req} was let in although it should not have been")
+            return self.oracles.added(req, self.now)
+        self.num_refused += 1
+        return None
+
+    def _too_large(self, req: Request) -> bool:
+        kv_len = req.num_prompt + req.params.max_new_tokens - 1
+        capacity = self.config.num_pages * self.config.page_size
+        return kv_len + 1 > self.config.context_length or kv_len > capacity
+
+    def _full(self, req: Request) -> bool:
+        config, waiting = self.config, self.scheduler.waiting
+        queued = sum(len(other.tokens) for other in waiting)
+        return len(self.oracles.live) >= config.max_running_requests + config.max_queued_requests or (
+            bool(waiting) and queued + req.num_prompt > config.max_queued_tokens
+        )
+
+    def abort(self, request_id: int) -> None:
+        if request_id in self.oracles.live:
+            self.oracles.live[request_id].may_abort = True
+        updates = self.scheduler.abort(request_id, self.now)
+        require(len(updates) <= 1, f"an abort of {request_id} ended {updates}")
+        self._heard(updates)
+        require(request_id not in self.oracles.live, f"request {request_id} was aborted and lives on")
+
+    def _abort_somebody(self) -> None:
+        live = sorted(self.oracles.live)
+        self.abort(self.rng.choice(live) if live and self.rng.random() < 0.9 else self.num_added + 1)
+
+    def expire(self) -> None:
+        config, before = self.config, dict(self.oracles.live)
+        updates = self.scheduler.expire(self.now)
+        for update in updates:
+            tracked = before[update.request_id]
+            age, still = self.now - tracked.arrival, self.now - tracked.last_token
+            shortest = min(config.queue_timeout_s, config.request_timeout_s, config.stall_timeout_s)
+            require(age > shortest and still > 0, f"request {tracked.id} timed out after {age} s")
+        self._heard(updates)
+        oldest = max((self.now - tracked.arrival for tracked in self.oracles.live.values()), default=0.0)
+        require(oldest <= config.request_timeout_s, f"a request has been here for {oldest} s")
+
+    # -- the loop -----------------------------------------------------------------------------------------------------
+
+    def tick(self) -> bool:
+        """Let things happen, then plan, launch and commit once. False when there was nothing to do."""
+        rng, faults = self.rng, self.faults
+        self.now += rng.random() * 2 * self.traffic.tick_s
+        if rng.random() < faults.abort:
+            self._abort_somebody()
+        if rng.random() < faults.flush:
+            self.scheduler.flush_cache()
+        if rng.random() < faults.expire:
+            self.expire()
+        plan = self.launch()
+        if rng.random() < faults.abort:
+            self._abort_somebody()
+        self.runner.check_in_flight()
+        landing = bool(self.flights) and (plan is None or len(self.flights) > self.config.overlap_depth)
+        if landing:
+            self.land()
+        self.oracles.check()
+        return landing or plan is not None
+
+    def launch(self) -> StepPlan | None:
+        plan = self.scheduler.plan(self.now)
+        self.runner.poison_free_pages()
+        if plan is None:
+            return None
+        self.num_steps += 1
+        self._log_plan(plan)
+        if self.rng.random() < self.faults.launch_fails:
+            while self.flights:  # steps end in the order they were planned
+                self.land()
+            self._fail(plan)
+        else:
+            self.flights.append((plan, self.runner.launch(plan)))
+        return plan
+
+    def land(self) -> None:
+        plan, step = self.flights.popleft()
+        rng, faults = self.rng, self.faults
+        not_finite = ()
+        if rng.random() < faults.not_finite and plan.sample_mask.any():
+            not_finite = (rng.randrange(int(plan.sample_mask.sum())),)
+            for i in not_finite:
+                self._of(int(step.tenants[plan.sample_mask][i]), "may_break")
+        try:
+            result = step.result(fails=rng.random() < faults.result_fails, poisoned=not_finite)
+        except StepFailed:
+            self._fail(plan)
+        else:
+            self._heard(self.scheduler.commit(plan, result, self.now))
+
+    def _fail(self, plan: StepPlan) -> None:
+        for row in plan.rows.tolist():
+            self._of(int(self.runner.tenant[row]), "may_fail")
+        for admission in plan.admissions:
+            self._of(admission.request_id, "may_fail")
+        self._heard(self.scheduler.fail(plan, EngineError("injected"), self.now))
+
+    def _of(self, request_id: int, may: str) -> None:
+        if request_id in self.oracles.live:
+            setattr(self.oracles.live[request_id], may, True)
+
+    def _heard(self, updates: list[Update]) -> None:
+        for ended in self.oracles.heard(updates, self.now):
+            self.conversations.remember(ended.tokens)
+
+    def _log_plan(self, plan: StepPlan) -> None:
+        log = self.oracles.log
+        for column in (plan.rows, plan.seq_lens, plan.out_cache_loc, plan.input_ids, plan.write_pages):
+            log.update(column.tobytes())
+
+    # -- whole runs ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> Outcome:
+        """All requests arrive while faults happen, up to a random moment; then both stop, and everything drains."""
+        rng, traffic = self.rng, self.traffic
+        stop_at = rng.choice([traffic.num_requests, rng.randint(1, traffic.num_requests)])
+        while self.num_added < stop_at:
+            expected = traffic.arrivals
+            while expected > 0 and self.num_added < stop_at and rng.random() < expected:
+                self.arrive()
+                expected -= 1
+            self.turn()
+        self.drain()
+        return self.outcome()
+
+    def turn(self) -> None:
+        """A tick that must do something when there is something to do."""
+        waiting = bool(self.scheduler.requests) and not self.flights
+        require(self.tick() or not waiting or not self.scheduler.requests, "nothing runs, and nothing is planned")
+
+    def drain(self) -> int:
+        """Faults and arrivals have stopped: everything must end within a bound (B-3); how many steps it took."""
+        self.faults = Faults()
+        limit = self.drain_limit()
+        for used in range(limit):
+            if self.scheduler.idle:
+                self.oracles.check_drained()
+                return used
+            self.turn()
+        raise AssertionError(f"not drained after {limit} steps: {list(self.scheduler.requests.values())}")
+
+    def drain_limit(self) -> int:
+        """Each request alone: its chunks and its tokens, each with a step in flight, and as often again as it may be
+        retracted."""
+        chunk, retries = self.config.chunked_prefill_size, 3
+        alone = sum(
+            -(-len(tracked.tokens) // chunk) + tracked.params.max_new_tokens + 2 * self.config.overlap_depth + 2
+            for tracked in self.oracles.live.values()
+        )
+        return 10 + retries * alone
+
+    def outcome(self) -> Outcome:
+        counters = self.scheduler.counters
+        return Outcome(
+            requests=self.num_added,
+            refused=self.num_refused,
+            steps=self.num_steps,
+            tokens=self.oracles.num_tokens,
+            hits=self.oracles.num_hits,
+            retractions=int(counters.get("retractions", 0)),
+            recomputed=int(counters.get("recomputed_tokens", 0)),
+            digest=self.oracles.log.hexdigest(),
+        )
+
+
+def run_seed(seed: int, make_scheduler: SchedulerFactory = Scheduler) -> Outcome:
+    """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it."""
+    rng = Random(seed)
+    config = random_config(rng)
+    try:
+        return Simulation(config, random_traffic(rng, config), rng, make_scheduler=make_scheduler).run()
+    except Exception as error:
+        error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")
+        raise
+
+
+def run_seeds(seeds: range) -> Outcome:
+    return sum(map(run_seed, seeds), Outcome(seeds=0))
+
+
+# -- the command line -----------------------------------------------------------------------------------------------
+
+
+def _try_chunk(seeds: range) -> tuple[Outcome, list[str]]:
+    total, failures = Outcome(seeds=0), []
+    for seed in seeds:
+        try:
+            total += run_seed(seed)
+        except Exception as error:
+            failures.append(f"seed {seed}: {type(error).__name__}: {error}")
+    return total, failures
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.simulator", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay one seed and show its traceback")
+    parser.add_argument("--seeds", default="0:10000", help="a range first:last, last excluded")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args(argv)
+    if args.seed is not None:
+        return _replay(args.seed)
+    first, last = map(int, args.seeds.split(":"))
+    chunks = [range(at, min(at + 50, last)) for at in range(first, last, 50)]
+    started, total, failures = time.monotonic(), Outcome(seeds=0), []
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for done, (outcome, failed) in enumerate(pool.map(_try_chunk, chunks), 1):
+            total += outcome
+            failures += failed
+            _progress(done, len(chunks), len(failures))
+    _summary(total, failures, time.monotonic() - started)
+    return 1 if failures else 0
+
+
+def _replay(seed: int) -> int:
+    try:
+        print(run_seed(seed))
+    except Exception:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _progress(done: int, of: int, failures: int) -> None:
+    filled = 40 * done // of
+    print(f"\r[{'#' * filled}{'.' * (40 - filled)}] {100 * done // of:3d}%  {failures} failed", end="", file=sys.stderr)
+
+
+def _summary(total: Outcome, failures: list[str], seconds: float) -> None:
+    print(file=sys.stderr)
+    for line in failures[:20]:
+        print(line)
+        print("    replay: python -m tests.simulation.simulator --seed", line.split()[1].rstrip(":"))
+    counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name != "digest"}
+    print("  ".join(f"{name} {value:,}" for name, value in counts.items()))
+    print(f"{len(failures)} failed, {seconds:.1f} s, {total.steps / seconds:,.0f} steps/s")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

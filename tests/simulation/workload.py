@@ -1,0 +1,131 @@
+"""Random configurations and traffic, from a seeded generator only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from forebay.config.engine_config import EvictionPolicy, Ledger, SchedulePolicy, SchedulerConfig
+from forebay.requests.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """Chances per tick, or per step, of what goes wrong."""
+
+    abort: float = 0.0
+    flush: float = 0.0
+    launch_fails: float = 0.0
+    result_fails: float = 0.0
+    not_finite: float = 0.0
+    expire: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    num_requests: int
+    arrivals: float  # mean number per tick
+    vocab: int
+    longest_prompt: int
+    longest_output: int
+    namespaces: tuple[str, ...] = ("",)
+    sharing: float = 0.6  # chance that a prompt begins like an earlier conversation
+    stopping: float = 0.5  # chance of stop tokens
+    tick_s: float = 0.01
+    faults: Faults = field(default_factory=Faults)
+
+
+def random_config(rng: Random) -> SchedulerConfig:
+    page_size = rng.choice([1, 1, 2, 3, 4, 7, 8, 16])
+    num_pages = max(2, rng.choice([12, 24, 48, 96, 200]) // page_size + rng.randrange(4))
+    hurried = rng.random() < 0.15
+    return SchedulerConfig(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_running_requests=rng.choice([1, 2, 4, 8, 8]),
+        context_length=rng.choice([16, 40, 64, 100]),
+        chunked_prefill_size=rng.choice([1, 3, 7, page_size, 16, 64, 2048]),
+        schedule_policy=rng.choice(list(SchedulePolicy)),
+        schedule_conservativeness=rng.choice([0.01, 0.01, 0.3, 1.0]),
+        radix_cache=rng.random() < 0.8,
+        radix_eviction_policy=rng.choice(list(EvictionPolicy)),
+        overlap_depth=rng.choice([0, 1, 1, 2]),
+        max_queued_requests=rng.choice([2, 256, 256, 256]),
+        max_queued_tokens=rng.choice([30, 1 << 20, 1 << 20]),
+        queue_timeout_s=0.3 if hurried else 60.0,
+        request_timeout_s=1.0 if hurried else 600.0,
+        stall_timeout_s=0.2 if hurried else 60.0,
+        ledger=Ledger.RAISE,
+    )
+
+
+def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
+    capacity = min(config.context_length, config.num_pages * config.page_size)
+    calm = rng.random() < 0.25
+    pressed = rng.random() < 0.4  # many short prompts at once that all want to grow: retractions
+    return Traffic(
+        num_requests=rng.randint(8, 36),
+        arrivals=rng.choice([1.0, 4.0] if pressed else [0.1, 0.4, 1.0, 4.0]),
+        vocab=rng.choice([3, 30, 30, 1000]),
+        longest_prompt=max(1, capacity // (6 if pressed else rng.choice([4, 2, 1]))),
+        longest_output=max(1, capacity * 2 // 3) if pressed else rng.choice([2, 8, 24]),
+        namespaces=("",) if rng.random() < 0.7 else ("", "a", "b"),
+        sharing=rng.choice([0.0, 0.8, 0.95]),
+        stopping=0.1 if pressed else rng.choice([0.0, 0.3, 0.7]),
+        tick_s=rng.choice([0.001, 0.02]),
+        faults=Faults()
+        if calm
+        else Faults(
+            abort=rng.choice([0.0, 0.03, 0.1]),
+            flush=rng.choice([0.0, 0.05]),
+            launch_fails=rng.choice([0.0, 0.02]),
+            result_fails=rng.choice([0.0, 0.02]),
+            not_finite=rng.choice([0.0, 0.02]),
+            expire=0.3,
+        ),
+    )
+
+
+class Conversations:
+    """Prompts that share prefixes: fresh ones, continuations of whole conversations, and branches off them.
+
+    Nine in ten are cut so that they fit `capacity` tokens with all their output.
+    """
+
+    def __init__(self, rng: Random, traffic: Traffic, capacity: int) -> None:
+        self._rng, self._traffic, self._capacity = rng, traffic, capacity
+        self._past: list[list[int]] = []
+
+    def prompt(self, max_new_tokens: int) -> list[int]:
+        prompt = self._long_prompt()
+        if self._rng.random() < 0.9:
+            del prompt[max(1, self._capacity - max_new_tokens) :]
+        return prompt
+
+    def _long_prompt(self) -> list[int]:
+        rng, traffic = self._rng, self._traffic
+        prompt: list[int] = []
+        if self._past and rng.random() < traffic.sharing:
+            prompt = list(rng.choice(self._past))
+            if rng.random() < 0.5:
+                prompt = prompt[: rng.randint(0, len(prompt))]
+        room = traffic.longest_prompt - len(prompt)
+        more = rng.randint(0, min(6, max(room, 0))) if prompt else rng.randint(1, traffic.longest_prompt)
+        prompt += [rng.randrange(traffic.vocab) for _ in range(more)]
+        return prompt or [rng.randrange(traffic.vocab)]
+
+    def remember(self, tokens: list[int]) -> None:
+        self._past.append(tokens)
+        if len(self._past) > 12:
+            self._past.pop(self._rng.randrange(len(self._past)))
+
+    def params(self) -> SamplingParams:
+        rng, traffic = self._rng, self._traffic
+        stops = tuple(rng.randrange(traffic.vocab) for _ in range(2)) if rng.random() < traffic.stopping else ()
+        return SamplingParams(
+            max_new_tokens=rng.randint(1, traffic.longest_output),
+            seed=rng.choice([0, rng.getrandbits(62)]),
+            stop_token_ids=stops,
+            logprobs=rng.choice([-1, -1, 0]),
+            prompt_logprobs=rng.choice([-1, -1, -1, -1, -1, 0]),
+        )
