@@ -17,6 +17,7 @@ import importlib
 
 import torch
 
+from forebay.base.errors import ModelError
 from forebay.formats.checkpoint import Checkpoint
 from forebay.formats.model_config import ModelConfig
 from forebay.formats.model_types import MODEL_TYPES
@@ -53,11 +54,15 @@ def load(
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
     called with bytes of the result. ModelError, before anything is read, where a weight is missing, unused or of
-    another shape than the configuration says.
+    another shape than the configuration says, and where the context is longer than the model's.
     """
     spec = describe(checkpoint.config)
     params = spec.params()
     check_names(checkpoint, params, tied=spec.head is None)
-    num_positions = min(context_length or spec.max_positions, spec.max_positions)
+    num_positions = spec.max_positions if context_length is None else context_length
+    if not 1 <= num_positions <= spec.max_positions:
+        raise ModelError(
+            f"{checkpoint.path}: a context of {num_positions} tokens; the model has {spec.max_positions} positions"
+        )
     weights = Loader(checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress)
     return Decoder(spec, ops, weights, num_positions=num_positions)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forebay.formats.model_config import ModelConfig
-from forebay.layers.attention import AttentionSpec
+from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import BlockSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.mlp import MlpSpec
@@ -67,8 +67,16 @@ def layer_name(layer: int) -> str:
     return f"model.layers.{layer}"
 
 
-def attention_spec(config: ModelConfig, layer: int, **options: Any) -> AttentionSpec:
-    """The attention of a layer as the configuration has it; `options` are what the family adds."""
+def attention_spec(
+    config: ModelConfig,
+    layer: int,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: QkNorm = QkNorm.NONE,
+    rope: bool = True,
+) -> AttentionSpec:
+    """The attention of a layer as the configuration has it; the options are what a family adds."""
     sliding = config.extra["layer_types"][layer] == "sliding_attention"
     return AttentionSpec(
         name=f"{layer_name(layer)}.self_attn",
@@ -79,7 +87,10 @@ def attention_spec(config: ModelConfig, layer: int, **options: Any) -> Attention
         head_dim=config.head_dim,
         norm_eps=config.rms_norm_eps,
         sliding_window=config.sliding_window if sliding else 0,
-        **options,
+        qkv_bias=qkv_bias,
+        o_bias=o_bias,
+        qk_norm=qk_norm,
+        rope=rope,
     )
 
 

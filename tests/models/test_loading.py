@@ -133,6 +133,12 @@ def test_a_shorter_context_changes_no_logits(tiny):
     assert torch.equal(short, long)
 
 
+@pytest.mark.parametrize("context_length", [0, 257])
+def test_a_context_that_the_model_does_not_have_is_refused(context_length, tiny):
+    with pytest.raises(ModelError, match="256 positions"):
+        load_float32(tiny("llama").path, context_length=context_length)
+
+
 def test_cache_specs_say_what_each_layer_keeps(tiny):
     full, window = FullAttention(num_kv_heads=2, head_dim=12), SlidingWindow(num_kv_heads=2, head_dim=12, window=5)
     assert load_float32(tiny("qwen2-window").path).cache_specs() == (full, window, window)
