@@ -1,0 +1,42 @@
+"""An engine process without a model: `python -m tests.engine.fake_engine FD`. Its `model_path` is a script:
+`load=S,step=S` seconds, or `refuse` / `crash` during the load."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import replace
+
+import msgspec
+
+from forebay.base import fault
+from forebay.base.errors import ModelError
+from forebay.config.engine_config import EngineConfig
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import Ready
+from forebay.engine.process import serve
+from tests.engine.engine_fakes import CONFIG, READY, fake_core
+
+ENTRY = ("-P", "-m", "tests.engine.fake_engine")
+
+
+def script(load: float = 0.0, step: float = 0.0, then: str = "") -> EngineConfig:
+    return replace(CONFIG, model_path=f"{load},{step},{then}")
+
+
+def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+    load, step, then = config.model_path.split(",")
+    fault.point("engine.load")
+    time.sleep(float(load))
+    if then == "refuse":
+        raise ModelError("no such checkpoint: pull it first")
+    if then == "crash":
+        os.abort()
+    core, _ = fake_core(config, step_s=float(step))
+    return core, msgspec.structs.replace(READY, pid=os.getpid())
+
+
+if __name__ == "__main__":
+    os._exit(serve(socket.socket(fileno=int(sys.argv[1])), build))

@@ -1,0 +1,320 @@
+"""Processes that die: whoever is left is told within seconds, and nobody is left behind (F-1, F-3, F-4, H-2).
+
+The processes are real, the engine's model is not: see `fake_engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.base.errors import EngineError, ModelError, Unavailable
+from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.launch import launch
+from forebay.engine.stream import Stream
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason, Update
+from tests.engine.engine_fakes import reference
+from tests.engine.fake_engine import ENTRY, script
+
+TOLD_S = 5.0  # F-1: from a death to every client's error
+GONE_S = 3.0  # F-4: from a parent's death to the child's
+START_S = 20.0
+
+ROOT = Path(__file__).parents[2]
+
+
+def submit(engine: AsyncEngine, prompt: list[int], num_tokens: int = 200) -> Stream:
+    return engine.submit(prompt_token_ids=prompt, params=SamplingParams(max_new_tokens=num_tokens))
+
+
+async def collect(stream: Stream) -> list[Update]:
+    return [update async for update in stream]
+
+
+async def started(load: float = 0.0, step: float = 0.0, then: str = "", *, ready: bool = True) -> AsyncEngine:
+    engine = await AsyncEngine.connect(launch(script(load, step, then), entry=ENTRY))
+    if ready:
+        async with asyncio.timeout(START_S):
+            await engine.ready()
+    return engine
+
+
+def num_fds() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def alive(pid: int) -> bool:
+    """Not even a zombie counts as alive: whoever adopts orphans here may not reap them."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def gone_within(pid: int, limit_s: float) -> bool:
+    end = time.monotonic() + limit_s
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not alive(pid)
+
+
+async def _idle(engine: AsyncEngine) -> list[Stream]:
+    return []
+
+
+async def _prefilling(engine: AsyncEngine) -> list[Stream]:
+    return [submit(engine, [i] * 50) for i in range(1, 5)]
+
+
+async def _streaming(engine: AsyncEngine) -> list[Stream]:
+    streams = [submit(engine, [i, 1]) for i in range(1, 5)]
+    for stream in streams:
+        await anext(stream)
+    return streams
+
+
+async def _draining(engine: AsyncEngine) -> list[Stream]:
+    streams = await _streaming(engine)
+    engine.closing = asyncio.ensure_future(engine.close(60.0))  # type: ignore[attr-defined]
+    await asyncio.sleep(0)
+    return streams
+
+
+PHASES = {
+    "idle": (0.0, _idle),
+    "in a long prefill": (30.0, _prefilling),
+    "streaming": (0.02, _streaming),
+    "draining": (0.02, _draining),
+}
+
+
+@pytest.mark.parametrize(("step", "reach"), PHASES.values(), ids=PHASES.keys())
+def test_a_killed_engine_fails_every_stream_and_leaves_nothing_behind(
+    step: float, reach: Callable[[AsyncEngine], Awaitable[list[Stream]]]
+) -> None:
+    async def scene() -> None:
+        engine = await started(step=step)
+        streams = await reach(engine)
+        os.kill(engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(TOLD_S):
+            ends = [(await collect(stream))[-1] for stream in streams]
+            cause = await engine.died()
+        assert {end.failure.code for end in ends if end.failure} <= {"engine_dead"}
+        assert all(end.finish is FinishReason.ERROR for end in ends)
+        assert "SIGKILL" in cause.message
+        with pytest.raises(Unavailable):
+            submit(engine, [1])
+        await engine.close(0.0)
+        assert not alive(engine.pid)
+
+    asyncio.run(scene())
+    before = num_fds()
+    asyncio.run(scene())
+    assert num_fds() == before
+
+
+def test_an_engine_killed_while_loading_fails_the_start() -> None:
+    async def scene() -> None:
+        engine = await started(load=30.0, ready=False)
+        waiting = asyncio.ensure_future(engine.ready())
+        await asyncio.sleep(0)
+        os.kill(engine.pid, signal.SIGKILL)
+        async with asyncio.timeout(TOLD_S):
+            with pytest.raises(EngineError, match="SIGKILL"):
+                await waiting
+        await engine.close(0.0)
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize(
+    ("then", "kind", "cause"),
+    [("refuse", ModelError, "no such checkpoint: pull it first"), ("crash", EngineError, "SIGABRT")],
+)
+def test_a_start_that_fails_says_why(then: str, kind: type[EngineError], cause: str) -> None:
+    async def scene() -> None:
+        engine = await started(then=then, ready=False)
+        with pytest.raises(kind, match=cause):
+            await engine.ready()
+        await engine.close(0.0)
+
+    asyncio.run(scene())
+
+
+@pytest.fixture
+def children() -> Iterator[list[subprocess.Popen[str]]]:
+    started_children: list[subprocess.Popen[str]] = []
+    yield started_children
+    for child in started_children:
+        child.kill()
+        child.wait()
+        assert child.stdout is not None
+        child.stdout.close()
+
+
+def serve_elsewhere(children: list[subprocess.Popen[str]], *arguments: object) -> tuple[subprocess.Popen[str], int]:
+    command = [sys.executable, "-m", "tests.engine.fake_server", *map(str, arguments)]
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    children.append(child)
+    assert child.stdout is not None
+    return child, int(child.stdout.readline())
+
+
+SERVERS = {
+    "while the engine loads": (30, 0, 0, 1),
+    "idle": (0, 0, 0, 1),
+    "in a long step": (0, 30, 1, 50),
+    "streaming": (0, 0.02, 4, 2, "tokens"),
+    "draining": (0, 0.02, 4, 2, "drain"),
+    "in a long step, started by a thread": (0, 30, 1, 50, "thread"),
+}
+
+
+@pytest.mark.parametrize("arguments", SERVERS.values(), ids=SERVERS.keys())
+def test_a_killed_parent_takes_its_engine_with_it(
+    arguments: tuple[object, ...], children: list[subprocess.Popen[str]]
+) -> None:
+    parent, engine_pid = serve_elsewhere(children, *arguments)
+    if arguments[0] == 0:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "up\n"
+    parent.kill()
+    assert gone_within(engine_pid, GONE_S)
+
+
+def test_a_terminals_interrupt_does_not_kill_the_engine_under_its_server() -> None:
+    async def scene() -> None:
+        engine = await started(step=0.005)
+        stream = submit(engine, [1, 2], 20)
+        await anext(stream)
+        os.kill(engine.pid, signal.SIGINT)
+        os.kill(engine.pid, signal.SIGTERM)
+        assert (await collect(stream))[-1].finish is FinishReason.LENGTH
+        await engine.close(0.0)
+
+    asyncio.run(scene())
+
+
+def test_closing_during_a_long_step_or_a_load_does_not_wait_for_it() -> None:
+    async def scene() -> None:
+        loading, stuck = await started(load=30.0, ready=False), await started(step=30.0)
+        stream = submit(stuck, [1, 2])
+        begin = time.monotonic()
+        await asyncio.gather(loading.close(0.0), stuck.close(0.1))
+        assert time.monotonic() - begin < GONE_S
+        (end,) = await collect(stream)
+        assert end.failure is not None
+        assert end.failure.code == "shutting_down"
+        assert not alive(loading.pid)
+        assert not alive(stuck.pid)
+
+    asyncio.run(scene())
+
+
+def test_twenty_starts_and_ends_leave_no_descriptor_and_no_process() -> None:
+    async def cycle(kill: bool) -> int:
+        engine = await started(ready=not kill)
+        if kill:
+            os.kill(engine.pid, signal.SIGKILL)
+        else:
+            (*_, last) = await collect(submit(engine, [1, 2], 3))
+            assert last.finish is FinishReason.LENGTH
+        await engine.close(0.0)
+        return engine.pid
+
+    async def cycles(n: int) -> list[int]:
+        return list(await asyncio.gather(*(cycle(kill=i % 2 == 0) for i in range(n))))
+
+    asyncio.run(cycles(2))
+    before = num_fds()
+    pids = [pid for _ in range(10) for pid in asyncio.run(cycles(2))]
+    assert num_fds() == before
+    assert not any(alive(pid) for pid in pids)
+
+
+FAULTS = {
+    "engine.load=memory": None,
+    "engine.launch=memory@3": "out_of_memory",
+    "engine.result=runtime@3": "step_failed",
+    "engine.add=os@2": "step_failed",
+    "engine.plan=runtime@3": "engine_dead",
+    "engine.commit=memory@3": "engine_dead",
+    "engine.receive=runtime@2": "engine_dead",
+    "engine.send=os@2": "engine_dead",
+    "engine.launch=kill@3": "engine_dead",
+}
+
+
+@pytest.mark.parametrize(("point", "code"), FAULTS.items())
+def test_a_fault_at_any_point_ends_every_request_typed_and_wedges_nothing(
+    point: str, code: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")
+    monkeypatch.setenv("FOREBAY_FAULTS", point)
+
+    async def scene() -> None:
+        engine = await started(step=0.005, ready=False)
+        if code is None:
+            with pytest.raises(EngineError, match="MemoryError"):
+                await engine.ready()
+            await engine.close(0.0)
+            return
+        await engine.ready()
+        first = submit(engine, [1, 2], 10)
+        await anext(first)
+        # Either the engine lives and serves whoever comes, or it is dead and everybody is told.
+        with contextlib.suppress(Unavailable):
+            second = submit(engine, [3, 4], 10)
+            async with asyncio.timeout(TOLD_S):
+                ends = [(await collect(stream))[-1] for stream in (first, second)]
+            assert code in {end.failure.code for end in ends if end.failure}
+        if code == "engine_dead":
+            await asyncio.wait_for(engine.died(), TOLD_S)
+        else:
+            updates = await collect(submit(engine, [5, 6], 10))
+            assert [token for update in updates for token in update.token_ids] == reference([5, 6], 10)
+        await engine.close(0.0)
+
+    asyncio.run(scene())
+
+
+def test_aborted_requests_give_their_pages_back_within_a_second() -> None:
+    async def scene() -> None:
+        engine = await started(step=0.005)
+        streams = [submit(engine, [i] * 60, 100) for i in range(1, 13)]
+        await anext(streams[0])
+        for stream in streams:
+            stream.abort()
+        async with asyncio.timeout(1.0):
+            for stream in streams:
+                assert (await collect(stream))[-1].finish is FinishReason.ABORT
+            state = await engine.state()
+        assert (state.num_running, state.num_waiting) == (0, 0)
+        assert all(pool.running == 0 for pool in state.pools)
+        steps = state.counters["engine.steps"]
+        assert (await engine.state()).counters["engine.steps"] == steps
+        await engine.close(0.0)
+
+    asyncio.run(scene())
+
+
+def test_the_engine_sees_neither_our_settings_nor_our_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREBAY_API_KEY", "canary-key")
+
+    async def scene() -> None:
+        engine = await started()
+        seen = [Path(f"/proc/{engine.pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+        assert not any(b"canary-key" in text for text in seen)
+        await engine.close(0.0)
+
+    asyncio.run(scene())
