@@ -1,1 +1,1 @@
-"""HTTP: the OpenAI routes, streaming, limits, metrics, and the page at /."""
+"""HTTP: OpenAI's routes and ours, in front of an engine that lives in another process."""

@@ -22,8 +22,9 @@ _BYTE: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerParts:
-    """What a checkpoint says about its text: `control` are the ids that structure a conversation, `hidden` those of them
-    that are no part of a text, `names` spells `bos_token`, `eos_token` and the like, `template` is the chat template."""
+    """What a checkpoint says about its text: `control` are the ids that structure a conversation, `hidden` those of
+    them that are no part of a text, `names` spells `bos_token`, `eos_token` and the like, `template` is the chat
+    template."""
 
     backend: tokenizers.Tokenizer
     pieces: list[str | None]

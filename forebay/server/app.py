@@ -1,0 +1,121 @@
+"""The application: routes behind the gateway."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from forebay import __version__
+from forebay.base.errors import ForebayError
+from forebay.config.engine_config import ServerConfig
+from forebay.server import generate, information
+from forebay.server.console_files import ConsoleFiles
+from forebay.server.context import ServerContext
+from forebay.server.gateway import Gateway
+from forebay.server.lifecycle import Lifecycle
+from forebay.server.metrics import Metrics
+from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from forebay.server.security import Security
+from forebay.server.served_model import Engine, ServedModel
+from forebay.server.text_workers import TextWorkers
+from forebay.text.tokenizer import Tokenizer
+
+Handler = Callable[[Request, ServerContext], Awaitable[Response]]
+
+ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
+    ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
+    ("POST", "/v1/completions", generate.completions, CompletionRequest),
+    ("GET", "/v1/models", information.models, None),
+    ("GET", "/v1/models/{model_id:path}", information.model, None),
+    ("POST", "/tokenize", information.tokenize, TokenizeRequest),
+    ("POST", "/detokenize", information.detokenize, DetokenizeRequest),
+    ("GET", "/health", information.health, None),
+    ("GET", "/ready", information.ready, None),
+    ("GET", "/metrics", information.metrics, None),
+    ("GET", "/server_info", information.server_info, None),
+    ("GET", "/debug/state", information.debug_state, None),
+    ("POST", "/flush_cache", information.flush_cache, None),
+)
+
+
+def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tokenizer: Tokenizer) -> ServerContext:
+    """Raises ConfigError for a server that anybody on the network could use."""
+
+    def limit() -> int:
+        return engine.info.max_running_requests + model.max_queued_requests
+
+    return ServerContext(
+        config=config,
+        model=model,
+        engine=engine,
+        tokenizer=tokenizer,
+        security=Security(config),
+        lifecycle=Lifecycle(limit),
+        metrics=Metrics(model.name),
+        workers=TextWorkers(),
+        started_at=time.time(),
+    )
+
+
+def create_app(server: ServerContext) -> ASGIApp:
+    """The ASGI application; run it with `http_protocol.protocol_class`, which holds the limits below ASGI."""
+    files = ConsoleFiles.load()
+    routes = create_routes(server, files)
+    app: ASGIApp = Gateway(routes, server.security, server.metrics, files.paths)
+    if server.config.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(server.config.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["authorization", "content-type", "x-request-id"],
+        )
+    return app
+
+
+def create_routes(server: ServerContext, files: ConsoleFiles) -> FastAPI:
+    """The routes alone; FastAPI's own pages are off because they load scripts from elsewhere."""
+    app = FastAPI(
+        title="Forebay", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=None
+    )
+    for method, path, handler, body in ROUTES:
+        app.add_api_route(path, _endpoint(handler, server), methods=[method], **_describe(handler, body))
+    for path in files.paths:
+        app.add_api_route(path, _file(files, path), methods=["GET"], include_in_schema=False)
+    for kind in (ForebayError, 404, 405, Exception):
+        app.add_exception_handler(kind, _pass_on)
+    return app
+
+
+def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(request, server)
+
+    return endpoint
+
+
+def _file(files: ConsoleFiles, path: str) -> Callable[[], Awaitable[Response]]:
+    async def endpoint() -> Response:
+        return files.response(path)
+
+    return endpoint
+
+
+def _describe(handler: Handler, body: type[Strict] | None) -> dict[str, Any]:
+    name = getattr(handler, "__name__", "")
+    description: dict[str, Any] = {"operation_id": name, "summary": name.replace("_", " "), "response_model": None}
+    if body is not None:
+        content = {"application/json": {"schema": body.model_json_schema()}}
+        description["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
+    return description
+
+
+async def _pass_on(request: Request, error: Exception) -> Response:
+    """To the gateway, the one place where errors become answers."""
+    raise error

@@ -1,0 +1,94 @@
+"""Errors as clients see them: `{"error": {"message", "type", "param", "code"}}`, in a body or inside a stream."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from starlette.responses import Response
+
+from forebay.base.errors import EngineError, ForebayError, Overloaded, RequestError, from_code
+from forebay.base.log import event, get_logger
+from forebay.requests.updates import Failure
+
+MAX_MESSAGE_CHARS: Final = 1000
+
+log = get_logger("server")
+
+
+class HttpError(RequestError):
+    """An error that only HTTP has: a method, media type or header that is refused."""
+
+    def __init__(self, status: int, message: str, *, code: str, type: str = "invalid_request_error") -> None:
+        super().__init__(message, code=code)
+        self._status = status
+        self._type = type
+
+
+def status_of(error: ForebayError) -> int:
+    return error._status if isinstance(error, HttpError) else error.status
+
+
+def type_of(error: ForebayError) -> str:
+    return error._type if isinstance(error, HttpError) else error.type
+
+
+def error_json(error: ForebayError) -> bytes:
+    message = error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode("utf-8")
+    return msgspec.json.encode(
+        {"error": {"message": message, "type": type_of(error), "param": error.param, "code": error.code}}
+    )
+
+
+def error_headers(error: ForebayError) -> dict[str, str]:
+    if isinstance(error, Overloaded):
+        return {"retry-after": str(error.retry_after_s)}
+    if status_of(error) == 401:
+        return {"www-authenticate": "Bearer"}
+    if status_of(error) == 503:
+        return {"retry-after": "1"}
+    return {}
+
+
+def error_response(error: ForebayError, headers: dict[str, str] | None = None) -> Response:
+    return Response(
+        error_json(error),
+        status_code=status_of(error),
+        headers={**error_headers(error), **(headers or {})},
+        media_type="application/json",
+    )
+
+
+def error_event(error: ForebayError) -> bytes:
+    """The same inside a stream whose status has been sent."""
+    return b"data: " + error_json(error) + b"\n\n"
+
+
+def from_failure(failure: Failure | None) -> ForebayError:
+    """The engine's typed failure of one request."""
+    if failure is None:
+        return EngineError("the engine ended this request without saying why")
+    return from_code(failure.kind, failure.message, failure.code)
+
+
+def internal(error: BaseException, where: str) -> ForebayError:
+    """A fault of ours: the client learns that there was one, the log learns which."""
+    log.error(event("internal_error", where=where, kind=type(error).__name__), exc_info=error)
+    return EngineError("the server failed to serve this request: see its log", code="internal_error")
+
+
+def validation_error(details: list[dict[str, Any]], fields: list[str]) -> RequestError:
+    """The first complaint of pydantic, in our words. `fields` are the names there are, for a did-you-mean."""
+    from difflib import get_close_matches
+
+    from forebay.base.errors import InvalidRequest
+
+    first = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
+    path = ".".join(str(part) for part in first["loc"])[:200]
+    if first["type"] == "extra_forbidden":
+        near = get_close_matches(str(first["loc"][-1])[:64], fields, n=1)
+        hint = f": did you mean {near[0]}?" if near else ""
+        return InvalidRequest(f"unknown field {path!a}{hint}", code="unknown_field", param=path)
+    if first["type"] == "missing":
+        return InvalidRequest(f"{path} is missing", code="missing_field", param=path)
+    return InvalidRequest(f"{path}: {first['msg']}" if path else first["msg"], param=path or None)

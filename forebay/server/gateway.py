@@ -1,0 +1,94 @@
+"""The door: every request passes here before any route. Host, key, request id, typed errors, metrics of refusals."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from forebay.base.errors import ForebayError, NotFound
+from forebay.server.context import REQUEST, ClientGone, new_request_context
+from forebay.server.errors import HttpError, error_response, internal
+from forebay.server.metrics import Metrics
+from forebay.server.security import Security
+
+_SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+
+
+class Gateway:
+    """An ASGI application around the routes."""
+
+    def __init__(self, app: ASGIApp, security: Security, metrics: Metrics, public_paths: frozenset[str]) -> None:
+        """`public_paths` are the console's files, served by GET without a key."""
+        self._app = app
+        self._security = security
+        self._metrics = metrics
+        self._public_paths = public_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no websockets here
+        request_id = _request_id(scope)
+        answer = _Answer(send, request_id)
+        try:
+            tenant = self._admit(scope)
+            scope[REQUEST] = new_request_context(scope, receive, send, request_id, tenant)
+            await self._app(scope, receive, answer)
+        except ClientGone:
+            return
+        except ForebayError as error:
+            await self._refuse(error, scope, receive, answer)
+        except HTTPException as error:
+            await self._refuse(_routing_error(error), scope, receive, answer)
+        except Exception as error:
+            await self._refuse(internal(error, str(scope["path"])[:100]), scope, receive, answer)
+
+    def _admit(self, scope: Scope) -> str:
+        self._security.check_host(scope["headers"])
+        # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
+        path = scope["path"]
+        public = scope["method"] == "GET" and path in self._public_paths
+        return self._security.authorize(scope["method"], path, scope["headers"], public=public)
+
+    async def _refuse(self, error: ForebayError, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        self._metrics.count_error(error.code)
+        if not answer.started:
+            await error_response(error)(scope, receive, answer)
+
+
+class _Answer:
+    """`send` that adds our headers to the response's start and knows whether there was one."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._headers = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+        self.started = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            message = {**message, "headers": [*message.get("headers", []), *self._headers]}
+        await self._send(message)
+
+
+def _request_id(scope: Mapping[str, Any]) -> str:
+    """The client's own label where it is safe to print, else ours. It is a label only: the engine counts by itself."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SAFE_ID.fullmatch(value):
+            return str(value.decode())
+    return secrets.token_hex(12)
+
+
+def _routing_error(error: HTTPException) -> ForebayError:
+    if error.status_code == 404:
+        return NotFound("there is no such route: see /openapi.json for those there are")
+    if error.status_code == 405:
+        return HttpError(405, "this route does not take that method", code="method_not_allowed")
+    return HttpError(error.status_code, str(error.detail)[:200], code="http_error")

@@ -1,0 +1,329 @@
+"""The routes that generate: /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from forebay.base.errors import ForebayError, InvalidRequest, RequestTooLarge
+from forebay.base.log import event, get_logger
+from forebay.requests.sampling_params import SamplingParams
+from forebay.server.context import ClientGone, RequestContext, ServerContext, read_json
+from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
+from forebay.server.errors import error_event, internal
+from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
+from forebay.server.logprobs import Scored
+from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling, refuse_client_template
+
+_SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+_DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
+
+log = get_logger("server")
+
+Pieces = AsyncGenerator[tuple[Choice, Piece], None]
+
+
+async def chat_completions(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    data = await read_json(request.scope, context, server.config.max_body_bytes)
+    refuse_client_template(data)
+    body = ChatRequest.parse(data)
+    server.check_model(body.model)
+    _check_counts(server, body.choices, 1)
+    dialect = ChatDialect(
+        f"chatcmpl-{context.request_id}",
+        int(time.time()),
+        server.model.name,
+        server.tokenizer.table,
+        logprobs=bool(body.logprobs),
+        include_usage=_includes_usage(body),
+    )
+    num_top = (body.top_logprobs or 0) if body.logprobs else -1
+    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+
+    async def prompts() -> list[Prompt]:
+        messages = [message.for_template() for message in body.messages]
+        token_ids = await server.workers.run(
+            server.tokenizer.encode_chat,
+            messages,
+            size=1 << 20,  # templates always run in a worker
+            add_generation_prompt=body.add_generation_prompt,
+            max_tokens=server.engine.info.context_length,
+            **body.template_variables,
+        )
+        return [Prompt(token_ids=token_ids)]
+
+    return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
+
+
+async def completions(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = CompletionRequest.parse(await read_json(request.scope, context, server.config.max_body_bytes))
+    server.check_model(body.model)
+    _check_counts(server, body.choices, len(body.prompts))
+    dialect = CompletionDialect(
+        f"cmpl-{context.request_id}",
+        int(time.time()),
+        server.model.name,
+        server.tokenizer.table,
+        num_top=body.logprobs,
+        echo=bool(body.echo),
+        include_usage=_includes_usage(body),
+    )
+    num_top = -1 if body.logprobs is None else body.logprobs
+    params = _params(body, num_top=num_top, prompt_logprobs=num_top if body.echo else -1)
+    wanted = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+
+    async def prompts() -> list[Prompt]:
+        return [await _completion_prompt(server, body, prompt) for prompt in body.prompts]
+
+    return await _serve(server, context, body, dialect, prompts, params, wanted)
+
+
+async def _completion_prompt(server: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> Prompt:
+    info = server.engine.info
+    if not isinstance(prompt, str):
+        bad = next((token for token in prompt if token >= info.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"prompt: token id {bad} is not in 0..{info.vocab_size - 1}", param="prompt")
+        return Prompt(token_ids=prompt)
+    token_ids = await server.workers.run(
+        server.tokenizer.encode,
+        prompt,
+        size=len(prompt),
+        add_special_tokens=body.add_special_tokens,
+        parse_special=body.parse_special,
+        max_tokens=info.context_length,
+    )
+    return Prompt(token_ids=token_ids, text=prompt)
+
+
+def _params(body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
+    """All but `max_new_tokens` and the seed."""
+    values: dict[str, Any] = {
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "min_p": body.min_p,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "top_k": None if body.top_k is None else max(0, body.top_k),
+        "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
+        "logit_bias": None if body.logit_bias is None else {int(key): bias for key, bias in body.logit_bias.items()},
+    }
+    return SamplingParams(
+        ignore_eos=body.ignore_eos,
+        logprobs=num_top,
+        prompt_logprobs=prompt_logprobs,
+        **{name: value for name, value in values.items() if value is not None},
+    )
+
+
+def _includes_usage(body: Sampling) -> bool:
+    return body.stream_options is not None and body.stream_options.include_usage
+
+
+def _check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
+    config = server.config
+    if n > config.max_n:
+        raise InvalidRequest(f"n is {n}; at most {config.max_n} choices are made", param="n")
+    if num_prompts > config.max_prompts:
+        raise InvalidRequest(f"there are {num_prompts} prompts; at most {config.max_prompts} are taken", param="prompt")
+
+
+def _order(server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams) -> Order:
+    """Checked against the vocabulary."""
+    params.check(server.engine.info.vocab_size)
+    return Order(
+        params=params,
+        stop=body.stop_strings,
+        include_stop=body.include_stop_str_in_output,
+        priority=body.priority,
+        namespace=server.security.namespace(context.tenant, body.cache_salt),
+        count=body.choices,
+        seed=body.seed,
+    )
+
+
+def _with_room(
+    params: SamplingParams, prompts: list[Prompt], wanted: int | None, context_length: int
+) -> SamplingParams:
+    """`params` with `max_new_tokens`: what was asked for, or what the context has left. Raises RequestTooLarge."""
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if min(len(prompt.token_ids) for prompt in prompts) == 0:
+        raise InvalidRequest("the prompt is empty: it must have at least one token", param="prompt")
+    need = longest + (1 if wanted is None else max(1, wanted))
+    if need > context_length:
+        asked = "" if wanted is None else f" and max_tokens {wanted}"
+        raise RequestTooLarge(
+            f"a prompt of {longest} tokens{asked} need {need}; the context holds {context_length}: shorten the prompt "
+            "or lower max_tokens"
+        )
+    return msgspec.structs.replace(
+        params, max_new_tokens=context_length - longest if wanted is None else max(1, wanted)
+    )
+
+
+async def _serve(
+    server: ServerContext,
+    context: RequestContext,
+    body: Sampling,
+    dialect: Dialect,
+    prompts: Callable[[], Awaitable[list[Prompt]]],
+    params: SamplingParams,
+    wanted: int | None,
+) -> Response:
+    """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
+    async with contextlib.AsyncExitStack() as undo:
+        info = server.engine.info
+        num_prompts = len(body.prompts) if isinstance(body, CompletionRequest) else 1
+        undo.enter_context(server.lifecycle.admit(num_prompts * body.choices))
+        order = _order(server, context, body, params)
+        watch = undo.enter_context(_Watch(context.receive))
+        made = await prompts()
+        if watch.gone:
+            raise ClientGone
+        params = _with_room(params, made, wanted, info.context_length)
+        order = replace(order, params=params, discard_output=wanted == 0)
+        generation = Generation.submit(server.engine, server.tokenizer.table, made, order)
+        generation.started_at = context.arrived_at
+        undo.callback(_count, server, context, generation)
+        undo.callback(generation.abort)
+        watch.on_gone(generation.disconnect)
+        pieces = generation.pieces()
+        undo.push_async_callback(pieces.aclose)
+        if not body.stream:
+            return Response(await _collect(dialect, generation, pieces), media_type="application/json")
+        first = await _first(generation, pieces)
+        return _EventStream(context, dialect, generation, pieces, first, undo.pop_all())
+
+
+async def _first(generation: Generation, pieces: Pieces) -> tuple[Choice, Piece]:
+    first = await anext(pieces)
+    if generation.disconnected:
+        raise ClientGone
+    return first
+
+
+async def _collect(dialect: Dialect, generation: Generation, pieces: Pieces) -> bytes:
+    texts = [""] * len(generation.choices)
+    scores: list[list[Scored]] = [[] for _ in generation.choices]
+    async for choice, piece in pieces:
+        texts[choice.index] += piece.text
+        scores[choice.index] += piece.tokens
+    if generation.disconnected:
+        raise ClientGone
+    return dialect.whole(generation, texts, scores)
+
+
+class _EventStream(Response):
+    """Server-sent events, one write per update. Owns `undo`, which ends the generation."""
+
+    def __init__(
+        self,
+        context: RequestContext,
+        dialect: Dialect,
+        generation: Generation,
+        pieces: Pieces,
+        first: tuple[Choice, Piece],
+        undo: contextlib.AsyncExitStack,
+    ) -> None:
+        super().__init__(headers=_SSE_HEADERS)
+        del self.headers["content-length"]
+        self._context = context
+        self._dialect = dialect
+        self._generation = generation
+        self._pieces = pieces
+        self._first = first
+        self._undo = undo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._undo:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            write = self._context.send
+            try:
+                await self._write_pieces(write)
+                ending = self._dialect.closing(self._generation)
+            except ForebayError as error:
+                ending = error_event(error) + DONE
+            except Exception as error:
+                ending = error_event(internal(error, "stream")) + DONE
+            await write({"type": "http.response.body", "body": ending, "more_body": False})
+
+    async def _write_pieces(self, write: Send) -> None:
+        dialect, connection = self._dialect, self._context.connection
+        opening = b"".join(map(dialect.opening, self._generation.choices))
+        choice, piece = self._first
+        chunk = opening + dialect.chunk(choice, piece)
+        while True:
+            if chunk:
+                await write({"type": "http.response.body", "body": chunk, "more_body": True})
+                if connection is not None and not connection.check_reader():
+                    self._generation.disconnect()
+            try:
+                choice, piece = await anext(self._pieces)
+            except StopAsyncIteration:
+                return
+            chunk = dialect.chunk(choice, piece)
+
+
+class _Watch:
+    """Notices that the client went away, from the end of its body on."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._then: Callable[[], None] | None = None
+        self.gone = False
+
+    def on_gone(self, then: Callable[[], None]) -> None:
+        self._then = then
+        if self.gone:
+            then()
+
+    def __enter__(self) -> _Watch:
+        self._task = asyncio.create_task(self._wait())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._task.cancel()
+
+    async def _wait(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        if self._then is not None:
+            self._then()
+
+
+def _count(server: ServerContext, context: RequestContext, generation: Generation) -> None:
+    """One line and the metrics of an ended request."""
+    now = time.monotonic()
+    server.metrics.count_generation(generation, now)
+    usage = generation.usage()
+    first, last = generation.first_token_at, generation.last_token_at
+    tokens = usage["completion_tokens"]
+    rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
+    reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
+    log.info(
+        event(
+            "finished",
+            id=context.request_id,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=usage["cache"]["cached_tokens"],
+            output_tokens=tokens,
+            ttft_ms=(first - generation.started_at) * 1e3 if first is not None else "none",
+            tok_s=rate,
+            finish="disconnect" if generation.disconnected else reasons,
+            miss=usage["cache"]["miss_reason"],
+            **({"error": generation.error.code} if generation.error is not None else {}),
+        )
+    )

@@ -1,0 +1,175 @@
+"""uvicorn's HTTP protocol with deadlines, header limits and a cut for slow readers.
+
+These belong below ASGI: an application is only called when the headers are complete, and cannot see the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from forebay.base.errors import ForebayError, Overloaded
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import ServerConfig
+from forebay.server.errors import HttpError, error_headers, error_json, status_of
+
+CONNECTION: Final = "forebay.connection"
+MAX_BUFFERED_BYTES: Final = 1 << 20  # of one stream whose reader is slow
+FULL_HOUSE_S: Final = 2.0  # how long a connection above the cap may take to say something
+
+log = get_logger("server")
+
+
+class Connection(Protocol):
+    """What a response may ask of the connection it is written to."""
+
+    def check_reader(self) -> bool:
+        """Call after each chunk of a stream: False when the reader was too slow and has been cut off."""
+
+
+def protocol_class(config: ServerConfig) -> type[HttpToolsProtocol]:
+    """The protocol with `config`'s limits."""
+    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config})
+
+
+class _BoundedHttpProtocol(HttpToolsProtocol):
+    limits: ServerConfig
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._deadline: asyncio.TimerHandle | None = None
+        self._write_deadline: asyncio.TimerHandle | None = None
+        self._in_headers = True
+        self._header_bytes = 0  # fed while the headers are incomplete
+        self._parsed_bytes = 0  # of complete header lines
+        self._unread_chunks = 0
+        self._refusal: ForebayError | None = None
+        self._over_cap = False
+
+    # Reading
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._over_cap = len(self.connections) > self.limits.max_connections
+        self._arm(FULL_HOUSE_S if self._over_cap else self.limits.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._unset_write_deadline()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._over_cap:
+            limit = self.limits.max_connections
+            self._refuse(Overloaded(f"{limit} connections are open; no more are taken: try again later"))
+            return
+        if self._in_headers:
+            if self._deadline is None:
+                self._arm(self.limits.header_timeout_s)
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+            self._refuse(self._headers_too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_headers = True
+        self._header_bytes = 0
+        self._parsed_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count_header(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count_header(len(name) + len(value) + 4)
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._header_bytes = 0
+        self._arm(self.limits.body_timeout_s)
+        self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._disarm()
+        self._in_headers = True
+
+    def _count_header(self, num_bytes: int) -> None:
+        """Raising in a parser's callback stops the parser; `send_400_response` then says why."""
+        self._parsed_bytes += num_bytes
+        if len(self.headers) > self.limits.max_headers or self._parsed_bytes > self.limits.max_header_bytes:
+            self._refusal = self._headers_too_large()
+            raise httptools.HttpParserError("headers too large")
+
+    def _headers_too_large(self) -> HttpError:
+        limits = self.limits
+        what = f"at most {limits.max_headers} headers and {limits.max_header_bytes} bytes of them are read"
+        return HttpError(431, what, code="headers_too_large")
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal or HttpError(400, "this is not an HTTP/1.1 request", code="invalid_http"))
+
+    def _refuse(self, error: ForebayError) -> None:
+        """Answer without the application and close."""
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            body = error_json(error)
+            headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+            lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **error_headers(error)}.items()]
+            self.transport.write(STATUS_LINE[status_of(error)] + b"".join(lines) + b"\r\n" + body)
+        self.transport.close()
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._deadline = self.loop.call_later(seconds, self._on_deadline)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _on_deadline(self) -> None:
+        what = "headers" if self._in_headers else "body"
+        self._refuse(HttpError(408, f"the request's {what} did not arrive in time", code="request_timeout"))
+
+    # Writing: a stream never waits for its reader, it is cut when the reader falls too far behind
+
+    def pause_writing(self) -> None:
+        self._unread_chunks = 0
+        if self._write_deadline is None:
+            self._write_deadline = self.loop.call_later(self.limits.write_timeout_s, self._cut)
+
+    def resume_writing(self) -> None:
+        self._unset_write_deadline()
+
+    def _unset_write_deadline(self) -> None:
+        if self._write_deadline is not None:
+            self._write_deadline.cancel()
+            self._write_deadline = None
+
+    def check_reader(self) -> bool:
+        if self.transport.is_closing():
+            return False
+        if self._write_deadline is None:
+            return True
+        self._unread_chunks += 1
+        behind = self.transport.get_write_buffer_size()
+        if self._unread_chunks <= self.limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:
+            return True
+        self._cut()
+        return False
+
+    def _cut(self) -> None:
+        log.warning(event("slow_reader_cut", buffered_bytes=self.transport.get_write_buffer_size()))
+        self.transport.abort()

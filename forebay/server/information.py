@@ -1,0 +1,197 @@
+"""The routes that tell: models, tokens, health, metrics, state, configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from forebay import __version__
+from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.engine.frames import Ready, State
+from forebay.server.context import RequestContext, ServerContext, read_json
+from forebay.server.protocol import DetokenizeRequest, TokenizeRequest, refuse_client_template
+
+TICK_LIMIT_S: Final = 5.0
+STATE_TIMEOUT_S: Final = 2.0
+
+log = get_logger("server")
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _card(server: ServerContext) -> dict[str, Any]:
+    info = _info(server)
+    return {
+        "id": server.model.name,
+        "object": "model",
+        "created": server.model.created,
+        "owned_by": "forebay",
+        "max_model_len": info.context_length if info is not None else None,
+    }
+
+
+def _info(server: ServerContext) -> Ready | None:
+    try:
+        return server.engine.info
+    except ForebayError:
+        return None
+
+
+async def models(request: Request, server: ServerContext) -> Response:
+    return _json({"object": "list", "data": [_card(server)]})
+
+
+async def model(request: Request, server: ServerContext) -> Response:
+    server.check_model(request.path_params["model_id"])
+    return _json(_card(server))
+
+
+async def tokenize(request: Request, server: ServerContext) -> Response:
+    """`{"prompt"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
+    context = RequestContext.of(request.scope)
+    data = await read_json(request.scope, context, server.config.max_body_bytes)
+    refuse_client_template(data)
+    body = TokenizeRequest.parse(data)
+    server.check_model(body.model)
+    limit = server.engine.info.context_length
+    if body.prompt is not None:
+        ids = await server.workers.run(
+            server.tokenizer.encode,
+            body.prompt,
+            size=len(body.prompt),
+            add_special_tokens=body.add_special_tokens,
+            parse_special=body.parse_special,
+            max_tokens=limit,
+        )
+    else:
+        ids = await server.workers.run(
+            server.tokenizer.encode_chat,
+            [message.for_template() for message in body.messages or []],
+            size=1 << 20,
+            add_generation_prompt=body.add_generation_prompt,
+            max_tokens=limit,
+            **(body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}),
+        )
+    return _json({"tokens": ids, "count": len(ids), "max_model_len": limit})
+
+
+async def detokenize(request: Request, server: ServerContext) -> Response:
+    """`{"tokens"}` -> `{"prompt"}`."""
+    context = RequestContext.of(request.scope)
+    body = DetokenizeRequest.parse(await read_json(request.scope, context, server.config.max_body_bytes))
+    server.check_model(body.model)
+    info = server.engine.info
+    bad = next((token for token in body.tokens if token >= info.vocab_size), None)
+    if bad is not None:
+        raise InvalidRequest(f"tokens: token id {bad} is not in 0..{info.vocab_size - 1}", param="tokens")
+    text = await server.workers.run(
+        server.tokenizer.decode,
+        body.tokens,
+        size=len(body.tokens),
+        skip_special_tokens=body.skip_special_tokens,
+    )
+    return _json({"prompt": text})
+
+
+def _sickness(server: ServerContext) -> tuple[str, str] | None:
+    """Why no work is done although there should be, as (reason code, text); None for a healthy engine."""
+    engine, limit = server.engine, server.model.step_limit_s
+    if engine.dead is not None:
+        return "engine_dead", engine.dead.message
+    if _info(server) is None:
+        return "starting", "the model is still loading"
+    state = engine.last_state
+    in_step = state is not None and state.num_running > 0
+    if engine.last_tick_age_s > (limit if in_step else TICK_LIMIT_S):
+        return "engine_stalled", f"the engine was last heard of {engine.last_tick_age_s:.1f} s ago"
+    if state is not None and state.last_step_age_s > limit:
+        return "step_stalled", f"no step has completed for {state.last_step_age_s:.1f} s; the limit is {limit:g} s"
+    return None
+
+
+async def health(request: Request, server: ServerContext) -> Response:
+    """Liveness: is work being done? Runs nothing. 200 `{"status": "ok"}` or 503 with `reason` and `message`.
+
+    A loading model is alive: `reason` is then `starting`.
+    """
+    sickness = _sickness(server)
+    if sickness is None or sickness[0] == "starting":
+        return _json({"status": "ok", "reason": sickness[0] if sickness else "ok"})
+    return _json({"status": "unhealthy", "reason": sickness[0], "message": sickness[1]}, 503)
+
+
+async def ready(request: Request, server: ServerContext) -> Response:
+    """Whether a request would be taken now. 200, or 503 with `reason`."""
+    sickness = _sickness(server)
+    if sickness is not None:
+        return _json({"status": "not_ready", "reason": sickness[0], "message": sickness[1]}, 503)
+    if server.lifecycle.draining:
+        return _json({"status": "not_ready", "reason": "draining", "message": "the server is shutting down"}, 503)
+    if server.lifecycle.full:
+        return _json({"status": "not_ready", "reason": "queue_full", "message": "the queue is full"}, 503)
+    return _json({"status": "ok", "reason": "ok"})
+
+
+async def _state(server: ServerContext) -> State | None:
+    """The engine's state now, or as of its last report where it does not answer."""
+    try:
+        return await asyncio.wait_for(server.engine.state(), STATE_TIMEOUT_S)
+    except (ForebayError, TimeoutError):
+        return server.engine.last_state
+
+
+async def metrics(request: Request, server: ServerContext) -> Response:
+    text = server.metrics.render(await _state(server), _info(server))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def debug_state(request: Request, server: ServerContext) -> Response:
+    """`frames.State` as JSON, for the console's strip and for tests:
+
+    `{"step", "num_running", "num_waiting", "num_waiting_tokens", "pools": [{"name": "kv"|"rows", "total", "free",
+    "running", "cached", "quarantined"}], "last_step_age_s", "oldest_wait_s", "counters": {name: number},
+    "map": [0 free | 1 running | 2 cached | 3 other, ...], "server": {"num_inside", "draining"}}`
+    """
+    state = await _state(server)
+    if state is None:
+        return _json({"status": "not_ready", "reason": "starting", "message": "the model is still loading"}, 503)
+    inside = {"num_inside": server.lifecycle.num_inside, "draining": server.lifecycle.draining}
+    values = msgspec.to_builtins(state)
+    values.pop("type", None)
+    return _json({**values, "server": inside})
+
+
+async def server_info(request: Request, server: ServerContext) -> Response:
+    """The effective configuration: what each value is, who set it and why; what memory was divided into; limits."""
+    info = _info(server)
+    config = server.config
+    secret = {"api_keys", "admin_api_keys"}
+    limits = {name: getattr(config, name) for name in config.__slots__ if name not in secret}
+    return _json(
+        {
+            "version": __version__,
+            "model": {"name": server.model.name, "path": server.model.path},
+            "settings": server.model.settings,
+            "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
+            "server": limits,
+            "state": await _state(server),
+        }
+    )
+
+
+def _report(info: Ready) -> list[dict[str, str]]:
+    return [dict(zip(("section", "item", "value", "reason"), row, strict=True)) for row in info.report]
+
+
+async def flush_cache(request: Request, server: ServerContext) -> Response:
+    """Drop every cached prefix that no request holds; the pools as of after that."""
+    state = await asyncio.wait_for(server.engine.flush_cache(), server.model.step_limit_s)
+    log.info(event("cache_flushed", id=RequestContext.of(request.scope).request_id))
+    return _json({"success": True, "pools": state.pools})

@@ -1,0 +1,181 @@
+"""Run the server until a signal or the engine's death ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from forebay.base.errors import ConfigError, from_code
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import ServerConfig
+from forebay.server.app import create_app, create_context
+from forebay.server.context import ServerContext
+from forebay.server.http_protocol import protocol_class
+from forebay.server.security import check_exposure
+from forebay.server.served_model import Engine, ServedModel
+from forebay.text.tokenizer import Tokenizer
+
+BACKLOG = 4096
+CLOSE_GRACE_S = 1  # for the last bytes of answers that are complete
+
+log = get_logger("server")
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket, before anything slow is started. Raises ConfigError where the address cannot be had, or
+    would be open to the network without a key."""
+    check_exposure(config)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((config.host, config.port))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"{config.host}:{config.port} cannot be used ({error.strerror}): stop what listens there, or give --port"
+        ) from error
+    sock.listen(BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+async def serve(
+    config: ServerConfig,
+    model: ServedModel,
+    engine: Engine,
+    tokenizer: Tokenizer,
+    *,
+    sock: socket.socket | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`, then drain for `config.drain_timeout_s`; a second signal ends at once.
+
+    Owns the engine: it is closed at the end. The model may still be loading; requests get 503 until it is there.
+    `on_ready` is called with the URL when the socket accepts. Raises the engine's root cause (EngineError) if it died.
+    """
+    sock = sock or bind(config)
+    _raise_file_limit(config)
+    context = create_context(config, model, engine, tokenizer)
+    server = _Server(_uvicorn_config(config, context))
+    stop = stop or asyncio.Event()
+    with _signals(stop, server):
+        running = asyncio.create_task(server.serve(sockets=[sock]))
+        try:
+            await _until_started(server, running)
+            if on_ready is not None:
+                on_ready(_url(config, sock))
+            await _until_end(context, stop, running)
+        finally:
+            context.lifecycle.draining = True
+            await _drain(context, server)
+            server.should_exit = True
+            await running
+            context.workers.close()
+            sock.close()
+    if engine.dead is not None and engine.dead.code != "shutting_down":
+        raise from_code(engine.dead.kind, engine.dead.message, engine.dead.code)
+
+
+def _uvicorn_config(config: ServerConfig, context: ServerContext) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(context),
+        http=protocol_class(config),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=int(config.keep_alive_s),
+        timeout_graceful_shutdown=CLOSE_GRACE_S,
+        backlog=BACKLOG,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would stop accepting before the drain, where a 503 says more."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
+    """The first signal asks to stop, the second ends the drain."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle() -> None:
+        if stop.is_set():
+            log.warning(event("forced_exit"))
+            server.force_exit = True
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, handle)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+
+async def _until_started(server: _Server, running: asyncio.Task[None]) -> None:
+    while not server.started and not running.done():
+        await asyncio.sleep(0.005)
+
+
+async def _until_end(context: ServerContext, stop: asyncio.Event, running: asyncio.Task[None]) -> None:
+    stopping = asyncio.create_task(stop.wait())
+    dying = asyncio.create_task(context.engine.died())
+    try:
+        await asyncio.wait({stopping, dying, running}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        dying.cancel()
+
+
+async def _drain(context: ServerContext, server: _Server) -> None:
+    """Running requests may finish; then the engine ends the rest with a typed error, and their handlers send it."""
+    grace = 0.0 if server.force_exit else context.config.drain_timeout_s
+    log.info(event("draining", requests=context.lifecycle.num_inside, grace_s=grace))
+    empty = asyncio.create_task(context.lifecycle.wait_empty())
+    forced = asyncio.create_task(_until(lambda: server.force_exit or context.engine.dead is not None))
+    await asyncio.wait({empty, forced}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    forced.cancel()
+    await context.engine.close(drain_s=0.0)
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(empty, CLOSE_GRACE_S)
+    log.info(event("drained", requests=context.lifecycle.num_inside))
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.05)
+
+
+def _url(config: ServerConfig, sock: socket.socket) -> str:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{sock.getsockname()[1]}"
+
+
+def _raise_file_limit(config: ServerConfig) -> None:
+    """Connections need descriptors; the soft limit is often 1,024, which is the cap on connections alone."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = config.max_connections * 2 + 256
+    if soft < wanted:
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted, hard)
+        )

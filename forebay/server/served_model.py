@@ -1,0 +1,58 @@
+"""What the server needs to know about the engine and the model behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from forebay.config.engine_config import Setting
+from forebay.engine.frames import Ready, State
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import Failure, Update
+
+
+class TokenStream(Protocol):
+    """One request's updates; the last has `finish`, whatever happens to the engine. See `engine.stream.Stream`."""
+
+    request_id: int
+
+    def __aiter__(self) -> AsyncIterator[Update]: ...
+    async def __anext__(self) -> Update: ...
+    def abort(self) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+class Engine(Protocol):
+    """The part of `engine.async_engine.AsyncEngine` that the server uses. `submit` never waits; it raises Unavailable,
+    Overloaded or PayloadTooLarge. `info` raises Unavailable while the model loads."""
+
+    dead: Failure | None
+    last_state: State | None
+
+    @property
+    def info(self) -> Ready: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def last_tick_age_s(self) -> float: ...
+    def submit(
+        self, *, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0, namespace: str = ""
+    ) -> TokenStream: ...
+    async def died(self) -> Failure: ...
+    async def state(self) -> State: ...
+    async def flush_cache(self) -> State: ...
+    async def close(self, drain_s: float) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. At most
+    `max_queued_requests` wait behind those that run. A step longer than `step_limit_s` counts as a hang."""
+
+    name: str
+    path: str
+    created: int
+    settings: tuple[Setting, ...] = ()
+    max_queued_requests: int = 256
+    step_limit_s: float = 60.0
