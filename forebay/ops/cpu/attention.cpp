@@ -67,9 +67,7 @@ void add_values(const float* weights, const float* v, long width, Lanes lanes, f
 }
 
 template <class T>
-void attend(const AttentionCall<T>& call, Item item, Item) {
-    const Piece& piece = *item.piece;
-    const long kv_head = item.kv_head;
+void attend_head(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
     const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
     const Work work(d, rows);
     for (long r = 0; r < rows; ++r) {
@@ -100,6 +98,11 @@ void attend(const AttentionCall<T>& call, Item item, Item) {
             store_part(out + i, load(work.sums + r * work.width + i) * inverse, part);
         });
     }
+}
+
+template <class T>
+void attend(const AttentionCall<T>& call, const Item& item, const Item&) {
+    for (long h = 0; h < item.num_heads; ++h) attend_head(call, *item.piece, item.first_head + h);
 }
 
 }  // namespace

@@ -135,24 +135,29 @@ long first_block(const AttentionCall<T>& call, const Piece& piece) {
     return oldest_position(call, piece) / kBlock * kBlock;
 }
 
-// One piece for one KV head.
+// One piece for some KV heads.
 struct Item {
     const Piece* piece;
-    long kv_head;
+    long first_head;
+    long num_heads;
 };
 
-// Runs attend(call, item, the item this thread most likely takes next) for every piece and head, the heads of a piece
-// one after the other: in the cache they lie side by side.
+// Runs attend(call, item, the item that this thread most likely takes next) until all heads of all pieces are done.
+// A token's heads lie side by side in the caches: where there are pieces enough for all threads, an item that is small
+// (decoding) takes all heads, and so reads whole lines of the caches in order.
 template <class T, class Attend>
 void for_each_item(const AttentionCall<T>& call, const Attend& attend) {
     const std::vector<Piece> pieces = cut(call);
-    const long count = static_cast<long>(pieces.size()) * call.kv_heads;
-    const long heads = call.kv_heads;
-    const auto item_at = [&](long i) { return Item{&pieces[i / heads], i % heads}; };
-    // Whole pieces where there are enough for an even share, single heads where there are few.
-    const long whole = count / heads / (8 * call.pool->num_threads()) * heads;
-    call.pool->run(count, std::max(1L, whole), [&](long begin, long end) {
-        for (long i = begin; i < end; ++i) attend(call, item_at(i), item_at(std::min(i + 1, count - 1)));
+    const bool many = static_cast<long>(pieces.size()) >= 4 * call.pool->num_threads();
+    std::vector<Item> items;
+    for (const Piece& piece : pieces) {
+        const bool small = piece.num_tokens * call.q_heads <= kRows;
+        const long heads = many && small ? call.kv_heads : 1;
+        for (long head = 0; head < call.kv_heads; head += heads) items.push_back({&piece, head, heads});
+    }
+    const long count = static_cast<long>(items.size());
+    call.pool->run(count, [&](long begin, long end) {
+        for (long i = begin; i < end; ++i) attend(call, items[i], items[std::min(i + 1, count - 1)]);
     });
 }
 

@@ -137,42 +137,53 @@ void add_values(const Work& work, long row, long pair_steps) {
     }
 }
 
-// Where one block of one item lies in the caches: a head of k and v per lane, null for the lanes that no query sees. Null
-// stands for zeros: what such slots hold must not matter, and 0 x NaN is NaN.
+// Where one block of an item's first head lies in the caches, per lane; null for the lanes that no query sees. Null stands
+// for zeros: what such slots hold must not matter, and 0 x NaN is NaN.
 struct Block {
     long lanes;  // up to the last one seen
     const bf16* keys[kBlock] = {};
     const bf16* values[kBlock] = {};
 
-    Block(const AttentionCall<bf16>& call, Item item, long first) {
+    Block(const AttentionCall<bf16>& call, const Item& item, long first) {
         const Piece& piece = *item.piece;
         lanes = std::min(kBlock, piece.first_position + piece.num_tokens - first);
         const long begin = std::max(0L, oldest_position(call, piece) - first);
-        for_each_key(call, piece.seq, item.kv_head, first, {begin, lanes}, [&](long lane, long at) {
+        for_each_key(call, piece.seq, item.first_head, first, {begin, lanes}, [&](long lane, long at) {
             keys[lane] = call.k_cache + at;
             values[lane] = call.v_cache + at;
         });
     }
 };
 
-void prefetch_head(const bf16* head, long head_dim) {
-    if (head == nullptr) return;
-    for (long dim = 0; dim < head_dim; dim += 32) _mm_prefetch(reinterpret_cast<const char*>(head + dim), _MM_HINT_T0);
+// Fetches `elements` of some lanes of a block.
+void prefetch(const Block& block, Lanes lanes, long elements) {
+    for (long lane = lanes.begin; lane < lanes.end && block.keys[lane] != nullptr; ++lane) {
+        for (long i = 0; i < elements; i += 32) {
+            _mm_prefetch(reinterpret_cast<const char*>(block.keys[lane] + i), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(block.values[lane] + i), _MM_HINT_T0);
+        }
+    }
 }
 
-// Packs a block, and fetches the one that is next little by little: all at once would stop this core until it is there.
-void pack_block(const Block& block, const Block& next, long head_dim, const Work& work) {
-    for (long t = 0; t * 16 < block.lanes; ++t) {
-        for (long i = t * 16; i < (t + 1) * 16; ++i) prefetch_head(next.keys[i], head_dim);
+inline const bf16* offset(const bf16* head, long by) { return head == nullptr ? nullptr : head + by; }
+
+// Packs one head of a block, the `head`-th of the item's, and meanwhile fetches its share of the block that is next,
+// little by little: fetched all at once, it would stop this core until it is there.
+void pack_block(const Block& block, const Block& next, long head, long num_heads, long head_dim, const Work& work) {
+    const long share = kBlock / num_heads + 1, by = head * head_dim;
+    for (long t = 0; t < kKeyTiles; ++t) {
+        const long begin = std::min(kBlock, head * share + t * share / kKeyTiles);
+        prefetch(next, {begin, std::min(kBlock, head * share + (t + 1) * share / kKeyTiles)}, num_heads * head_dim);
+        if (t * 16 >= block.lanes) continue;
+        const bf16* keys[16];
+        for (long i = 0; i < 16; ++i) keys[i] = offset(block.keys[t * 16 + i], by);
         for (long dim = 0; dim < work.width; dim += 32) {
-            pack_key_tile(block.keys + t * 16, dim, head_dim, work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
+            pack_key_tile(keys, dim, head_dim, work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
         }
     }
     for (long i = 0; i < round_up(block.lanes, 32); i += 2) {
-        prefetch_head(next.values[i], head_dim);
-        prefetch_head(next.values[i + 1], head_dim);
         bf16* tiles = work.v_tiles + i / 32 * (work.width / 16) * kTileElements + i % 32 / 2 * 32;
-        pack_value_pair(block.values[i], block.values[i + 1], head_dim, work.width, tiles);
+        pack_value_pair(offset(block.values[i], by), offset(block.values[i + 1], by), head_dim, work.width, tiles);
     }
 }
 
@@ -185,43 +196,58 @@ void weigh_row(const Work& work, long row, Lanes lanes, float scale) {
     for (long i = 0; i < work.width; i += W) store(sums + i, load(sums + i) * set1(shrink));
 }
 
-void attend(const AttentionCall<bf16>& call, Item item, Item next_item) {
+// Where query row r of the item's `head`-th head lies in q or out, whose tokens are `stride` apart.
+long row_offset(const AttentionCall<bf16>& call, const Item& item, long head, long r, long stride) {
+    const long group = group_size(call);
+    return (item.piece->first_token + r / group) * stride +
+           ((item.first_head + head) * group + r % group) * call.head_dim;
+}
+
+void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_item) {
     const Piece& piece = *item.piece;
-    const long kv_head = item.kv_head;
     const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
     const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
-    const Work work(d, round_up(padded_rows, kTileRows));
-    std::memset(work.q, 0, padded_rows * work.width * sizeof(bf16));
-    std::memset(work.weights, 0, padded_rows * kBlock * sizeof(bf16));
-    std::fill_n(work.sums, padded_rows * work.width, 0.0f);
-    for (long r = 0; r < rows; ++r) {
-        std::copy_n(call.q + (piece.first_token + r / group) * call.ldq + (kv_head * group + r % group) * d, d,
-                    work.q + r * work.width);
-        work.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f};
+    const long all_rows = item.num_heads * padded_rows;  // head-major
+    const Work work(d, round_up(all_rows, kTileRows));
+    std::memset(work.q, 0, all_rows * work.width * sizeof(bf16));
+    std::memset(work.weights, 0, all_rows * kBlock * sizeof(bf16));
+    std::fill_n(work.sums, all_rows * work.width, 0.0f);
+    std::fill_n(work.states, all_rows, RowState{-std::numeric_limits<float>::infinity(), 0.0f});
+    for (long h = 0; h < item.num_heads; ++h) {
+        for (long r = 0; r < rows; ++r) {
+            std::copy_n(call.q + row_offset(call, item, h, r, call.ldq), d, work.q + (h * padded_rows + r) * work.width);
+        }
     }
 
     const TileScope scope(tile_rows);
     const long end = piece.first_position + piece.num_tokens;
+    Block block(call, item, first_block(call, piece));
     for (long first = first_block(call, piece); first < end; first += kBlock) {
         const bool last = first + kBlock >= end;
-        const Block block(call, item, first);
         const Block next = last ? Block(call, next_item, first_block(call, *next_item.piece))
                                 : Block(call, item, first + kBlock);
-        pack_block(block, next, d, work);
-        for (long tile = 0; tile < padded_rows; tile += tile_rows) {
-            score_rows(work, tile, (block.lanes + 15) / 16);
-            for (long r = tile; r < std::min(rows, tile + tile_rows); ++r) {
-                weigh_row(work, r, visible(piece.first_position + r / group, first, call.window), call.scale);
+        for (long h = 0; h < item.num_heads; ++h) {
+            pack_block(block, next, h, item.num_heads, d, work);
+            for (long tile = 0; tile < padded_rows; tile += tile_rows) {
+                const long base = h * padded_rows;
+                score_rows(work, base + tile, (block.lanes + 15) / 16);
+                for (long r = tile; r < std::min(rows, tile + tile_rows); ++r) {
+                    weigh_row(work, base + r, visible(piece.first_position + r / group, first, call.window), call.scale);
+                }
+                add_values(work, base + tile, (block.lanes + 31) / 32);
             }
-            add_values(work, tile, (block.lanes + 31) / 32);
         }
+        block = next;
     }
-    for (long r = 0; r < rows; ++r) {
-        bf16* out = call.out + ((piece.first_token + r / group) * call.q_heads + kv_head * group + r % group) * d;
-        const Vec inverse = set1(1.0f / work.states[r].sum);
-        for_each_vector(d, [&](long i, long part) {
-            store_part(out + i, load(work.sums + r * work.width + i) * inverse, part);
-        });
+    for (long h = 0; h < item.num_heads; ++h) {
+        for (long r = 0; r < rows; ++r) {
+            const long row = h * padded_rows + r;
+            bf16* out = call.out + row_offset(call, item, h, r, call.q_heads * d);
+            const Vec inverse = set1(1.0f / work.states[row].sum);
+            for_each_vector(d, [&](long i, long part) {
+                store_part(out + i, load(work.sums + row * work.width + i) * inverse, part);
+            });
+        }
     }
 }
 
