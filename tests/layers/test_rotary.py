@@ -1,0 +1,57 @@
+"""Rotary tables equal transformers' to the last bit of float32, far out too, where small differences grow."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from forebay.layers.rotary import cos_sin_table, inverse_frequencies
+
+SCALINGS = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32768},
+    "yarn-options": {
+        "factor": 8.0,
+        "original_max_position_embeddings": 16384,
+        "beta_fast": 16,
+        "beta_slow": 2,
+        "truncate": False,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+    },
+    "yarn-amplitude": {"factor": 4.0, "original_max_position_embeddings": 32768, "attention_factor": 1.25},
+}
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_tables_equal_those_of_transformers(name, theta):
+    rope_type, head_dim, positions = name.split("-")[0], 64, 131_072
+    parameters = {"rope_type": rope_type, "rope_theta": theta, **SCALINGS[name]}
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, max_position_embeddings=positions, rope_parameters=parameters
+    )
+    ids = torch.tensor([[0, 1, 2, 1000, 8191, 65_537, positions - 1]])
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), ids)
+    scaling = None if rope_type == "default" else {"rope_type": rope_type, **SCALINGS[name]}
+    table = cos_sin_table(head_dim=head_dim, theta=theta, scaling=scaling, num_positions=positions)[ids[0]]
+    expected = torch.cat([cos[0, :, : head_dim // 2], sin[0, :, : head_dim // 2]], dim=-1)
+    torch.testing.assert_close(table, expected, rtol=0, atol=2e-7)
+
+
+def test_frequency_factors_divide_each_frequency():
+    plain, _ = inverse_frequencies(head_dim=8, theta=100.0, scaling=None)
+    scaling = {"rope_type": "frequency_factors", "factors": [1.0, 2.0, 4.0, 8.0]}
+    divided, amplitude = inverse_frequencies(head_dim=8, theta=100.0, scaling=scaling)
+    assert torch.equal(divided, plain / torch.tensor([1.0, 2.0, 4.0, 8.0]))
+    assert amplitude == 1.0
