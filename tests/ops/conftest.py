@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -9,6 +11,15 @@ from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
 
 VARIANTS = usable_variants()
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Small tensors: torch's threads would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", params=VARIANTS, ids=[variant.name for variant in VARIANTS])
