@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,15 @@ from forebay.ops import Ops, make_ops
 from tests.models.tiny import Tiny, make_tiny
 
 LoadModel = Callable[[Path], Model]
+
+
+@pytest.fixture(scope="package", autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """Tensors here are tiny: on a busy machine waiting for a second thread takes ten times as long as the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", params=["torch", "native"])
