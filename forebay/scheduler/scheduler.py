@@ -298,11 +298,14 @@ class Scheduler:
         return updates
 
     def fail(self, plan: StepPlan, error: ForebayError, now: float) -> list[Update]:
-        """The oldest launched step did not complete: its requests end with `error`, all others go on."""
+        """The oldest launched step did not complete: its requests end with `error`, all others go on.
+
+        Those retracted meanwhile end too: what later steps in flight sampled for them follows a token that is lost.
+        """
         flight = self._land(plan)
         self.counters.add("failed_steps")
         failure = _failure(error)
-        here = [req for req in flight.reqs if req.status in (Status.EXTENDING, Status.DECODING)]
+        here = [req for req in flight.reqs if req.status is not Status.FINISHED]
         return [self._finish(req, FinishReason.ERROR, failure) for req in here]
 
     def _land(self, plan: StepPlan) -> _Flight:

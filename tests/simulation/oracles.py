@@ -37,6 +37,7 @@ class Tracked:
             self.prompt, salt=self.salt, seed=req.params.seed, vocab=vocab
         )
         self.received: list[int] = []
+        self.cached_tokens: int | None = None
         self.finish: FinishReason | None = None
         self.may_abort = self.may_fail = self.may_break = False
         self.arrival = self.last_token = now
@@ -74,6 +75,7 @@ class Tracked:
     def _check_first(self, update: Update, cached: int | None) -> None:
         report = update.cache
         assert report is not None, f"request {self.id}: its first token came without a cache report"
+        self.cached_tokens = report.cached_tokens
         require(
             report.cached_tokens == cached,
             f"request {self.id}: {report.cached_tokens} tokens reported as cached, the device began at {cached}",

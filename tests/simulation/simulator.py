@@ -1,7 +1,7 @@
 """The real scheduler under random traffic and faults, one seed at a time, with every promise checked after each step.
 
-    python -m tests.simulation.simulator --seed 1234              replay one seed
-    python -m tests.simulation.simulator --seeds 0:10000 --jobs 2
+python -m tests.simulation.simulator --seed 1234              replay one seed
+python -m tests.simulation.simulator --seeds 0:10000 --jobs 2
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ class Simulation:
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
-        req = Request(
-            self.num_added, prompt, params, priority=priority, namespace=namespace, arrival=self.now
-        )
+        req = Request(self.num_added, prompt, params, priority=priority, namespace=namespace, arrival=self.now)
         too_large, full = self._too_large(req), self._full(req)
         try:
             self.scheduler.add(req, self.now)
@@ -181,7 +179,8 @@ class Simulation:
         if self.rng.random() < self.faults.launch_fails:
             while self.flights:  # steps end in the order they were planned
                 self.land()
-            self._fail(plan)
+            ids = [int(self.runner.tenant[row]) for row in plan.rows.tolist()]
+            self._fail(plan, ids + [admission.request_id for admission in plan.admissions])
         else:
             self.flights.append((plan, self.runner.launch(plan)))
         return plan
@@ -197,15 +196,13 @@ class Simulation:
         try:
             result = step.result(fails=rng.random() < faults.result_fails, poisoned=not_finite)
         except StepFailed:
-            self._fail(plan)
+            self._fail(plan, step.tenants.tolist())
         else:
             self._heard(self.scheduler.commit(plan, result, self.now))
 
-    def _fail(self, plan: StepPlan) -> None:
-        for row in plan.rows.tolist():
-            self._of(int(self.runner.tenant[row]), "may_fail")
-        for admission in plan.admissions:
-            self._of(admission.request_id, "may_fail")
+    def _fail(self, plan: StepPlan, request_ids: list[int]) -> None:
+        for request_id in request_ids:
+            self._of(request_id, "may_fail")
         self._heard(self.scheduler.fail(plan, EngineError("injected"), self.now))
 
     def _of(self, request_id: int, may: str) -> None:

@@ -1,0 +1,221 @@
+"""The scorecard's cases about memory pressure, boundaries, order, retraction and prefix hits, on the hash model."""
+
+from random import Random
+
+import pytest
+
+from forebay.config.engine_config import Ledger, SchedulePolicy, SchedulerConfig
+from forebay.requests.request import Status
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason
+from forebay.scheduler.admission import MAX_RETRACTIONS
+from forebay.scheduler.policy import rank
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.simulator import Simulation
+from tests.simulation.workload import Traffic
+
+
+def config(**changes) -> SchedulerConfig:
+    asked = dict(
+        page_size=4,
+        num_pages=32,
+        max_running_requests=8,
+        context_length=128,
+        chunked_prefill_size=16,
+        max_queued_requests=1 << 20,
+        ledger=Ledger.RAISE,
+    )
+    return SchedulerConfig(**{**asked, **changes})
+
+
+def traffic(**changes) -> Traffic:
+    asked = dict(num_requests=0, arrivals=1.0, vocab=1000, longest_prompt=24, longest_output=16, stopping=0.0)
+    return Traffic(**{**asked, **changes})
+
+
+def simulation(seed: int = 0, *, make_scheduler=Scheduler, load: Traffic | None = None, **changes) -> Simulation:
+    return Simulation(config(**changes), load or traffic(), Random(seed), make_scheduler=make_scheduler)
+
+
+def greedy(max_new_tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
+
+
+class Retracting(Scheduler):
+    """Takes the memory of the last in rank in every `every`-th plan, whether it is needed or not."""
+
+    every = 0
+
+    def _make_room_to_decode(self) -> bool:
+        roomy = super()._make_room_to_decode()
+        here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
+        if self.every and here and self._step % self.every == 0:
+            self._retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
+            return False
+        return roomy
+
+
+# -- C-1 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [0, 3, 10])
+@pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
+def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
+    """2,000 requests over the 15 cases; the oracles compare every token with the reference as it comes."""
+    make = type("Retracting", (Retracting,), {"every": every})
+    load = traffic(num_requests=134, sharing=0.7, arrivals=0.7)
+    sim = simulation(chunk * 100 + every, make_scheduler=make, load=load, chunked_prefill_size=chunk, overlap_depth=1)
+    while sim.num_added < load.num_requests:
+        if sim.rng.random() < load.arrivals:
+            sim.arrive()
+        sim.turn()
+    sim.drain()
+    outcome = sim.outcome()
+    assert outcome.requests - outcome.refused == sim.oracles.num_finished >= 134
+    assert (outcome.retractions > 20) == (every > 0)
+
+
+# -- B-4 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("percent", [110, 150])
+def test_b4_under_pressure_nobody_is_retracted_for_ever_and_little_is_computed_twice(percent, depth):
+    """Requests that together need `percent` of the pool, admitted as if they would not grow."""
+    sim = simulation(
+        percent,
+        page_size=1,
+        num_pages=160,
+        context_length=160,
+        schedule_conservativeness=0.01,
+        overlap_depth=depth,
+        chunked_prefill_size=64,
+    )
+    each = 160 * percent // 100 // 8
+    requests = []
+    for wave in range(6):
+        for _ in range(8):
+            prompt = [sim.rng.randrange(1000) for _ in range(each // 3)]
+            sim.add(prompt, greedy(each - each // 3))
+            requests.append(sim.scheduler.requests[sim.num_added])
+        while wave < 5 and len(sim.scheduler.waiting) > 4:
+            sim.turn()
+    sim.drain()
+    outcome = sim.outcome()
+    useful = sum(req.num_prompt + req.num_output for req in requests)
+    assert outcome.retractions > 0
+    assert max(req.num_retractions for req in requests) <= MAX_RETRACTIONS
+    assert outcome.recomputed <= useful * (1.0 if percent == 110 else 2.0)
+    assert all(req.num_output == req.params.max_new_tokens for req in requests)
+
+
+# -- B-5 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 9), (4, 3), (7, 2), (16, 1)])
+def test_b5_whatever_is_near_the_capacity_is_refused_at_the_door_or_finishes(page_size, num_pages, depth):
+    """Every prompt and max_tokens whose sum is within a page of the pool; the simulator knows which must be refused."""
+    capacity = page_size * num_pages
+    sim = simulation(page_size=page_size, num_pages=num_pages, context_length=capacity + 40, overlap_depth=depth)
+    for total in range(max(2, capacity - page_size), capacity + page_size + 2):
+        for prompt_len in range(1, total):
+            tracked = sim.add([sim.rng.randrange(1000) for _ in range(prompt_len)], greedy(total - prompt_len))
+            assert (tracked is None) == (total - 1 > capacity)
+            sim.drain()
+            assert tracked is None or (tracked.finish, len(tracked.received)) == (
+                FinishReason.LENGTH,
+                total - prompt_len,
+            )
+
+
+def test_b5_the_context_is_a_boundary_too():
+    sim = simulation(context_length=20)
+    assert sim.add(range(15), greedy(5))
+    assert sim.add(range(15), greedy(6)) is None
+    assert sim.add(range(20), greedy(1)) is None
+    sim.drain()
+
+
+# -- B-6 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", list(SchedulePolicy))
+def test_b6_work_behind_a_blocked_head_starts_and_so_does_the_head(policy):
+    sim = simulation(schedule_policy=policy, radix_cache=False, num_pages=24, context_length=96)
+    sim.add(range(8), greedy(60))  # leaves room for seven pages
+    sim.turn()
+    head = sim.add(range(100, 180), greedy(16))
+    head_req = sim.scheduler.requests[head.id]
+    behind = sim.add([1, 2, 3], greedy(4))
+    for _ in range(20):
+        sim.turn()
+        if behind.finish:
+            break
+    assert behind.received
+    assert head_req.status is Status.WAITING
+    steps_before = sim.num_steps
+    while head_req.status is Status.WAITING and sim.num_steps < steps_before + 400:
+        if len(sim.oracles.live) < 6:
+            sim.add([sim.rng.randrange(1000)], greedy(6))
+        sim.turn()
+    assert head_req.status is not Status.WAITING, "small requests keep the head from starting"
+    assert sim.num_steps - steps_before <= 200
+    sim.drain()
+
+
+# -- C-3 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_c3_c19_hits_of_every_length_are_exactly_as_long_as_they_can_be(page_size):
+    """A prompt shares its first n tokens with one that was computed, for every n; cold, warm, flushed, warm again."""
+    length = 3 * page_size + 2
+    for shared in range(length + 1):
+        sim = simulation(page_size=page_size, num_pages=96 // page_size + 12)
+        rng = sim.rng
+        first = [rng.randrange(500) for _ in range(length)]
+        other = first[:shared] + [500 + rng.randrange(500) for _ in range(length - shared)]
+        most = min(shared, length - 1) // page_size * page_size
+        for flush, prompt, cached in [
+            (False, first, 0),
+            (False, other, most),
+            (False, other, (length - 1) // page_size * page_size),
+            (True, other, 0),
+            (False, first, most),
+        ]:
+            if flush:
+                sim.scheduler.flush_cache()
+            tracked = sim.add(prompt, greedy(3))
+            sim.drain()
+            assert tracked.cached_tokens == cached
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_c3_a_partly_evicted_prefix_still_hits_as_far_as_it_is_there(page_size):
+    sim = simulation(page_size=page_size, num_pages=40 // page_size)
+    prompt = list(range(24))
+    sim.add(prompt, greedy(1))
+    sim.drain()
+    sim.scheduler.held.cache.evict(8 // page_size)
+    again = sim.add(prompt, greedy(1))
+    sim.drain()
+    assert again.cached_tokens == 16
+
+
+def test_c3_a_conversation_hits_all_of_its_earlier_turns():
+    sim = simulation(page_size=4)
+    prompt = list(range(10))
+    for _ in range(5):
+        turn = sim.add(prompt, greedy(5))
+        sim.drain()
+        assert turn.cached_tokens == (len(prompt) - 4 if len(prompt) > 10 else 0) // 4 * 4
+        prompt = [*turn.tokens, 7, 8, 9]
+
+
+def test_a5_namespaces_never_share_even_when_their_tokens_are_equal():
+    sim = simulation()
+    for namespace, cached in [("a", 0), ("b", 0), ("", 0), ("a", 8), ("b", 8)]:
+        tracked = sim.add(range(12), greedy(2), namespace=namespace)
+        sim.drain()
+        assert tracked.cached_tokens == cached

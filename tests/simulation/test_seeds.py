@@ -1,0 +1,52 @@
+"""Random traffic against the reference, seed after seed. A failure's note has the line that replays it.
+
+More seeds: `python -m tests.simulation.simulator --seeds 0:10000 --jobs 2`.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.simulator import main, run_seed, run_seeds
+
+SEEDS_PER_CHUNK = 100
+
+
+@pytest.mark.parametrize("chunk", range(15))
+def test_b1_b3_c19_c27_every_request_ends_once_with_the_references_tokens(chunk):
+    outcome = run_seeds(range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK))
+    assert outcome.seeds == SEEDS_PER_CHUNK
+    # The traffic must be of the kind that finds bugs: hits, retractions, and few refusals.
+    assert outcome.hits >= 50
+    assert outcome.retractions >= 5
+    assert outcome.refused < outcome.requests / 3
+
+
+def test_b7_a_seed_replays_to_the_same_event_log():
+    first, second = ([run_seed(seed).digest for seed in range(40)] for _ in range(2))
+    assert first == second
+    assert len(set(first)) == 40
+
+
+def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed():
+    code = "from tests.simulation.simulator import run_seed; print(*(run_seed(s).digest for s in range(25)))"
+    logs = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "random")
+    }
+    assert len(logs) == 1
+
+
+def test_the_command_line_runs_a_range_and_replays_one_seed(capsys):
+    assert main(["--seeds", "0:3", "--jobs", "1"]) == 0
+    assert "seeds 3" in capsys.readouterr().out
+    assert main(["--seed", "2"]) == 0
+    assert run_seed(2).digest in capsys.readouterr().out
