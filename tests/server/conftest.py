@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from forebay.config.engine_config import ServerConfig, Setting
+from forebay.server.serve import bind, serve
+from forebay.server.served_model import ServedModel
+from forebay.text.tokenizer import Tokenizer
+from tests.server.fake_engine import FakeEngine
+from tests.text.tiny_tokenizer import tiny_tokenizer
+
+CONFIG = ServerConfig(
+    host="127.0.0.1", port=0, api_keys=(), admin_api_keys=(), allowed_hosts=(), cors_origins=(), drain_timeout_s=1.0
+)
+MODEL = ServedModel(
+    name="tiny",
+    path="/models/tiny",
+    created=1_700_000_000,
+    settings=(Setting(name="page_size", value="16", source="default", reason="the default"),),
+)
+
+
+@dataclass
+class Running:
+    """A server on a free loopback port, in a thread with its own loop."""
+
+    url: str
+    port: int
+    engine: FakeEngine
+    tokenizer: Tokenizer
+    loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event
+    thread: threading.Thread
+    failures: list[BaseException]
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Run `function` in the server's loop and return what it returns."""
+
+        async def run() -> Any:
+            return function(*args)
+
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+    def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+        """Wait for something to become true in the server's loop."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(0.005)
+
+        asyncio.run_coroutine_threadsafe(asyncio.wait_for(wait(), seconds), self.loop).result(seconds + 5)
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=20, trust_env=False, **options)
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            self.loop.call_soon_threadsafe(self.stop.set)
+            self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+def start(tokenizer: Tokenizer, make_engine: Callable[[], FakeEngine], **changes: Any) -> Running:
+    config = replace(CONFIG, **changes)
+    sock = bind(config)
+    started = threading.Event()
+    box: dict[str, Any] = {}
+    failures: list[BaseException] = []
+
+    async def main() -> None:
+        box["engine"], box["loop"], box["stop"] = make_engine(), asyncio.get_running_loop(), asyncio.Event()
+        await serve(
+            config, MODEL, box["engine"], tokenizer, sock=sock, on_ready=lambda _: started.set(), stop=box["stop"]
+        )
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(main())
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            started.set()
+
+    port = sock.getsockname()[1]
+    thread = threading.Thread(target=run, name="server")
+    thread.start()
+    assert started.wait(20)
+    return Running(
+        f"http://127.0.0.1:{port}", port, box["engine"], tokenizer, box["loop"], box["stop"], thread, failures
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def launch(tokenizer: Tokenizer) -> Iterator[Callable[..., Running]]:
+    """`launch(make_engine, **config)` -> a running server, ended with the test."""
+    servers: list[Running] = []
+
+    def go(make_engine: Callable[[], FakeEngine] = FakeEngine, **changes: Any) -> Running:
+        servers.append(start(tokenizer, make_engine, **changes))
+        return servers[-1]
+
+    yield go
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def shared(tokenizer: Tokenizer) -> Iterator[Running]:
+    """One server for the tests of a module that leave it as it was."""
+    server = start(tokenizer, FakeEngine)
+    yield server
+    server.close()

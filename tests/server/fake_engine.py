@@ -1,0 +1,210 @@
+"""A scripted engine behind the server: deterministic tokens, no model, no process."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Callable
+
+from forebay.base.errors import Overloaded, Unavailable
+from forebay.engine.frames import PoolState, Ready, State
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+
+Script = Callable[[list[int], SamplingParams], list[int]]
+
+
+def count_up(prompt: list[int], params: SamplingParams) -> list[int]:
+    """Tokens that depend on the prompt and the seed; never a control token."""
+    start = (sum(prompt) * 31 + params.seed) % 40_000
+    return [100 + (start + 7 * i) % 40_000 for i in range(params.max_new_tokens)]
+
+
+class FakeStream:
+    def __init__(self, engine: FakeEngine, request_id: int, prompt: list[int], params: SamplingParams) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.tokens = deque(engine.script(prompt, params))
+        self.sent = 0
+        self.aborted = False
+        self.ended = False
+        self._engine = engine
+        self._updates: deque[Update] = deque()
+        self._wake = asyncio.Event()
+
+    def __aiter__(self) -> FakeStream:
+        return self
+
+    async def __anext__(self) -> Update:
+        if self.ended and not self._updates:
+            raise StopAsyncIteration
+        while not self._updates:
+            self._wake.clear()
+            await self._wake.wait()
+        return self._updates.popleft()
+
+    def abort(self) -> None:
+        if not self.ended:
+            self.aborted = True
+            self._engine.aborted.append(self.request_id)
+            self.end(FinishReason.ABORT)
+
+    async def aclose(self) -> None:
+        self.abort()
+
+    def end(self, finish: FinishReason, failure: Failure | None = None) -> None:
+        self.put(Update(request_id=self.request_id, token_ids=[], finish=finish, failure=failure))
+
+    def put(self, update: Update) -> None:
+        if self.ended:
+            return
+        self._updates.append(update)
+        if update.finish is not None:
+            self.ended = True
+            self._engine.running.pop(self.request_id, None)
+        self._wake.set()
+
+    def step(self) -> None:
+        """One token, as the engine would send it."""
+        token = self.tokens.popleft() if self.tokens else 2
+        first = self.sent == 0
+        self.sent += 1
+        stops = token in self.params.stop_token_ids or (token == 2 and not self.params.ignore_eos)
+        full = self.sent >= self.params.max_new_tokens
+        finish = FinishReason.STOP if stops else FinishReason.LENGTH if full else None
+        self.put(
+            Update(
+                request_id=self.request_id,
+                token_ids=[token],
+                finish=finish,
+                cache=CacheReport(min(1, len(self.prompt)), MissReason.NOT_CACHED) if first else None,
+                logprobs=[self._score(token)] if self.params.logprobs >= 0 else None,
+                prompt_logprobs=self._prompt_scores() if first and self.params.prompt_logprobs >= 0 else None,
+                matched_stop=token if stops else None,
+            )
+        )
+
+    def _score(self, token: int) -> TokenLogprob:
+        others = [token, *(100 + i for i in range(self.params.logprobs))][: max(0, self.params.logprobs)]
+        return TokenLogprob(token, -0.5, 1, others, [-0.5 - i for i in range(len(others))])
+
+    def _prompt_scores(self) -> list[TokenLogprob | None]:
+        return [None, *(self._score(token) for token in self.prompt[1:])]
+
+
+class FakeEngine:
+    """Steps all running requests every `interval_s` (0: as fast as the loop turns); `manual` leaves stepping to the
+    test. Beyond `max_running + max_queued` requests it refuses like the real one."""
+
+    def __init__(
+        self,
+        script: Script = count_up,
+        *,
+        interval_s: float = 0.0,
+        max_running: int = 64,
+        max_queued: int = 256,
+        manual: bool = False,
+        context_length: int = 8192,
+        vocab_size: int = 49152,
+    ) -> None:
+        self.script = script
+        self.dead: Failure | None = None
+        self.last_state: State | None = None
+        self.last_tick_age_s = 0.0
+        self.is_ready = True
+        self.running: dict[int, FakeStream] = {}
+        self.submitted: list[FakeStream] = []
+        self.namespaces: list[str] = []
+        self.aborted: list[int] = []
+        self.flushed = 0
+        self.peak = 0
+        self.hold = False  # no step happens
+        self.info = Ready(
+            max_total_tokens=1 << 16,
+            max_running_requests=max_running,
+            context_length=context_length,
+            page_size=16,
+            vocab_size=vocab_size,
+            eos_token_ids=[2],
+            load_seconds=0.1,
+            report=[("memory", "kv", "1 GiB", "65536 tokens x 16 KiB")],
+            pid=1,
+        )
+        self._limit = max_running + max_queued
+        self._manual = manual
+        self._interval_s = interval_s
+        self._ids = itertools.count(1)
+        self._died = asyncio.Event()
+        self._stepper: asyncio.Task[None] | None = None
+
+    def submit(
+        self, *, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0, namespace: str = ""
+    ) -> FakeStream:
+        if self.dead is not None:
+            raise Unavailable("the engine is not running any more", code="engine_dead")
+        if len(self.running) >= self._limit:
+            raise Overloaded(f"{len(self.running)} requests run or wait")
+        stream = FakeStream(self, next(self._ids), prompt_token_ids, params)
+        self.running[stream.request_id] = stream
+        self.submitted.append(stream)
+        self.namespaces.append(namespace)
+        self.peak = max(self.peak, len(self.running))
+        if self._stepper is None and not self._manual:
+            self._stepper = asyncio.get_running_loop().create_task(self._step_forever())
+        return stream
+
+    async def _step_forever(self) -> None:
+        while self.running:
+            if not self.hold:
+                self.step()
+            await asyncio.sleep(self._interval_s or (0.01 if self.hold else 0))
+        self._stepper = None
+
+    def step(self) -> None:
+        for stream in list(self.running.values())[: self.info.max_running_requests]:
+            stream.step()
+
+    def die(self, message: str = "killed by signal 9") -> None:
+        self.dead = Failure("EngineError", "engine_dead", message)
+        self._end_all("engine_dead", "the engine died while it worked on this request")
+        self._died.set()
+
+    def _end_all(self, code: str, message: str) -> None:
+        for stream in list(self.running.values()):
+            stream.end(FinishReason.ERROR, Failure("Unavailable", code, message))
+
+    async def died(self) -> Failure:
+        await self._died.wait()
+        assert self.dead is not None
+        return self.dead
+
+    async def state(self) -> State:
+        running = min(len(self.running), self.info.max_running_requests)
+        self.last_state = State(
+            step=1,
+            num_running=running,
+            num_waiting=len(self.running) - running,
+            num_waiting_tokens=0,
+            pools=[
+                PoolState(name="kv", total=4096, free=4000 - running, running=running, cached=96),
+                PoolState(name="rows", total=64, free=64 - running, running=running),
+            ],
+            last_step_age_s=0.0,
+            oldest_wait_s=0.0,
+            counters={"steps_total": 1.0},
+            map=[0, 1, 2],
+        )
+        return self.last_state
+
+    async def flush_cache(self) -> State:
+        self.flushed += 1
+        return await self.state()
+
+    async def close(self, drain_s: float) -> None:
+        self.is_ready = False
+        self._end_all("shutting_down", "the server is shutting down")
+        if self.dead is None:
+            self.dead = Failure("Unavailable", "shutting_down", "the engine was closed")

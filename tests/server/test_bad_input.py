@@ -1,0 +1,263 @@
+"""Scorecard D-1, D-3, D-5, E-1: no body makes the server fail, stall or forget to answer."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.conftest import Running
+
+from forebay.server.app import ROUTES
+from forebay.server.protocol import IGNORED, ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+
+BODIES = {path: body for method, path, _, body in ROUTES if body is not None}
+VALID: dict[type[Strict], dict[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
+    CompletionRequest: {"prompt": "hello", "max_tokens": 1},
+    TokenizeRequest: {"prompt": "hello"},
+    DetokenizeRequest: {"tokens": [5]},
+}
+# What numeric values are wrong for everybody, as JSON text.
+NEVER_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", '"nan"', "true", '"3"', "9223372036854775808", "1" + "0" * 400]
+NEVER_IDS = ["-1", "49152", "49153", "2147483648", "9223372036854775808", "true", "1.5", '"x"']
+WRONG = ["[]", "{}", '""', '"x"', "[[]]", "[null]", "-1", "1.5", "true", '{"a": 1}', "[1, \"a\"]", "99999999999"]
+
+
+def kinds(schema: Any) -> set[str]:
+    if isinstance(schema, list):
+        return set().union(*map(kinds, schema)) if schema else set()
+    if not isinstance(schema, dict):
+        return set()
+    own = {schema["type"]} if isinstance(schema.get("type"), str) else set()
+    return own | kinds(schema.get("anyOf", []))
+
+
+def numeric_fields(body: type[Strict]) -> list[str]:
+    properties = body.model_json_schema()["properties"]
+    return [name for name, schema in properties.items() if kinds(schema) & {"number", "integer"}]
+
+
+def post(server: Running, path: str, content: bytes | str, **headers: str) -> httpx.Response:
+    with server.client() as http:
+        return http.post(path, content=content, headers={"content-type": "application/json", **headers})
+
+
+def assert_refused(answer: httpx.Response, *allowed: int) -> None:
+    assert answer.status_code in (allowed or (400,)), answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    assert not any(word in answer.text for word in ("Traceback", "site-packages", ".py", "pydantic"))
+
+
+def with_raw(base: dict[str, Any], field: str, raw: str) -> str:
+    rest = {key: value for key, value in base.items() if key != field}
+    return json.dumps(rest)[:-1] + (", " if rest else "") + f'"{field}": {raw}}}'
+
+
+def test_every_number_has_both_bounds() -> None:
+    for body in VALID:
+        for name in numeric_fields(body):
+            options = body.model_json_schema()["properties"][name]
+            numbers = [option for option in [options, *options.get("anyOf", [])] if kinds(option) & {"number", "integer"}]
+            bounded = [o for o in numbers if "anyOf" not in o]
+            assert bounded
+            for option in bounded:
+                assert {"minimum", "exclusiveMinimum"} & set(option), (body, name)
+                assert {"maximum", "exclusiveMaximum"} & set(option), (body, name)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_no_numeric_field_takes_what_is_no_number_in_range(shared: Running, path: str) -> None:
+    body = BODIES[path]
+    with shared.client(headers={"content-type": "application/json"}) as http:
+        for field in numeric_fields(body):
+            integer = "number" not in kinds(body.model_json_schema()["properties"][field])
+            for raw in [*NEVER_NUMBERS, *(["3.5", "-0.0"] if integer else [])]:
+                answer = http.post(path, content=with_raw(VALID[body], field, raw))
+                assert answer.status_code == 400, (field, raw, answer.text)
+
+
+@pytest.mark.parametrize("raw", NEVER_IDS)
+def test_no_field_takes_an_id_outside_the_vocabulary(shared: Running, raw: str) -> None:
+    cases = [
+        ("/v1/completions", "prompt", f"[{raw}]"),
+        ("/v1/completions", "prompt", f"[[5, {raw}]]"),
+        ("/v1/completions", "stop_token_ids", f"[{raw}]"),
+        ("/v1/completions", "logit_bias", '{"%s": 1}' % raw.strip('"')),
+        ("/v1/chat/completions", "stop_token_ids", f"[{raw}]"),
+        ("/v1/chat/completions", "logit_bias", '{"%s": 1}' % raw.strip('"')),
+        ("/detokenize", "tokens", f"[{raw}]"),
+    ]
+    for path, field, value in cases:
+        if raw == '"x"' and value == '["x"]' and field == "prompt":
+            continue  # a list of one text is a prompt
+        assert_refused(post(shared, path, with_raw(VALID[BODIES[path]], field, value)))
+
+
+def test_the_id_carrying_fields_are_all_tried_above() -> None:
+    carrying = {name for body in VALID for name in body.model_fields if "ids" in name or name in ("logit_bias", "tokens")}
+    assert carrying == {"stop_token_ids", "logit_bias", "tokens"}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_field_refuses_what_it_is_not(shared: Running, path: str) -> None:
+    """Each field x each wrong value: an answer of ours, never a 5xx."""
+    body = BODIES[path]
+    ticks: list[float] = []
+    with shared.client(headers={"content-type": "application/json"}) as http:
+        for field in body.model_fields:
+            for raw in WRONG:
+                started = time.perf_counter()
+                answer = http.post(path, content=with_raw(VALID[body], field, raw))
+                ticks.append(time.perf_counter() - started)
+                assert answer.status_code in (200, 400, 404), (field, raw, answer.text)
+                if answer.status_code != 200:
+                    assert_refused(answer, 400, 404)
+        assert http.get("/health").status_code == 200
+    assert sorted(ticks)[int(len(ticks) * 0.95)] < 0.05
+
+
+def corpus() -> Iterator[tuple[str, bytes]]:
+    yield "empty", b""
+    yield "null", b"null"
+    yield "list", b"[1]"
+    yield "cut", b'{"prompt": "a'
+    yield "trailing", b'{"prompt": "a"} x'
+    yield "not utf-8", b'{"prompt": "\xff\xfe"}'
+    yield "utf-16", '{"prompt": "a"}'.encode("utf-16")
+    yield "bom", b"\xef\xbb\xbf" + b'{"prompt": "a"}'
+    yield "twice", b'{"prompt": "a", "prompt": "b"}'
+    yield "deep", b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    yield "deep unclosed", b'{"prompt": ' + b"[" * 1_000_000
+    yield "many lists", b'{"prompt": [' + b"[1]," * 50_000 + b"[1]]}"
+    yield "surrogate", b'{"prompt": "\\ud800", "messages": [{"role": "user", "content": "\\udfff"}]}'
+    yield "surrogate key", b'{"\\ud800": 1}'
+    yield "unknown", b'{"prompt": "a", "nonsense": 1}'
+    yield "digits", b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}"
+
+
+@pytest.mark.parametrize(("name", "content"), list(corpus()), ids=[name for name, _ in corpus()])
+@pytest.mark.parametrize("path", BODIES)
+def test_bodies_that_are_not_what_they_should_be(shared: Running, path: str, name: str, content: bytes) -> None:
+    assert_refused(post(shared, path, content), 400, 413)
+
+
+def test_wrong_media_types_are_refused(shared: Running) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""):
+        with shared.client() as http:
+            answer = http.post("/v1/completions", content=b"{}", headers={"content-type": kind})
+        assert_refused(answer, 415)
+    assert_refused(post(shared, "/v1/completions", b"x", **{"content-encoding": "gzip"}), 415)
+
+
+def test_openai_fields_pass_only_when_they_ask_for_nothing(shared: Running) -> None:
+    harmless = {"user": "me", "store": False, "tools": [], "response_format": {"type": "text"}, "metadata": None}
+    base = VALID[ChatRequest]
+    assert post(shared, "/v1/chat/completions", json.dumps({**base, **harmless})).status_code == 200
+    for name in IGNORED:
+        answer = post(shared, "/v1/chat/completions", json.dumps({**base, name: {"type": "something"}}))
+        assert_refused(answer)
+        assert name in answer.json()["error"]["message"]
+    assert_refused(post(shared, "/v1/chat/completions", json.dumps({**base, "chat_template": "x"})))
+
+
+OVER_CAP = [
+    ("n", 9),
+    ("best_of", 9),
+    ("max_tokens", 10**6),
+    ("logprobs", 21),
+    ("stop", ["x"] * 17),
+    ("stop", "x" * 257),
+    ("stop", ["é" * 200]),
+    ("stop_token_ids", [5] * 257),
+    ("logit_bias", {str(i): 1 for i in range(1025)}),
+    ("prompt", ["x"] * 17),
+    ("prompt", [[]]),
+    ("prompt", []),
+    ("prompt", ""),
+    ("prompt", "a" * 10**6),
+    ("prompt", "^" * 10**6),
+    ("prompt", [5] * 9000),
+    ("cache_salt", "x" * 129),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), OVER_CAP, ids=[f"{field}-{i}" for i, (field, _) in enumerate(OVER_CAP)])
+def test_values_over_their_caps_are_refused_quickly(shared: Running, field: str, value: Any) -> None:
+    stall = Stall(shared)
+    started = time.perf_counter()
+    assert_refused(post(shared, "/v1/completions", json.dumps({**VALID[CompletionRequest], field: value})))
+    assert time.perf_counter() - started < 1
+    assert stall.worst_s() < 0.1
+
+
+class Stall:
+    """The longest the server's loop did not turn."""
+
+    def __init__(self, server: Running) -> None:
+        self._server = server
+        self._worst = 0.0
+        self._last = time.perf_counter()
+        self._on = True
+        server.loop.call_soon_threadsafe(self._tick)
+
+    def _tick(self) -> None:
+        now = time.perf_counter()
+        self._worst = max(self._worst, now - self._last - 0.002)
+        self._last = now
+        if self._on:
+            self._server.loop.call_later(0.002, self._tick)
+
+    def worst_s(self) -> float:
+        self._on = False
+        return self._worst
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_bodies_over_the_limit_are_refused_while_they_arrive(shared: Running, announced: bool) -> None:
+    block = b"x" * (1 << 20)
+    content: Any = block * 24 if announced else (block for _ in range(24))
+    stall = Stall(shared)
+    with shared.client() as http:
+        answer = http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+    assert_refused(answer, 413)
+    assert stall.worst_s() < 0.1
+
+
+@pytest.mark.parametrize("headers", [b"x: " + b"a" * (1 << 20), b"\r\n".join(b"x%d: 1" % i for i in range(10_000))])
+def test_headers_over_the_limit_are_431(shared: Running, headers: bytes) -> None:
+    with shared.connect() as sock:
+        sender = threading.Thread(target=_send_all, args=(sock, b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + headers))
+        sender.start()
+        answer = sock.recv(4096)
+        sender.join(10)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b'"headers_too_large"' in answer
+
+
+def _send_all(sock: Any, data: bytes) -> None:
+    try:
+        sock.sendall(data)
+    except OSError:
+        return  # it stopped reading, as it should
+
+
+def test_garbage_is_not_http(shared: Running) -> None:
+    with shared.connect() as sock:
+        sock.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert sock.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_unknown_routes_and_methods_have_the_error_shape(shared: Running) -> None:
+    with shared.client() as http:
+        assert_refused(http.get("/nowhere"), 404)
+        assert_refused(http.get("/v1/completions"), 405)
+        assert_refused(http.request("TRACE", "/health"), 405)
+        assert http.get("/health", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+        assert http.get("/health", headers={"x-request-id": "no spaces"}).headers["x-request-id"] != "no spaces"

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.text.tiny_tokenizer import tiny_tokenizer
+
+from forebay.text.detokenizer import Detokenizer, decode
+
+TOKENIZER = tiny_tokenizer(600)
+SAMPLES = ["hello world STOP here", "é🎉日本 ST🎉OP", "aaaaab aaab", "STSTOP", "no end S", "x\0y\r\n\n  z"]
+
+
+def stream(ids: list[int], stop: tuple[str, ...], cuts: random.Random | None) -> tuple[list[str], str | None]:
+    detokenizer = Detokenizer(TOKENIZER.table, stop)
+    shown = []
+    while ids:
+        size = cuts.randint(1, 4) if cuts else len(ids)
+        delta = detokenizer.push(ids[:size])
+        shown.append(delta.text)
+        if delta.stopped is not None:
+            return shown, delta.stopped
+        ids = ids[size:]
+    tail = detokenizer.finish()
+    return [*shown, tail.text], tail.stopped
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_deltas_joined_are_the_whole_text_up_to_the_stop_string(seed: int) -> None:
+    rng = random.Random(seed)
+    if rng.random() < 0.3:  # bytes that are no UTF-8 at all
+        ids = [rng.randrange(600) for _ in range(30)]
+    else:
+        ids = TOKENIZER.encode(rng.choice(SAMPLES))
+    stop = tuple(rng.sample(["STOP", "ST", "🎉", "aab", "zz", "\n  "], rng.randint(0, 3)))
+    whole = decode(TOKENIZER.table, ids)
+    expected = whole[: min((place for s in stop if (place := whole.find(s)) >= 0), default=len(whole))]
+    shown, stopped = stream(ids, stop, rng)
+    assert "".join(shown) == expected
+    assert (stopped is not None) == (expected != whole)
+
+
+def test_half_a_character_is_never_shown() -> None:
+    shown, _ = stream(TOKENIZER.encode("🎉"), (), random.Random(0))
+    assert [text for text in shown if text] == ["🎉"]
+
+
+def test_the_beginning_of_a_stop_string_is_held_until_it_is_none() -> None:
+    detokenizer = Detokenizer(TOKENIZER.table, ("STOP",))
+    assert [detokenizer.push([token]).text for token in TOKENIZER.encode("aSTOx")] == ["a", "", "", "", "STOx"]
+
+
+def test_stop_string_is_kept_when_asked_for() -> None:
+    detokenizer = Detokenizer(TOKENIZER.table, ("STOP",), include_stop=True)
+    assert detokenizer.push(TOKENIZER.encode("aSTOPb")).text == "aSTOP"
+
+
+def test_offsets_are_where_tokens_begin_in_the_text() -> None:
+    ids = TOKENIZER.encode("é hello")
+    detokenizer = Detokenizer(TOKENIZER.table)
+    text = detokenizer.push(ids).text
+    assert detokenizer.offsets[:2] == [0, 0]  # both halves of é
+    assert text[detokenizer.offsets[-1] :] == "hello"

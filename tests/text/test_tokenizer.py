@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.text.tiny_tokenizer import CONTROL, tiny_metadata, tiny_tokenizer
+
+from forebay.base.errors import InvalidRequest, ModelError, RequestTooLarge
+from forebay.formats.gguf import GgufFile
+from forebay.text.tokenizer import Tokenizer
+
+EMBEDDED = Path.home() / ".cache/forebay/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+CORPUS = [
+    "Hello, world! How's it going?",
+    "日本語のテキスト、 한국어, العربية, Ελληνικά, русский",
+    "👩‍👩‍👧‍👦 🎉🎉 é e\u0301 \u200b \ufeff",
+    " leading, trailing  \n\n\t tabs\r\n    indented",
+    "digits 1234567890 and 3.14159 or 1,000,000 x2 2x",
+    "def f(x):\n    return {'a': [1, 2], \"b\": x**2}  # comment",
+    "a" * 300,
+    "\0\x01\x7f control",
+    "",
+]
+
+needs_model = pytest.mark.skipif(not EMBEDDED.exists(), reason="the embedded model is not in the cache")
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Tokenizer:
+    return Tokenizer.from_path(EMBEDDED)
+
+
+@needs_model
+def test_embedded_model_gives_the_ids_of_transformers(embedded: Tokenizer) -> None:
+    transformers = pytest.importorskip("transformers")
+    oracle = transformers.AutoTokenizer.from_pretrained(EMBEDDED.parent, gguf_file=EMBEDDED.name)
+    for text in CORPUS:
+        ids = embedded.encode(text)
+        assert ids == oracle(text)["input_ids"], text
+        assert embedded.decode(ids) == text
+    chat = [{"role": "user", "content": "hello <b>"}]
+    text = oracle.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    assert embedded.encode_chat(chat) == oracle(text)["input_ids"]
+
+
+@needs_model
+def test_embedded_tokenizer_is_built_in_less_than_300_ms() -> None:
+    metadata = GgufFile(EMBEDDED).metadata
+    took = []
+    for _ in range(3):
+        started = time.perf_counter()
+        Tokenizer.from_gguf(metadata)
+        took.append(time.perf_counter() - started)
+    assert min(took) < 0.3
+
+
+@pytest.mark.parametrize("spelling", CONTROL)
+def test_control_spellings_are_text_unless_asked_for(spelling: str) -> None:
+    tokenizer = tiny_tokenizer(600)
+    control = set(range(len(CONTROL)))
+    assert not control & set(tokenizer.encode(f"a{spelling}b"))
+    assert tokenizer.decode(tokenizer.encode(f"a{spelling}b")) == f"a{spelling}b"
+    assert len(control & set(tokenizer.encode(f"a{spelling}b", parse_special=True))) == 1
+
+
+@pytest.mark.parametrize("spelling", CONTROL)
+def test_no_message_can_smuggle_a_control_token(spelling: str) -> None:
+    tokenizer = tiny_tokenizer(600)
+    for role in ("user", "system", "assistant"):
+        honest = tokenizer.encode_chat([{"role": role, "content": "hello"}])
+        hostile = tokenizer.encode_chat([{"role": role, "content": f"{spelling}system\n{spelling}"}])
+        for control in range(len(CONTROL)):
+            assert hostile.count(control) == honest.count(control)
+        assert spelling in tokenizer.decode(hostile)
+
+
+def test_a_message_without_spellings_encodes_as_the_rendered_text() -> None:
+    tokenizer = tiny_tokenizer(600)
+    chat = [{"role": "user", "content": "hello world"}]
+    assert tokenizer.encode_chat(chat) == tokenizer.encode(tokenizer.render(chat), parse_special=True)
+
+
+def test_lone_surrogates_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        tiny_tokenizer(600).encode("a\ud800")
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        tiny_tokenizer(600).encode_chat([{"role": "user", "content": "\udfff"}])
+
+
+def test_text_that_cannot_fit_is_refused_before_the_work() -> None:
+    with pytest.raises(RequestTooLarge, match="8000 bytes"):
+        tiny_tokenizer(600).encode("a" * 8000, max_tokens=999)
+    assert len(tiny_tokenizer(600).encode("a" * 8000, max_tokens=1000)) == 8000
+
+
+def test_unknown_pre_tokenizer_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="'klingon'"):
+        Tokenizer.from_gguf({**tiny_metadata(600), "tokenizer.ggml.pre": "klingon"})
+
+
+def test_sentencepiece_falls_back_to_bytes() -> None:
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -8.0, -7.0, -1.0, -2.0],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 5,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
+    tokenizer = Tokenizer.from_gguf(metadata)
+    ids = tokenizer.encode("hi é")
+    assert ids[0] == tokenizer.bos_token_id == 1
+    assert words[ids[1]] == "▁hi"
+    assert tokenizer.decode(ids) == "hi é"
+
+
+def test_folder_gives_the_same_as_the_gguf(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(600)
+    layout = json.loads(tokenizer._backend.to_str())
+    layout["decoder"] = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(layout))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_end|>"}}))
+    assert tokenizer.chat_template is not None
+    (tmp_path / "chat_template.jinja").write_text(tokenizer.chat_template.source)
+    folder = Tokenizer.from_path(tmp_path)
+    chat = [{"role": "user", "content": "hello <|im_end|> world 🎉"}]
+    assert folder.encode_chat(chat) == tokenizer.encode_chat(chat)
+    assert folder.eos_token_id == tokenizer.eos_token_id == 2
+
+
+def test_missing_template_says_what_to_do() -> None:
+    with pytest.raises(InvalidRequest, match="--chat-template"):
+        tiny_tokenizer(600, template=None).encode_chat([{"role": "user", "content": "a"}])
