@@ -3,15 +3,15 @@
     ops = make_ops("native", num_threads=2)      # or "torch": the reference; a KernelBackend works as well
     w = ops.pack_linear(weight, bias)            # weight [N, K] may be dropped afterwards
     qkv = ops.linear(x, w)                       # [T, K] -> [T, N]; logits: ops.linear_f32(x, w)
-    q = qkv[:, : Hq * D].view(T, Hq, D)          # views into a wider row are fine for q, k, v and x: no copy needed
+    q = qkv[:, : Hq * D].view(T, Hq, D)          # a view: no copy is needed
     ops.apply_rope(q, k, positions, cos_sin)     # in place
     ops.store_kv(k, v, k_cache, v_cache, loc)
     o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
 
 There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
 `TorchOps` (reference.py) is the definition in torch; `NativeOps` (native.py) the C++ twin in cpu/, compiled for this
-machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU,
-the last dimension (for q, k, v: the last two) contiguous; index tensors are contiguous with the dtypes stated.
+machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
+q, k, v and the x of `linear`, `rms_norm` and `silu_and_mul` may be views into wider rows; all else is contiguous.
 Shapes, dtypes and index ranges are the caller's contract: the native ops check none of them per call.
 
 For the native ops a row's result does not depend, by a bit, on the other rows of the call, on how a prompt is cut into

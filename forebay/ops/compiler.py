@@ -87,7 +87,7 @@ def library(variant: Variant) -> Path:
     if target.exists():
         return target
     started = time.perf_counter()
-    _log.info(event("compiling_ops", variant=variant.name, compiler=compiler, note="once, about 15 s"))
+    _log.info(event("compiling_ops", variant=variant.name, compiler=compiler, note="once, a few seconds"))
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE, prefix=".build-") as folder:

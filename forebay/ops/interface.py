@@ -23,7 +23,9 @@ class LinearWeight(Protocol):
 
 
 class Ops(Protocol):
-    """The kernels of one backend. Frozen, and not safe to call from two threads at once."""
+    """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
+    child that was forked (its worker threads stay behind): make one per process.
+    """
 
     @property
     def name(self) -> str:
@@ -90,8 +92,8 @@ class Ops(Protocol):
         Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
         position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. Query head h reads KV
         head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1 positions before it.
-        page_table [R + 1, P], rows [S], q_start [S + 1], seq_lens [S] are int32. Slots that hold no position below
-        seq_lens may hold anything, NaN included.
+        page_table [R + 1, P], rows [S], q_start [S + 1], seq_lens [S] are int32. A slot that no query sees, be it
+        padding, another sequence's or out of the window, may hold anything, NaN included (C5).
         """
         ...
 

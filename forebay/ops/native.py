@@ -106,18 +106,18 @@ class NativeOps:
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)
-        out = torch.empty((x.size(0), w.out_features), dtype=x.dtype)
+        out = x.new_empty(x.shape[0], w.out_features)
         self._linear_into(w.kernel, x, w, out)
         return out
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)
-        out = torch.empty((x.size(0), w.out_features), dtype=torch.float32)
+        out = torch.empty(x.shape[0], w.out_features, dtype=torch.float32)
         self._linear_into(w.kernel_f32, x, w, out)
         return out
 
     def _linear_into(self, kernel: Any, x: Tensor, w: NativeLinearWeight, out: Tensor) -> None:
-        rows = x.size(0)
+        rows = x.shape[0]
         if rows:
             kernel(
                 self._pool,
@@ -132,33 +132,40 @@ class NativeOps:
             )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty(x.shape, dtype=x.dtype)
-        inner = x.size(1) if x.dim() == 3 else 1
+        if x.dim() == 3:
+            outer, inner, n = x.shape
+            out = x.new_empty(outer, inner, n)
+            outer_stride, inner_stride, _ = x.stride()
+        else:
+            outer, n = x.shape
+            out = x.new_empty(outer, n)
+            inner, inner_stride, outer_stride = 1, 0, x.stride(0)
         self._rms_norm[x.dtype](
             self._pool,
             x.data_ptr(),
-            x.stride(0),
+            outer_stride,
             inner,
-            x.stride(1),
+            inner_stride,
             weight.data_ptr(),
             out.data_ptr(),
-            x.size(0) * inner,
-            x.size(-1),
+            outer * inner,
+            n,
             eps,
         )
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out = torch.empty_like(residual)
         rows, n = x.shape
+        out = x.new_empty(rows, n)
         self._add_rms_norm[x.dtype](
             self._pool, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, n, eps
         )
         return out
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
-        rows, n = x.size(0), x.size(1) // 2
-        out = torch.empty((rows, n), dtype=x.dtype)
+        rows, width = x.shape
+        n = width // 2
+        out = x.new_empty(rows, n)
         self._silu_and_mul[x.dtype](self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n)
         return out
 
@@ -171,11 +178,11 @@ class NativeOps:
             q_heads,
             k.data_ptr(),
             k.stride(0),
-            k.size(1),
+            k.shape[1],
             head_dim,
             positions.data_ptr(),
             cos_sin.data_ptr(),
-            cos_sin.size(1),
+            cos_sin.shape[1],
             tokens,
         )
 
@@ -209,7 +216,7 @@ class NativeOps:
         sliding_window: int = 0,
     ) -> Tensor:
         tokens, q_heads, head_dim = q.shape
-        out = torch.empty((tokens, q_heads, head_dim), dtype=q.dtype)
+        out = q.new_empty(tokens, q_heads, head_dim)
         self._paged_attention[q.dtype](
             self._pool,
             q.data_ptr(),
@@ -221,10 +228,10 @@ class NativeOps:
             rows.data_ptr(),
             q_start.data_ptr(),
             seq_lens.data_ptr(),
-            rows.size(0),
+            rows.shape[0],
             page_size,
             q_heads,
-            k_cache.size(1),
+            k_cache.shape[1],
             head_dim,
             scale,
             sliding_window,
@@ -233,8 +240,8 @@ class NativeOps:
         return out
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        rows, width = ids.size(0), table.size(1)
-        out = torch.empty((rows, width), dtype=table.dtype)
+        rows, width = ids.shape[0], table.shape[1]
+        out = table.new_empty(rows, width)
         self._embedding(self._pool, ids.data_ptr(), table.data_ptr(), out.data_ptr(), rows, width * table.itemsize)
         return out
 
@@ -269,7 +276,7 @@ class NativeOps:
         place = torch.empty_like(by_expert)
         place[by_expert] = torch.arange(tokens * choices)
         weights = topk_weights.float().contiguous()
-        out = torch.empty((tokens, x.size(1)), dtype=x.dtype)
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
         self._combine[x.dtype](
             self._pool,
             results.data_ptr(),
@@ -278,7 +285,7 @@ class NativeOps:
             out.data_ptr(),
             tokens,
             choices,
-            x.size(1),
+            x.shape[1],
         )
         return out
 

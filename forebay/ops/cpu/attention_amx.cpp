@@ -203,21 +203,40 @@ long row_offset(const AttentionCall<bf16>& call, const Item& item, long head, lo
            ((item.first_head + head) * group + r % group) * call.head_dim;
 }
 
-void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_item) {
-    const Piece& piece = *item.piece;
-    const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
-    const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
-    const long all_rows = item.num_heads * padded_rows;  // head-major
-    const Work work(d, round_up(all_rows, kTileRows));
+// Head h's rows begin at h * padded_rows in the working memory.
+void begin_rows(const AttentionCall<bf16>& call, const Item& item, long rows, long padded_rows, const Work& work) {
+    const long all_rows = item.num_heads * padded_rows;
     std::memset(work.q, 0, all_rows * work.width * sizeof(bf16));
     std::memset(work.weights, 0, all_rows * kBlock * sizeof(bf16));
     std::fill_n(work.sums, all_rows * work.width, 0.0f);
     std::fill_n(work.states, all_rows, RowState{-std::numeric_limits<float>::infinity(), 0.0f});
     for (long h = 0; h < item.num_heads; ++h) {
         for (long r = 0; r < rows; ++r) {
-            std::copy_n(call.q + row_offset(call, item, h, r, call.ldq), d, work.q + (h * padded_rows + r) * work.width);
+            std::copy_n(call.q + row_offset(call, item, h, r, call.ldq), call.head_dim,
+                        work.q + (h * padded_rows + r) * work.width);
         }
     }
+}
+
+void finish_rows(const AttentionCall<bf16>& call, const Item& item, long rows, long padded_rows, const Work& work) {
+    for (long h = 0; h < item.num_heads; ++h) {
+        for (long r = 0; r < rows; ++r) {
+            const long row = h * padded_rows + r;
+            bf16* out = call.out + row_offset(call, item, h, r, call.q_heads * call.head_dim);
+            const Vec inverse = set1(1.0f / work.states[row].sum);
+            for_each_vector(call.head_dim, [&](long i, long part) {
+                store_part(out + i, load(work.sums + row * work.width + i) * inverse, part);
+            });
+        }
+    }
+}
+
+void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_item) {
+    const Piece& piece = *item.piece;
+    const long group = group_size(call), rows = piece.num_tokens * group;
+    const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
+    const Work work(call.head_dim, round_up(item.num_heads * padded_rows, kTileRows));
+    begin_rows(call, item, rows, padded_rows, work);
 
     const TileScope scope(tile_rows);
     const long end = piece.first_position + piece.num_tokens;
@@ -227,7 +246,7 @@ void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_
         const Block next = last ? Block(call, next_item, first_block(call, *next_item.piece))
                                 : Block(call, item, first + kBlock);
         for (long h = 0; h < item.num_heads; ++h) {
-            pack_block(block, next, h, item.num_heads, d, work);
+            pack_block(block, next, h, item.num_heads, call.head_dim, work);
             for (long tile = 0; tile < padded_rows; tile += tile_rows) {
                 const long base = h * padded_rows;
                 score_rows(work, base + tile, (block.lanes + 15) / 16);
@@ -239,16 +258,7 @@ void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_
         }
         block = next;
     }
-    for (long h = 0; h < item.num_heads; ++h) {
-        for (long r = 0; r < rows; ++r) {
-            const long row = h * padded_rows + r;
-            bf16* out = call.out + row_offset(call, item, h, r, call.q_heads * d);
-            const Vec inverse = set1(1.0f / work.states[row].sum);
-            for_each_vector(d, [&](long i, long part) {
-                store_part(out + i, load(work.sums + row * work.width + i) * inverse, part);
-            });
-        }
-    }
+    finish_rows(call, item, rows, padded_rows, work);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@
 constexpr long kPanel = 32;  // outputs
 constexpr long kStep = 32;   // inputs of one bfloat16 step
 constexpr long kTile = 16 * 16 * 2;
-constexpr long kRowChunk = 256;  // rows of x one piece of work covers: 256 x 1536 bfloat16 stay in a 2 MiB L2
+constexpr long kRowChunk = 256;  // rows of x that one piece of work covers without AMX: few enough to stay in L2
 
 inline long ceil_div(long a, long b) { return (a + b - 1) / b; }
 
