@@ -105,6 +105,8 @@ def _shard_names(index: Path) -> list[str]:
 
 
 def _why_nothing_to_load(folder: Path) -> str:
+    if folder.is_file():
+        return "only .gguf files and folders with config.json and .safetensors files are opened"
     if not folder.is_dir():
         return "no such file or folder"
     names = sorted(entry.name for entry in folder.iterdir())

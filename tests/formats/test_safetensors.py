@@ -89,6 +89,9 @@ def test_folders_without_weights_say_what_is_missing(tmp_path):
         open_checkpoint(tmp_path)
     with pytest.raises(ModelError, match="no such file"):
         open_checkpoint(tmp_path / "absent")
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ModelError, match=r"model\.bin: only \.gguf files and folders"):
+        open_checkpoint(tmp_path / "model.bin")
 
 
 def _file(tmp_path, header, data=b""):
