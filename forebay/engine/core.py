@@ -111,6 +111,7 @@ class EngineCore:
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             updates += self._land()
         self._progressed = plan is not None or bool(self._in_flight) or bool(updates)
+        self.stats.busy_s += self._clock() - now
         return updates
 
     def _check(self, wanted: AddRequest) -> None:

@@ -23,7 +23,8 @@ from forebay.engine.stream import failed
 from forebay.requests.updates import Failure, Update
 
 STATE_INTERVAL_S: Final = 1.0
-LOG_INTERVAL_S: Final = 10.0
+LOG_INTERVAL_S: Final = 10.0  # of work
+AUDIT_INTERVAL_S: Final = 10.0  # between two looks for leaked pages, which take an idle engine
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
 log = get_logger("engine")
@@ -39,7 +40,7 @@ class EngineLoop:
         self._channel = channel
         self._clock = clock
         self._state_at = clock() + STATE_INTERVAL_S
-        self._log_at = clock() + LOG_INTERVAL_S
+        self._audit_at = clock() + AUDIT_INTERVAL_S
         self._shutdown = False
 
     def run(self) -> None:
@@ -109,8 +110,12 @@ class EngineLoop:
         now = self._clock()
         if now >= self._state_at:
             self._send_state(0)
-        if now >= self._log_at:
-            self._log_at = now + LOG_INTERVAL_S
+        if self._core.idle and now >= self._audit_at:
+            self._audit_at = now + AUDIT_INTERVAL_S
+            lost = self._core.scheduler.reclaim_leaks()
+            if lost:
+                log.error(event("pages_leaked", pages=lost, effect="quarantined until the next start"))
+        if self._core.stats.worked_s() >= LOG_INTERVAL_S:
             log.info(self._core.stats.line(self._core.scheduler, now))
 
 

@@ -7,6 +7,7 @@ Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`
     engine.step_failures   steps that cost their requests an error
     engine.steps           steps committed
     engine.host_seconds    time in plan and commit
+    engine.busy_seconds    time in steps, the model's part included
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class Stats:
         self.step_failures = 0
         self.steps = 0
         self.host_s = 0.0
+        self.busy_s = 0.0
         self.last_step_at = now
-        self._line_at = now
+        self._line_busy_s = 0.0
         self._line_tokens = (0.0, 0.0)
 
     def count_step(self, now: float) -> None:
@@ -40,6 +42,7 @@ class Stats:
             "engine.step_failures": self.step_failures,
             "engine.steps": self.steps,
             "engine.host_seconds": self.host_s,
+            "engine.busy_seconds": self.busy_s,
         }
         return State(
             step=state.step,
@@ -64,14 +67,18 @@ class Stats:
             answers=answers,
         )
 
+    def worked_s(self) -> float:
+        """Seconds of work since the last `line`."""
+        return self.busy_s - self._line_busy_s
+
     def line(self, scheduler: Scheduler, now: float) -> str:
-        """The log line of the time since the last one; rates are over that time."""
+        """The log line of the work since the last one; rates are over that work, not over the idle time in between."""
         state = scheduler.state(now)
         counters = state.counters
         tokens = (counters.get("computed_prompt_tokens", 0.0), counters.get("generated_tokens", 0.0))
-        elapsed = max(now - self._line_at, 1e-9)
+        elapsed = max(self.worked_s(), 1e-9)
         prefill, decode = ((new - old) / elapsed for new, old in zip(tokens, self._line_tokens, strict=True))
-        self._line_at, self._line_tokens = now, tokens
+        self._line_busy_s, self._line_tokens = self.busy_s, tokens
         kv = state.pools[0]
         prompts = counters.get("prompt_tokens", 0.0)
         return event(
