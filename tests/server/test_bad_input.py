@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.conftest import Running
 
 from forebay.server.app import ROUTES
 from forebay.server.protocol import IGNORED, ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from tests.server.conftest import Running
 
 BODIES = {path: body for method, path, _, body in ROUTES if body is not None}
 VALID: dict[type[Strict], dict[str, Any]] = {
@@ -23,9 +23,19 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     DetokenizeRequest: {"tokens": [5]},
 }
 # What numeric values are wrong for everybody, as JSON text.
-NEVER_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e999", '"nan"', "true", '"3"', "9223372036854775808", "1" + "0" * 400]
+NEVER_NUMBERS = [
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    '"nan"',
+    "true",
+    '"3"',
+    "9223372036854775808",
+    "1" + "0" * 400,
+]
 NEVER_IDS = ["-1", "49152", "49153", "2147483648", "9223372036854775808", "true", "1.5", '"x"']
-WRONG = ["[]", "{}", '""', '"x"', "[[]]", "[null]", "-1", "1.5", "true", '{"a": 1}', "[1, \"a\"]", "99999999999"]
+WRONG = ["[]", "{}", '""', '"x"', "[[]]", "[null]", "-1", "1.5", "true", '{"a": 1}', '[1, "a"]', "99999999999"]
 
 
 def kinds(schema: Any) -> set[str]:
@@ -64,7 +74,9 @@ def test_every_number_has_both_bounds() -> None:
     for body in VALID:
         for name in numeric_fields(body):
             options = body.model_json_schema()["properties"][name]
-            numbers = [option for option in [options, *options.get("anyOf", [])] if kinds(option) & {"number", "integer"}]
+            numbers = [
+                option for option in [options, *options.get("anyOf", [])] if kinds(option) & {"number", "integer"}
+            ]
             bounded = [o for o in numbers if "anyOf" not in o]
             assert bounded
             for option in bounded:
@@ -89,9 +101,9 @@ def test_no_field_takes_an_id_outside_the_vocabulary(shared: Running, raw: str) 
         ("/v1/completions", "prompt", f"[{raw}]"),
         ("/v1/completions", "prompt", f"[[5, {raw}]]"),
         ("/v1/completions", "stop_token_ids", f"[{raw}]"),
-        ("/v1/completions", "logit_bias", '{"%s": 1}' % raw.strip('"')),
+        ("/v1/completions", "logit_bias", json.dumps({raw.strip('"'): 1})),
         ("/v1/chat/completions", "stop_token_ids", f"[{raw}]"),
-        ("/v1/chat/completions", "logit_bias", '{"%s": 1}' % raw.strip('"')),
+        ("/v1/chat/completions", "logit_bias", json.dumps({raw.strip('"'): 1})),
         ("/detokenize", "tokens", f"[{raw}]"),
     ]
     for path, field, value in cases:
@@ -101,7 +113,9 @@ def test_no_field_takes_an_id_outside_the_vocabulary(shared: Running, raw: str) 
 
 
 def test_the_id_carrying_fields_are_all_tried_above() -> None:
-    carrying = {name for body in VALID for name in body.model_fields if "ids" in name or name in ("logit_bias", "tokens")}
+    carrying = {
+        name for body in VALID for name in body.model_fields if "ids" in name or name in ("logit_bias", "tokens")
+    }
     assert carrying == {"stop_token_ids", "logit_bias", "tokens"}
 
 
@@ -233,7 +247,9 @@ def test_bodies_over_the_limit_are_refused_while_they_arrive(shared: Running, an
 @pytest.mark.parametrize("headers", [b"x: " + b"a" * (1 << 20), b"\r\n".join(b"x%d: 1" % i for i in range(10_000))])
 def test_headers_over_the_limit_are_431(shared: Running, headers: bytes) -> None:
     with shared.connect() as sock:
-        sender = threading.Thread(target=_send_all, args=(sock, b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + headers))
+        sender = threading.Thread(
+            target=_send_all, args=(sock, b"GET /health HTTP/1.1\r\nhost: localhost\r\n" + headers)
+        )
         sender.start()
         answer = sock.recv(4096)
         sender.join(10)

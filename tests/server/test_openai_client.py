@@ -6,6 +6,7 @@ import asyncio
 
 import openai
 import pytest
+
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

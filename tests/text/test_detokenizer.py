@@ -3,9 +3,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.text.tiny_tokenizer import tiny_tokenizer
 
 from forebay.text.detokenizer import Detokenizer, decode
+from tests.text.tiny_tokenizer import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer(600)
 SAMPLES = ["hello world STOP here", "é🎉日本 ST🎉OP", "aaaaab aaab", "STSTOP", "no end S", "x\0y\r\n\n  z"]

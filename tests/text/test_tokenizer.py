@@ -5,11 +5,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.text.tiny_tokenizer import CONTROL, tiny_metadata, tiny_tokenizer
 
 from forebay.base.errors import InvalidRequest, ModelError, RequestTooLarge
 from forebay.formats.gguf import GgufFile
 from forebay.text.tokenizer import Tokenizer
+from tests.text.tiny_tokenizer import CONTROL, tiny_metadata, tiny_tokenizer
 
 EMBEDDED = Path.home() / ".cache/forebay/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 CORPUS = [

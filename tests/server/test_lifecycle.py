@@ -1,0 +1,138 @@
+"""Scorecard I-1 and health: what the server says while it starts, works, hangs, drains and dies."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from forebay.base.errors import EngineError, Unavailable
+from tests.server.conftest import Running
+from tests.server.fake_engine import FakeEngine
+
+ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 500, "stream": True}
+
+
+class LoadingEngine(FakeEngine):
+    @property
+    def info(self):  # type: ignore[override]
+        raise Unavailable("the model is still loading", code="starting")
+
+    @info.setter
+    def info(self, value) -> None:
+        pass
+
+
+def events(answer: httpx.Response) -> list[dict]:
+    lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_loading_model_is_alive_but_not_ready(launch) -> None:
+    with launch(LoadingEngine).client() as http:
+        assert http.get("/health").json() == {"status": "ok", "reason": "starting"}
+        assert http.get("/ready").status_code == 503
+        answer = http.post("/v1/chat/completions", json=ASK)
+        assert answer.status_code == 503
+        assert answer.json()["error"]["code"] == "starting"
+
+
+def test_health_is_progress(launch) -> None:
+    server = launch(lambda: FakeEngine(manual=True))
+    with server.client() as http:
+        assert http.get("/health").json() == {"status": "ok", "reason": "ok"}
+        server.engine.last_tick_age_s = 5.1
+        assert http.get("/health").status_code == 503
+        assert http.get("/health").json()["reason"] == "engine_stalled"
+        assert http.get("/ready").json()["reason"] == "engine_stalled"
+        server.engine.last_tick_age_s = 0.0
+        assert http.get("/ready").status_code == 200
+
+
+def test_drain_lets_running_streams_finish_and_refuses_new_ones(launch) -> None:
+    server = launch(lambda: FakeEngine(interval_s=0.002), drain_timeout_s=10.0)
+    with server.client() as http, http.stream("POST", "/v1/chat/completions", json={**ASK, "max_tokens": 200}) as old:
+        server.loop.call_soon_threadsafe(server.stop.set)
+        with server.client() as other:
+            _until_503(other)
+            refused = other.post("/v1/chat/completions", json=ASK)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert events(old)[-1]["choices"][0]["finish_reason"] == "length"
+    server.thread.join(5)
+    assert not server.thread.is_alive()
+    assert server.failures == []
+
+
+def _until_503(http: httpx.Client) -> None:
+    deadline = time.monotonic() + 5
+    while http.get("/ready").status_code != 503 and time.monotonic() < deadline:
+        continue
+
+
+def test_what_does_not_finish_in_the_grace_gets_a_typed_error(launch) -> None:
+    server = launch(lambda: FakeEngine(manual=True), drain_timeout_s=0.2)
+    with server.client() as http:
+        request = http.build_request("POST", "/v1/chat/completions", json=ASK)
+        server.call(lambda: server.loop.call_later(0.3, server.engine.step))
+        stuck = http.send(request, stream=True)
+        started = time.monotonic()
+        server.loop.call_soon_threadsafe(server.stop.set)
+        assert events(stuck)[-1]["error"]["code"] == "shutting_down"
+        stuck.close()
+    server.thread.join(5)
+    assert time.monotonic() - started < 2.2
+    assert server.failures == []
+
+
+def test_a_dead_engine_ends_the_server_with_its_cause(launch) -> None:
+    server = launch(lambda: FakeEngine(manual=True))
+    server.call(server.engine.die)
+    server.thread.join(5)
+    assert not server.thread.is_alive()
+    assert isinstance(server.failures[0], EngineError)
+    assert "killed by signal 9" in str(server.failures[0])
+
+
+def test_metrics_label_every_pool_by_holder(shared: Running) -> None:
+    with shared.client() as http:
+        http.post("/v1/chat/completions", json={**ASK, "max_tokens": 3, "stream": False})
+        text = http.get("/metrics").text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    slots = {(s.labels["pool"], s.labels["holder"]): s.value for s in families["forebay:pool_slots"].samples}
+    assert {pool for pool, _ in slots} == {"kv", "rows"}
+    assert {holder for _, holder in slots} == {"free", "running", "cached", "quarantined"}
+    assert sum(value for (pool, _), value in slots.items() if pool == "kv") == 4096
+    assert families["forebay:generation_tokens"].samples[0].value >= 3
+    assert {"forebay:num_running_reqs", "forebay:token_usage", "forebay:time_to_first_token_seconds"} <= set(families)
+
+
+def test_server_info_says_who_set_what_and_keeps_the_keys(launch) -> None:
+    server = launch(api_keys=("canary-key",))
+    with server.client(headers={"authorization": "Bearer canary-key"}) as http:
+        answer = http.get("/server_info")
+        metrics = http.get("/metrics").text
+    info = answer.json()
+    assert info["settings"][0] == {"name": "page_size", "value": "16", "source": "default", "reason": "the default"}
+    assert info["engine"]["report"][0]["item"] == "kv"
+    assert info["server"]["max_body_bytes"] == 4 << 20
+    assert "canary-key" not in answer.text + metrics
+
+
+def test_debug_state_is_the_engines_state(shared: Running) -> None:
+    with shared.client() as http:
+        state = http.get("/debug/state").json()
+    assert [pool["name"] for pool in state["pools"]] == ["kv", "rows"]
+    assert state["map"] == [0, 1, 2]
+    assert state["server"] == {"num_inside": 0, "draining": False}
+
+
+def test_tokenize_and_detokenize_are_inverse(shared: Running) -> None:
+    with shared.client() as http:
+        ids = http.post("/tokenize", json={"prompt": "hello <|im_end|> é"}).json()
+        assert ids["count"] == len(ids["tokens"])
+        text = http.post("/detokenize", json={"tokens": ids["tokens"]}).json()
+    assert text == {"prompt": "hello <|im_end|> é"}

@@ -1,0 +1,87 @@
+"""Scorecard I-1 and J-1 with a process of its own: signals, and what listens where."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+PROGRAM = """
+import uvloop
+from dataclasses import replace
+from tests.server.conftest import CONFIG, MODEL
+from tests.server.fake_engine import FakeEngine
+from tests.text.tiny_tokenizer import tiny_tokenizer
+from forebay.server.serve import serve
+
+async def main():
+    engine = FakeEngine(manual=True)
+    await serve(replace(CONFIG, drain_timeout_s=20.0), MODEL, engine, tiny_tokenizer(600),
+                on_ready=lambda url: print(url, flush=True))
+
+uvloop.run(main())
+"""
+ASK = b'{"messages": [{"role": "user", "content": "hello"}]}'
+
+
+@pytest.fixture
+def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    yield child, child.stdout.readline().strip()
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+
+def hold_a_request(url: str) -> socket.socket:
+    """A request that never gets a token."""
+    sock = socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), timeout=20)
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    sock.sendall(head + b"content-length: %d\r\n\r\n" % len(ASK) + ASK)
+    deadline = time.monotonic() + 5
+    while httpx.get(f"{url}/debug/state", trust_env=False).json()["num_running"] == 0 and time.monotonic() < deadline:
+        continue
+    return sock
+
+
+def test_a_signal_to_an_idle_server_ends_it_at_once_and_cleanly(process) -> None:
+    child, _ = process
+    started = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(10) == 0
+    assert time.monotonic() - started < 3
+
+
+def test_a_second_signal_does_not_wait_for_the_drain(process) -> None:
+    child, url = process
+    with hold_a_request(url) as sock:
+        child.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 5
+        while httpx.get(f"{url}/ready", trust_env=False).status_code != 503 and time.monotonic() < deadline:
+            continue
+        started = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(10) == 0
+        assert time.monotonic() - started < 2
+        assert b"shutting_down" in sock.recv(4096)
+
+
+def test_there_is_one_listener_and_it_is_on_loopback(process) -> None:
+    child, url = process
+    sockets = {os.readlink(f"/proc/{child.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{child.pid}/fd")}
+    listening = []
+    for table in ("tcp", "tcp6"):
+        with open(f"/proc/{child.pid}/net/{table}") as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                    listening.append(fields[1])
+    assert listening == [f"0100007F:{httpx.URL(url).port:04X}"]

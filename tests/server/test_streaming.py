@@ -1,0 +1,91 @@
+"""Scorecard C-7: what is streamed, joined, is what is not streamed."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from forebay.requests.sampling_params import SamplingParams
+from tests.server.conftest import Running, start
+from tests.server.fake_engine import FakeEngine
+
+TEXT = "hello world, 🎉 é 日本 STOP and hello again"
+
+
+def speak(prompt: list[int], params: SamplingParams) -> list[int]:
+    """Text cut into bytes and words as it comes, sometimes ended by the end token."""
+    rng = random.Random(params.seed)
+    ids: list[int] = []
+    while len(ids) < params.max_new_tokens:
+        ids += rng.choice([[3 + byte for byte in TEXT.encode()], [262, 260, 35], [rng.randrange(3, 259)]])
+    return [*ids[: rng.randint(1, 80)], 2]
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer) -> Any:
+    running = start(tokenizer, lambda: FakeEngine(speak))
+    yield running
+    running.close()
+
+
+def read_stream(lines: list[str]) -> tuple[dict[int, str], dict[int, str], dict[str, Any], dict[int, list[str]]]:
+    assert lines[-1] == "data: [DONE]"
+    assert lines.count("data: [DONE]") == 1
+    texts: dict[int, str] = {}
+    ends: dict[int, str] = {}
+    tokens: dict[int, list[str]] = {}
+    usage: dict[str, Any] = {}
+    for line in lines[:-1]:
+        chunk = json.loads(line.removeprefix("data: "))
+        usage = chunk["usage"] or usage
+        for choice in chunk["choices"]:
+            index = choice["index"]
+            assert index not in ends  # nothing after the finish
+            texts[index] = texts.get(index, "") + (choice["delta"].get("content") or "")
+            if choice["logprobs"]:
+                tokens.setdefault(index, []).extend(entry["token"] for entry in choice["logprobs"]["content"])
+            if choice["finish_reason"]:
+                ends[index] = choice["finish_reason"]
+    return texts, ends, usage, tokens
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_stream_equals_whole(server: Running, seed: int) -> None:
+    rng = random.Random(seed)
+    body = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "seed": seed,
+        "n": rng.randint(1, 3),
+        "max_tokens": rng.randint(1, 60),
+        "stop": rng.sample(["STOP", "🎉", "world,", " again", "\ufffd"], rng.randint(0, 2)),
+        "logprobs": rng.random() < 0.5,
+    }
+    with server.client() as http:
+        whole = http.post("/v1/chat/completions", json=body).json()
+        answer = http.post(
+            "/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}}
+        )
+    texts, ends, usage, tokens = read_stream([line for line in answer.text.split("\n") if line])
+    for choice in whole["choices"]:
+        index = choice["index"]
+        assert texts[index] == choice["message"]["content"]
+        assert ends[index] == choice["finish_reason"]
+        assert not any(stop in texts[index] for stop in body["stop"])
+        if body["logprobs"]:
+            assert tokens.get(index, []) == [entry["token"] for entry in choice["logprobs"]["content"]]
+    assert usage == whole["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    server.until(lambda: not server.engine.running)
+
+
+def test_end_token_is_counted_but_is_no_text(server: Running) -> None:
+    with server.client() as http:
+        answer = http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 500, "seed": 3}).json()
+    stream = server.engine.submitted[-1]
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == stream.sent
+    assert "<|im_end|>" not in answer["choices"][0]["text"]
