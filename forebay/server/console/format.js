@@ -1,0 +1,43 @@
+// Numbers with units.
+
+const WHOLE = new Intl.NumberFormat("en");
+
+export const whole = (n) => WHOLE.format(n);
+
+export const plural = (n, one) => `${whole(n)} ${one}${n === 1 ? "" : "s"}`;
+
+export function seconds(ms) {
+  if (ms < 995) return `${Math.round(ms)} ms`;
+  return ms < 99500 ? `${(ms / 1000).toFixed(2)} s` : `${Math.round(ms / 1000)} s`;
+}
+
+export const rate = (perSecond) => (perSecond < 99.95 ? perSecond.toFixed(1) : whole(Math.round(perSecond)));
+
+// Why the rest of the prompt was not in the cache: `usage.cache.miss_reason` in words.
+const MISS = {
+  cache_disabled: "the cache is off",
+  no_shared_prefix: "no shared prefix",
+  diverged: "then it diverged",
+  not_cached_yet: "the rest is new",
+  evicted: "the rest was evicted",
+  below_page: "the rest is shorter than a page",
+  prompt_logprobs: "log-probabilities need every position",
+  retracted: "computed again after a retraction",
+};
+
+// "12 tokens · 96 of 112 prompt tokens cached, the rest is new · first token 210 ms · 31.0 tok/s · stop"
+export function statsLine({ usage, firstTokenMs, generationMs, finish }) {
+  const parts = [];
+  if (usage) {
+    parts.push(plural(usage.completion_tokens, "token"));
+    const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+    const reason = usage.cache?.miss_reason;
+    const why = MISS[reason] ?? (reason && reason !== "none" ? reason : "");
+    parts.push(`${whole(cached)} of ${plural(usage.prompt_tokens, "prompt token")} cached${why ? `, ${why}` : ""}`);
+  }
+  if (firstTokenMs !== null) parts.push(`first token ${seconds(firstTokenMs)}`);
+  if (usage && usage.completion_tokens > 1 && generationMs > 0)
+    parts.push(`${rate(((usage.completion_tokens - 1) * 1000) / generationMs)} tok/s`);
+  if (finish) parts.push(finish);
+  return parts.join(" · ");
+}

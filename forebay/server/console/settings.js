@@ -1,0 +1,80 @@
+// What the user may choose, kept in this browser. Values are checked when read: storage is input too.
+
+const STORE = "forebay.settings";
+
+// Temperature and top-p as recommended for the embedded model (SmolLM2's model card); they also suit larger ones.
+export const DEFAULTS = Object.freeze({
+  system: "",
+  temperature: 0.2,
+  top_p: 0.9,
+  max_tokens: 512,
+  seed: "",
+  theme: "system",
+});
+
+const CHECKS = {
+  system: (value) => typeof value === "string",
+  temperature: (value) => value >= 0 && value <= 2,
+  top_p: (value) => value > 0 && value <= 1,
+  max_tokens: (value) => Number.isInteger(value) && value >= 1,
+  seed: (value) => value === "" || (Number.isSafeInteger(value) && value >= 0),
+  theme: (value) => ["system", "light", "dark"].includes(value),
+};
+
+export class Settings {
+  constructor(dialog, form) {
+    this.form = form;
+    this.values = stored();
+    this.show();
+    form.addEventListener("input", () => this.read());
+    form.querySelector("#reset-settings").addEventListener("click", () => {
+      this.values = { ...DEFAULTS };
+      this.show();
+      this.save();
+    });
+    document.querySelector("#open-settings").addEventListener("click", () => dialog.showModal());
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    // Esc closes even where a field is wrong: show what is in force the next time.
+    dialog.addEventListener("close", () => this.show());
+  }
+
+  // The request fields of a chat completion.
+  sampling() {
+    const { temperature, top_p, max_tokens, seed } = this.values;
+    return { temperature, top_p, max_tokens, ...(seed === "" ? {} : { seed }) };
+  }
+
+  read() {
+    for (const [name, valid] of Object.entries(CHECKS)) {
+      const field = this.form.elements[name];
+      const value = field.type === "number" && field.value !== "" ? field.valueAsNumber : field.value;
+      if (field.checkValidity() && valid(value)) this.values[name] = value;
+    }
+    this.save();
+  }
+
+  save() {
+    localStorage.setItem(STORE, JSON.stringify(this.values));
+    this.applyTheme();
+  }
+
+  show() {
+    for (const name of Object.keys(CHECKS)) this.form.elements[name].value = this.values[name];
+    this.applyTheme();
+  }
+
+  applyTheme() {
+    document.documentElement.dataset.theme = this.values.theme;
+  }
+}
+
+function stored() {
+  let kept = {};
+  try {
+    kept = JSON.parse(localStorage.getItem(STORE)) ?? {};
+  } catch {
+    // Not ours, or damaged: the defaults hold.
+  }
+  const good = Object.entries(CHECKS).filter(([name, valid]) => name in kept && valid(kept[name]));
+  return { ...DEFAULTS, ...Object.fromEntries(good.map(([name]) => [name, kept[name]])) };
+}
