@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from forebay.base import fault
+from forebay.config.engine_config import EngineConfig, Ledger
 from forebay.engine import channel as channel_module
 from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
 from forebay.engine.frames import (
@@ -25,15 +27,15 @@ from forebay.engine.frames import (
 from forebay.engine.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
-from tests.engine.engine_fakes import fake_core, reference
+from tests.engine.engine_fakes import CONFIG, fake_core, reference
 
 
 class Peer:
     """The server's end of the channel, and the loop at the other one."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EngineConfig = CONFIG) -> None:
         self.sock, theirs = socket.socketpair()
-        self.core, self.runner = fake_core()
+        self.core, self.runner = fake_core(config)
         self.loop = EngineLoop(self.core, Channel(theirs, ToEngine))
         self._theirs = theirs
         self._encoder = FrameEncoder()
@@ -151,3 +153,17 @@ def test_what_is_no_frame_ends_the_loop_with_an_error(peer: Peer) -> None:
     with pytest.raises(ChannelError):
         peer.loop.run()
     assert peer.core.idle
+
+
+def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.engine.loop.AUDIT_INTERVAL_S", 0.0)
+    peer = Peer(replace(CONFIG, ledger=Ledger.COUNT))
+    nobody = 77
+    peer.core.scheduler.held.kv.take_ids(2, nobody)
+    peer.say(add(1, [1, 2]))
+    peer.work()
+    peer.say(GetState(serial=1))
+    (state,) = (frame for frame in peer.work() if isinstance(frame, State))
+    assert state.pools[0].quarantined == 2
+    assert state.counters["leaked_pages"] == 2
+    peer.close()
