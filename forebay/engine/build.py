@@ -1,0 +1,154 @@
+"""From a configuration to an engine that can step: memory divided, weights loaded, kernels warm. The torch side; only
+the engine process and `LLM` import it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from forebay.base import fault
+from forebay.base.errors import ConfigError
+from forebay.base.log import event, get_logger
+from forebay.base.units import human_bytes, human_seconds
+from forebay.config.engine_config import EngineConfig, SchedulerConfig
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import Ready
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.memory.budget import MemoryBudget, divide_memory
+from forebay.models import load
+from forebay.models.model import Model
+from forebay.ops import Ops, make_ops
+from forebay.runtime import ModelRunner, build_runner
+from forebay.scheduler.scheduler import Scheduler
+
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
+
+Report = list[tuple[str, str, str, str]]
+
+log = get_logger("engine")
+
+
+def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
+    """An engine core over the real model, and what there is to say about it. Takes as long as the weights do.
+
+    Raises ModelError for a checkpoint that cannot be served, ConfigError for memory that holds not one page.
+    """
+    begin = time.monotonic()
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"dtype {config.dtype!r}: use {' or '.join(DTYPES)}")
+    dtype = DTYPES[config.dtype]
+    torch.set_num_threads(config.num_threads)
+    fault.point("engine.load")
+    checkpoint = open_checkpoint(config.model_path)
+    shape = checkpoint.config
+    budget = divide_memory(
+        cache_bytes=config.kv_cache_bytes,
+        kv_bytes_per_token=shape.kv_bytes_per_token(dtype.itemsize),
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        max_running_requests=config.max_running_requests,
+        context_length=min(config.context_length, shape.max_position_embeddings),
+    )
+    ops = make_ops(config.kernels, config.num_threads)
+    model = load(
+        checkpoint,
+        ops=ops,
+        dtype=dtype,
+        device=config.device,
+        progress=_progress_log(),
+        context_length=budget.context_length,
+    )
+    runner = build_runner(
+        model,
+        ops=ops,
+        num_pages=budget.num_pages,
+        page_size=budget.page_size,
+        max_running_requests=budget.max_running_requests,
+        context_length=budget.context_length,
+        max_num_tokens=config.chunked_prefill_size + budget.max_running_requests,
+        vocab_size=shape.vocab_size,
+        dtype=dtype,
+        device=config.device,
+    )
+    runner.warm_up()
+    core = EngineCore(
+        Scheduler(_scheduler_config(config, budget)),
+        runner,
+        depth=config.overlap_depth,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=shape.eos_token_ids,
+    )
+    load_seconds = time.monotonic() - begin
+    ready = Ready(
+        max_total_tokens=budget.max_total_tokens,
+        max_running_requests=budget.max_running_requests,
+        context_length=budget.context_length,
+        page_size=budget.page_size,
+        vocab_size=shape.vocab_size,
+        eos_token_ids=list(shape.eos_token_ids),
+        load_seconds=load_seconds,
+        report=_report(config, budget, model, runner, ops, load_seconds),
+        pid=os.getpid(),
+    )
+    log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
+    return core, ready
+
+
+def _scheduler_config(config: EngineConfig, budget: MemoryBudget) -> SchedulerConfig:
+    return SchedulerConfig(
+        page_size=budget.page_size,
+        num_pages=budget.num_pages,
+        max_running_requests=budget.max_running_requests,
+        context_length=budget.context_length,
+        chunked_prefill_size=config.chunked_prefill_size,
+        schedule_policy=config.schedule_policy,
+        schedule_conservativeness=config.schedule_conservativeness,
+        radix_cache=config.radix_cache,
+        radix_eviction_policy=config.radix_eviction_policy,
+        overlap_depth=config.overlap_depth,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        queue_timeout_s=config.queue_timeout_s,
+        request_timeout_s=config.request_timeout_s,
+        stall_timeout_s=config.stall_timeout_s,
+        ledger=config.ledger,
+    )
+
+
+def _progress_log() -> Callable[[int, int], None]:
+    """A line for each quarter of the weights; a fast load says little, a slow one shows that it lives."""
+    next_share = PROGRESS_STEP
+
+    def progress(done: int, total: int) -> None:
+        nonlocal next_share
+        if done >= next_share * total:
+            fault.point("engine.load_weights")
+            log.info(event("loading", done=human_bytes(done), of=human_bytes(total)))
+            next_share += PROGRESS_STEP
+
+    return progress
+
+
+def _report(
+    config: EngineConfig, budget: MemoryBudget, model: Model, runner: ModelRunner, ops: Ops, load_seconds: float
+) -> Report:
+    """Rows (section, item, value, reason) for the start-up table and /server_info: planned against actual."""
+    planned, actual = budget.kv_bytes, runner.kv.num_bytes
+    return [
+        ("model", "weights", human_bytes(model.weight_bytes), f"{config.dtype} on {config.device}"),
+        ("model", "kernels", type(ops).__name__, f"{config.kernels} asked, {config.num_threads} threads"),
+        ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
+        *(("memory", line.item, line.value, line.reason) for line in budget.lines),
+        ("memory", "KV cache allocated", human_bytes(actual), f"{human_bytes(planned)} planned"),
+        ("memory", "process", human_bytes(_resident_bytes()), "resident after warm-up"),
+    ]
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

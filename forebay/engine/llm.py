@@ -1,0 +1,177 @@
+"""The engine in this process, for scripts: a list of prompts in, a list of outputs out.
+
+llm = LLM(model="...", context_length=4096)
+for output in llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=32)):
+    print(output.text)
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from forebay.base.errors import ForebayError, InvalidRequest, from_code
+from forebay.config.resolve import resolve
+from forebay.engine.build import build_engine
+from forebay.engine.frames import AddRequest
+from forebay.requests.sampling_params import MAX_SEED, SamplingParams
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import CacheReport, FinishReason, Update
+from forebay.text.tokenizer import Message, Tokenizer
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestOutput:
+    """What came of one prompt. `error` is set where `finish_reason` is `ERROR`; what was generated before it is kept.
+
+    `logprobs` has an entry per token and `prompt_logprobs` one per prompt token (None for the first), where asked for.
+    """
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: ForebayError | None = None
+    cache: CacheReport = field(default_factory=CacheReport)
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+    def take(self, update: Update) -> None:
+        self.token_ids += update.token_ids
+        self.cache = update.cache or self.cache
+        if update.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *update.logprobs]
+        if update.prompt_logprobs is not None:
+            self.prompt_logprobs = update.prompt_logprobs
+        if update.finish is not None:
+            self.finish_reason = update.finish
+        if update.failure is not None:
+            self.error = from_code(update.failure.kind, update.failure.message, update.failure.code)
+
+
+class LLM:
+    """One model, run in the calling thread while a call lasts. Not for several threads at once.
+
+    `flags` are those of the command line with underscores. Raises ConfigError and ModelError as the command does.
+    Time-outs and the caps of the queue do not apply: nobody else is waiting.
+    """
+
+    def __init__(self, model: str | None = None, **flags: Any) -> None:
+        config = resolve({"model": model, **flags})
+        patient = replace(
+            config.engine,
+            queue_timeout_s=math.inf,
+            request_timeout_s=math.inf,
+            stall_timeout_s=math.inf,
+            max_queued_tokens=sys.maxsize,
+        )
+        self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
+        self._core, self.info = build_engine(patient)
+        self._next_id = 1
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Generate for each prompt (text, or token ids); outputs in their order.
+
+        `sampling_params` is for all prompts or one for each; without it, the defaults with a fresh seed per prompt.
+        `use_tqdm` (the field's name for it) shows a progress bar on standard error. A request that fails does so by
+        itself, see `RequestOutput.error`.
+        """
+        listed = _as_prompts(prompts)
+        params = _as_params(sampling_params, len(listed))
+        outputs = [self._output(prompt) for prompt in listed]
+        with _bar(len(outputs), shown=use_tqdm) as bar:
+            task = bar.add_task("generating", total=len(outputs))
+            self._run(outputs, params, lambda: bar.advance(task))
+        for output in outputs:
+            output.text = self.tokenizer.decode(output.token_ids)
+        return outputs
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **variables: Any,
+    ) -> list[RequestOutput]:
+        """Continue one conversation, or each of several. `variables` go to the chat template."""
+        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
+        prompts = [self.tokenizer.encode_chat(list(talk), **variables) for talk in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def _output(self, prompt: Prompt) -> RequestOutput:
+        if isinstance(prompt, str):
+            return RequestOutput(prompt=prompt, prompt_token_ids=self.tokenizer.encode(prompt))
+        return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
+
+    def _run(self, outputs: list[RequestOutput], params: list[SamplingParams], on_end: Callable[[], None]) -> None:
+        """Feed the engine as rows come free, so that its queue, made for servers, never overflows."""
+        live: dict[int, RequestOutput] = {}
+        waiting = deque(zip(outputs, params, strict=True))
+        try:
+            while waiting or live:
+                while waiting and len(live) < self.info.max_running_requests:
+                    output, wanted = waiting.popleft()
+                    live[self._next_id] = output
+                    self._take(self._add(output, wanted), live, on_end)
+                self._take(self._core.step(), live, on_end)
+        finally:
+            # Interrupted: whoever still runs would go on in the next call.
+            for request_id in list(live):
+                self._core.abort(request_id)
+
+    def _add(self, output: RequestOutput, params: SamplingParams) -> list[Update]:
+        request_id, self._next_id = self._next_id, self._next_id + 1
+        return self._core.add(
+            AddRequest(request_id=request_id, prompt_token_ids=output.prompt_token_ids, params=params)
+        )
+
+    @staticmethod
+    def _take(updates: list[Update], live: dict[int, RequestOutput], on_end: Callable[[], None]) -> None:
+        for update in updates:
+            output = live.get(update.request_id)
+            if output is None:
+                continue  # of a call that was interrupted
+            output.take(update)
+            if update.finish is not None:
+                del live[update.request_id]
+                on_end()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
+    if params is None:
+        return [SamplingParams(seed=secrets.randbelow(MAX_SEED)) for _ in range(n)]
+    if isinstance(params, msgspec.Struct):
+        return [params] * n
+    if len(params) != n:
+        raise InvalidRequest(f"there are {n} prompts and {len(params)} sampling_params: give one, or one for each")
+    return list(params)
+
+
+def _bar(total: int, *, shown: bool) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), disable=not shown or total == 0)

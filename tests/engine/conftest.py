@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tests.models.tiny import Tiny, make_oracle
+
+CONTROL = ["<|im_end|>", "<|im_start|>"]
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """A random llama with a byte-level tokenizer and a chat template, as a folder."""
+    folder: Path = tmp_path_factory.mktemp("checkpoint")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {piece: i for i, piece in enumerate([*CONTROL, *letters])}
+    oracle = make_oracle("llama", vocab_size=len(vocab), eos_token_id=0, max_position_embeddings=512)
+    oracle.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(CONTROL)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": CONTROL[0], "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tiny(folder, oracle)
+
+
+def greedy(tiny: Tiny, prompt: list[int], num_tokens: int) -> list[int]:
+    """What transformers generates greedily, end of sequence or not."""
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            tokens.append(int(tiny.logits(tokens)[-1].argmax()))
+    return tokens[len(prompt) :]
