@@ -16,7 +16,7 @@ from forebay import __version__
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import ServerConfig
 from forebay.server import generate, information
-from forebay.server.console_files import ConsoleFiles
+from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.lifecycle import Lifecycle
@@ -66,9 +66,9 @@ def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tok
 
 def create_app(server: ServerContext) -> ASGIApp:
     """The ASGI application; run it with `http_protocol.protocol_class`, which holds the limits below ASGI."""
-    files = ConsoleFiles.load()
-    routes = create_routes(server, files)
-    app: ASGIApp = Gateway(routes, server.security, server.metrics, files.paths)
+    assets = load_assets()
+    routes = create_routes(server, assets)
+    app: ASGIApp = Gateway(routes, server.security, server.metrics, frozenset(assets))
     if server.config.cors_origins:
         app = CORSMiddleware(
             app,
@@ -79,15 +79,15 @@ def create_app(server: ServerContext) -> ASGIApp:
     return app
 
 
-def create_routes(server: ServerContext, files: ConsoleFiles) -> FastAPI:
+def create_routes(server: ServerContext, assets: dict[str, Asset]) -> FastAPI:
     """The routes alone; FastAPI's own pages are off because they load scripts from elsewhere."""
     app = FastAPI(
         title="Forebay", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=None
     )
     for method, path, handler, body in ROUTES:
         app.add_api_route(path, _endpoint(handler, server), methods=[method], **_describe(handler, body))
-    for path in files.paths:
-        app.add_api_route(path, _file(files, path), methods=["GET"], include_in_schema=False)
+    for path, asset in assets.items():
+        app.add_api_route(path, _file(asset), methods=["GET"], include_in_schema=False)
     for kind in (ForebayError, 404, 405, Exception):
         app.add_exception_handler(kind, _pass_on)
     return app
@@ -100,9 +100,12 @@ def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Aw
     return endpoint
 
 
-def _file(files: ConsoleFiles, path: str) -> Callable[[], Awaitable[Response]]:
-    async def endpoint() -> Response:
-        return files.response(path)
+def _file(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        headers = {**HEADERS, "etag": asset.etag}
+        if request.headers.get("if-none-match") == asset.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(asset.body, media_type=asset.media_type, headers=headers)
 
     return endpoint
 

@@ -74,7 +74,9 @@ class _Answer:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            message = {**message, "headers": [*message.get("headers", []), *self._headers]}
+            names = {name for name, _ in message.get("headers", [])}
+            ours = [header for header in self._headers if header[0] not in names]
+            message = {**message, "headers": [*message.get("headers", []), *ours]}
         await self._send(message)
 
 

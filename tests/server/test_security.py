@@ -11,7 +11,6 @@ from fastapi.routing import APIRoute
 
 from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
-from forebay.server.console_files import ConsoleFiles
 from forebay.server.security import Security, check_exposure
 from forebay.server.serve import bind
 from tests.server.conftest import CONFIG, Running
@@ -76,7 +75,7 @@ def test_the_routes_tried_are_all_there_are(tokenizer) -> None:
 
     async def paths() -> set[str]:
         context = create_context(CONFIG, MODEL, FakeEngine(), tokenizer)
-        return {route.path for route in create_routes(context, ConsoleFiles({})).routes if isinstance(route, APIRoute)}
+        return {route.path for route in create_routes(context, {}).routes if isinstance(route, APIRoute)}
 
     assert asyncio.run(paths()) == {path for _, path, _, _ in ROUTES}
 
@@ -140,3 +139,15 @@ def test_tenants_do_not_share_a_namespace_and_cannot_name_anothers() -> None:
 def test_console_files_cannot_name_a_file_outside(shared: Running) -> None:
     for path in ("/console/../app.py", "/console/%2e%2e/app.py", "/console//etc/passwd", "/console/..%2fapp.py"):
         assert status(shared, "GET", path) == 404
+
+
+def test_the_page_is_served_with_its_policy_and_without_a_key(guarded: Running) -> None:
+    with guarded.client() as http:
+        page = http.get("/")
+        script = http.get("/console/app.js")
+        again = http.get("/", headers={"if-none-match": page.headers["etag"]})
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert script.headers["content-type"] == "text/javascript; charset=utf-8"
+    assert page.headers["x-content-type-options"] == "nosniff"
+    assert again.status_code == 304
