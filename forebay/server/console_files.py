@@ -1,0 +1,62 @@
+"""The console page and its assets: plain files, read once, served with headers that let nothing else in.
+
+The page is at `/`, everything it loads under `/console/`. Neither holds anything of the operator's, so both may be
+served without a key: the page asks for one when the API answers 401.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+# `mimetypes` reads the machine's own tables, and a browser refuses a module with the wrong type.
+_MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+HEADERS: Final = MappingProxyType(
+    {
+        # Model output is hostile input. No inline code or style, no other origin, and no way to turn a string into
+        # markup at all: the page builds nodes.
+        "Content-Security-Policy": (
+            "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'; "
+            "require-trusted-types-for 'script'; trusted-types 'none'"
+        ),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cache-Control": "no-cache",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asset:
+    body: bytes
+    media_type: str
+    etag: str  # quoted, as the header wants it
+
+
+def load_assets() -> dict[str, Asset]:
+    """URL path -> asset: `/` is the page, `/console/<name>` what it loads. A closed set, so no path can escape it."""
+    folder = Path(__file__).parent / "console"
+    return {
+        "/" if path.name == "index.html" else f"/console/{path.name}": _read(path)
+        for path in sorted(folder.iterdir())
+        if path.suffix in _MEDIA_TYPES
+    }
+
+
+def _read(path: Path) -> Asset:
+    body = path.read_bytes()
+    return Asset(
+        body=body,
+        media_type=_MEDIA_TYPES[path.suffix],
+        etag=f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+    )
