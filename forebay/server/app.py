@@ -16,7 +16,7 @@ from forebay import __version__
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import ServerConfig
 from forebay.server import generate, information
-from forebay.server.console_files import HEADERS, Asset, load_assets
+from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.lifecycle import Lifecycle
