@@ -13,17 +13,24 @@ import json
 import statistics
 import time
 
+import numpy as np
+import torch
+
 from forebay.config.engine_config import Ledger, SchedulerConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
+from forebay.pools.kv_pool import KvPool
+from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
+from forebay.runtime.step_inputs import StepInputs
 from forebay.scheduler.scheduler import Scheduler
 
 PROMPT_LEN = 128
 WARM_UP_STEPS = 20
 MEASURED_STEPS = 400
+NOTHING = np.empty(0, dtype=np.int64)
 TARGETS_US = {1: 150, 64: 400}
 
 
@@ -38,8 +45,27 @@ class Nothing:
 
 
 class NoModel:
+    """Takes a plan's inputs to the device, as the model runner does, and leaves it at that."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        size, device = config.page_size, torch.device("cpu")
+        kv = KvPool(
+            num_layers=1,
+            num_pages=config.num_pages,
+            page_size=size,
+            num_kv_heads=1,
+            head_dim=1,
+            dtype=torch.float32,
+            device=device,
+        )
+        rows = RequestRows(config.max_running_requests, config.context_length // size, device=device)
+        most = config.chunked_prefill_size + config.max_running_requests
+        self._inputs = StepInputs(rows, kv, max_num_tokens=most, device=device)
+
     def launch(self, plan: StepPlan) -> Nothing:
-        return Nothing(int(plan.sample_mask.sum()))
+        sample_rows = plan.rows[plan.sample_mask]
+        self._inputs.stage(plan, sample_rows, NOTHING, NOTHING, NOTHING)
+        return Nothing(len(sample_rows))
 
 
 def measure(num_running: int, depth: int) -> float:
@@ -52,7 +78,7 @@ def measure(num_running: int, depth: int) -> float:
         overlap_depth=depth,
         ledger=Ledger.COUNT,
     )
-    core = EngineCore(Scheduler(config), NoModel(), depth=depth, vocab_size=50_000)
+    core = EngineCore(Scheduler(config), NoModel(config), depth=depth, vocab_size=50_000)
     params = SamplingParams(max_new_tokens=WARM_UP_STEPS + MEASURED_STEPS + 20, ignore_eos=True)
     for i in range(1, num_running + 1):
         core.add(AddRequest(request_id=i, prompt_token_ids=list(range(i, i + PROMPT_LEN)), params=params))

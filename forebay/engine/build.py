@@ -141,7 +141,7 @@ def _report(
     planned, actual = budget.kv_bytes, runner.kv.num_bytes
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{config.dtype} on {config.device}"),
-        ("model", "kernels", type(ops).__name__, f"{config.kernels} asked, {config.num_threads} threads"),
+        ("model", "kernels", ops.name, f"{config.kernels} asked, {config.num_threads} threads"),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
         ("memory", "KV cache allocated", human_bytes(actual), f"{human_bytes(planned)} planned"),
