@@ -34,8 +34,9 @@ async function errorOf(response) {
   const text = await response.text().catch(() => "");
   const fallback = `The server answered HTTP ${response.status} without a message.`;
   try {
-    const { error } = JSON.parse(text);
-    return new ApiError(error.message || fallback, { status: response.status, code: error.code || "" });
+    const answer = JSON.parse(text);
+    const said = answer.error ?? { message: answer.message, code: answer.reason }; // the latter: /ready, /debug/state
+    return new ApiError(said.message || fallback, { status: response.status, code: said.code || "" });
   } catch {
     return new ApiError(text.slice(0, 300) || fallback, { status: response.status });
   }

@@ -147,7 +147,8 @@ function list(lines, depth) {
   const items = [];
   for (const line of lines) {
     const match = ITEM.exec(line);
-    if (match) items.push({ indent: match[1].length + match[2].length + match[3].length, lines: [match[4]] });
+    const sibling = match && match[1].length < Math.max(2, items.at(-1)?.indent ?? 4);
+    if (sibling) items.push({ indent: match[1].length + match[2].length + match[3].length, lines: [match[4]] });
     else {
       const item = items.at(-1);
       item.lines.push(line.replace(new RegExp(`^\\s{0,${Math.max(2, item.indent)}}`), ""));

@@ -6,6 +6,7 @@ import { plural, rate, whole } from "./format.js";
 const POLL_MS = 1000;
 const RETRY_MS = 4000;
 const HOLDERS = ["running", "cached", "quarantined", "free"];
+const NAMES = { kv: "KV pages", rows: "request rows" };
 const CELL_CLASSES = ["free", "running", "cached", "quarantined"]; // frames.State.map's owner classes, in its order
 const SPARK_POINTS = 60;
 
@@ -87,7 +88,7 @@ function poolView(pool) {
   const view = document.createElement("section");
   const title = document.createElement("h3");
   const count = document.createElement("span");
-  const name = pool.name.replaceAll("_", " ");
+  const name = NAMES[pool.name] ?? pool.name.replaceAll("_", " ");
   count.textContent = `${whole(pool.total - pool.free)} of ${whole(pool.total)}`;
   title.append(name, count);
 

@@ -1,0 +1,118 @@
+"""A headless Chromium on the real server, behind which an engine says what the test wants it to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Playwright, Request, sync_playwright
+
+from forebay.requests.sampling_params import SamplingParams
+from forebay.text.tokenizer import Tokenizer
+from tests.server.conftest import Running, launch, tokenizer
+from tests.server.fake_engine import FakeEngine
+
+__all__ = ["launch", "tokenizer"]  # fixtures
+
+END = 2  # the tiny tokenizer's end of sequence
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = str(Path(__file__).parent)
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def chromium(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrowserContext]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("no Chromium on this machine: install the package `chromium` to run the browser tests")
+    context = playwright.chromium.launch_persistent_context(
+        tmp_path_factory.mktemp("profile"),
+        executable_path=path,
+        headless=True,
+        args=ARGUMENTS,
+        viewport={"width": 1200, "height": 800},
+    )
+    context.set_default_timeout(10_000)
+    yield context
+    context.close()
+
+
+class Watch:
+    """What a page must never do: send a request elsewhere, or complain."""
+
+    def __init__(self, page: Page) -> None:
+        self.origin = ""
+        self.elsewhere: list[str] = []
+        self.complaints: list[str] = []
+        self.expected: tuple[str, ...] = ()
+        page.on("request", self._request)
+        page.on("console", self._console)
+        page.on("pageerror", lambda error: self.complaints.append(f"exception: {error}"))
+
+    def _request(self, request: Request) -> None:
+        url = urlsplit(request.url)
+        if f"{url.scheme}://{url.netloc}" != self.origin:
+            self.elsewhere.append(request.url)
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def verify(self) -> None:
+        assert self.elsewhere == []
+        assert [text for text in self.complaints if not any(part in text for part in self.expected)] == []
+
+
+@pytest.fixture
+def watch(page: Page) -> Iterator[Watch]:
+    watch = Watch(page)
+    yield watch
+    watch.verify()
+
+
+@pytest.fixture
+def page(chromium: BrowserContext) -> Iterator[Page]:
+    page = chromium.new_page()
+    yield page
+    page.close()
+
+
+Open = Callable[..., Running]
+
+
+@pytest.fixture
+def open_console(launch: Open, page: Page, watch: Watch, tokenizer: Tokenizer) -> Open:
+    """`open_console(text, ...)`: the page of a server whose model always answers `text`, a token each 5 ms."""
+
+    def go(text: str = "", *, make_engine: Callable[[], FakeEngine] | None = None, **config: object) -> Running:
+        def saying(prompt: list[int], params: SamplingParams) -> list[int]:
+            return [*tokenizer.encode(text), END]
+
+        server = launch(make_engine or (lambda: FakeEngine(saying, interval_s=0.005)), **config)
+        watch.origin = server.url
+        page.goto(server.url)
+        return server
+
+    return go

@@ -1,0 +1,105 @@
+"""The page as a user meets it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open, Watch
+from tests.server.fake_engine import FakeEngine
+
+HOSTILE = """Before <img src=x onerror="window.hacked=1"> and <script>window.hacked=1</script>
+
+<svg onload="window.hacked=1"></svg><iframe src="javascript:parent.hacked=1"></iframe>
+
+[click](javascript:window.hacked=1) [data](data:text/html,<script>1</script>) ![pixel](https://example.invalid/pixel.png)
+
+```html"><img src=x onerror=window.hacked=1>
+<script>window.hacked=1</script>
+```
+
+| <b onmouseover=hacked=1>a</b> | b |
+|---|---|
+| <style>body{display:none}</style> | <form action=//example.invalid><input></form> |
+"""
+
+
+def ask(page: Page, text: str = "Hello") -> None:
+    page.get_by_label("Your message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def test_prompt_is_answered_in_a_stream_with_a_line_of_figures(open_console: Open, page: Page) -> None:
+    open_console("The answer is **forty-two**, and it took a while to find.")
+    expect(page.locator("#ready")).to_have_text("ready")
+    expect(page.locator("#model")).to_have_text("tiny")
+    ask(page, "What is the answer?")
+    answer = page.get_by_role("article", name="Answer")
+    expect(answer.locator(".body")).to_have_text("The answer is forty-two, and it took a while to find.")
+    expect(answer.locator("strong")).to_have_text("forty-two")
+    expect(answer.locator(".stats")).to_have_text(
+        re.compile(
+            r"\d+ tokens · 1 of \d+ prompt tokens cached, the rest is new · first token .+ m?s · .+ tok/s · stop"
+        )
+    )
+
+
+def test_text_shows_while_it_is_still_being_written(open_console: Open, page: Page) -> None:
+    server = open_console(make_engine=lambda: FakeEngine(manual=True))
+    ask(page)
+    server.until(lambda: bool(server.engine.running))
+    server.call(server.engine.step)
+    body = page.get_by_role("article", name="Answer").locator(".body")
+    expect(body).not_to_be_empty()
+    expect(body).to_have_attribute("aria-busy", "true")
+    server.call(server.engine.running[1].end, "stop")
+    expect(body).to_have_attribute("aria-busy", "false")
+
+
+@pytest.mark.parametrize("how", ["button", "escape"])
+def test_stop_ends_the_request_and_keeps_the_text(open_console: Open, page: Page, how: str) -> None:
+    server = open_console("word " * 400)
+    ask(page)
+    answer = page.get_by_role("article", name="Answer")
+    expect(answer.locator(".body")).to_contain_text("word")
+    if how == "button":
+        page.get_by_role("button", name="Stop").click()
+    else:
+        page.keyboard.press("Escape")
+    expect(answer.locator(".stats")).to_contain_text("stopped")
+    expect(answer.locator(".body")).to_contain_text("word")
+    server.until(lambda: server.engine.aborted == [1])
+    expect(page.get_by_label("Your message")).to_be_focused()
+
+
+def test_hostile_output_is_inert(open_console: Open, page: Page) -> None:
+    open_console(HOSTILE)
+    ask(page)
+    answer = page.get_by_role("article", name="Answer")
+    expect(answer.locator(".stats")).to_contain_text("stop")
+    expect(answer.locator(".body")).to_contain_text('<img src=x onerror="window.hacked=1">')
+    assert page.evaluate("window.hacked") is None
+    assert answer.locator("img, script, svg, iframe, style, form, input, [onerror], [onmouseover]").count() == 0
+    links = answer.locator("a").evaluate_all("links => links.map((link) => link.getAttribute('href'))")
+    assert [link for link in links if not link.startswith("https://")] == []
+
+
+def test_server_error_is_shown_in_its_own_words(open_console: Open, page: Page, watch: Watch) -> None:
+    watch.expected = ("429",)  # Chromium logs every failed request
+    open_console(make_engine=lambda: FakeEngine(max_running=0, max_queued=0))
+    ask(page)
+    expect(page.get_by_role("alert")).to_contain_text("requests")
+    expect(page.get_by_role("button", name="Regenerate")).to_be_visible()
+
+
+def test_error_in_the_middle_of_an_answer_keeps_what_was_said(open_console: Open, page: Page, watch: Watch) -> None:
+    watch.expected = ("503",)  # /ready, once the engine is dead
+    server = open_console("word " * 400)
+    ask(page)
+    answer = page.get_by_role("article", name="Answer")
+    expect(answer.locator(".body")).to_contain_text("word")
+    server.call(server.engine.die)
+    expect(page.get_by_role("alert")).to_contain_text("the engine died")
+    expect(answer.locator(".body")).to_contain_text("word")

@@ -1,0 +1,124 @@
+"""Settings, keys, the strip, and other things a user touches."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.browser.conftest import Open, Watch
+from tests.browser.test_chat_page import ask
+from tests.server.fake_engine import FakeEngine
+
+
+def test_strip_shows_the_pools_by_holder(open_console: Open, page: Page) -> None:
+    open_console("word " * 400)
+    ask(page)
+    expect(page.locator("#running")).to_have_text("1")
+    expect(page.get_by_role("img", name="KV pages: 1 running, 96 cached, 0 quarantined, 3,999 free")).to_be_visible()
+    expect(page.get_by_role("img", name="request rows: 1 running")).to_be_visible()
+    expect(page.get_by_role("img", name="Sampled pages: 1 free, 1 running, 1 cached")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#running")).to_have_text("0")
+
+
+def test_polling_pauses_while_the_page_is_hidden(open_console: Open, page: Page) -> None:
+    open_console()
+    expect(page.locator("#running")).to_have_text("0")
+    hide = """hidden => {
+        Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+        document.dispatchEvent(new Event("visibilitychange"));
+    }"""
+    page.evaluate(hide, True)
+    page.wait_for_load_state("networkidle")
+    polls: list[str] = []
+    page.on("request", lambda request: polls.append(request.url))
+    page.wait_for_timeout(1300)  # longer than a polling interval: the absence of a poll is the point
+    assert polls == []
+    with page.expect_request("**/debug/state"):
+        page.evaluate(hide, False)
+
+
+def test_settings_reach_the_request(open_console: Open, page: Page) -> None:
+    server = open_console("fine")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_label("Top-p").fill("0.75")
+    page.get_by_label("Max tokens").fill("7")
+    page.get_by_label("Seed").fill("11")
+    page.get_by_role("button", name="Done").click()
+    ask(page)
+    expect(page.locator(".stats")).to_contain_text("stop")
+    params = server.engine.submitted[0].params
+    assert (params.temperature, params.top_p, params.max_new_tokens, params.seed) == (0.5, 0.75, 7, 11)
+    assert "Be brief." in server.tokenizer.decode(server.engine.submitted[0].prompt)
+    page.reload()
+    expect(page.locator("#temperature")).to_have_value("0.5")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Defaults").click()
+    expect(page.locator("#temperature")).to_have_value("0.2")
+
+
+def test_conversation_is_sent_and_a_regenerated_answer_replaces_the_old_one(open_console: Open, page: Page) -> None:
+    server = open_console("marvellous")
+    for prompt in ("first question", "second question"):
+        ask(page, prompt)
+        expect(page.locator(".stats").last).to_contain_text("stop")
+    second = server.tokenizer.decode(server.engine.submitted[1].prompt)
+    assert all(part in second for part in ("first question", "marvellous", "second question"))
+    page.get_by_role("button", name="Regenerate").click()
+    server.until(lambda: len(server.engine.submitted) == 3)
+    assert server.engine.submitted[2].prompt == server.engine.submitted[1].prompt
+    expect(page.get_by_role("article", name="Answer")).to_have_count(2)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_role("article")).to_have_count(0)
+    expect(page.get_by_text("Ask the model something.")).to_be_visible()
+
+
+def test_copy_takes_the_answer_as_it_was_written(open_console: Open, page: Page) -> None:
+    server = open_console("some **bold** words")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+    ask(page)
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == "some **bold** words"
+
+
+def test_key_is_asked_for_used_and_kept_for_the_tab_only(open_console: Open, page: Page, watch: Watch) -> None:
+    watch.expected = ("401",)
+    open_console("hello there", api_keys=("correct horse",))
+    field = page.get_by_label("This server wants an API key")
+    expect(field).to_be_focused()
+    field.fill("correct horse")
+    page.keyboard.press("Enter")
+    expect(page.locator("#ready")).to_have_text("ready")
+    ask(page)
+    expect(page.locator(".answer .body")).to_have_text("hello there")
+    assert page.evaluate("JSON.stringify(localStorage)").count("correct horse") == 0
+    assert page.evaluate("sessionStorage.length") == 1
+
+
+def test_server_that_went_away_is_shown_as_offline(open_console: Open, page: Page, watch: Watch) -> None:
+    watch.expected = ("503", "ERR_CONNECTION_REFUSED")
+    server = open_console()
+    expect(page.locator("#ready")).to_have_text("ready")
+    server.close()
+    expect(page.locator("#ready")).to_have_text("offline", timeout=15_000)
+
+
+@pytest.mark.parametrize("width", [360, 768, 1200])
+def test_nothing_overflows_sideways(open_console: Open, page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 700})
+    open_console(f"{'x' * 130}\n\n```\n{'y' * 150}\n```\n\n|{'wide |' * 9}\n|{'---|' * 9}\n|{'z |' * 9}")
+    ask(page, "w" * 500)
+    expect(page.locator(".stats")).to_contain_text("stop")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_answer_that_never_ends_can_be_left_by_a_new_chat(open_console: Open, page: Page) -> None:
+    server = open_console(make_engine=lambda: FakeEngine(manual=True))
+    ask(page)
+    server.until(lambda: bool(server.engine.running))
+    page.get_by_role("button", name="New chat").click()
+    server.until(lambda: server.engine.aborted == [1])
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
