@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
+
+from forebay.memory.slots import PAD
 
 
 class KvPool:
@@ -25,7 +30,7 @@ class KvPool:
         self.page_size = page_size
         self.num_pages = num_pages
         shape = (2, (num_pages + 1) * page_size, num_kv_heads, head_dim)
-        self._layers = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(num_layers)]
+        self._layers = [_zeros(shape, dtype, torch.device(device)) for _ in range(num_layers)]
 
     def k(self, layer: int) -> Tensor:
         return self._layers[layer][0]
@@ -33,6 +38,22 @@ class KvPool:
     def v(self, layer: int) -> Tensor:
         return self._layers[layer][1]
 
+    def reset_padding(self) -> None:
+        """Make page 0 what it was at first, after a run whose writes had to go nowhere."""
+        for layer in self._layers:
+            layer[:, PAD * self.page_size : (PAD + 1) * self.page_size].zero_()
+
     @property
     def num_bytes(self) -> int:
         return sum(t.nbytes for t in self._layers)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU the system provides them page by page when they are first written.
+
+    `torch.zeros` writes them all at once: 4 GiB then take ten seconds of start-up and are resident from the beginning.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(untouched).view(dtype).view(shape)
