@@ -1,1 +1,6 @@
-"""Plan to tokens: step inputs, model runner, sampler."""
+"""Runs the steps that the scheduler planned: inputs to the device, the model, the sampler."""
+
+from forebay.runtime.build import build_runner
+from forebay.runtime.model_runner import LaunchedStep, ModelRunner
+
+__all__ = ["LaunchedStep", "ModelRunner", "build_runner"]

@@ -1,0 +1,30 @@
+"""What the device knows of each request, indexed by request row. The host's tables are the truth (C1, C10)."""
+
+from __future__ import annotations
+
+import torch
+
+from forebay.pools.table import Column, Table
+
+
+class SamplingRows(Table):
+    """How each row's tokens are chosen, as `SamplingParams` has it; the pads are greedy."""
+
+    temperature = Column(torch.float32)
+    top_k = Column(torch.int64)
+    top_p = Column(torch.float32, pad=1)
+    min_p = Column(torch.float32)
+    repetition_penalty = Column(torch.float32, pad=1)
+    presence_penalty = Column(torch.float32)
+    frequency_penalty = Column(torch.float32)
+    seed = Column(torch.int64)
+
+
+class RequestRows(SamplingRows):
+    """R + 1 rows: the page table, the last sampled token, and the sampling columns. P is the pages per row."""
+
+    req_to_token = Column(torch.int32, ("P",))  # one entry per page
+    last_tokens = Column(torch.int64)
+
+    def __init__(self, capacity: int, pages_per_row: int, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(capacity + 1, device=device, sizes={"P": pages_per_row})

@@ -1,0 +1,110 @@
+"""Named tensors that share their first dimension; row 0 is the padding row. The only padding code (C13, C14)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple, Self, overload
+
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD
+
+
+class Region(NamedTuple):
+    """Where a column lies: row i starts at `address + i * bytes_per_row`."""
+
+    name: str
+    address: int
+    num_rows: int
+    bytes_per_row: int
+
+
+class Column:
+    """One quantity per row, `[rows, *shape]`, whose padding rows hold `pad`; a class attribute of a `Table`.
+
+    A letter in `shape` stands for a size that is given when the table is made.
+    """
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int | str, ...] = (), pad: float = 0) -> None:
+        self.dtype, self.shape, self.pad = dtype, shape, pad
+        self.name = ""
+
+    def __set_name__(self, owner: type[Table], name: str) -> None:
+        self.name = name
+        owner.declared = {**owner.declared, name: self}
+
+    @overload
+    def __get__(self, table: None, owner: type[Table]) -> Self: ...
+    @overload
+    def __get__(self, table: Table, owner: type[Table]) -> Tensor: ...
+    def __get__(self, table: Table | None, owner: type[Table]) -> Self | Tensor:
+        return self if table is None else table._tensors[self.name]
+
+
+class Table:
+    """Columns of `num_rows` rows, all holding their pads at first."""
+
+    declared: ClassVar[Mapping[str, Column]] = {}
+
+    def __init__(
+        self, num_rows: int, *, device: torch.device | str = "cpu", sizes: Mapping[str, int] | None = None
+    ) -> None:
+        self.num_rows = num_rows
+        self._tensors = {
+            name: torch.full((num_rows, *_shape(column, sizes or {})), column.pad, dtype=column.dtype, device=device)
+            for name, column in self.declared.items()
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def head(self, n: int) -> Self:
+        """A view of the first n rows."""
+        view = object.__new__(type(self))
+        view.num_rows = n
+        view._tensors = {name: tensor[:n] for name, tensor in self._tensors.items()}
+        return view
+
+    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
+        """Rows [0, n) become `values`, rows [n, padded) pads; a column without values is padded whole. Returns a view
+        of all `padded` rows. KeyError for a value that no column takes.
+        """
+        unknown = values.keys() - self.declared.keys()
+        if unknown:
+            raise KeyError(f"{type(self).__name__} has no columns {sorted(unknown)}; it has {sorted(self.declared)}")
+        for name, column in self.declared.items():
+            tensor, live = self._tensors[name], 0
+            if name in values:
+                live = n
+                tensor[:n].copy_(values[name], non_blocking=True)
+            tensor[live:padded].fill_(column.pad)
+        return self.head(padded)
+
+    def copy_rows(self, src: Tensor, dst: Tensor) -> None:
+        """Rows `dst` become what rows `src` were before the call."""
+        for tensor in self._tensors.values():
+            tensor.index_copy_(0, dst, tensor.index_select(0, src))
+
+    def reset_rows(self, rows: Tensor) -> None:
+        for name, column in self.declared.items():
+            self._tensors[name].index_fill_(0, rows, column.pad)
+
+    def reset_padding(self) -> None:
+        """A step that changes the rows it was given changes the padding row too: put its pads back."""
+        for name, column in self.declared.items():
+            self._tensors[name][PAD].fill_(column.pad)
+
+    def regions(self) -> list[Region]:
+        return [
+            Region(name, tensor.data_ptr(), self.num_rows, tensor.stride(0) * tensor.itemsize)
+            for name, tensor in self._tensors.items()
+        ]
+
+    @property
+    def bytes_per_row(self) -> int:
+        return sum(tensor.stride(0) * tensor.itemsize for tensor in self._tensors.values())
+
+
+def _shape(column: Column, sizes: Mapping[str, int]) -> tuple[int, ...]:
+    return tuple(sizes[size] if isinstance(size, str) else size for size in column.shape)

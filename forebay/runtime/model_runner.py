@@ -1,0 +1,218 @@
+"""Carries plans out on the real model.
+
+Shape letters: S sequences, T tokens, N sequences that sample, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD, Ids
+from forebay.models.model import Model
+from forebay.ops import Ops
+from forebay.pools.kv_pool import KvPool
+from forebay.pools.request_rows import RequestRows
+from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
+from forebay.runtime.logprobs import token_logprobs, unpack
+from forebay.runtime.penalties import Penalties
+from forebay.runtime.row_options import RowOptions
+from forebay.runtime.sampler import Wants, draw
+from forebay.runtime.step_inputs import Inputs, StepInputs
+
+_PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
+_FAILED: Final = -1  # instead of a token id, where the logits were not finite
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+class _ToHost:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait(self) -> npt.NDArray[Any]:
+        if self._event is not None:
+            self._event.synchronize()
+        array: npt.NDArray[Any] = self._host.numpy()
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """The log-probabilities of one extend's positions: the tokens asked about, and the blocks they come in."""
+
+    extend: int
+    num_positions: int
+    targets: Ids
+    num_top: int
+    blocks: list[_ToHost]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose sampled tokens are on their way."""
+
+    vocab_size: int
+    token_ids: _ToHost  # [N]
+    reporting: Ids  # which of the N want log-probabilities
+    num_top: Ids  # for each of `reporting`
+    logprobs: _ToHost | None
+    chunks: tuple[_Chunk, ...]
+
+    def result(self) -> StepResult:
+        """Wait for the tokens. An id outside the vocabulary, whatever produced it, is a failure of that sequence."""
+        array = self.token_ids.wait()
+        token_ids = array.tolist()
+        failed: tuple[int, ...] = ()
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            failed = tuple(np.flatnonzero((array < 0) | (array >= self.vocab_size)).tolist())
+            token_ids = [PAD if i in failed else token for i, token in enumerate(token_ids)]
+        return StepResult(
+            token_ids=token_ids,
+            failed=failed,
+            logprobs=None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait()),
+            prompt_logprobs={chunk.extend: _prompt_entries(chunk) for chunk in self.chunks} or None,
+        )
+
+    def _reported(self, token_ids: list[int], packed: npt.NDArray[Any]) -> list[TokenLogprob | None]:
+        entries: list[TokenLogprob | None] = [None] * len(token_ids)
+        which = self.reporting.tolist()
+        for i, entry in zip(which, unpack(packed, [token_ids[i] for i in which], self.num_top.tolist()), strict=True):
+            entries[i] = entry
+        return entries
+
+
+class ModelRunner:
+    """A `Runner` over a model, its KV pool and its request rows. Launched steps run in the order of their launch.
+
+    Owns the device's side of everything: the host learns sampled tokens and log-probabilities, nothing else (C11).
+    """
+
+    def __init__(
+        self, model: Model, ops: Ops, *, kv: KvPool, rows: RequestRows, vocab_size: int, max_num_tokens: int
+    ) -> None:
+        self.kv, self.rows = kv, rows
+        self._model, self._ops = model, ops
+        self._vocab_size = vocab_size
+        device = rows.last_tokens.device
+        self._inputs = StepInputs(rows, kv, max_num_tokens=max_num_tokens, device=device)
+        self._options = RowOptions(rows.num_rows)
+        self._penalties = Penalties(vocab_size, device)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        """Apply the plan's admissions and row writes, run the model, sample."""
+        for admission in plan.admissions:
+            self._options.admit(admission)
+            self._penalties.admit(admission)
+        sample_rows = plan.rows if plan.num_extends == 0 else plan.rows[plan.sample_mask]
+        wants, drawing = self._options.wants(sample_rows)
+        wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
+        targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else _NOTHING
+        reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else _NOTHING
+        inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
+        hidden = self._model.forward(inputs.ctx, inputs.input_ids)
+        token_ids, logprobs = self._sample(hidden, inputs, sample_rows, wants, reporting)
+        return LaunchedStep(
+            self._vocab_size,
+            token_ids,
+            reporting,
+            self._options.num_top[sample_rows[reporting]],
+            logprobs,
+            self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else (),
+        )
+
+    def warm_up(self) -> None:
+        """Run the model on the padding row once, so that the first request finds code and buffers in memory."""
+        one = np.ones(1, dtype=np.int64)
+        pad = np.full(1, PAD, dtype=np.int64)
+        self.launch(
+            StepPlan(
+                step=0,
+                num_extends=1,
+                rows=pad,
+                q_lens=one,
+                seq_lens=one,
+                out_cache_loc=pad,
+                input_ids=pad,
+                sample_mask=one.astype(np.bool_),
+                write_rows=_NOTHING,
+                write_columns=_NOTHING,
+                write_pages=_NOTHING,
+            )
+        ).result()
+        self.rows.reset_padding()
+        self.kv.reset_padding()
+
+    def _sample(
+        self, hidden: Tensor, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
+    ) -> tuple[_ToHost, _ToHost | None]:
+        if len(rows) == 0:
+            return _ToHost(inputs.sample_rows), None
+        if inputs.sample_tokens is not None:
+            hidden = hidden.index_select(0, inputs.sample_tokens)
+        raw = logits = self._model.logits(hidden)
+        if wants & Wants.ADJUST:
+            logits = self._penalties.apply(raw, rows.tolist())
+        ids, finite = self._ops.argmax_rows(logits)
+        if wants & Wants.DRAW:
+            ids = self._draw(logits, ids, finite, inputs, wants)
+        self.rows.last_tokens.index_copy_(0, inputs.sample_rows, ids)
+        if wants & Wants.ADJUST:
+            self._penalties.record(ids, rows.tolist())
+        logprobs = None
+        if len(reporting):
+            which = inputs.reporting
+            k = int(self._options.num_top[rows[reporting]].max())
+            logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
+        return _ToHost(torch.where(finite, ids, _FAILED)), logprobs
+
+    def _draw(self, logits: Tensor, greedy: Tensor, finite: Tensor, inputs: Inputs, wants: Wants) -> Tensor:
+        rows, lens, which = inputs.sample_rows, inputs.sample_lens, inputs.drawing
+        if len(which) == len(greedy):
+            return draw(logits, finite, rows, lens, self.rows, wants)
+        drawn = draw(
+            logits.index_select(0, which),
+            finite.index_select(0, which),
+            rows.index_select(0, which),
+            lens.index_select(0, which),
+            self.rows,
+            wants,
+        )
+        return greedy.index_copy(0, which, drawn)
+
+    def _prompt_chunks(
+        self, plan: StepPlan, hidden: Tensor, wanted: list[tuple[int, Ids, int]], targets: Tensor
+    ) -> tuple[_Chunk, ...]:
+        starts = np.cumsum(plan.q_lens) - plan.q_lens
+        chunks, first = [], 0
+        for extend, known, num_top in wanted:
+            start, blocks = int(starts[extend]), []
+            for at in range(0, len(known), _PROMPT_BLOCK):
+                n = min(_PROMPT_BLOCK, len(known) - at)
+                logits = self._model.logits(hidden[start + at : start + at + n])
+                blocks.append(_ToHost(token_logprobs(logits, targets[first + at : first + at + n], num_top)))
+            chunks.append(_Chunk(extend, int(plan.q_lens[extend]), known, num_top, blocks))
+            first += len(known)
+        return tuple(chunks)
+
+
+def _prompt_entries(chunk: _Chunk) -> list[TokenLogprob | None]:
+    entries: list[TokenLogprob | None] = []
+    for block in chunk.blocks:
+        packed = block.wait()
+        known = chunk.targets[len(entries) : len(entries) + len(packed)].tolist()
+        entries += unpack(packed, known, [chunk.num_top] * len(packed))
+    return entries + [None] * (chunk.num_positions - len(entries))

@@ -1,0 +1,65 @@
+"""What the host remembers of each row's wishes, so that no step has to ask the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.memory.slots import Ids
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.penalties import adjusts
+from forebay.runtime.sampler import Wants
+
+_NOTHING = np.empty(0, dtype=np.int64)
+
+
+class RowOptions:
+    """Indexed by request row; set when a row is handed out."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._wants = np.zeros(num_rows, dtype=np.int64)
+        self.num_top: Ids = np.full(num_rows, -1, dtype=np.int64)  # alternatives per sampled token, -1 for nothing
+        self._prompts: dict[int, npt.NDArray[np.int64]] = {}  # of rows whose prompt's log-probabilities are wanted
+        self._prompt_top: dict[int, int] = {}
+
+    def admit(self, admission: Admission) -> None:
+        row, params = admission.row, admission.params
+        self._wants[row] = wants_of(params)
+        self.num_top[row] = params.logprobs
+        self._prompts.pop(row, None)
+        if params.prompt_logprobs >= 0:
+            self._prompts[row] = np.array(admission.token_ids, dtype=np.int64)
+            self._prompt_top[row] = params.prompt_logprobs
+
+    def wants(self, rows: Ids) -> tuple[Wants, Ids]:
+        """What any of `rows` wants, and which of them (by index) draw."""
+        wants = self._wants[rows]
+        union = Wants(int(np.bitwise_or.reduce(wants, initial=0)))
+        return union, np.flatnonzero(wants & Wants.DRAW) if union & Wants.DRAW else _NOTHING
+
+    def reporting(self, rows: Ids) -> Ids:
+        """Which of `rows` (by index) want log-probabilities."""
+        return np.flatnonzero(self.num_top[rows] >= 0)
+
+    def prompt_chunk(self, plan: StepPlan, extend: int) -> tuple[Ids, int]:
+        """For an extend, the known tokens after each of its positions (one less than positions where the chunk ends
+        the prompt), and the number of alternatives wanted."""
+        row, stop = int(plan.rows[extend]), int(plan.seq_lens[extend])
+        start = stop - int(plan.q_lens[extend])
+        return self._prompts[row][start + 1 : stop + 1], self._prompt_top[row]
+
+
+def wants_of(params: SamplingParams) -> Wants:
+    wants = Wants.GREEDY
+    if adjusts(params):
+        wants |= Wants.ADJUST
+    if params.logprobs >= 0:
+        wants |= Wants.LOGPROBS
+    if params.greedy:
+        return wants
+    wants |= Wants.DRAW
+    for wanted, flag in ((params.top_k > 0, Wants.TOP_K), (params.top_p < 1, Wants.TOP_P)):
+        if wanted:
+            wants |= flag
+    return wants | Wants.MIN_P if params.min_p > 0 else wants

@@ -1,0 +1,181 @@
+"""A step's plan on its way to the device.
+
+Shape letters: S sequences, T tokens, E tokens of extends, N sequences that sample, D of them that draw (are not
+greedy), L of them that want log-probabilities, W row writes, A admissions, X positions
+of prompts whose log-probabilities are wanted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forebay.layers.context import ForwardContext
+from forebay.memory.slots import Ids
+from forebay.pools.kv_pool import KvPool
+from forebay.pools.request_rows import RequestRows, SamplingRows
+from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.packing import Array, Packing
+
+SAMPLING_COLUMNS: Final = tuple(SamplingRows.declared)
+
+_SECTIONS: Final = {
+    "rows": torch.int32,  # [S]
+    "q_start": torch.int32,  # [S + 1]
+    "seq_lens": torch.int32,  # [S]
+    "positions": torch.int64,  # [T]
+    "out_cache_loc": torch.int64,  # [T]
+    "input_ids": torch.int64,  # [T]
+    "decode_rows": torch.int64,
+    "sample_tokens": torch.int64,  # [N], which of the T
+    "sample_rows": torch.int64,  # [N]
+    "sample_lens": torch.int64,  # [N]
+    "drawing": torch.int64,  # [D], which of the N
+    "reporting": torch.int64,  # [L], which of the N
+    "write_rows": torch.int64,  # [W]
+    "write_columns": torch.int64,  # [W]
+    "write_pages": torch.int32,  # [W]
+    "targets": torch.int64,  # [X]: the token whose log-probability is wanted
+    "admit_rows": torch.int64,  # [A]
+    **{
+        name: torch.float64 if column.dtype.is_floating_point else torch.int64
+        for name, column in SamplingRows.declared.items()
+    },  # [A] each
+}
+
+# A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
+_WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """A step's inputs on the device. They are views of a staging buffer: valid until the next step but one begins."""
+
+    ctx: ForwardContext
+    input_ids: Tensor  # [T]
+    sample_tokens: Tensor | None  # [N]; None where every token is sampled from
+    sample_rows: Tensor  # [N]
+    sample_lens: Tensor  # [N]
+    drawing: Tensor  # [D]
+    reporting: Tensor  # [L]
+    targets: Tensor  # [X]
+
+
+class StepInputs:
+    """Carries plans to the device in one copy each, and applies their row writes and admissions there."""
+
+    def __init__(self, rows: RequestRows, kv: KvPool, *, max_num_tokens: int, device: torch.device) -> None:
+        self._rows = rows
+        self._kv = kv
+        self._packing = Packing(_SECTIONS, device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
+
+    def stage(self, plan: StepPlan, sample_rows: Ids, drawing: Ids, reporting: Ids, targets: Ids) -> Inputs:
+        """Send `plan`. `sample_rows` are the rows that sample, `drawing` and `reporting` indices
+        into them, `targets` the tokens after
+        each position of the extends in `plan.prompt_logprobs`.
+        """
+        s, t, n, w, a = plan.num_seqs, plan.num_tokens, len(sample_rows), len(plan.write_rows), len(plan.admissions)
+        counts = (
+            s,
+            s + 1,
+            s,
+            t,
+            t,
+            t,
+            plan.num_decodes,
+            n,
+            n,
+            n,
+            len(drawing),
+            len(reporting),
+            w,
+            w,
+            w,
+            len(targets),
+            a,
+        )
+        views = self._packing.begin((*counts, *[a] * len(SAMPLING_COLUMNS)))
+        host, device = views.host, views.device
+        host["drawing"][:] = drawing
+        host["reporting"][:] = reporting
+        host["targets"][:] = targets
+        host["sample_rows"][:] = sample_rows
+        _write_sequences(plan, host)
+        if w:
+            host["write_rows"][:] = plan.write_rows
+            host["write_columns"][:] = plan.write_columns
+            host["write_pages"][:] = plan.write_pages
+        if a:
+            _write_admissions(plan.admissions, host)
+        self._packing.send(views)
+        if w:
+            self._rows.req_to_token.index_put_((device["write_rows"], device["write_columns"]), device["write_pages"])
+        if a:
+            self._admit(device)
+        return self._inputs(plan, device, max_seq_len=int(plan.seq_lens.max(initial=0)), num_samples=n)
+
+    def _admit(self, device: dict[str, Tensor]) -> None:
+        for name in SAMPLING_COLUMNS:
+            column = self._rows[name]
+            column.index_copy_(0, device["admit_rows"], device[name].to(column.dtype))
+
+    def _inputs(self, plan: StepPlan, device: dict[str, Tensor], *, max_seq_len: int, num_samples: int) -> Inputs:
+        ids = device["input_ids"]
+        if plan.num_decodes:
+            last_tokens = self._rows.last_tokens.index_select(0, device["decode_rows"])
+            if plan.num_extends:
+                ids[len(plan.input_ids) :].copy_(last_tokens)
+            else:
+                ids = last_tokens
+        ctx = ForwardContext(
+            positions=device["positions"],
+            out_cache_loc=device["out_cache_loc"],
+            rows=device["rows"],
+            q_start=device["q_start"],
+            seq_lens=device["seq_lens"],
+            page_table=self._rows.req_to_token,
+            page_size=self._kv.page_size,
+            max_seq_len=max_seq_len,
+            kv=self._kv,
+        )
+        return Inputs(
+            ctx=ctx,
+            input_ids=ids,
+            sample_tokens=None if num_samples == plan.num_tokens else device["sample_tokens"],
+            sample_rows=device["sample_rows"],
+            sample_lens=device["sample_lens"],
+            drawing=device["drawing"],
+            reporting=device["reporting"],
+            targets=device["targets"],
+        )
+
+
+def _write_sequences(plan: StepPlan, host: dict[str, Array]) -> None:
+    host["rows"][:] = plan.rows
+    host["seq_lens"][:] = plan.seq_lens
+    host["out_cache_loc"][:] = plan.out_cache_loc
+    host["decode_rows"][:] = plan.rows[plan.num_extends :]
+    q_start = host["q_start"]
+    if plan.num_extends == 0:
+        q_start[:] = np.arange(len(q_start))
+        np.subtract(plan.seq_lens, 1, out=host["positions"])
+        host["sample_tokens"][:] = q_start[:-1]
+        host["sample_lens"][:] = plan.seq_lens
+        return
+    q_start[0] = 0
+    np.cumsum(plan.q_lens, out=q_start[1:])
+    ends = q_start[1:].astype(np.int64)
+    np.add(np.arange(plan.num_tokens), np.repeat(plan.seq_lens - ends, plan.q_lens), out=host["positions"])
+    host["input_ids"][: len(plan.input_ids)] = plan.input_ids
+    np.subtract(ends[plan.sample_mask], 1, out=host["sample_tokens"])
+    host["sample_lens"][:] = plan.seq_lens[plan.sample_mask]
+
+
+def _write_admissions(admissions: tuple[Admission, ...], host: dict[str, Array]) -> None:
+    host["admit_rows"][:] = [admission.row for admission in admissions]
+    for name in SAMPLING_COLUMNS:
+        host[name][:] = [getattr(admission.params, name) for admission in admissions]
