@@ -1,0 +1,161 @@
+"""Output tokens per second of a Forebay server beside transformers' `generate`, in one run on one machine.
+
+    python benchmarks/compare_transformers.py            # 128 prompt and 128 output tokens, concurrency 1, 4, 16, 64
+
+Forebay is measured from outside, by `forebay bench serve` over HTTP with streaming; transformers from inside, by one
+batched `generate` call in bfloat16 with SDPA and all cores. Both serve the embedded model. The runs alternate,
+and each figure is the median of `--repeats`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from forebay.formats.store import find_model
+
+_LEN = 128
+_BIN = Path(sys.executable).parent
+
+
+@contextmanager
+def server(port: int) -> Iterator[str]:
+    url = f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [_BIN / "forebay", "serve", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not _ready(url):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit("the server did not come up; start it by hand to see why: forebay serve")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=1) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def forebay(url: str, concurrency: int, num_prompts: int) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [
+            *(_BIN / "forebay", "bench", "serve", "--base-url", url),
+            *("--num-prompts", str(num_prompts), "--max-concurrency", str(concurrency)),
+            *("--random-input-len", str(_LEN), "--random-output-len", str(_LEN), "--ignore-eos"),
+            *("--seed", str(time.monotonic_ns() % 2**31)),  # new prompts each time: nothing comes from the prefix cache
+            *("--save-result", "--result-filename", str(result)),
+        ]
+        subprocess.run([str(part) for part in command], check=True, stdout=subprocess.DEVNULL)
+        return float(json.loads(result.read_text())["output_throughput"])
+
+
+def transformers_server() -> None:
+    """A child that loads the model once and answers each batch size on standard input with tokens per second."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    path = str(find_model())
+    config = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    model.load_state_dict(load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"], strict=False)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        batch = int(line)
+        prompts = torch.randint(10, 40_000, (batch, _LEN))
+        start = time.perf_counter()
+        with torch.no_grad():
+            out = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=_LEN,
+                min_new_tokens=_LEN,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        assert out.shape[1] == 2 * _LEN
+        print(batch * _LEN / (time.perf_counter() - start), flush=True)
+
+
+@contextmanager
+def transformers() -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, __file__, "--transformers"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def generate(child: subprocess.Popen[str], batch: int) -> float:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(f"{batch}\n")
+    child.stdin.flush()
+    return float(child.stdout.readline())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--port", type=int, default=30555)
+    parser.add_argument("--transformers", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.transformers:
+        transformers_server()
+        return
+    table = Table(
+        "concurrency",
+        "forebay, tok/s",
+        "transformers, tok/s",
+        "ratio",
+        title=f"output tokens per second, {_LEN} in, {_LEN} out, median of {args.repeats}",
+    )
+    with transformers() as child, server(args.port) as url:
+        forebay(url, 4, 8)  # warm up
+        generate(child, 1)
+        for concurrency in args.concurrency:
+            ours, theirs = [], []
+            for _ in range(args.repeats):
+                ours.append(forebay(url, concurrency, max(4, 2 * concurrency)))
+                theirs.append(generate(child, concurrency))
+            a, b = statistics.median(ours), statistics.median(theirs)
+            table.add_row(str(concurrency), f"{a:.0f}", f"{b:.0f}", f"{a / b:.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
