@@ -189,7 +189,7 @@ def _facts(given: dict[str, Given]) -> Facts:
         cores=machine.usable_cores(),
         memory=machine.available_memory(),
         cpu_flags=machine.cpu_flags(),
-        kernel_cache=Path.home() / ".cache" / "forebay" / "ops",
+        kernel_cache=machine.kernel_cache(),
     )
 
 

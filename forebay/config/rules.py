@@ -15,7 +15,8 @@ from forebay.formats.model_config import ModelConfig
 from forebay.formats.store import short_name
 
 DEFAULT_FRACTION: Final = 0.25
-DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30  # a quarter of a workstation would be taken from whatever else runs there
+# The cache is resident from the start: more is for whoever asks. 1 GiB is 46,000 tokens of the embedded model.
+DEFAULT_KV_LIMIT_BYTES: Final = 1 << 30
 MIN_KV_BYTES: Final = 16 << 20
 ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
 

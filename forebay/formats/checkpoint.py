@@ -37,6 +37,11 @@ class StoredTensor(Protocol):
     def bfloat16(self) -> bool: ...
 
     @property
+    def storage(self) -> str:
+        """The file's name for how the values are stored: `BF16`, `Q4_1`."""
+        ...
+
+    @property
     def num_bytes(self) -> int:
         """Bytes in the file."""
         ...
@@ -139,6 +144,7 @@ class _PlainTensor:
         self.shape = self._tensor.shape
         self.bfloat16 = self._tensor.dtype == "BF16"
         self.num_bytes = self._tensor.num_bytes
+        self.storage = self._tensor.dtype
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         view = self._file.view(self._tensor.name)
@@ -158,6 +164,7 @@ class _BlockTensor:
         self._order = order
         self.shape = shape
         self.num_bytes = raw.nbytes
+        self.storage = stored.type.name
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         block = self._stored.type

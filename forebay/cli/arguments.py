@@ -1,0 +1,145 @@
+"""The command line of a subcommand: its own options plus, where it starts an engine, every declared flag."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from forebay.base.errors import ConfigError
+from forebay.config.engine_config import Config
+from forebay.config.flag import AUTO, Flag
+from forebay.config.resolve import model_was_named, resolve
+from forebay.config.server_args import BY_NAME, HTTP, LIMITS, LOGGING, SECURITY
+from forebay.config.sources import add_flags, refuse_unknown
+
+SERVER_GROUPS: Final = (HTTP, SECURITY, LIMITS)
+_FOLDED: Final = (LIMITS, LOGGING)  # too many, too seldom used for the short help
+_WIDTH: Final = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """`own` are the subcommand's options; `flags` the engine's and server's, as written, by flag name."""
+
+    own: argparse.Namespace
+    flags: dict[str, object]
+    config_file: Path | None
+
+    def resolve(self, **implied: object) -> Config:
+        """The configuration, fetching the default model first where nobody named one. `implied` is what the subcommand
+        itself decides where nobody else did."""
+        environment = dict(os.environ)
+        flags = {**implied, **self.flags}
+        if "api_key" in self.flags or "admin_api_key" in self.flags:
+            note("a key on the command line is visible in the process list: prefer --api-key-file")
+        if not model_was_named(flags, environment, self.config_file):
+            from forebay.cli.progress import pull_default_model
+
+            pull_default_model()
+        return resolve(flags, environment, self.config_file)
+
+
+class Parser:
+    """`name` is the subcommand, `summary` its first line of help. Options are declared with `option`."""
+
+    def __init__(self, name: str, summary: str, usage: str) -> None:
+        self._head = f"usage: forebay {name} {usage}\n\n{summary}"
+        self._parser = _Quiet(add_help=False, allow_abbrev=False, argument_default=None)
+        self._lines: list[tuple[str, str, str]] = []
+        self._flags: tuple[Flag, ...] = ()
+        self._takes_model = False
+
+    def option(self, *names: str, help: str, default_text: str = "", **settings: Any) -> None:
+        """As argparse's `add_argument`; a name without dashes is positional."""
+        action = self._parser.add_argument(*names, **settings)
+        value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
+        shown = default_text or ("" if action.default in (None, False) or action.nargs == 0 else str(action.default))
+        self._lines.append(("options", f"{names[0]}{value}", f"{help}{f' [{shown}]' if shown else ''}"))
+
+    def engine_flags(self, *, server: bool, model_is_positional: bool) -> None:
+        """Add the declared flags: all with `server`, otherwise without those of HTTP."""
+        self._flags = tuple(flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
+        add_flags(self._parser, self._flags)
+        self._parser.add_argument("--config", dest="config_file")
+        self._takes_model = model_is_positional
+        if model_is_positional:
+            self._parser.add_argument("model_positional", nargs="?")
+
+    def parse(self, words: Sequence[str]) -> Parsed:
+        """Prints the help and exits where it is asked for. ConfigError for what is not understood."""
+        for word in words:
+            if word in ("-h", "--help") or word.startswith("--help="):
+                print(self.help_text(word.partition("=")[2]))
+                raise SystemExit(0)
+        namespace, rest = self._parser.parse_known_args(list(words))
+        refuse_unknown(rest, self._parser.known_options())
+        flags = {flag.name: getattr(namespace, flag.name) for flag in self._flags if hasattr(namespace, flag.name)}
+        self._take_positional(namespace, flags)
+        file = getattr(namespace, "config_file", None)
+        return Parsed(namespace, flags, Path(file) if file else None)
+
+    def _take_positional(self, namespace: argparse.Namespace, flags: dict[str, object]) -> None:
+        named = getattr(namespace, "model_positional", None)
+        if named is None:
+            return
+        if flags.get("model_path", named) != named:
+            raise ConfigError(f"MODEL {named} and --model-path {flags['model_path']} contradict each other")
+        flags["model_path"] = named
+
+    def help_text(self, word: str) -> str:
+        """The short help; with a word, every option about it, folded groups and aliases included; `all` shows all."""
+        rows = list(self._lines)
+        if self._flags:
+            rows.append(("options", "--config FILE", "a TOML file with settings, keys as the flags with underscores"))
+        shown = [flag for flag in self._flags if word or flag.group not in _FOLDED]
+        rows += [(f.group, f"{f.option} {f.metavar}".rstrip(), _describe(f, full=bool(word))) for f in shown]
+        if word and word != "all":
+            rows = [row for row in rows if word.lower() in " ".join(row).lower()]
+        if not rows:
+            return f"no option of this command is about {word!r}"
+        tail = (
+            "\n\nAlso: --help=all, --help=WORD to search. Every flag is also an environment variable (FOREBAY_PORT=…)."
+        )
+        return f"{self._head}{_table(rows)}{tail if self._flags and not word else ''}"
+
+
+class _Quiet(argparse.ArgumentParser):
+    """Errors are raised, not printed with a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    def known_options(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+
+def _describe(flag: Flag, *, full: bool) -> str:
+    if flag.default is AUTO:
+        default = "auto" if flag.metavar != "KEY" and not flag.name.endswith("_file") else ""
+    elif isinstance(flag.default, tuple) or flag.default is False:
+        default = ""
+    else:
+        default = f"{flag.default:g}" if isinstance(flag.default, float) else str(flag.default)
+    text = flag.help + (f" [{default}]" if default else "")
+    also = f" (also {', '.join(flag.aliases)}; {flag.variable})" if flag.aliases else f" ({flag.variable})"
+    return text + also if full else text
+
+
+def _table(rows: list[tuple[str, str, str]]) -> str:
+    lines, group = [], ""
+    for row_group, left, right in rows:
+        if row_group != group:
+            lines += ["", f"{row_group}:"]
+            group = row_group
+        gap = f"{left:<{_WIDTH}}" if len(left) < _WIDTH else f"{left}\n  {'':<{_WIDTH}}"
+        lines.append(f"  {gap} {right}")
+    return "\n" + "\n".join(lines)
+
+
+def note(text: str) -> None:
+    print(f"forebay: note: {text}", file=sys.stderr)

@@ -1,0 +1,265 @@
+"""`forebay bench serve|throughput|latency`: names, flags and metrics as `vllm bench` has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from forebay.base.errors import ConfigError, EngineError
+from forebay.cli.arguments import Parser
+from forebay.cli.bench_metrics import Rows, Sample, summarize
+from forebay.cli.bench_serve import Load, Target, run_load
+from forebay.cli.http_client import Origin, get_json
+from forebay.cli.local import LocalModel, local_model
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason
+
+Prompts = list[list[int]]
+
+
+def run(words: Sequence[str]) -> int:
+    kinds = {"serve": _serve, "throughput": _throughput, "latency": _latency}
+    if not words or words[0] in ("-h", "--help"):
+        print("usage: forebay bench serve|throughput|latency [options]\n\n"
+              "serve measures a running server, throughput and latency an engine of their own.")  # fmt: skip
+        return 0 if words else 2
+    if words[0] not in kinds:
+        raise ConfigError(f"there is no `forebay bench {words[0]}`: use serve, throughput or latency")
+    return kinds[words[0]](words[1:])
+
+
+def random_prompts(*, count: int, length: int, prefix_length: int, vocab_size: int, seed: int) -> Prompts:
+    """Token ids drawn evenly, so that lengths are exact whatever the tokenizer; the first `prefix_length` are shared.
+
+    The lowest ids are left out: that is where most vocabularies keep their control tokens.
+    """
+    if length < 1 or not 0 <= prefix_length <= length:
+        raise ConfigError(f"a prompt of {length} tokens with a shared prefix of {prefix_length} is not possible")
+    draw = np.random.default_rng(seed)
+    low = min(256, vocab_size // 2)
+    prefix = draw.integers(low, vocab_size, prefix_length).tolist()
+    return [prefix + draw.integers(low, vocab_size, length - prefix_length).tolist() for _ in range(count)]
+
+
+def _serve(words: Sequence[str]) -> int:
+    parser = Parser("bench serve", "Send requests to a running server and measure what a client sees.", "[options]")
+    parser.option("--base-url", metavar="URL", help="the server", default="http://127.0.0.1:30000")
+    parser.option("--host", metavar="HOST", help="its host, instead of --base-url")
+    parser.option("--port", type=int, metavar="N", help="its port, instead of --base-url")
+    parser.option("--api-key", metavar="KEY", default="", help="where it asks for one")
+    parser.option("--model", metavar="NAME", help="the model's name there", default_text="the first it names")
+    _workload(parser, num_prompts=64)
+    parser.option("--request-rate", type=float, default=float("inf"), metavar="X", help="arrivals a second (Poisson)")
+    parser.option("--max-concurrency", type=int, metavar="N", help="most requests at once", default_text="no limit")
+    parser.option("--ignore-eos", action="store_true", help="always generate the whole output length")
+    parser.option("--num-warmups", type=int, default=1, metavar="N", help="requests before the measured ones")
+    parser.option("--disable-tqdm", action="store_true", help="no progress bar")
+    _saving(parser)
+    own = parser.parse(words).own
+    url = f"http://{own.host or '127.0.0.1'}:{own.port or 30000}" if own.host or own.port else own.base_url
+    samples, seconds, model = asyncio.run(_drive(own, Origin(url, own.api_key)))
+    result = summarize(samples, seconds)
+    settings = {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "backend": "forebay",
+        "model_id": model,
+        "num_prompts": own.num_prompts,
+        "request_rate": "inf" if own.request_rate == float("inf") else own.request_rate,
+        "max_concurrency": own.max_concurrency,
+        "random_input_len": own.random_input_len,
+        "random_output_len": own.random_output_len,
+        "seed": own.seed,
+    }
+    _report("Serving Benchmark Result", result.rows())
+    _save(own, settings | result.as_dict(), f"forebay-serve-{settings['date']}.json")
+    for error in result.errors[:3]:
+        print(f"failed request: {error}", file=sys.stderr)
+    return 0 if result.completed else 1
+
+
+async def _drive(own: Any, origin: Origin) -> tuple[list[Sample], float, str]:
+    info = await get_json(origin, "/server_info")
+    model = own.model or (await get_json(origin, "/v1/models"))["data"][0]["id"]
+    count = own.num_prompts + own.num_warmups
+    prompts = random_prompts(
+        count=count,
+        length=own.random_input_len,
+        prefix_length=own.random_prefix_len,
+        vocab_size=_vocab_size(info),
+        seed=own.seed,
+    )
+    target = Target(origin, model, own.random_output_len, own.ignore_eos)
+    warm, measured = prompts[: own.num_warmups], prompts[own.num_warmups :]
+    if warm:
+        warmed, _ = await run_load(target, Load(warm, float("inf"), 1, own.seed), lambda: None)
+        if warmed[0].error:
+            raise EngineError(f"the first request failed: {warmed[0].error}")
+    load = Load(measured, own.request_rate, own.max_concurrency or len(measured), own.seed)
+    with _bar(len(measured), hidden=own.disable_tqdm) as bar:
+        samples, seconds = await run_load(target, load, _advance(bar))
+    return samples, seconds, model
+
+
+def _vocab_size(info: dict[str, Any]) -> int:
+    engine = info.get("engine")
+    if not isinstance(engine, dict) or not isinstance(engine.get("vocab_size"), int):
+        raise EngineError("the server does not tell its vocabulary yet (/server_info): wait until it is ready")
+    size: int = engine["vocab_size"]
+    return size
+
+
+def _throughput(words: Sequence[str]) -> int:
+    parser = Parser("bench throughput", "All requests at once through an engine of our own.", "[MODEL] [options]")
+    _workload(parser, num_prompts=64)
+    _saving(parser)
+    parser.engine_flags(server=False, model_is_positional=True)
+    parsed = parser.parse(words)
+    own = parsed.own
+    config = parsed.resolve(max_queued_requests=own.num_prompts + 1, max_queued_tokens=1 << 30, log_level="warning",
+                            queue_timeout=86400, request_timeout=86400)  # fmt: skip
+
+    async def measure() -> float:
+        async with local_model(config) as model:
+            prompts = _local_prompts(model, own, own.num_prompts)
+            await _complete(model, prompts[0], 8)
+            started = time.perf_counter()
+            with _bar(own.num_prompts) as bar:
+                advance = _advance(bar)
+
+                async def one(prompt: list[int]) -> None:
+                    await _complete(model, prompt, own.random_output_len)
+                    advance()
+
+                await asyncio.gather(*map(one, prompts))
+            return time.perf_counter() - started
+
+    seconds = asyncio.run(measure())
+    inputs, outputs = own.num_prompts * own.random_input_len, own.num_prompts * own.random_output_len
+    result = {
+        "elapsed_time": seconds,
+        "num_requests": own.num_prompts,
+        "total_num_tokens": inputs + outputs,
+        "requests_per_second": own.num_prompts / seconds,
+        "tokens_per_second": (inputs + outputs) / seconds,
+        "output_tokens_per_second": outputs / seconds,
+    }
+    _report("Throughput", [(name.replace("_", " "), value) for name, value in result.items()])
+    _save(own, result, "forebay-throughput.json")
+    return 0
+
+
+def _latency(words: Sequence[str]) -> int:
+    parser = Parser("bench latency", "One batch at a time through an engine of our own.", "[MODEL] [options]")
+    parser.option("--batch-size", type=int, default=8, metavar="N", help="requests in a batch")
+    parser.option("--input-len", type=int, default=32, metavar="N", help="tokens of a prompt", dest="random_input_len")
+    parser.option("--output-len", type=int, default=128, metavar="N", help="tokens to generate")
+    parser.option("--num-iters-warmup", type=int, default=2, metavar="N", help="batches before the measured ones")
+    parser.option("--num-iters", type=int, default=10, metavar="N", help="measured batches")
+    parser.option("--seed", type=int, default=0, metavar="N", help="of the prompts")
+    _saving(parser)
+    parser.engine_flags(server=False, model_is_positional=True)
+    parsed = parser.parse(words)
+    own = parsed.own
+    own.random_prefix_len = 0
+    config = parsed.resolve(disable_radix_cache=True, log_level="warning")
+
+    async def measure() -> list[float]:
+        async with local_model(config) as model:
+            seconds = []
+            with _bar(own.num_iters_warmup + own.num_iters) as bar:
+                for _ in range(own.num_iters_warmup + own.num_iters):
+                    prompts = _local_prompts(model, own, own.batch_size)
+                    started = time.perf_counter()
+                    await asyncio.gather(*(_complete(model, prompt, own.output_len) for prompt in prompts))
+                    seconds.append(time.perf_counter() - started)
+                    _advance(bar)()
+            return seconds[own.num_iters_warmup :]
+
+    latencies = asyncio.run(measure())
+    result: dict[str, Any] = {"avg_latency": float(np.mean(latencies)), "latencies": latencies}
+    result["percentiles"] = {str(p): float(np.percentile(latencies, p)) for p in (10, 25, 50, 75, 90, 99)}
+    rows: Rows = [("avg latency (s)", result["avg_latency"])]
+    rows += [(f"p{p} latency (s)", value) for p, value in result["percentiles"].items()]
+    _report("Latency", rows)
+    _save(own, result, "forebay-latency.json")
+    return 0
+
+
+def _local_prompts(model: LocalModel, own: Any, count: int) -> Prompts:
+    return random_prompts(
+        count=count,
+        length=own.random_input_len,
+        prefix_length=own.random_prefix_len,
+        vocab_size=model.engine.info.vocab_size,
+        seed=own.seed,
+    )
+
+
+async def _complete(model: LocalModel, prompt: list[int], max_new_tokens: int) -> None:
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+    async with model.engine.submit(prompt_token_ids=prompt, params=params) as stream:
+        async for update in stream:
+            if update.finish is FinishReason.ERROR and update.failure is not None:
+                raise EngineError(update.failure.message, code=update.failure.code)
+
+
+def _workload(parser: Parser, *, num_prompts: int) -> None:
+    parser.option("--num-prompts", type=int, default=num_prompts, metavar="N", help="requests")
+    parser.option("--random-input-len", type=int, default=128, metavar="N", help="tokens of each prompt")
+    parser.option("--random-output-len", type=int, default=128, metavar="N", help="tokens to generate for each")
+    parser.option("--random-prefix-len", type=int, default=0, metavar="N", help="of the prompt, tokens all share")
+    parser.option("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
+
+
+def _saving(parser: Parser) -> None:
+    parser.option("--save-result", action="store_true", help="write the figures as JSON")
+    parser.option("--result-dir", metavar="DIR", default=".", help="where to")
+    parser.option("--result-filename", metavar="FILE", help="under what name", default_text="made from the date")
+
+
+def _save(own: Any, result: dict[str, Any], name: str) -> None:
+    if not own.save_result and own.result_filename is None:
+        return
+    path = Path(own.result_dir) / (own.result_filename or name)
+    try:
+        path.write_text(json.dumps(result, indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--result-dir: {path} cannot be written ({error.strerror})") from None
+    print(f"saved {path}")
+
+
+def _report(title: str, rows: Rows) -> None:
+    table = Table(title=title, title_justify="left", show_header=False, box=None)
+    table.add_column(min_width=36)
+    table.add_column(justify="right")
+    for name, value in rows:
+        if value is None:
+            table.add_section()
+            table.add_row(f"[bold]{name}[/bold]", "")
+        else:
+            table.add_row(name, f"{value:,.2f}" if isinstance(value, float) else f"{value:,}")
+    Console(highlight=False).print(table)
+
+
+def _bar(total: int, *, hidden: bool = False) -> AbstractContextManager[Progress | None]:
+    if hidden or not sys.stderr.isatty():
+        return nullcontext(None)
+    columns = TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    bar = Progress(*columns, console=Console(stderr=True), refresh_per_second=4)
+    bar.add_task("requests", total=total)
+    return bar
+
+
+def _advance(bar: Progress | None) -> Any:
+    return (lambda: None) if bar is None else (lambda: bar.advance(bar.task_ids[0]))

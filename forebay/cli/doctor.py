@@ -1,0 +1,189 @@
+"""`forebay doctor`: what is wrong with this machine or install, and the fix. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+import forebay
+from forebay.base.units import human_bytes
+from forebay.cli.arguments import Parser
+from forebay.config import machine
+from forebay.formats.store import DEFAULT_MODEL, checksum, models_folder
+
+MIN_MEMORY_BYTES: Final = 2 << 30
+MIN_DISK_BYTES: Final = 1 << 30
+STALE_AFTER_S: Final = 3600.0
+_PIN: Final = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)")
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    SLOW = "slow"  # works, but not as well as it could
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    subject: str
+    verdict: Verdict
+    what: str
+    fix: str = ""
+
+
+def run(words: Sequence[str]) -> int:
+    parser = Parser("doctor", "Check this machine and install; exit code 1 if something is broken.", "[options]")
+    parser.option("--port", type=int, default=30000, metavar="N", help="the port to look at")
+    own = parser.parse(words).own
+    findings = list(examine(own.port))
+    table = Table(box=None)
+    for column in ("", "subject", "found", "fix"):
+        table.add_column(column, overflow="fold")
+    colours = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "red"}
+    for finding in findings:
+        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
+        table.add_row(verdict, finding.subject, finding.what, finding.fix)
+    Console(highlight=False).print(table)
+    return int(any(finding.verdict is Verdict.BROKEN for finding in findings))
+
+
+def examine(port: int) -> Iterator[Finding]:
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python, _torch, _packages, _cpu, _compiler, _kernels, _memory, _model, _leftovers, _disk
+    )  # fmt: skip
+    for check in checks:
+        yield check()
+    yield _port(port)
+
+
+def _python() -> Finding:
+    found = f"{platform.python_version()} ({sys.executable})"
+    if sys.version_info < (3, 11):  # noqa: UP036 - installed by hand, the package's own condition may be ignored
+        return Finding("Python", Verdict.BROKEN, found, "use Python 3.11 or later")
+    return Finding("Python", Verdict.OK, found)
+
+
+def _torch() -> Finding:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("torch", Verdict.BROKEN, "not installed", "make install")
+    cuda = [d.name for d in importlib.metadata.distributions() if (d.name or "").lower().startswith("nvidia-")]
+    if cuda and not Path("/dev/nvidiactl").exists():
+        fix = "make install in a fresh checkout takes the CPU build"
+        return Finding("torch", Verdict.SLOW, f"{version} with {len(cuda)} CUDA packages, and no NVIDIA GPU", fix)
+    return Finding("torch", Verdict.OK, version)
+
+
+def _packages() -> Finding:
+    """Installed versions against the pins of the checkout that we run from."""
+    pins = Path(forebay.__file__).parent.parent / "requirements.txt"
+    if not pins.is_file():
+        return Finding("packages", Verdict.OK, "installed without a checkout: no pins to compare with")
+    wrong = [problem for line in pins.read_text().splitlines() if (problem := _pin_problem(line))]
+    if wrong:
+        return Finding("packages", Verdict.BROKEN, ", ".join(wrong[:4]), "make install")
+    return Finding("packages", Verdict.OK, "as pinned in requirements.txt")
+
+
+def _pin_problem(line: str) -> str:
+    pin = _PIN.match(line)
+    if pin is None:
+        return ""
+    name, wanted = pin.groups()
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{name} is missing"
+    return "" if found == wanted else f"{name} is {found}, pinned {wanted}"
+
+
+def _cpu() -> Finding:
+    flags = machine.cpu_flags()
+    sets = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
+    cores = machine.usable_cores()
+    found = f"{machine.cpu_model()}; {cores.why}; {', '.join(sets) or 'no AVX2'}"
+    if not sets:
+        return Finding("CPU", Verdict.SLOW, found, "the native kernels need x86-64 with AVX2; torch is used")
+    return Finding("CPU", Verdict.OK, found)
+
+
+def _compiler() -> Finding:
+    found = machine.compiler()
+    if found is None:
+        fix = "install g++ (Debian: apt-get install g++): the native kernels are several times faster"
+        return Finding("compiler", Verdict.SLOW, "no C++ compiler", fix)
+    return Finding("compiler", Verdict.OK, found)
+
+
+def _kernels() -> Finding:
+    folder = machine.kernel_cache()
+    built = sorted(folder.glob("*.so"))
+    if not built:
+        fix = "python -m forebay.ops.build, or the next start does it (about 15 s)"
+        return Finding("native kernels", Verdict.SLOW, f"none in {folder}", fix)
+    return Finding("native kernels", Verdict.OK, f"{max(built, key=lambda p: p.stat().st_mtime)}")
+
+
+def _memory() -> Finding:
+    memory = machine.available_memory()
+    found = f"{human_bytes(memory.value)} {memory.why}, of {human_bytes(machine.total_memory())}"
+    if memory.value < MIN_MEMORY_BYTES:
+        return Finding("memory", Verdict.SLOW, found, "end other programs, or give a small --kv-cache-bytes")
+    return Finding("memory", Verdict.OK, found)
+
+
+def _model() -> Finding:
+    path = models_folder() / DEFAULT_MODEL.file
+    if not path.is_file():
+        return Finding("default model", Verdict.SLOW, f"not at {path}", "forebay models pull")
+    if path.stat().st_size != DEFAULT_MODEL.num_bytes or checksum(path) != DEFAULT_MODEL.sha256:
+        return Finding("default model", Verdict.BROKEN, f"{path} is damaged", f"rm {path}; forebay models pull")
+    return Finding("default model", Verdict.OK, f"{path}, sha256 as it should be")
+
+
+def _leftovers() -> Finding:
+    """Folders of downloads and builds that were killed; a running one is younger than an hour."""
+    old = time.time() - STALE_AFTER_S
+    places = [*models_folder().glob(".pull-*"), *machine.kernel_cache().glob(".build-*")]
+    stale = [str(place) for place in places if place.stat().st_mtime < old]
+    if stale:
+        return Finding("caches", Verdict.SLOW, f"{len(stale)} left by interrupted work", f"rm -r {' '.join(stale)}")
+    return Finding("caches", Verdict.OK, "nothing left behind")
+
+
+def _disk() -> Finding:
+    folder = models_folder()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if not os.access(folder, os.W_OK):
+        return Finding("disk", Verdict.BROKEN, f"{folder} is not writable", "set XDG_CACHE_HOME to a writable place")
+    if free < MIN_DISK_BYTES:
+        return Finding("disk", Verdict.SLOW, f"{human_bytes(free)} free at {folder}", "free some space")
+    return Finding("disk", Verdict.OK, f"{human_bytes(free)} free at {folder}")
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            fix = "stop what listens there (ss -ltnp), or forebay serve --port N"
+            return Finding("port", Verdict.SLOW, f"{port} cannot be used: {error.strerror}", fix)
+    return Finding("port", Verdict.OK, f"{port} is free")

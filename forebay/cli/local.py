@@ -1,0 +1,56 @@
+"""An engine of our own for the length of a command: text in, text out, no server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from forebay.base.errors import from_code
+from forebay.base.log import setup_logging
+from forebay.config.engine_config import Config
+from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.launch import launch
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason
+from forebay.text.detokenizer import Detokenizer
+from forebay.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    context_length: int
+
+    async def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[str]:
+        """The continuation, piece by piece. Raises the request's typed error if it fails."""
+        text = Detokenizer(self.tokenizer.table)
+        async with self.engine.submit(prompt_token_ids=list(prompt_token_ids), params=params) as updates:
+            async for update in updates:
+                if update.finish is FinishReason.ERROR and update.failure is not None:
+                    raise from_code(update.failure.kind, update.failure.message, update.failure.code)
+                piece = text.push(update.token_ids).text
+                if piece:
+                    yield piece
+        tail = text.finish().text
+        if tail:
+            yield tail
+
+    def room(self, num_prompt_tokens: int, max_tokens: int | None) -> int:
+        """Tokens that may still be generated: what was asked, or what the context leaves."""
+        left = max(1, self.context_length - num_prompt_tokens)
+        return left if max_tokens is None else min(left, max_tokens)
+
+
+@contextlib.asynccontextmanager
+async def local_model(config: Config) -> AsyncIterator[LocalModel]:
+    """A loaded engine and its tokenizer; the tokenizer is read while the engine loads."""
+    setup_logging(config.engine.log_level, process="client")
+    engine = await AsyncEngine.connect(launch(config.engine))
+    try:
+        tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
+        ready = await engine.ready()
+        yield LocalModel(engine, tokenizer, ready.context_length)
+    finally:
+        await engine.close(drain_s=0.0)

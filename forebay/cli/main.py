@@ -1,0 +1,80 @@
+"""`forebay`: the subcommands, each imported only when it is asked for.
+
+Exit codes: 0 done, 1 it failed while running, 2 the command line, configuration or checkpoint cannot work, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from forebay import __version__
+from forebay.base.errors import ConfigError, ForebayError, ModelError
+
+COMMANDS: Final = {
+    "serve": ("forebay.cli.serve", "serve a model over HTTP (OpenAI's API, and a page at /)"),
+    "chat": ("forebay.cli.chat", "talk to a model in the terminal"),
+    "generate": ("forebay.cli.generate", "complete one prompt to standard output"),
+    "bench": ("forebay.cli.bench", "measure: serve, throughput, latency"),
+    "models": ("forebay.cli.models", "list, pull and inspect models"),
+    "doctor": ("forebay.cli.doctor", "say what is wrong with this machine or install, and the fix"),
+}
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the console script exits with what this returns."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _dispatch(words)
+    except ForebayError as error:
+        print(f"forebay: error: {error.message}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError | ModelError) else EXIT_FAILED
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; the interpreter must not try to flush the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return EXIT_OK if words else EXIT_USAGE
+    if words[0] in ("-V", "--version"):
+        print(f"forebay {__version__}")
+        return EXIT_OK
+    if words[0] not in COMMANDS:
+        from forebay.config.sources import did_you_mean
+
+        raise ConfigError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}")
+    module = importlib.import_module(COMMANDS[words[0]][0])
+    result: int = module.run(words[1:])
+    return result
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"forebay {__version__}: an LLM serving engine whose memory can be trusted",
+            "",
+            "usage: forebay COMMAND [options]",
+            "",
+            *lines,
+            "",
+            "`forebay COMMAND --help` lists the options of one, `--help=WORD` those about WORD.",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""`forebay models list|pull|inspect`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from forebay.base.errors import ConfigError
+from forebay.base.units import human_bytes
+from forebay.cli.arguments import Parser
+from forebay.cli.progress import pull_default_model
+from forebay.config.machine import available_memory
+from forebay.config.rules import ITEM_BYTES
+from forebay.formats.checkpoint import Checkpoint, open_checkpoint
+from forebay.formats.store import cached, find_model, models_folder, short_name
+
+CONTEXTS = (1024, 8192, 32768, 131072)
+
+
+def run(words: Sequence[str]) -> int:
+    summary = "list: the models in the cache. pull: fetch the default model. inspect: what a model is and needs."
+    parser = Parser("models", summary, "list|pull|inspect [MODEL]")
+    parser.option("action", nargs="?", default="list", help="list, pull or inspect")
+    parser.option("model", nargs="?", help="for inspect: a path or a name from the list")
+    own = parser.parse(words).own
+    if own.model and own.action != "inspect":
+        raise ConfigError(f"`forebay models {own.action}` takes no model: only the default model is pulled")
+    if own.action == "list":
+        _list()
+    elif own.action == "pull":
+        print(pull_default_model())
+    elif own.action == "inspect":
+        inspect(own.model)
+    else:
+        raise ConfigError(f"there is no `forebay models {own.action}`: use list, pull or inspect")
+    return 0
+
+
+def _list() -> None:
+    found = cached()
+    if not found:
+        print(f"no models in {models_folder()}: `forebay models pull` fetches the default one")
+        return
+    table = Table(box=None)
+    for column in ("name", "size", "path"):
+        table.add_column(column, overflow="fold")
+    for path in found:
+        size = path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.iterdir())
+        table.add_row(short_name(path), human_bytes(size), str(path))
+    _console().print(table)
+
+
+def inspect(name: str | None) -> None:
+    """Print a checkpoint's shape, quantisation and memory needs. Reads headers only."""
+    checkpoint = open_checkpoint(find_model(name))
+    table = Table(title=str(checkpoint.path), title_justify="left", box=None, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for item, value in [*_shape(checkpoint), *_memory(checkpoint)]:
+        table.add_row(item, value)
+    _console().print(table)
+
+
+def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    model = checkpoint.config
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    heads = f"{model.num_heads} query heads, {model.num_kv_heads} KV heads of {model.head_dim}"
+    return [
+        ("architecture", model.model_type),
+        ("parameters", f"{parameters / 1e6:,.1f} M in {len(checkpoint.tensors)} tensors"),
+        ("layers", f"{model.num_layers} of width {model.hidden_size}, inner {model.intermediate_size}"),
+        ("attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")),
+        ("vocabulary", f"{model.vocab_size:,} tokens"),
+        ("context", f"{model.max_position_embeddings:,} tokens"),
+        ("stored as", _quantisation(checkpoint)),
+        ("file size", human_bytes(checkpoint.num_bytes)),
+    ]
+
+
+def _quantisation(checkpoint: Checkpoint) -> str:
+    """`210 x Q4_1, 61 x F32`, from the headers."""
+    kinds = Counter(tensor.storage for tensor in checkpoint.tensors.values())
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.most_common())
+
+
+def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
+    model = checkpoint.config
+    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    rows = []
+    for dtype, item_bytes in ITEM_BYTES.items():
+        per_token = model.kv_bytes_per_token(item_bytes)
+        contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
+        kv = ", ".join(f"{human_bytes(per_token * context)} for {context:,}" for context in contexts)
+        rows.append((f"memory, {dtype}", f"weights {human_bytes(parameters * item_bytes)}"))
+        rows.append(("", f"KV {human_bytes(per_token)} a token: {kv}"))
+    memory = available_memory()
+    return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
