@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from playwright.sync_api import Page, expect
 
+from forebay.engine.frames import State
 from tests.browser.conftest import Open, Watch
 from tests.browser.test_chat_page import ask
 from tests.server.fake_engine import FakeEngine
@@ -19,6 +21,24 @@ def test_strip_shows_the_pools_by_holder(open_console: Open, page: Page) -> None
     expect(page.get_by_role("img", name="Sampled pages: 1 free, 1 running, 1 cached")).to_be_visible()
     page.keyboard.press("Escape")
     expect(page.locator("#running")).to_have_text("0")
+
+
+class CountingEngine(FakeEngine):
+    """Counts its tokens as the scheduler does."""
+
+    async def state(self) -> State:
+        state = await super().state()
+        sent = float(sum(stream.sent for stream in self.submitted))
+        return msgspec.structs.replace(state, counters={**state.counters, "generated_tokens": sent})
+
+
+def test_strip_shows_the_rate_of_generated_tokens(open_console: Open, page: Page) -> None:
+    open_console(make_engine=lambda: CountingEngine(interval_s=0.01))
+    expect(page.locator("#rate")).to_have_text("0.0")
+    ask(page)
+    expect(page.locator("#rate")).not_to_have_text("0.0")
+    page.keyboard.press("Escape")
+    expect(page.locator("#rate")).to_have_text("0.0")
 
 
 def test_polling_pauses_while_the_page_is_hidden(open_console: Open, page: Page) -> None:

@@ -63,7 +63,7 @@ export class Strip {
   show(state) {
     $("running").textContent = whole(state.num_running);
     $("waiting").textContent = whole(state.num_waiting);
-    this.showRate(state.counters.generated_tokens_total ?? 0);
+    this.showRate(state.counters.generated_tokens ?? 0);
     $("pools").replaceChildren(...state.pools.map(poolView));
     showMap(state.map ?? []);
   }
