@@ -62,8 +62,11 @@ class Slots:
 
     def __init__(self, name: str, capacity: int, *, ledger: Ledger = Ledger.RAISE) -> None:
         self.name, self.capacity, self.ledger = name, capacity, ledger
-        self.owner: Ids = np.full(capacity + 1, FREE, dtype=np.int64)
-        self.owner[PAD] = QUARANTINE
+        # One entry more than there are slots: ids are clipped when they are looked up, and one that is too large must
+        # not be taken for the last slot.
+        self._fenced: Ids = np.full(capacity + 2, QUARANTINE, dtype=np.int64)
+        self.owner: Ids = self._fenced[: capacity + 1]
+        self.owner[PAD + 1 :] = FREE
         self.generation: Ids = np.zeros(capacity + 1, dtype=np.int64)
         self.num_violations = 0
         self.num_quarantined = 0
@@ -109,7 +112,7 @@ class Slots:
         n = len(ids)
         if self.ledger is not Ledger.OFF:
             marks = self._marks[:n]
-            if not _all_are(self.owner.take(ids, mode="clip"), owner):
+            if not _all_are(self._fenced.take(ids, mode="clip"), owner):
                 ids = self._rightful(ids, owner)
                 n, marks = len(ids), self._marks[: len(ids)]
             self.owner[ids] = marks
@@ -124,7 +127,7 @@ class Slots:
         """Hand slots from one owner to another without freeing them."""
         if self.ledger is Ledger.OFF:
             return
-        if not _all_are(self.owner.take(ids, mode="clip"), giver):
+        if not _all_are(self._fenced.take(ids, mode="clip"), giver):
             ids = self._rightful(ids, giver)
         self.owner[ids] = taker
 

@@ -231,3 +231,12 @@ def test_a_lease_grows_splits_and_changes_hands():
     rest.release()
     rest.release()  # a released lease holds nothing
     slots.audit([Holder(CACHE, kept)])
+
+
+def test_an_id_beyond_the_pool_is_not_taken_for_the_last_slot():
+    slots = Slots("test", 4, ledger=Ledger.COUNT)
+    mine = slots.take_ids(4, 7)
+    slots.return_ids(ids(5), 7)
+    slots.transfer(ids(5), 7, CACHE)
+    assert slots.num_violations == 2
+    slots.audit([Holder(7, mine)])

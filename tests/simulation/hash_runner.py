@@ -43,6 +43,7 @@ class HashStep:
         self.writers: I64 = np.repeat(self.tenants, plan.q_lens)
         self.pages_read: I64 = np.unique((locations // runner.page_size)[mask])
         self.generations: I64 = runner.kv_slots.generation[self.pages_read]
+        self.row_generations: I64 = runner.row_slots.generation[plan.rows]
 
     def result(self, *, fails: bool = False, poisoned: tuple[int, ...] = ()) -> StepResult:
         """What the step sampled; with `fails` it raises StepFailed instead and leaves garbage behind. The sequences
@@ -51,15 +52,23 @@ class HashStep:
 
 
 class HashRunner:
-    """`requests.step_plan.Runner` in numpy. Device state changes by plans only; `kv_slots` (the scheduler's pool) is
-    read to check who owns what, never to compute.
+    """`requests.step_plan.Runner` in numpy. Device state changes by plans only; `kv_slots` and `row_slots` (the
+    scheduler's pools) are read to check who owns what, never to compute.
 
     `salt` gives the salt of a request's namespace: what the adapter or the weights' version would be to a real model.
     """
 
-    def __init__(self, config: SchedulerConfig, kv_slots: Slots, *, vocab: int, salt: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv_slots: Slots,
+        row_slots: Slots,
+        *,
+        vocab: int,
+        salt: Callable[[int], int],
+    ) -> None:
         ps, rows = config.page_size, config.max_running_requests + 1
-        self.page_size, self.vocab, self.kv_slots = ps, vocab, kv_slots
+        self.page_size, self.vocab, self.kv_slots, self.row_slots = ps, vocab, kv_slots, row_slots
         self.table = np.zeros((rows, -(-config.context_length // ps)), dtype=np.int32)
         self.kv: U64 = np.full((config.num_pages + 1) * ps, POISON, dtype=np.uint64)
         self.last_tokens = np.full(rows, NO_TOKEN, dtype=np.int64)
@@ -153,12 +162,15 @@ class HashRunner:
 
     def check_in_flight(self) -> None:
         """What a launched step may still touch has not changed hands, and was not freed."""
-        owner, generation = self.kv_slots.owner, self.kv_slots.generation
+        owner, generation, rows = self.kv_slots.owner, self.kv_slots.generation, self.row_slots
         for step in self.in_flight:
             if (owner[step.written_pages] != step.writers).any():
                 raise RunnerError(f"pages {step.written_pages} were released while step {step.plan.step} writes them")
             if (owner[step.pages_read] <= FREE).any() or (generation[step.pages_read] != step.generations).any():
                 raise RunnerError(f"pages {step.pages_read} were released while step {step.plan.step} reads them")
+            at = step.plan.rows
+            if (rows.owner[at] <= FREE).any() or (rows.generation[at] != step.row_generations).any():
+                raise RunnerError(f"rows {at} were released while step {step.plan.step} uses them")
 
     def poison_free_pages(self) -> None:
         pages = self.kv.reshape(-1, self.page_size)

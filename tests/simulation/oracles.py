@@ -151,7 +151,7 @@ class Oracles:
         self.runner.check_in_flight()
         require(scheduler.requests.keys() == self.live.keys(), "the scheduler lost a request, or kept one too long")
         waiting = scheduler.waiting
-        by_status = {status: 0 for status in Status}
+        by_status = dict.fromkeys(Status, 0)
         for req in scheduler.requests.values():
             by_status[req.status] += 1
         require(

@@ -1,5 +1,7 @@
 """The scorecard's cases about memory pressure, boundaries, order, retraction and prefix hits, on the hash model."""
 
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -9,14 +11,12 @@ from forebay.requests.request import Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.admission import MAX_RETRACTIONS
-from forebay.scheduler.policy import rank
-from forebay.scheduler.scheduler import Scheduler
-from tests.simulation.simulator import Simulation
+from tests.simulation.simulator import RetractingScheduler, Simulation
 from tests.simulation.workload import Traffic
 
 
 def config(**changes) -> SchedulerConfig:
-    asked = dict(
+    asked = SchedulerConfig(
         page_size=4,
         num_pages=32,
         max_running_requests=8,
@@ -25,34 +25,22 @@ def config(**changes) -> SchedulerConfig:
         max_queued_requests=1 << 20,
         ledger=Ledger.RAISE,
     )
-    return SchedulerConfig(**{**asked, **changes})
+    return replace(asked, **changes)
 
 
 def traffic(**changes) -> Traffic:
-    asked = dict(num_requests=0, arrivals=1.0, vocab=1000, longest_prompt=24, longest_output=16, stopping=0.0)
-    return Traffic(**{**asked, **changes})
+    asked = Traffic(num_requests=0, arrivals=1.0, vocab=1000, longest_prompt=24, longest_output=16, stopping=0.0)
+    return replace(asked, **changes)
 
 
-def simulation(seed: int = 0, *, make_scheduler=Scheduler, load: Traffic | None = None, **changes) -> Simulation:
+def simulation(
+    seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None, **changes
+) -> Simulation:
     return Simulation(config(**changes), load or traffic(), Random(seed), make_scheduler=make_scheduler)
 
 
 def greedy(max_new_tokens: int) -> SamplingParams:
     return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
-
-
-class Retracting(Scheduler):
-    """Takes the memory of the last in rank in every `every`-th plan, whether it is needed or not."""
-
-    every = 0
-
-    def _make_room_to_decode(self) -> bool:
-        roomy = super()._make_room_to_decode()
-        here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
-        if self.every and here and self._step % self.every == 0:
-            self._retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
-            return False
-        return roomy
 
 
 # -- C-1 --------------------------------------------------------------------------------------------------------------
@@ -62,7 +50,7 @@ class Retracting(Scheduler):
 @pytest.mark.parametrize("chunk", [1, 7, 4, 16, 2048])
 def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(chunk, every):
     """2,000 requests over the 15 cases; the oracles compare every token with the reference as it comes."""
-    make = type("Retracting", (Retracting,), {"every": every})
+    make = partial(RetractingScheduler, every=every)
     load = traffic(num_requests=134, sharing=0.7, arrivals=0.7)
     sim = simulation(chunk * 100 + every, make_scheduler=make, load=load, chunked_prefill_size=chunk, overlap_depth=1)
     while sim.num_added < load.num_requests:

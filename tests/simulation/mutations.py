@@ -1,0 +1,402 @@
+"""Bugs on purpose: what the simulator must find, most of them copied from issues of real engines or from our own past.
+
+`python -m tests.simulation.mutations` says after how many seeds each is found, and the score.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from forebay.memory import slots
+from forebay.memory.kv_allocator import PagedKvAllocator
+from forebay.memory.radix_cache import RadixCache
+from forebay.requests.request import Request, Status
+from forebay.requests.updates import FinishReason, Update
+from forebay.scheduler import admission, residency
+from forebay.scheduler.residency import Residencies
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.simulator import run_seed
+
+Patch = pytest.MonkeyPatch
+Mutation = Callable[[Patch], None]
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(apply: Mutation) -> Mutation:
+    MUTATIONS[apply.__name__] = apply
+    return apply
+
+
+def found_after(name: str, seeds: range) -> int | None:
+    """With the mutation in place, the first seed that fails; None if all pass."""
+    with Patch.context() as patch:
+        MUTATIONS[name](patch)
+        for seed in seeds:
+            try:
+                run_seed(seed)
+            except Exception:
+                return seed
+    return None
+
+
+# -- rows and pages ---------------------------------------------------------------------------------------------------
+
+
+@mutation
+def a_row_write_is_forgotten(patch: Patch) -> None:
+    grow = Residencies.grow
+
+    def mutated(self, batch, active):
+        known = len(self._writes)
+        grow(self, batch, active)
+        del self._writes[known:]
+
+    patch.setattr(Residencies, "grow", mutated)
+
+
+@mutation
+def pages_are_released_under_a_step_in_flight(patch: Patch) -> None:
+    patch.setattr(Residencies, "_let_go", Residencies._release)
+
+
+@mutation
+def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
+    let_go = Residencies._let_go
+
+    def mutated(self, leaving):
+        if leaving.row != slots.PAD:
+            self.rows.free_row(leaving.row)
+        let_go(self, replace(leaving, row=slots.PAD))
+
+    patch.setattr(Residencies, "_let_go", mutated)
+
+
+@mutation
+def pages_are_released_twice(patch: Patch) -> None:
+    release = Residencies._release
+
+    def mutated(self, leaving):
+        release(self, leaving)
+        if len(leaving.pages) > 3:
+            self.kv.return_ids(leaving.pages[:1], leaving.request_id)
+
+    patch.setattr(Residencies, "_release", mutated)
+
+
+@mutation
+def a_page_leaks(patch: Patch) -> None:
+    release = Residencies._release
+
+    def mutated(self, leaving):
+        kept = leaving.pages[:-1] if len(leaving.pages) > 3 else leaving.pages
+        release(self, replace(leaving, pages=kept))
+
+    patch.setattr(Residencies, "_release", mutated)
+
+
+@mutation
+def page_zero_is_handed_out(patch: Patch) -> None:
+    init = PagedKvAllocator.__init__
+
+    def mutated(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self._stack[0] = slots.PAD
+        self.owner[slots.PAD] = slots.FREE
+
+    patch.setattr(PagedKvAllocator, "__init__", mutated)
+
+
+@mutation
+def admission_reserves_a_token_too_few(patch: Patch) -> None:
+    right = residency.footprint
+    patch.setattr(residency, "footprint", lambda kv_len, ps, **held: right(kv_len - 1, ps, **held))
+
+
+@mutation
+def one_table_entry_is_written_twice_in_a_step(patch: Patch) -> None:
+    release = Residencies.release
+
+    def mutated(self, req):
+        pending = list(self._writes)
+        release(self, req)
+        self._writes = pending
+
+    patch.setattr(Residencies, "release", mutated)
+
+
+# -- the prefix cache -------------------------------------------------------------------------------------------------
+
+
+@mutation
+def an_uncommitted_page_is_adopted(patch: Patch) -> None:
+    launch = Scheduler._launch_extends
+
+    def mutated(self, extends):
+        reqs = list(extends.reqs)
+        launch(self, extends)
+        for req in reqs:
+            self.held.adopt(req, req.kv_len)
+
+    patch.setattr(Scheduler, "_launch_extends", mutated)
+
+
+@mutation
+def the_last_tokens_page_is_adopted_before_it_has_kv(patch: Patch) -> None:
+    patch.setattr(Request, "committed_len", property(lambda self: len(self.tokens)))
+
+
+@mutation
+def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
+    commit = Scheduler._commit_chunks
+    patch.setattr(
+        Scheduler,
+        "_commit_chunks",
+        lambda self, flight, result, now: commit(self, flight, replace(result, failed=()), now),
+    )
+
+
+@mutation
+def a_prefix_is_not_pinned(patch: Patch) -> None:
+    patch.setattr(RadixCache, "_lock", lambda self, node: None)
+    patch.setattr(RadixCache, "_unlock", lambda self, node: None)
+
+
+@mutation
+def a_pinned_leaf_is_evicted(patch: Patch) -> None:
+    lock = RadixCache._lock
+
+    def mutated(self, node):
+        stamp = node.stamp
+        lock(self, node)
+        node.stamp = stamp
+
+    patch.setattr(RadixCache, "_lock", mutated)
+
+
+@mutation
+def the_whole_prompt_may_be_a_hit(patch: Patch) -> None:
+    def mutated(self, req):
+        return self.cache.match(req.key(len(req.tokens)), req.namespace)
+
+    patch.setattr(Residencies, "match", mutated)
+
+
+@mutation
+def namespaces_are_ignored(patch: Patch) -> None:
+    root = RadixCache._root
+    patch.setattr(RadixCache, "_root", lambda self, namespace: root(self, ""))
+    match = RadixCache.match
+    patch.setattr(
+        RadixCache, "match", lambda self, key, namespace="", max_tokens=None: match(self, key, "", max_tokens)
+    )
+
+
+@mutation
+def a_match_is_a_page_too_long(patch: Patch) -> None:
+    common = RadixCache._common
+
+    def mutated(self, key, edge, position, end):
+        shared = common(self, key, edge, position, end)
+        return min(shared + self._page_bytes, len(edge), end - position)
+
+    patch.setattr(RadixCache, "_common", mutated)
+
+
+@mutation
+def splitting_an_edge_mixes_up_its_pages(patch: Patch) -> None:
+    split = RadixCache._split
+
+    def mutated(self, node, at):
+        upper = split(self, node, at)
+        upper.pages = upper.pages[::-1].copy()
+        return upper
+
+    patch.setattr(RadixCache, "_split", mutated)
+
+
+@mutation
+def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
+    adopt = Residencies.adopt
+
+    def mutated(self, req, num_committed):
+        known = len(self._writes)
+        adopt(self, req, num_committed)
+        del self._writes[known:]
+
+    patch.setattr(Residencies, "adopt", mutated)
+
+
+@mutation
+def evicted_pages_stay_booked_as_evictable(patch: Patch) -> None:
+    evict = RadixCache.evict
+
+    def mutated(self, num_pages):
+        count = evict(self, num_pages)
+        self.num_evictable += count > 2
+        return count
+
+    patch.setattr(RadixCache, "evict", mutated)
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@mutation
+def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
+    abort = Scheduler.abort
+
+    def mutated(self, request_id, now):
+        req = self.requests.get(request_id)
+        return [] if req and req.status is Status.EXTENDING else abort(self, request_id, now)
+
+    patch.setattr(Scheduler, "abort", mutated)
+
+
+@mutation
+def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
+    def mutated(self, request_id, now):
+        hit = [req for id, req in list(self.requests.items()) if str(id).startswith(str(request_id))]
+        return [self._finish(req, FinishReason.ABORT) for req in hit]
+
+    patch.setattr(Scheduler, "abort", mutated)
+
+
+@mutation
+def timeouts_are_not_noticed(patch: Patch) -> None:
+    patch.setattr(Scheduler, "_overdue", lambda self, req, now: None)
+
+
+@mutation
+def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
+    finish = Scheduler._finish
+
+    def mutated(self, req, *args, **kwargs):
+        waiting = self._num_waiting_tokens
+        update = finish(self, req, *args, **kwargs)
+        self._num_waiting_tokens = waiting
+        return update
+
+    patch.setattr(Scheduler, "_finish", mutated)
+
+
+@mutation
+def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
+    append = Scheduler._append
+
+    def mutated(self, req, *args):
+        stops = req.stop_ids
+        req.stop_ids = () if req.num_output == 0 else stops
+        update = append(self, req, *args)
+        req.stop_ids = stops
+        return update
+
+    patch.setattr(Scheduler, "_append", mutated)
+
+
+@mutation
+def a_request_gets_a_token_too_many(patch: Patch) -> None:
+    init = Request.__init__
+
+    def mutated(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        self.max_kv_len += 1
+
+    patch.setattr(Request, "__init__", mutated)
+
+
+# -- retraction -------------------------------------------------------------------------------------------------------
+
+
+@mutation
+def a_retracted_request_loses_its_last_token(patch: Patch) -> None:
+    retract = Scheduler._retract
+
+    def mutated(self, req):
+        retract(self, req)
+        if req.num_output:
+            req.tokens.pop()
+            self._num_waiting_tokens -= 1
+
+    patch.setattr(Scheduler, "_retract", mutated)
+
+
+@mutation
+def a_retracted_request_resumes_while_a_step_still_computes_for_it(patch: Patch) -> None:
+    retract = Scheduler._retract
+
+    def mutated(self, req):
+        retract(self, req)
+        req.resume_after = 0
+
+    patch.setattr(Scheduler, "_retract", mutated)
+
+
+@mutation
+def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
+    append = Scheduler._append
+
+    def mutated(self, req, *args):
+        return Update(req.id, []) if req.status is Status.WAITING else append(self, req, *args)
+
+    patch.setattr(Scheduler, "_append", mutated)
+
+
+@mutation
+def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
+    fail = Scheduler.fail
+
+    def mutated(self, plan, error, now):
+        flight = self._flights[0]
+        flight.reqs[:] = [req for req in flight.reqs if req.status is not Status.WAITING]
+        return fail(self, plan, error, now)
+
+    patch.setattr(Scheduler, "fail", mutated)
+
+
+@mutation
+def prompt_logprobs_are_sent_twice_after_a_retraction(patch: Patch) -> None:
+    start = Scheduler._start
+
+    def mutated(self, req, *args):
+        collected = req.prompt_logprobs
+        start(self, req, *args)
+        req.prompt_logprobs = collected
+
+    patch.setattr(Scheduler, "_start", mutated)
+
+
+@mutation
+def a_retracted_request_waits_for_a_step_that_may_never_come(patch: Patch) -> None:
+    retract = Scheduler._retract
+
+    def mutated(self, req):
+        retract(self, req)
+        req.resume_after += 1
+
+    patch.setattr(Scheduler, "_retract", mutated)
+
+
+@mutation
+def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
+    admit = admission.AdmissionPass._admit
+    patch.setattr(
+        admission.AdmissionPass, "_admit", lambda self, req, match: req.num_retractions < 3 and admit(self, req, match)
+    )
+
+
+def main() -> int:
+    seeds, missed = range(1000), []
+    for name in MUTATIONS:
+        found = found_after(name, seeds)
+        print(f"{name:<70} {'NOT FOUND' if found is None else f'seed {found}'}", flush=True)
+        missed += [name] if found is None else []
+    print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} found within {len(seeds)} seeds")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""What the simulator found, each reduced to a few calls."""
+
+import pytest
+
+from forebay.base.errors import EngineError
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import FinishReason
+from forebay.scheduler.policy import victim
+from tests.scheduler.rig import Rig
+
+
+def test_a_row_handed_out_again_at_once_has_no_writes_of_its_last_tenant():
+    """A device may let either of two writes to one entry win."""
+    rig = Rig()
+    for _ in range(2):  # side by side: the second's row turns to the first's pages as both end
+        rig.add(list(range(12)), max_new=1)
+    rig.step()
+    rig.add(list(range(50, 60)))
+    plan = rig.step()
+    written = list(zip(plan.write_rows.tolist(), plan.write_columns.tolist(), strict=True))
+    assert len(written) == len(set(written)) == 3
+
+
+def retract_last(rig: Rig) -> None:
+    scheduler = rig.scheduler
+    scheduler._retract(victim([*scheduler.running.reqs, *scheduler.extending], scheduler.config.schedule_policy))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_request_retracted_while_two_steps_compute_for_it_ends_when_the_first_of_them_fails(depth):
+    """It used to go on with the second step's token, which follows one that is lost."""
+    rig = Rig(depth=depth)
+    req = rig.add(3)
+    for _ in range(depth):
+        rig.launch()
+    retract_last(rig)
+    (update,) = rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
+    assert (update.request_id, update.finish) == (req.id, FinishReason.ERROR)
+    while rig.flights:
+        assert rig.commit() == []
+    assert rig.scheduler.idle
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_prompt_logprobs_are_whole_after_a_retraction_before_the_first_token(in_flight):
+    rig = Rig(chunked_prefill_size=2, depth=1)
+    rig.add([1, 2, 3, 4], params=SamplingParams(max_new_tokens=2, prompt_logprobs=0))
+
+    def about(*tokens):
+        return {0: [TokenLogprob(token, -1.0, 1) if token else None for token in tokens]}
+
+    rig.launch()
+    rig.commit(prompt_logprobs=about(2, 3))
+    if in_flight:
+        rig.launch()  # the last chunk: its token arrives after the retraction
+        retract_last(rig)
+    else:
+        retract_last(rig)
+        rig.launch()
+        assert rig.commit(prompt_logprobs=about(2, 3)) == []
+        rig.launch()
+    (update,) = rig.commit(prompt_logprobs=about(4, None))
+    assert [entry and entry.token_id for entry in update.prompt_logprobs] == [None, 2, 3, 4]
