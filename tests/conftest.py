@@ -1,0 +1,83 @@
+"""For the whole suite: nothing leaves this machine, a hang prints its stacks, and the embedded model is found."""
+
+from __future__ import annotations
+
+import faulthandler
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ModelError
+from forebay.formats.store import find_model
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+HANG_S = 120.0
+
+faulthandler.enable()
+_guarding = False
+
+
+def _deny_outside(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: also what extension modules do through Python's sockets is seen. Hooks cannot be taken off."""
+    if not _guarding or event not in ("socket.connect", "socket.sendto", "socket.getaddrinfo"):
+        return
+    host = arguments[0] if event == "socket.getaddrinfo" else _host(arguments[1])
+    if not is_local(host):
+        raise PermissionError(f"a test tried to reach {host!r}: the suite must work without a network")
+
+
+def _host(address: Any) -> Any:
+    return address[0] if isinstance(address, tuple) else None  # a unix socket's address is no tuple
+
+
+def is_local(host: Any) -> bool:
+    if host in (None, "", b"", "localhost", socket.gethostname()):
+        return True
+    try:
+        return ip_address(host if isinstance(host, str) else bytes(host).decode()).is_loopback
+    except ValueError:
+        return False
+
+
+sys.addaudithook(_deny_outside)
+
+
+@pytest.fixture(autouse=True)
+def no_network() -> Iterator[None]:
+    """J-7: whatever a test starts in this process connects to loopback only."""
+    global _guarding
+    _guarding = True
+    yield
+    _guarding = False
+
+
+@pytest.fixture(autouse=True)
+def stacks_of_a_hang() -> Iterator[None]:
+    faulthandler.dump_traceback_later(HANG_S)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    """The default model, as `make install` puts it into the cache."""
+    try:
+        return find_model(None)
+    except ModelError as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """The path of a Chromium."""
+    for name in BROWSERS:
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    pytest.skip(f"no browser here (looked for {', '.join(BROWSERS)}): apt-get install chromium")
