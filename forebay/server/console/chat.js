@@ -94,7 +94,8 @@ export class Chat {
   }
 
   async send(text) {
-    if (this.answer) this.messages.push({ role: "assistant", content: this.answer.text });
+    // An answer that failed before its first token was never a turn.
+    if (this.answer?.text) this.messages.push({ role: "assistant", content: this.answer.text });
     this.answer?.tools.lastElementChild.remove(); // only the last answer can be written anew
     this.answer = null;
     this.messages.push({ role: "user", content: text });
