@@ -1,0 +1,170 @@
+"""Who wins, what is refused, and that every value says where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ConfigError, ModelError
+from forebay.config.engine_config import Config, EngineConfig, ServerConfig
+from forebay.config.flag import AUTO, SECRET, Auto
+from forebay.config.resolve import resolve
+from forebay.config.rules import OPTIONAL, RULES
+from forebay.config.server_args import FLAGS
+
+KEY = "sk-canary-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def _with_model(embedded_model: Path) -> None:
+    """The rules look at a checkpoint."""
+
+
+def setting(config: Config, name: str) -> tuple[str, str]:
+    found = next(item for item in config.settings if item.name == name)
+    return found.value, found.source
+
+
+def test_flag_wins_over_environment_over_file_over_rule(tmp_path: Path) -> None:
+    file = tmp_path / "forebay.toml"
+    file.write_text('port = 1\nmax_n = 2\nlog_level = "error"\n')
+    config = resolve({"port": "3"}, {"FOREBAY_PORT": "2", "FOREBAY_MAX_N": "4"}, file)
+    assert (config.server.port, config.server.max_n, config.server.log_level) == (3, 4, "error")
+    assert setting(config, "port") == ("3", "flag")
+    assert setting(config, "max_n") == ("4", "env")
+    assert setting(config, "log_level") == ("error", "file")
+    assert setting(config, "num_threads")[1] == "rule"
+
+
+def test_every_flag_has_one_setting_with_a_reason() -> None:
+    config = resolve()
+    assert [item.name for item in config.settings] == [flag.name for flag in FLAGS]
+    assert all(item.reason for item in config.settings)
+
+
+def test_nothing_below_is_auto() -> None:
+    config = resolve()
+    values = [getattr(part, field.name) for part in (config.engine, config.server) for field in fields(part)]
+    assert not any(isinstance(value, Auto) for value in values)
+    assert all(getattr(config.engine, field.name) is not None for field in fields(EngineConfig))
+
+
+def test_every_auto_has_a_rule_or_may_be_absent() -> None:
+    autos = {flag.name for flag in FLAGS if flag.default is AUTO}
+    assert autos == set(RULES) | set(OPTIONAL)
+
+
+def test_every_field_of_the_configuration_has_a_flag() -> None:
+    derived = {"radix_cache", "api_keys", "admin_api_keys"}
+    wanted = {field.name for kind in (EngineConfig, ServerConfig) for field in fields(kind)} - derived
+    assert wanted <= {flag.field for flag in FLAGS}
+
+
+@pytest.mark.parametrize(
+    ("flags", "field", "value"),
+    [
+        ({"context_length": "4k"}, "context_length", 4096),
+        ({"context_length": "1M"}, "context_length", 8192),  # the model's own limit
+        ({"kv_cache_bytes": "64MiB"}, "kv_cache_bytes", 64 << 20),
+        ({"kv_cache_bytes": 1 << 26}, "kv_cache_bytes", 1 << 26),
+        ({"disable_radix_cache": "true"}, "radix_cache", False),
+        ({"request_timeout": "90.5", "stall_timeout": 5}, "request_timeout_s", 90.5),
+        ({"served_model_name": None}, "served_model_name", "SmolLM2-135M-Instruct"),
+        ({"max_running_requests": "auto"}, "max_running_requests", 64),
+    ],
+)
+def test_values_as_people_write_them(flags: dict[str, Any], field: str, value: object) -> None:
+    assert getattr(resolve(flags).engine, field) == value
+
+
+def test_a_fraction_or_a_percentage_of_memory_is_the_same_thing() -> None:
+    half = resolve({"mem_fraction_static": "50%", "max_total_tokens": "1k"}).engine.kv_cache_bytes
+    again = resolve({"mem_fraction_static": 0.5, "max_total_tokens": "1k"}).engine.kv_cache_bytes
+    assert half == pytest.approx(again, rel=0.2)  # what is free moves meanwhile
+
+
+def test_a_context_longer_than_the_cache_is_cut_and_says_so() -> None:
+    config = resolve({"kv_cache_bytes": "16MiB"})
+    assert config.engine.context_length == config.engine.max_total_tokens < 8192
+    assert setting(config, "context_length")[1] == "rule"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"mem_fraction_static": "0.5", "kv_cache_bytes": "1GiB"}, ("--mem-fraction-static", "--kv-cache-bytes")),
+        ({"api_key": KEY, "api_key_file": "keys"}, ("--api-key", "--api-key-file")),
+        ({"disable_radix_cache": True, "schedule_policy": "lpm"}, ("--disable-radix-cache", "--schedule-policy")),
+        ({"disable_radix_cache": True, "radix_eviction_policy": "lfu"}, ("--radix-eviction-policy",)),
+        ({"context_length": "4k", "max_total_tokens": "1k"}, ("--context-length", "--max-total-tokens")),
+        ({"page_size": 64, "max_total_tokens": 32}, ("--page-size", "--max-total-tokens")),
+        ({"stall_timeout": 60, "request_timeout": 10}, ("--stall-timeout", "--request-timeout")),
+    ],
+)
+def test_a_contradiction_names_both_sides_and_no_key(flags: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(flags)
+    assert all(word in caught.value.message for word in words)
+    assert KEY not in caught.value.message
+
+
+def test_a_flag_may_replace_what_a_file_says_in_another_way(tmp_path: Path) -> None:
+    file = tmp_path / "forebay.toml"
+    file.write_text("mem_fraction_static = 0.5\n")
+    assert resolve({"kv_cache_bytes": "64MiB"}, {}, file).engine.kv_cache_bytes == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"port": "70000"}, "too large"),
+        ({"port": "many"}, "--port"),
+        ({"page_size": 0}, "too small"),
+        ({"page_size": True}, "--page-size"),
+        ({"dtype": "int3"}, "bfloat16"),
+        ({"schedule_policy": "lifo"}, "fcfs"),
+        ({"request_timeout": "nan"}, "finite"),
+        ({"disable_radix_cache": "perhaps"}, "true or false"),
+        ({"served_model_name": ""}, "empty"),
+        ({"contxt_length": 4}, "did you mean context_length?"),
+        ({"chat_template": "/nowhere"}, "--chat-template"),
+        ({"api_key": "short"}, "--api-key"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words.replace("?", r"\?")):
+        resolve(flags)
+
+
+def test_a_model_that_is_not_there_is_named() -> None:
+    with pytest.raises(ModelError, match="no-such-model"):
+        resolve({"model": "no-such-model"})
+
+
+@pytest.mark.parametrize("host", ["192.168.1.5", "::", "example.org"])
+def test_an_open_host_without_a_key_is_refused_and_with_one_is_not(host: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key-file"):
+        resolve({"host": host})
+    assert resolve({"host": host, "api_key": KEY}).server.api_keys == (KEY,)
+
+
+def test_keys_come_from_a_file_and_are_shown_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n{KEY}\n\n{KEY}-2\n")
+    file.chmod(0o600)
+    config = resolve({"api_key_file": file, "admin_api_key": f"{KEY}-admin"})
+    assert config.server.api_keys == (KEY, f"{KEY}-2")
+    assert config.server.admin_api_keys == (f"{KEY}-admin",)
+    assert not any(KEY in item.value or KEY in item.reason for item in config.settings)
+    assert KEY not in repr(config.engine)
+    assert any(flag.kind is SECRET for flag in FLAGS)
+
+
+def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# nothing\n")
+    with pytest.raises(ConfigError, match="no key"):
+        resolve({"api_key_file": file})

@@ -1,0 +1,95 @@
+"""Flags, environment and file: one declaration, three spellings."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from forebay.base.errors import ConfigError
+from forebay.config.server_args import FLAGS
+from forebay.config.sources import add_flags, from_environment, from_file, from_flags, refuse_unknown
+
+
+def parse(*words: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    add_flags(parser)
+    values = vars(parser.parse_args(words))
+    return {name: values[name] for name in values if name != "spelled"}
+
+
+def test_no_two_flags_share_a_spelling_or_a_variable() -> None:
+    spellings = [option for flag in FLAGS for option in flag.options]
+    variables = [flag.variable for flag in FLAGS]
+    assert len(set(spellings)) == len(spellings)
+    assert len(set(variables)) == len(variables)
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_alias_sets_its_flag(flag: object) -> None:
+    given = [parse(option, "1") for option in flag.options]  # type: ignore[attr-defined]
+    assert given == [given[0]] * len(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (("--max-model-len", "32k"), "context_length", 32768),
+        (("--max-num-seqs", "8"), "max_running_requests", 8),
+        (("-c", "512"), "context_length", 512),
+        (("-np", "4"), "max_running_requests", 4),
+        (("--gpu-memory-utilization", "0.4"), "mem_fraction_static", 0.4),
+        (("--no-enable-prefix-caching",), "disable_radix_cache", True),
+        (("--disable-radix-cache=false",), "disable_radix_cache", False),
+    ],
+)
+def test_other_projects_names_are_understood(words: tuple[str, ...], name: str, value: object) -> None:
+    assert from_flags(parse(*words))[name].value == value
+
+
+def test_two_spellings_of_one_setting_must_agree() -> None:
+    assert parse("--context-length", "4k", "--max-model-len", "4k") == {"context_length": "4k"}
+    with pytest.raises(ConfigError, match=r"--context-length 4k and --max-model-len 8k"):
+        parse("--context-length", "4k", "--max-model-len", "8k")
+
+
+def test_a_contradicted_key_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("--api-key", "first-secret", "--api-key", "second-secret")
+    assert "secret" not in caught.value.message
+
+
+def test_an_unknown_variable_is_a_warning_with_a_guess() -> None:
+    given, warnings = from_environment({"FOREBAY_PROT": "1", "FOREBAY_PORT": "2", "HOME": "/x", "FOREBAY_FAULTS": ""})
+    assert given["port"].value == 2
+    assert len(warnings) == 1
+    assert "did you mean FOREBAY_PORT?" in warnings[0]
+
+
+def test_an_unknown_flag_is_an_error_with_a_guess() -> None:
+    with pytest.raises(ConfigError, match=r"--page-sise: did you mean --page-size\?"):
+        refuse_unknown(["--page-sise=4"], [option for flag in FLAGS for option in flag.options])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", r"did you mean port\?"),
+        ("port = [1]", "port"),
+        ('port = "x"', "port"),
+        ("port = ", "TOML"),
+        ("[server]\nport = 1", "server"),
+    ],
+)
+def test_a_file_is_refused_by_name_and_key(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "forebay.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=words) as caught:
+        from_file(file)
+    assert str(file) in caught.value.message
+
+
+def test_a_missing_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match="/nowhere"):
+        from_file(Path("/nowhere"))
