@@ -143,6 +143,13 @@ class Residencies:
         rows, columns, pages = (np.concatenate(part) for part in zip(*writes, strict=True))
         return rows, columns, pages
 
+    def write_again(self, rows: Iterable[int]) -> None:
+        """Tell the device once more what these rows hold: the step that carried it may never have run."""
+        for row in rows:
+            pages = self.rows.req_to_token[row]
+            num_pages = int(np.count_nonzero(pages))  # a row has no page 0 in it, and zeros after its last page
+            self._write(row, 0, pages[:num_pages].astype(np.int64))
+
     # -- going out ------------------------------------------------------------------------------------------------
 
     def adopt(self, req: Request, num_committed: int) -> None:

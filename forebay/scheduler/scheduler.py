@@ -306,7 +306,12 @@ class Scheduler:
         self.counters.add("failed_steps")
         failure = _failure(error)
         here = [req for req in flight.reqs if req.status is not Status.FINISHED]
-        return [self._finish(req, FinishReason.ERROR, failure) for req in here]
+        updates = [self._finish(req, FinishReason.ERROR, failure) for req in here]
+        # The plan may have carried row writes of requests that sat this step out.
+        written = set(plan.write_rows.tolist())
+        living = [req.req_pool_idx for req in [*self.running.reqs, *self.extending]]
+        self.held.write_again(row for row in living if row in written)
+        return updates
 
     def _land(self, plan: StepPlan) -> _Flight:
         flight = self._flights.popleft()

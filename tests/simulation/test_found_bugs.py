@@ -1,13 +1,18 @@
 """What the simulator found, each reduced to a few calls."""
 
+from random import Random
+
 import pytest
 
 from forebay.base.errors import EngineError
+from forebay.config.engine_config import Ledger, SchedulerConfig
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.policy import victim
 from tests.scheduler.rig import Rig
+from tests.simulation.simulator import Simulation
+from tests.simulation.workload import Faults, Traffic
 
 
 def test_a_row_handed_out_again_at_once_has_no_writes_of_its_last_tenant():
@@ -62,3 +67,28 @@ def test_prompt_logprobs_are_whole_after_a_retraction_before_the_first_token(in_
         rig.launch()
     (update,) = rig.commit(prompt_logprobs=about(4, None))
     assert [entry and entry.token_id for entry in update.prompt_logprobs] == [None, 2, 3, 4]
+
+
+def test_row_writes_that_a_failed_launch_swallowed_are_sent_again():
+    """A plan may carry the row writes of a request that sits the step out; it lives on when the step fails."""
+    sim = Simulation(
+        SchedulerConfig(
+            page_size=4,
+            num_pages=7,
+            max_running_requests=2,
+            context_length=64,
+            schedule_conservativeness=0.01,
+            overlap_depth=1,
+            ledger=Ledger.RAISE,
+        ),
+        Traffic(num_requests=0, arrivals=0.0, vocab=1000, longest_prompt=11, longest_output=6),
+        Random(0),
+    )
+    params = SamplingParams(max_new_tokens=6, temperature=0.0)
+    first, second = (sim.add(range(11), params) for _ in range(2))
+    sim.turn()
+    sim.turn()  # the first chunks commit: the second request's pages give way to the first one's
+    sim.faults = Faults(launch_fails=1.0)
+    sim.turn()  # pages are short until they are released, so the second request waits a step
+    sim.drain()
+    assert (first.finish, second.finish) == (FinishReason.ERROR, FinishReason.LENGTH)
