@@ -1,3 +1,31 @@
-"""Forebay: an LLM serving engine whose memory can be trusted."""
+"""Forebay: an LLM serving engine whose memory can be trusted.
+
+    from forebay import LLM, SamplingParams
+    print(LLM().generate("The capital of France is", SamplingParams(max_new_tokens=8))[0].text)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from forebay.engine.async_engine import AsyncEngine
+    from forebay.engine.llm import LLM
+    from forebay.requests.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
+__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+
+_HOMES = {
+    "LLM": "forebay.engine.llm",
+    "AsyncEngine": "forebay.engine.async_engine",
+    "SamplingParams": "forebay.requests.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imported when asked for: the command line must answer before torch could be loaded."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'forebay' has no attribute {name!r}")
