@@ -6,6 +6,7 @@ More seeds: `python -m tests.simulation.simulator --seeds 0:10000 --jobs 2`.
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,7 @@ def test_b7_the_event_log_does_not_depend_on_pythons_hash_seed():
             capture_output=True,
             text=True,
             check=True,
+            cwd=Path(__file__).parents[2],
         ).stdout
         for hash_seed in ("0", "1", "random")
     }
