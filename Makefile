@@ -1,6 +1,6 @@
 # Everything runs in .venv, which scripts/bootstrap.py makes and keeps current; there is nothing to install by hand.
 
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+PYTHON ?= $(shell for p in .venv/bin/python python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done || echo python3)
 BIN := .venv/bin
 ARGS ?=

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import Config
 from forebay.config.flag import AUTO, Flag
-from forebay.config.resolve import model_was_named, resolve
+from forebay.config.resolve import resolve, written_names
 from forebay.config.server_args import BY_NAME, HTTP, LIMITS, LOGGING, SECURITY
 from forebay.config.sources import add_flags, refuse_unknown
 
@@ -34,13 +34,14 @@ class Parsed:
         """The configuration, fetching the default model first where nobody named one. `implied` is what the subcommand
         itself decides where nobody else did."""
         environment = dict(os.environ)
-        flags = {**implied, **self.flags}
         if "api_key" in self.flags or "admin_api_key" in self.flags:
             note("a key on the command line is visible in the process list: prefer --api-key-file")
-        if not model_was_named(flags, environment, self.config_file):
+        written = written_names(self.flags, environment, self.config_file)
+        if "model_path" not in written:
             from forebay.cli.progress import pull_default_model
 
             pull_default_model()
+        flags = {**self.flags, **{name: value for name, value in implied.items() if name not in written}}
         return resolve(flags, environment, self.config_file)
 
 

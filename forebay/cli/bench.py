@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def _serve(words: Sequence[str]) -> int:
     parser.option("--base-url", metavar="URL", help="the server", default="http://127.0.0.1:30000")
     parser.option("--host", metavar="HOST", help="its host, instead of --base-url")
     parser.option("--port", type=int, metavar="N", help="its port, instead of --base-url")
-    parser.option("--api-key", metavar="KEY", default="", help="where it asks for one")
+    parser.option("--api-key", metavar="KEY", help="where it asks for one", default_text="$FOREBAY_API_KEY")
     parser.option("--model", metavar="NAME", help="the model's name there", default_text="the first it names")
     _workload(parser, num_prompts=64)
     parser.option("--request-rate", type=float, default=float("inf"), metavar="X", help="arrivals a second (Poisson)")
@@ -68,7 +69,9 @@ def _serve(words: Sequence[str]) -> int:
     _saving(parser)
     own = parser.parse(words).own
     url = f"http://{own.host or '127.0.0.1'}:{own.port or 30000}" if own.host or own.port else own.base_url
-    samples, seconds, model = asyncio.run(_drive(own, Origin(url, own.api_key)))
+    samples, seconds, model = asyncio.run(
+        _drive(own, Origin(url, own.api_key or os.environ.get("FOREBAY_API_KEY", "")))
+    )
     result = summarize(samples, seconds)
     settings = {
         "date": time.strftime("%Y%m%d-%H%M%S"),

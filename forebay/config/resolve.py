@@ -54,7 +54,9 @@ def resolve(
     Raises ConfigError for what is unknown, out of bounds or contradictory, ModelError for a checkpoint that is missing
     or not served.
     """
-    given = _gather(flags or {}, env or {}, file)
+    given, warnings = _gather(flags or {}, env or {}, file)
+    for warning in warnings:
+        log.warning(event("environment", problem=warning))
     _refuse_contradictions(given)
     written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
     keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
@@ -76,18 +78,20 @@ def resolve(
     )
 
 
-def model_was_named(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> bool:
-    """Whether anybody chose a model; if not, the default model must be in the cache before `resolve`."""
-    return _gather(flags, env, file)["model_path"].value is not AUTO
+def written_names(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> set[str]:
+    """The settings that anybody wrote anywhere."""
+    given, _ = _gather(flags, env, file)
+    return {name for name, item in given.items() if item.source in _REASONS and item.value is not AUTO}
 
 
-def _gather(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> dict[str, Given]:
+def _gather(
+    flags: Mapping[str, object], env: Mapping[str, str], file: Path | None
+) -> tuple[dict[str, Given], list[str]]:
+    """What holds for each setting before any rule, and warnings about the environment."""
     from_env, warnings = from_environment(env)
-    for warning in warnings:
-        log.warning(event("environment", problem=warning))
     path = file or (Path(env[CONFIG_VARIABLE]) if env.get(CONFIG_VARIABLE) else None)
     given = {flag.name: from_one_flag(flag) for flag in FLAGS}
-    return given | (from_file(path) if path else {}) | from_env | from_flags(flags)
+    return given | (from_file(path) if path else {}) | from_env | from_flags(flags), warnings
 
 
 def _refuse_contradictions(given: dict[str, Given]) -> None:

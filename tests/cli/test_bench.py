@@ -1,0 +1,182 @@
+"""The figures of a benchmark against sums done by hand, and its client against scripted servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ConfigError, EngineError
+from forebay.cli.bench import random_prompts
+from forebay.cli.bench_metrics import Sample, summarize
+from forebay.cli.bench_serve import Load, Target, run_load
+from forebay.cli.http_client import Connection, Origin, stream_json
+
+USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3}}'
+TOKEN = b'{"choices":[{"text":"x"}],"usage":null}'
+REFUSED = b'HTTP/1.1 429 x\r\ncontent-length: 55\r\n\r\n{"error":{"code":"queue_full","message":"again later"}}'
+Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+def test_figures_are_the_fields_own_definitions() -> None:
+    samples = [
+        Sample(sent=1.0, arrivals=[1.1, 1.3, 1.4], ended=1.5, num_prompt_tokens=10, num_output_tokens=4),
+        Sample(sent=1.0, arrivals=[1.3], ended=1.3, num_prompt_tokens=10, num_output_tokens=1),
+        Sample(sent=1.0, error="500"),
+    ]
+    figures = summarize(samples, seconds=2.0).as_dict()
+    assert (figures["completed"], figures["failed"]) == (2, 1)
+    assert figures["output_throughput"] == pytest.approx(5 / 2)
+    assert figures["total_token_throughput"] == pytest.approx(25 / 2)
+    assert figures["mean_ttft_ms"] == pytest.approx((100 + 300) / 2)
+    assert figures["mean_tpot_ms"] == pytest.approx(100)  # (1.4 - 1.1) / 3 tokens; one token has none
+    assert figures["median_itl_ms"] == pytest.approx(150)
+    assert figures["p99_e2el_ms"] == pytest.approx(300 + 0.99 * 200)
+
+
+def test_figures_of_nothing_are_zero() -> None:
+    assert summarize([], seconds=1.0).as_dict()["p99_ttft_ms"] == 0.0
+
+
+def test_prompts_are_exact_seeded_and_share_their_prefix() -> None:
+    def draw(seed: int) -> list[list[int]]:
+        return random_prompts(count=3, length=20, prefix_length=5, vocab_size=1000, seed=seed)
+
+    prompts = draw(7)
+    assert [len(prompt) for prompt in prompts] == [20, 20, 20]
+    assert len({tuple(prompt[:5]) for prompt in prompts}) == 1
+    assert len({tuple(prompt) for prompt in prompts}) == 3
+    assert all(256 <= token < 1000 for prompt in prompts for token in prompt)
+    assert prompts == draw(7) != draw(8)
+
+
+def test_a_prefix_longer_than_the_prompt_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prefix of 30"):
+        random_prompts(count=1, length=20, prefix_length=30, vocab_size=1000, seed=0)
+
+
+def chunked(*events: bytes, pieces: int = 1) -> bytes:
+    """An answer; each event cut into `pieces` chunks of the transfer."""
+    out = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    for event in events:
+        data = b"data: " + event + b"\n\n"
+        step = -(-len(data) // pieces)
+        for start in range(0, len(data), step):
+            part = data[start : start + step]
+            out += f"{len(part):x}\r\n".encode() + part + b"\r\n"
+    return out + b"0\r\n\r\n"
+
+
+def answer(*replies: bytes, close: bool = False) -> Handler:
+    """A server that gives each request of a connection the next reply."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for reply in replies:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = next((int(x[15:]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length:")), 0)
+            await reader.readexactly(length)
+            writer.write(reply)
+        if close:
+            return
+        await reader.read()
+
+    return handle
+
+
+def against(handler: Handler, body: Callable[[Origin], Awaitable[Any]]) -> Any:
+    """Run `body` with the address of a server that has `handler`; every connection is closed before this returns."""
+    ended: list[asyncio.Task[None]] = []
+
+    async def run() -> Any:
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            ended.append(asyncio.create_task(serve(reader, writer)))
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(asyncio.IncompleteReadError):  # the client asks no more
+                await handler(reader, writer)
+            writer.close()
+            await writer.wait_closed()
+
+        server = await asyncio.start_server(accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            return await body(Origin(f"http://127.0.0.1:{port}"))
+        finally:
+            server.close()
+            await asyncio.gather(*ended)
+            await server.wait_closed()
+
+    return asyncio.run(run())
+
+
+def load(count: int, concurrency: int) -> Load:
+    return Load([[1, 2, 3, 4]] * count, float("inf"), concurrency, 0)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+def test_a_stream_is_counted_however_it_is_cut(pieces: int) -> None:
+    reply = chunked(TOKEN, TOKEN, TOKEN, USAGE, b"[DONE]", pieces=pieces)
+
+    async def body(origin: Origin) -> list[Sample]:
+        samples, _ = await run_load(Target(origin, "m", 3, True), load(4, 2), lambda: None)
+        return samples
+
+    samples = against(answer(reply, reply, reply, reply), body)
+    assert [(len(s.arrivals), s.num_prompt_tokens, s.num_output_tokens, s.error) for s in samples] == [
+        (3, 4, 3, "")
+    ] * 4
+    assert all(s.sent < s.arrivals[0] <= s.arrivals[-1] <= s.ended for s in samples)
+
+
+@pytest.mark.parametrize(
+    ("reply", "close", "words"),
+    [
+        (REFUSED, False, "queue_full"),
+        (chunked(TOKEN, b'{"error":{"message":"lost"}}', b"[DONE]"), False, "lost"),
+        (chunked(TOKEN)[:-5], True, "closed the connection"),
+        (chunked(TOKEN, b"[DONE]"), False, "usage"),
+        (b"SMTP hello\r\n\r\n", False, "HTTP"),
+    ],
+)  # fmt: skip
+def test_a_failed_request_is_a_sample_with_an_error(reply: bytes, close: bool, words: str) -> None:
+    async def body(origin: Origin) -> Sample:
+        samples, _ = await run_load(Target(origin, "m", 3, False), load(1, 1), lambda: None)
+        return samples[0]
+
+    assert words in against(answer(reply, close=close), body).error
+
+
+def test_a_stream_of_objects_ends_at_done_and_raises_what_the_server_says() -> None:
+    async def texts(origin: Origin) -> list[str]:
+        return [event["choices"][0]["text"] async for event in stream_json(origin, "/v1/completions", {})]
+
+    assert against(answer(chunked(TOKEN, TOKEN, b"[DONE]")), texts) == ["x", "x"]
+    with pytest.raises(EngineError, match="lost"):
+        against(answer(chunked(TOKEN, b'{"error":{"message":"lost"}}', b"[DONE]")), texts)
+
+
+def test_a_key_is_sent_as_a_bearer_token() -> None:
+    seen: list[bytes] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+        await reader.read()
+
+    async def body(origin: Origin) -> bytes:
+        connection = await Connection.connect(Origin(str(origin), "secret-key"))
+        answer = await connection.request("GET", "/v1/models")
+        connection.close()
+        return answer
+
+    assert against(handle, body) == b"{}"
+    assert b"Authorization: Bearer secret-key\r\n" in seen[0]
+
+
+@pytest.mark.parametrize("url", ["https://host", "http://", "ftp://host:1"])
+def test_an_address_that_cannot_be_reached_this_way_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Origin(url)

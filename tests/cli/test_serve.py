@@ -1,0 +1,119 @@
+"""`forebay serve` as a process: it comes up, says so once, answers, fails in one line, and ends when told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.cli.http_client import Origin, get_json, stream_json
+
+FOREBAY = (sys.executable, "-m", "forebay.cli.main")
+KEY = "sk-canary-0123456789abcdef"
+SMALL = ("--kv-cache-bytes", "64MiB", "--max-running-requests", "4")
+
+
+@pytest.fixture(scope="module")
+def server(embedded_model: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """A running server with a key, its URL, and what it printed before it was ready."""
+    environment = {**os.environ, "FOREBAY_API_KEY": KEY, "PYTHONUNBUFFERED": "1"}
+    command = [*FOREBAY, "serve", "--port", "0", *SMALL]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    printed = ""
+    assert process.stdout is not None
+    for line in process.stdout:
+        printed += line
+        if found := re.search(r"ready at (\S+)", line):
+            yield process, found[1], printed
+            break
+    else:
+        pytest.fail(f"the server did not start:\n{printed}")
+    process.terminate()
+    process.wait(15)
+    process.stdout.close()
+
+
+def test_one_table_with_reasons_then_the_url(server: tuple[subprocess.Popen[str], str, str]) -> None:
+    _, url, printed = server
+    assert printed.count("forebay serves SmolLM2-135M-Instruct") == 1
+    assert printed.rstrip().splitlines()[-1].startswith(f"ready at {url}")
+    assert all(word in printed for word in ("64.0 MiB", "planned", "the command line", "engine memory"))
+
+
+def test_the_key_is_shown_nowhere(server: tuple[subprocess.Popen[str], str, str]) -> None:
+    """J-7: not in what is printed, the arguments, the engine's environment, or /server_info."""
+    process, url, printed = server
+    info = asyncio.run(get_json(Origin(url, KEY), "/server_info"))
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    hidden = [Path(f"/proc/{pid}/{name}").read_bytes() for pid in children for name in ("environ", "cmdline")]
+    hidden += [Path(f"/proc/{process.pid}/cmdline").read_bytes(), str(info).encode(), printed.encode()]
+    assert not any(KEY.encode() in text for text in hidden)
+    assert {s["name"]: s["value"] for s in info["settings"]}["api_key"] == "set"
+
+
+def test_a_chat_streams(server: tuple[subprocess.Popen[str], str, str]) -> None:
+    async def chat() -> str:
+        payload = {
+            "model": "SmolLM2-135M-Instruct",
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "stream": True,
+            "temperature": 0,
+            "max_completion_tokens": 16,
+        }
+        events = [event async for event in stream_json(Origin(server[1], KEY), "/v1/chat/completions", payload)]
+        return "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+
+    assert "Paris" in asyncio.run(chat())
+
+
+def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subprocess.Popen[str], str, str]) -> None:
+    environment = {**os.environ, "FOREBAY_API_KEY": KEY}
+    chat = [*FOREBAY, "chat", "--url", server[1], "--temperature", "0", "--max-tokens", "12"]
+    told = subprocess.run(
+        chat, input="What is the capital of France?\n/reset\n/exit\n", env=environment,
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert "Paris" in told.stdout
+    bench = [*FOREBAY, "bench", "serve", "--base-url", server[1], "--api-key", KEY, "--num-prompts", "3"]
+    bench += ["--random-input-len", "8", "--random-output-len", "4", "--ignore-eos"]
+    measured = subprocess.run(bench, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert re.search(r"Total input tokens:\s+24", measured)
+    assert re.search(r"Total generated tokens:\s+12", measured)
+
+
+def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.Popen[str], str, str]) -> None:
+    """F-4: within ten seconds, and without leaving an engine behind."""
+    port = server[1].rpartition(":")[2]
+    started = time.monotonic()
+    failed = subprocess.run([*FOREBAY, "serve", "--port", port, *SMALL], capture_output=True, text=True, timeout=30)
+    assert time.monotonic() - started < 10
+    assert failed.returncode == 2
+    errors = [line for line in failed.stderr.splitlines() if line.startswith("forebay: error:")]
+    assert len(errors) == 1
+    assert f":{port} cannot be used" in errors[0]
+    assert "Traceback" not in failed.stderr
+
+
+def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
+    command = [*FOREBAY, "serve", "--port", "0", *SMALL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert any("ready at" in line for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 0
+    process.stdout.close()
+
+
+def test_generate_continues_a_prompt_from_standard_input(embedded_model: Path) -> None:
+    command = [*FOREBAY, "generate", "-", "--max-tokens", "4", "--kv-cache-bytes", "32MiB"]
+    done = subprocess.run(command, input="The capital of France is", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split(".")[0].strip()) == (0, "Paris"), done.stderr
