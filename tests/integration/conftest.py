@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.rig import Rig
+from tests.models.tiny import make_tiny
+
+
+@pytest.fixture(scope="package", autouse=True)
+def torch_threads_as_before() -> Iterator[None]:
+    """A runner sets them for the process it runs in."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("llama", tmp_path_factory.mktemp("llama")).path
+
+
+@pytest.fixture(scope="session")
+def embedded_rig(embedded_model: Path) -> Rig:
+    return Rig(embedded_model, dtype=torch.bfloat16, kernels="native", num_threads=2, context_length=512)

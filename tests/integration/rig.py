@@ -1,0 +1,138 @@
+"""The real engine core over a real model, its shape chosen per run and its weights read once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from forebay import models
+from forebay.config.engine_config import Ledger, SchedulerConfig
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import AddRequest
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.ops import make_ops
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason, Update
+from forebay.runtime import build_runner
+from forebay.scheduler.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class Result:
+    token_ids: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+
+    def take(self, update: Update) -> None:
+        assert self.finish is None, "news of a request that has ended"
+        self.token_ids += update.token_ids
+        self.finish = update.finish
+        if update.cache is not None:
+            self.cached_tokens = update.cache.cached_tokens
+
+
+class Engine:
+    """An `EngineCore` whose pools raise at the first mistake and are audited after each run."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self._next_id = 1
+
+    def run(
+        self,
+        prompts: Sequence[list[int]],
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        apart: int = 0,
+        abort: Callable[[int, Result], bool] = lambda number, result: False,
+    ) -> list[Result]:
+        """Each prompt's outcome. `apart` steps pass between two arrivals; `abort(number, result)` says after each step
+        whether a request is to be given up."""
+        listed = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        results = {self._next_id + i: Result() for i in range(len(prompts))}
+        first, self._next_id = self._next_id, self._next_id + len(prompts)
+        for request_id, prompt, wanted in zip(results, prompts, listed, strict=True):
+            self._take(
+                results, self.core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=wanted))
+            )
+            for _ in range(apart):
+                self._take(results, self.core.step())
+        while not self.core.idle:
+            self._take(results, self.core.step())
+            for request_id, result in results.items():
+                if result.finish is None and abort(request_id - first, result):
+                    self._take(results, self.core.abort(request_id))
+        self.core.scheduler.audit()
+        return list(results.values())
+
+    def tokens(
+        self, prompts: Sequence[list[int]], params: SamplingParams | Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        return [result.token_ids for result in self.run(prompts, params)]
+
+    def count(self, name: str) -> float:
+        return self.core.scheduler.state(0.0).counters.get(name, 0)
+
+    def flush_cache(self) -> None:
+        self.core.scheduler.flush_cache()
+
+    @staticmethod
+    def _take(results: dict[int, Result], updates: list[Update]) -> None:
+        for update in updates:
+            assert update.failure is None, update.failure
+            results[update.request_id].take(update)
+
+
+class Rig:
+    """A loaded model; `engine` makes an engine over it in milliseconds."""
+
+    def __init__(self, path: Path, *, dtype: torch.dtype, kernels: str, num_threads: int, context_length: int) -> None:
+        checkpoint = open_checkpoint(str(path))
+        self.ops = make_ops(kernels, num_threads)
+        self._dtype = dtype
+        self._context_length = context_length
+        self._vocab_size = checkpoint.config.vocab_size
+        self._model = models.load(checkpoint, ops=self.ops, dtype=dtype, context_length=context_length)
+
+    def engine(
+        self,
+        *,
+        page_size: int = 16,
+        num_tokens: int = 4096,
+        chunked_prefill_size: int = 512,
+        overlap_depth: int = 0,
+        radix_cache: bool = False,
+        max_running_requests: int = 16,
+        schedule_conservativeness: float = 1.0,
+    ) -> Engine:
+        """`num_tokens` is the size of the KV cache."""
+        num_pages = num_tokens // page_size
+        runner = build_runner(
+            self._model,
+            ops=self.ops,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_running_requests=max_running_requests,
+            context_length=self._context_length,
+            max_num_tokens=chunked_prefill_size + max_running_requests,
+            vocab_size=self._vocab_size,
+            dtype=self._dtype,
+            device="cpu",
+        )
+        scheduler = Scheduler(
+            SchedulerConfig(
+                page_size=page_size,
+                num_pages=num_pages,
+                max_running_requests=max_running_requests,
+                context_length=self._context_length,
+                chunked_prefill_size=chunked_prefill_size,
+                radix_cache=radix_cache,
+                overlap_depth=overlap_depth,
+                schedule_conservativeness=schedule_conservativeness,
+                ledger=Ledger.RAISE,
+            )
+        )
+        return Engine(EngineCore(scheduler, runner, depth=overlap_depth, vocab_size=self._vocab_size))
