@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import forebay
+from forebay.base.paths import cache_folder
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser
 from forebay.config import machine
@@ -131,7 +132,7 @@ def _compiler() -> Finding:
 
 
 def _kernels() -> Finding:
-    folder = machine.kernel_cache()
+    folder = cache_folder("ops")
     built = sorted(folder.glob("*.so"))
     if not built:
         fix = "python -m forebay.ops.build, or the next start does it (about 15 s)"
@@ -159,7 +160,7 @@ def _model() -> Finding:
 def _leftovers() -> Finding:
     """Folders of downloads and builds that were killed; a running one is younger than an hour."""
     old = time.time() - STALE_AFTER_S
-    places = [*models_folder().glob(".pull-*"), *machine.kernel_cache().glob(".build-*")]
+    places = [*models_folder().glob(".pull-*"), *cache_folder("ops").glob(".build-*")]
     stale = [str(place) for place in places if place.stat().st_mtime < old]
     if stale:
         return Finding("caches", Verdict.SLOW, f"{len(stale)} left by interrupted work", f"rm -r {' '.join(stale)}")

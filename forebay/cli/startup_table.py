@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 
-from forebay.base.units import human_bytes
 from forebay.config.engine_config import Config
 from forebay.engine.frames import Ready
 
@@ -37,7 +35,7 @@ def startup_table(config: Config, ready: Ready) -> Table:
     table = Table(title=f"forebay serves {config.engine.served_model_name}", title_justify="left", box=None)
     for column in ("", "item", "value", "why"):
         table.add_column(column, style="dim" if column in ("", "why") else None, overflow="fold")
-    rows = [*_setting_rows(config), *ready.report, *_actual_rows(ready)]
+    rows = [*_setting_rows(config), *ready.report]
     section = None
     for row_section, item, value, reason in rows:
         table.add_row("" if row_section == section else row_section, item, value, reason)
@@ -52,23 +50,3 @@ def _setting_rows(config: Config) -> list[tuple[str, str, str, str]]:
         if setting.name in SHOWN or chosen:
             rows.append((SECTION, setting.name, setting.value, setting.reason))
     return rows
-
-
-def _actual_rows(ready: Ready) -> list[tuple[str, str, str, str]]:
-    private = private_bytes(ready.pid)
-    rows = [("actual", "load time", f"{ready.load_seconds:.2f} s", "weights read, packed and warmed up")]
-    if private is not None:
-        rows.append(("actual", "engine memory", human_bytes(private), "private, resident now"))
-    return rows
-
-
-def private_bytes(pid: int) -> int | None:
-    """Anonymous resident memory of a process; None where the system does not tell."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return None

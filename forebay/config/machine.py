@@ -83,11 +83,6 @@ def compiler() -> str | None:
     return None
 
 
-def kernel_cache() -> Path:
-    """Where `ops` keeps the kernels it compiled for this user."""
-    return Path.home() / ".cache" / "forebay" / "ops"
-
-
 def _meminfo(proc: Path) -> dict[str, int]:
     try:
         lines = (proc / "meminfo").read_text().splitlines()

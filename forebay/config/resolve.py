@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ConfigError, ModelError
+from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
+from forebay.base.paths import cache_folder
 from forebay.base.units import human_bytes
 from forebay.config import machine
 from forebay.config.engine_config import (
@@ -60,7 +61,7 @@ def resolve(
     _refuse_contradictions(given)
     written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
     keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
-    _refuse_exposure(str(written["host"]), keys[0])
+    check_exposure(str(written["host"]), keys[0])
     facts = _facts(given)
     settled, reasons = _decide(given, facts)
     _cut_to_model(given, facts, settled, reasons)
@@ -164,23 +165,6 @@ def _read_template(path: Value | None) -> str | None:
     return None if path is None else _read_text(Path(str(path)), "--chat-template", 1 << 20)
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _refuse_exposure(host: str, keys: tuple[str, ...]) -> None:
-    if not is_loopback(host) and not keys:
-        raise ConfigError(
-            f"--host {host} can be reached from other machines and there is no API key: give --api-key-file FILE, "
-            "or listen on 127.0.0.1"
-        )
-
-
 def _facts(given: dict[str, Given]) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
@@ -193,7 +177,7 @@ def _facts(given: dict[str, Given]) -> Facts:
         cores=machine.usable_cores(),
         memory=machine.available_memory(),
         cpu_flags=machine.cpu_flags(),
-        kernel_cache=machine.kernel_cache(),
+        kernel_cache=cache_folder("ops"),
     )
 
 

@@ -15,8 +15,8 @@ from forebay.formats.model_config import ModelConfig
 from forebay.formats.store import short_name
 
 DEFAULT_FRACTION: Final = 0.25
-# The cache is resident from the start: more is for whoever asks. 1 GiB is 46,000 tokens of the embedded model.
-DEFAULT_KV_LIMIT_BYTES: Final = 1 << 30
+# Pages become resident as they fill. 4 GiB is 186,000 tokens of the embedded model: more is for whoever asks.
+DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30
 MIN_KV_BYTES: Final = 16 << 20
 ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ConfigError, ModelError
+from forebay.base.paths import cache_folder
 from forebay.base.units import human_bytes
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
@@ -53,10 +54,8 @@ DEFAULT_MODEL: Final = PackagedModel(
 
 
 def models_folder() -> Path:
-    """`$XDG_CACHE_HOME/forebay/models`, or `~/.cache/forebay/models`. Not created here."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "forebay" / "models"
+    """Not created here."""
+    return cache_folder("models")
 
 
 def cached(folder: Path | None = None) -> list[Path]:

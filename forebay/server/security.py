@@ -12,7 +12,8 @@ import secrets
 from collections.abc import Iterable
 from typing import Final
 
-from forebay.base.errors import ConfigError, NotFound, Unauthorized
+from forebay.base.errors import NotFound, Unauthorized
+from forebay.base.exposure import check_exposure
 from forebay.config.engine_config import ServerConfig
 from forebay.server.errors import HttpError
 
@@ -24,24 +25,6 @@ _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, n
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def check_exposure(config: ServerConfig) -> None:
-    """Raises ConfigError where anybody on the network could use the server."""
-    if not is_loopback(config.host) and not config.api_keys:
-        raise ConfigError(
-            f"--host {config.host} is reachable from other machines and no API key is set: give --api-key-file, "
-            "or bind to 127.0.0.1"
-        )
-
-
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
@@ -50,7 +33,7 @@ class Security:
     """Decisions about a request from its scope alone. Keys are kept as SHA-256 digests."""
 
     def __init__(self, config: ServerConfig) -> None:
-        check_exposure(config)
+        check_exposure(config.host, config.api_keys)
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._admin_keys = [_digest(key.encode()) for key in config.admin_api_keys]
         self._hosts = _LOOPBACK_NAMES | {_host_name(host) for host in (config.host, *config.allowed_hosts)} - _WILDCARDS

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from forebay.base.errors import ConfigError, from_code
+from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import ServerConfig
 from forebay.server.app import create_app, create_context
 from forebay.server.context import ServerContext
 from forebay.server.http_protocol import protocol_class
-from forebay.server.security import check_exposure
 from forebay.server.served_model import Engine, ServedModel
 from forebay.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ log = get_logger("server")
 def bind(config: ServerConfig) -> socket.socket:
     """The listening socket, before anything slow is started. Raises ConfigError where the address cannot be had, or
     would be open to the network without a key."""
-    check_exposure(config)
+    check_exposure(config.host, config.api_keys)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,15 @@ from forebay.base.units import ceil_div, human_bytes, human_seconds, parse_bytes
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("4GiB", 4 << 30), ("512M", 512 << 20), ("1.5g", 3 << 29), ("2GB", 2 * 10**9), ("7", 7), ("7b", 7), ("1 kib", 1024)],
+    [
+        ("4GiB", 4 << 30),
+        ("512M", 512 << 20),
+        ("1.5g", 3 << 29),
+        ("2GB", 2 * 10**9),
+        ("7", 7),
+        ("7b", 7),
+        ("1 kib", 1024),
+    ],
 )
 def test_sizes_are_read_as_people_write_them(text, expected):
     assert parse_bytes(text) == expected
@@ -31,7 +39,13 @@ def test_what_is_no_count_is_an_error(text):
 
 
 def test_numbers_are_shown_with_units():
-    assert [human_bytes(n) for n in (5, 1536, 3 << 20, 5 << 30, 2 << 40)] == ["5 B", "1.5 KiB", "3.0 MiB", "5.0 GiB", "2.0 TiB"]
+    assert [human_bytes(n) for n in (5, 1536, 3 << 20, 5 << 30, 2 << 40)] == [
+        "5 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5.0 GiB",
+        "2.0 TiB",
+    ]
     assert [human_seconds(s) for s in (5e-6, 0.0123, 3.0, 300.0)] == ["5 us", "12.3 ms", "3.00 s", "5.0 min"]
     assert ceil_div(7, 3) == 3
 

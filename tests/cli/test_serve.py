@@ -45,7 +45,7 @@ def test_one_table_with_reasons_then_the_url(server: tuple[subprocess.Popen[str]
     _, url, printed = server
     assert printed.count("forebay serves SmolLM2-135M-Instruct") == 1
     assert printed.rstrip().splitlines()[-1].startswith(f"ready at {url}")
-    assert all(word in printed for word in ("64.0 MiB", "planned", "the command line", "engine memory"))
+    assert all(word in printed for word in ("64.0 MiB", "planned", "the command line", "resident after warm-up"))
 
 
 def test_the_key_is_shown_nowhere(server: tuple[subprocess.Popen[str], str, str]) -> None:

@@ -11,14 +11,14 @@ MIB = 1 << 20
 
 
 def divide(**changes):
-    asked = dict(
-        cache_bytes=64 * MIB,
-        kv_bytes_per_token=1024,
-        page_size=16,
-        max_total_tokens=10**9,
-        max_running_requests=64,
-        context_length=4096,
-    )
+    asked = {
+        "cache_bytes": 64 * MIB,
+        "kv_bytes_per_token": 1024,
+        "page_size": 16,
+        "max_total_tokens": 10**9,
+        "max_running_requests": 64,
+        "context_length": 4096,
+    }
     return divide_memory(**{**asked, **changes})
 
 

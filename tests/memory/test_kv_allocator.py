@@ -27,7 +27,9 @@ def test_extend_and_decode_locations_agree_with_the_definition(page_size, start,
     assert decode_locations(table, rows, positions, page_size).tolist() == expected
 
 
-@pytest.mark.parametrize(("kv_len", "held", "pages"), [(0, 0, 0), (1, 0, 1), (16, 0, 1), (17, 0, 2), (17, 2, 0), (5, 3, 0)])
+@pytest.mark.parametrize(
+    ("kv_len", "held", "pages"), [(0, 0, 0), (1, 0, 1), (16, 0, 1), (17, 0, 2), (17, 2, 0), (5, 3, 0)]
+)
 def test_a_footprint_is_what_is_missing(kv_len, held, pages):
     assert footprint(kv_len, 16, held_pages=held).pages == pages
     assert footprint(kv_len, 16).rows == 1

@@ -215,9 +215,14 @@ def test_a_lease_gives_its_slots_back_when_the_block_ends():
 
 def test_reserving_from_two_pools_is_all_or_nothing():
     pages, states = Slots("pages", 8), Slots("states", 0)
-    with pytest.raises(OutOfSlots, match="states: wanted 1"), contextlib.ExitStack() as undo:
-        undo.enter_context(pages.take(4, ALICE))
-        undo.enter_context(states.take(1, ALICE))
+
+    def reserve() -> None:
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(pages.take(4, ALICE))
+            undo.enter_context(states.take(1, ALICE))
+
+    with pytest.raises(OutOfSlots, match="states: wanted 1"):
+        reserve()
     assert pages.num_free == 8
 
 

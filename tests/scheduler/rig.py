@@ -14,15 +14,15 @@ from forebay.scheduler.scheduler import Scheduler
 
 
 def config(**changes) -> SchedulerConfig:
-    asked = dict(
-        page_size=4,
-        num_pages=64,
-        max_running_requests=8,
-        context_length=64,
-        chunked_prefill_size=64,
-        max_queued_requests=16,
-        ledger=Ledger.RAISE,
-    )
+    asked = {
+        "page_size": 4,
+        "num_pages": 64,
+        "max_running_requests": 8,
+        "context_length": 64,
+        "chunked_prefill_size": 64,
+        "max_queued_requests": 16,
+        "ledger": Ledger.RAISE,
+    }
     return SchedulerConfig(**{**asked, **changes})
 
 

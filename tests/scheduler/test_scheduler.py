@@ -372,9 +372,9 @@ def test_abort_is_by_exact_id():
 @pytest.mark.parametrize(
     ("limits", "running", "message"),
     [
-        (dict(queue_timeout_s=5.0), False, "queued for 10.0 s; the limit is 5 s"),
-        (dict(request_timeout_s=5.0), True, "took 10.0 s; the limit is 5 s"),
-        (dict(stall_timeout_s=5.0), True, "no token for 10.0 s; the limit is 5 s"),
+        ({"queue_timeout_s": 5.0}, False, "queued for 10.0 s; the limit is 5 s"),
+        ({"request_timeout_s": 5.0}, True, "took 10.0 s; the limit is 5 s"),
+        ({"stall_timeout_s": 5.0}, True, "no token for 10.0 s; the limit is 5 s"),
     ],
 )
 def test_a_request_that_takes_too_long_ends_with_a_typed_error(limits, running, message):

@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 
 from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
-from forebay.server.security import Security, check_exposure
+from forebay.server.security import Security
 from forebay.server.serve import bind
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import FakeEngine
@@ -125,7 +125,7 @@ def test_pages_of_other_sites_are_refused(shared: Running) -> None:
 def test_a_network_address_without_a_key_is_refused_at_start(host: str) -> None:
     with pytest.raises(ConfigError, match="--api-key-file"):
         bind(replace(CONFIG, host=host))
-    check_exposure(replace(CONFIG, host=host, api_keys=("k",)))
+    Security(replace(CONFIG, host=host, api_keys=("k",)))
 
 
 def test_tenants_do_not_share_a_namespace_and_cannot_name_anothers() -> None:

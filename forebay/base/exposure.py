@@ -1,0 +1,26 @@
+"""Who can reach an address."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+from forebay.base.errors import ConfigError
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_exposure(host: str, api_keys: Sequence[str]) -> None:
+    """Raises ConfigError where anybody on the network could use the server."""
+    if not is_loopback(host) and not api_keys:
+        raise ConfigError(
+            f"--host {host} can be reached from other machines and there is no API key: give --api-key-file FILE, "
+            "or listen on 127.0.0.1"
+        )
