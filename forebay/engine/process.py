@@ -53,8 +53,11 @@ def serve(sock: socket.socket, build: Build) -> int:
     except ChannelClosed:
         pass
     except Exception as error:
-        log.critical(event("engine_died"), exc_info=error)
-        code = EXIT_REFUSED if isinstance(error, ConfigError | ModelError) else EXIT_FAILURE
+        # What the user can mend is told once, by the parent, in words; the rest needs its traceback.
+        refused = isinstance(error, ConfigError | ModelError)
+        if not refused:
+            log.critical(event("engine_died"), exc_info=error)
+        code = EXIT_REFUSED if refused else EXIT_FAILURE
         _say(channel, Dead(failure=_last_words(error)))
     channel.close(linger_s=LAST_WORDS_S)
     return code

@@ -67,7 +67,7 @@ def divide_memory(
         raise ConfigError(
             f"the KV cache has {human_bytes(cache_bytes)} and needs at least {human_bytes(2 * page_bytes)}: two pages "
             f"(one is padding) of {page_size} tokens at {human_bytes(kv_bytes_per_token)} each: raise "
-            "--kv-cache-memory or --mem-fraction-static, or lower --page-size"
+            "--kv-cache-bytes or --mem-fraction-static, or lower --page-size"
         )
     wanted = ceil_div(max_total_tokens, page_size)
     rows = max(1, min(max_running_requests, affordable, wanted))

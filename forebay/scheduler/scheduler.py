@@ -127,7 +127,7 @@ class Scheduler:
             raise RequestTooLarge(
                 f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}: that can need "
                 f"{pages} KV pages of {config.page_size} tokens and there are {config.num_pages}: shorten the prompt, "
-                "lower max_tokens, or give the KV cache more memory (--kv-cache-memory)",
+                "lower max_tokens, or give the KV cache more memory (--kv-cache-bytes)",
                 code="kv_capacity_exceeded",
             )
 

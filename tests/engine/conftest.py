@@ -15,11 +15,14 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfo
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return make_chat_model(tmp_path_factory.mktemp("checkpoint"), context_length=512)
+
+
+def make_chat_model(folder: Path, *, context_length: int) -> Tiny:
     """A random llama with a byte-level tokenizer and a chat template, as a folder."""
-    folder: Path = tmp_path_factory.mktemp("checkpoint")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {piece: i for i, piece in enumerate([*CONTROL, *letters])}
-    oracle = make_oracle("llama", vocab_size=len(vocab), eos_token_id=0, max_position_embeddings=512)
+    oracle = make_oracle("llama", vocab_size=len(vocab), eos_token_id=0, max_position_embeddings=context_length)
     oracle.save_pretrained(folder)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
