@@ -1,0 +1,290 @@
+"""Scorecard F-1, F-4, H-2, I-1 and J-1 with the whole tree: processes that die, signals, sockets, crowds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.engine.conftest import make_chat_model
+from tests.integration.tree import ROOT, Tree, alive, children, serving, until
+
+TOLD_S = 5.0  # F-1: from a death to what its clients see
+SICK_S = 2.0  # F-1: from a death to /health
+GONE_S = 3.0  # F-4: from a death to the end of the whole tree
+CONTEXT = 16384
+LONG_PROMPT = [7 + i % 200 for i in range(8000)]
+SMALL = (
+    "--dtype=float32",
+    "--num-threads=1",
+    "--kv-cache-bytes=32MiB",
+    "--chunked-prefill-size=16",
+    "--drain-timeout=20",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small enough to start at once; its context is long enough for a prefill that lasts for seconds."""
+    return make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
+
+
+@pytest.fixture
+def tree(tmp_path: Path, model: Path) -> Iterator[Tree]:
+    with serving(tmp_path / "tree", model, *SMALL) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Tree]:
+    with serving(
+        tmp_path_factory.mktemp("shared") / "tree", model, *SMALL, "--max-running-requests=4", "--max-queued-requests=8"
+    ) as started:
+        yield started
+
+
+def ask(prompt: list[int] | str = "hello", max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **fields}
+
+
+async def read(client: httpx.AsyncClient, body: dict[str, Any], started: asyncio.Event | None = None) -> str:
+    """A stream's text until it ends or breaks off."""
+    text = ""
+    try:
+        async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            if started is not None:
+                started.set()
+            async for piece in response.aiter_text():
+                text += piece
+    except httpx.TransportError as error:
+        text += f"\nbroken: {type(error).__name__}"
+    return text
+
+
+def asyncly(tree: Tree) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=tree.url, timeout=60, trust_env=False)
+
+
+def victim_of(tree: Tree, who: str) -> int:
+    return tree.engine_pid if who == "engine" else tree.server.pid
+
+
+async def work(tree: Tree, client: httpx.AsyncClient, phase: str) -> list[asyncio.Task[str]]:
+    """Requests in the phase named, seen to be there."""
+    if phase == "idle":
+        return []
+    # One prompt takes all of a step, so one prefills and two wait.
+    prompt, wanted, running = (LONG_PROMPT, 8, 1) if phase == "prefill" else ([5, 6], 8000, 3)
+    tasks = [asyncio.create_task(read(client, ask([10 + i, *prompt], wanted))) for i in range(3)]
+    async with asyncio.timeout(20):
+        while (await client.get("/debug/state")).json()["num_running"] < running:
+            await asyncio.sleep(0.01)
+    return tasks
+
+
+@pytest.mark.parametrize(
+    ("who", "phase"),
+    [
+        ("engine", "idle"),
+        ("engine", "prefill"),
+        ("engine", "streaming"),
+        ("server", "prefill"),
+        ("server", "streaming"),
+    ],
+)
+async def test_a_killed_process_ends_every_stream_and_the_whole_tree(tree: Tree, who: str, phase: str) -> None:
+    pids = [tree.server.pid, tree.engine_pid]
+    async with asyncly(tree) as client:
+        tasks = await work(tree, client, phase)
+        killed_at = time.monotonic()
+        os.kill(victim_of(tree, who), signal.SIGKILL)
+        sick = await asyncio.to_thread(until, lambda: not tree.healthy(), SICK_S)
+        async with asyncio.timeout(TOLD_S):
+            texts = await asyncio.gather(*tasks)
+    assert sick
+    assert time.monotonic() - killed_at < TOLD_S
+    for text in texts:
+        assert '"code":"engine_dead"' in text if who == "engine" else "broken" in text
+        assert '"finish_reason":"' not in text
+    assert tree.server.wait(GONE_S) != 0
+    assert until(lambda: not any(map(alive, pids)), GONE_S)
+    assert list(tree.temporary.iterdir()) == []
+    if who == "engine":
+        assert "was killed by SIGKILL" in tree.output.splitlines()[-1]
+        assert "Traceback" not in tree.output
+
+
+@pytest.mark.parametrize("who", ["engine", "server"])
+def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
+    tree = Tree(tmp_path / "tree", model, *SMALL)
+    try:
+        assert until(lambda: bool(children(tree.server.pid)), 10)
+        pids = [tree.server.pid, tree.engine_pid]
+        os.kill(victim_of(tree, who), signal.SIGKILL)
+        assert tree.server.wait(10) != 0
+        assert until(lambda: not any(map(alive, pids)), GONE_S)
+        assert "ready at" not in tree.output
+        assert list(tree.temporary.iterdir()) == []
+    finally:
+        tree.end()
+
+
+async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) -> None:
+    pids = [tree.server.pid, tree.engine_pid]
+    async with asyncly(tree) as client:
+        tasks = [asyncio.create_task(read(client, ask([10 + i], 1500))) for i in range(4)]
+        async with asyncio.timeout(20):
+            while (await client.get("/debug/state")).json()["num_running"] < 4:
+                await asyncio.sleep(0.01)
+        tree.server.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            while (await client.get("/ready")).status_code == 200:
+                await asyncio.sleep(0.01)
+        refused = await client.post("/v1/completions", json=ask())
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "draining"
+        assert "retry-after" in refused.headers
+        texts = await asyncio.gather(*tasks)
+    for text in texts:
+        assert text.endswith("data: [DONE]\n\n")
+        assert '"finish_reason":"length"' in text
+        assert "error" not in text
+    assert tree.server.wait(10) == 0
+    assert not any(map(alive, pids))
+    assert "Traceback" not in tree.output
+
+
+async def test_a_second_signal_forces_the_end_and_says_so_to_clients(tree: Tree) -> None:
+    engine = tree.engine_pid
+    async with asyncly(tree) as client:
+        tasks = await work(tree, client, "streaming")
+        tree.server.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(5):
+            while (await client.get("/ready")).status_code == 200:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)
+        forced_at = time.monotonic()
+        tree.server.send_signal(signal.SIGTERM)
+        texts = await asyncio.gather(*tasks)
+    assert tree.server.wait(10) == 0
+    assert time.monotonic() - forced_at < 3
+    assert not alive(engine)
+    assert all('"code":"shutting_down"' in text for text in texts)
+
+
+async def test_ctrl_c_ends_the_tree_quietly(tree: Tree) -> None:
+    """A terminal sends it to the whole process group, engine included: the engine leaves it to its parent."""
+    engine = tree.engine_pid
+    async with asyncly(tree) as client:
+        task = asyncio.create_task(read(client, ask([5], 300)))
+        async with asyncio.timeout(20):
+            while (await client.get("/debug/state")).json()["step"] < 5:
+                await asyncio.sleep(0.01)
+        os.killpg(tree.server.pid, signal.SIGINT)
+        assert (await task).endswith("data: [DONE]\n\n")
+    assert tree.server.wait(10) in (0, 130)
+    assert not alive(engine)
+    assert "Traceback" not in tree.output
+
+
+def test_an_occupied_port_ends_the_start_with_one_clear_line(model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay.cli.main", "serve", str(model), *SMALL, "--port", str(port)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    assert done.returncode == 2
+    (line,) = (done.stdout + done.stderr).splitlines()
+    assert f"127.0.0.1:{port}" in line
+    assert "--port" in line
+
+
+def listeners(pids: list[int]) -> list[tuple[str, str]]:
+    """(address:port in hex, table) of what these processes listen on, and the paths of their unix sockets."""
+    inodes = set()
+    for pid in pids:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            target = os.readlink(fd)
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = []
+    for table in ("tcp", "tcp6", "udp", "udp6"):
+        for line in Path(f"/proc/{pids[0]}/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[9] in inodes and (table.startswith("udp") or fields[3] == "0A"):
+                found.append((fields[1], table))
+    for line in Path(f"/proc/{pids[0]}/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[6] in inodes and len(fields) > 7:
+            found.append((fields[7], "unix"))
+    return found
+
+
+def test_there_is_one_listener_on_loopback_and_no_socket_file(shared: Tree) -> None:
+    assert listeners([shared.server.pid, shared.engine_pid]) == [(f"0100007F:{shared.port:04X}", "tcp")]
+    assert list(shared.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("prompt", [[5, 6], LONG_PROMPT], ids=["decoding", "prefilling"])
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_client_that_leaves_gives_its_pages_back_within_a_second(
+    shared: Tree, prompt: list[int], stream: bool
+) -> None:
+    aborted = shared.state()["counters"].get("finished.abort", 0)
+    async with asyncly(shared) as client:
+        body = ask(prompt, 8000, stream=stream)
+        request = asyncio.create_task(client.post("/v1/completions", json=body))
+        async with asyncio.timeout(20):
+            while shared.state()["num_running"] == 0:
+                await asyncio.sleep(0.01)
+        request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+    assert until(shared.is_clean, 1.0)
+    assert shared.state()["counters"]["finished.abort"] == aborted + 1
+
+
+async def test_a_client_that_leaves_with_several_choices_ends_all_of_them(shared: Tree) -> None:
+    async with asyncly(shared) as client:
+        body = ask(["one", "two"], 8000, n=2, stream=True)
+        async with client.stream("POST", "/v1/completions", json=body) as response:
+            async for _ in response.aiter_bytes():
+                break
+    assert until(shared.is_clean, 1.0)
+
+
+async def test_a_crowd_over_the_cap_is_told_to_come_back_and_leaves_no_trace(shared: Tree) -> None:
+    """E-3 in small: 4 run, 8 wait, the others are refused at once; then service goes on as before."""
+    async with asyncly(shared) as client:
+        before = (await client.post("/v1/completions", json=ask("steady", 16))).json()["choices"][0]["text"]
+        responses = await asyncio.gather(
+            *(client.post("/v1/completions", json=ask([5 + i, 9], 400)) for i in range(60))
+        )
+        codes = sorted(response.status_code for response in responses)
+        assert set(codes) == {200, 429}
+        assert codes.count(200) >= 12
+        for response in responses:
+            if response.status_code == 429:
+                assert int(response.headers["retry-after"]) >= 1
+                assert response.json()["error"]["code"]
+            else:
+                assert response.json()["usage"]["completion_tokens"] == 400
+        assert until(shared.is_clean, 1.0)
+        after = (await client.post("/v1/completions", json=ask("steady", 16))).json()["choices"][0]["text"]
+    assert after == before
+    for name in ("kv", "rows"):
+        pool = shared.pool(name)
+        assert pool["free"] + pool["cached"] == pool["total"]

@@ -1,0 +1,126 @@
+"""`forebay serve` as an operator starts it: a tree of two processes, on a port of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 60.0
+ROOT = Path(__file__).parents[2]
+_READY = re.compile(r"ready at (http://127\.0\.0\.1:(\d+))")
+
+
+def until(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether it became true in time."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """A zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    try:
+        return [int(word) for task in tasks.iterdir() for word in (task / "children").read_text().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+class Tree:
+    """The server process, in a process group of its own, and through it the engine. Output goes to `folder`."""
+
+    def __init__(self, folder: Path, model: Path, *flags: str) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir(parents=True)
+        self._log = folder / "output.txt"
+        with self._log.open("wb") as log:
+            self.server = subprocess.Popen(
+                [sys.executable, "-m", "forebay.cli.main", "serve", str(model), "--port", "0", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        self.url = ""
+        self.port = 0
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    @property
+    def engine_pid(self) -> int:
+        (pid,) = children(self.server.pid)
+        return pid
+
+    def wait_ready(self) -> Tree:
+        found = until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None, START_S)
+        match = _READY.search(self.output)
+        assert found, self.output
+        assert match is not None, self.output
+        self.url, self.port = match[1], int(match[2])
+        return self
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+
+    def state(self) -> dict[str, Any]:
+        with self.client() as client:
+            state: dict[str, Any] = client.get("/debug/state").json()
+        return state
+
+    def pool(self, name: str) -> dict[str, int]:
+        return next(pool for pool in self.state()["pools"] if pool["name"] == name)
+
+    def is_clean(self) -> bool:
+        """Nobody is served and nothing is held but by the cache."""
+        state = self.state()
+        return state["num_running"] == state["num_waiting"] == state["server"]["num_inside"] == 0 and all(
+            pool["running"] == pool["quarantined"] == 0 for pool in state["pools"]
+        )
+
+    def healthy(self) -> bool:
+        try:
+            with self.client() as client:
+                return client.get("/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def end(self) -> None:
+        """Whatever state it is in."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.server.pid, signal.SIGKILL)
+        self.server.wait()
+
+
+@contextlib.contextmanager
+def serving(folder: Path, model: Path, *flags: str) -> Iterator[Tree]:
+    """A tree that is ready; killed at the end if it still runs."""
+    tree = Tree(folder, model, *flags)
+    try:
+        yield tree.wait_ready()
+    finally:
+        tree.end()
