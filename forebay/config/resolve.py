@@ -25,7 +25,7 @@ from forebay.config.engine_config import (
     Setting,
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Value
-from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes
+from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes, weight_bytes
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.formats.checkpoint import open_checkpoint
@@ -64,6 +64,7 @@ def resolve(
     check_exposure(str(written["host"]), keys[0])
     facts = _facts(given)
     settled, reasons = _decide(given, facts)
+    _refuse_overcommit(given["kv_cache_bytes"], facts, settled)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
     return Config(
@@ -197,6 +198,19 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
         settled[name], reasons[name] = decision
     settled["model_path"] = str(facts.model_path)
     return settled, reasons
+
+
+def _refuse_overcommit(asked: Given, facts: Facts, settled: Settled) -> None:
+    """Memory is taken as the cache fills: what is not there would be missed hours later, and end the engine."""
+    if isinstance(asked.value, Auto):
+        return
+    cache, weights = int(settled["kv_cache_bytes"]), weight_bytes(facts, settled)  # type: ignore[arg-type]
+    if cache + weights > facts.memory.value:
+        raise ConfigError(
+            f"{asked.origin} ({human_bytes(cache)}) and {human_bytes(weights)} of weights are more than the "
+            f"{human_bytes(facts.memory.value)} {facts.memory.why}: give at most "
+            f"{human_bytes(max(0, facts.memory.value - weights))}, or --mem-fraction-static instead"
+        )
 
 
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import resource
 import signal
 import socket
@@ -23,6 +24,7 @@ from forebay.server.served_model import Engine, ServedModel
 from forebay.text.tokenizer import Tokenizer
 
 BACKLOG = 4096
+SAME_SIGNAL_S = 0.2  # `timeout` and some supervisors signal the process and then its group, which it is in
 CLOSE_GRACE_S = 1  # for the last bytes of answers that are complete
 
 log = get_logger("server")
@@ -111,18 +113,22 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
-    """The first signal asks to stop, the second ends the drain."""
+    """The first signal asks to stop, a later one ends the drain."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    loop = asyncio.get_running_loop()
+    first_at = math.inf
+
     def handle() -> None:
-        if stop.is_set():
+        nonlocal first_at
+        if loop.time() - first_at > SAME_SIGNAL_S:
             log.warning(event("forced_exit"))
             server.force_exit = True
+        first_at = min(first_at, loop.time())
         stop.set()
 
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle)
     try:

@@ -178,3 +178,9 @@ def test_what_was_written_is_told_from_what_was_not(tmp_path: Path) -> None:
         "max_n",
         "host",
     }
+
+
+def test_a_kv_cache_that_memory_cannot_hold_is_refused_at_the_start() -> None:
+    """It would fill for hours and then be killed."""
+    with pytest.raises(ConfigError, match=r"--kv-cache-bytes \(100.0 TiB\) and .* weights .* give at most"):
+        resolve({"kv_cache_bytes": "102400GiB"})

@@ -147,6 +147,8 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) 
             while (await client.get("/debug/state")).json()["num_running"] < 4:
                 await asyncio.sleep(0.01)
         tree.server.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.02)
+        tree.server.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, then to its group
         async with asyncio.timeout(5):
             while (await client.get("/ready")).status_code == 200:
                 await asyncio.sleep(0.01)
