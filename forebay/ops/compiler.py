@@ -25,7 +25,7 @@ CACHE = Path.home() / ".cache" / "forebay" / "ops"
 
 _COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra")
-_COMMON = ("pool.cpp", "linear_pack.cpp", "linear_f32.cpp", "rowwise.cpp", "kv.cpp", "attention.cpp")
+_COMMON = ("pool.cpp", "linear_pack.cpp", "linear_f32.cpp", "rowwise.cpp", "sampling.cpp", "kv.cpp", "attention.cpp")
 _AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 
 _log = get_logger("ops")

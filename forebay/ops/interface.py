@@ -108,6 +108,26 @@ class Ops(Protocol):
         """
         ...
 
+    def sample_rows(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor | None,
+        top_p: Tensor | None,
+        min_p: Tensor | None,
+        uniform: Tensor,
+    ) -> Tensor:
+        """Draw one token per row of logits [S, V] float32 -> ids [S] int64; 0 for a row that is not finite.
+
+        Of softmax(logits / temperature) the top_k most likely are kept, then of those the most likely that make up
+        top_p of their sum, then of those whatever is at least min_p times the most likely. Ties with the least likely
+        that is kept are kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is
+        kept, in the order of ids, first exceeds `uniform` times the whole.
+        temperature, top_p, min_p [S] float32 and top_k [S] int64; top_k 0, top_p 1, min_p 0 keep all, and None stands
+        for such a column. uniform [S] float64 of [0, 1).
+        """
+        ...
+
     def fused_experts(
         self,
         x: Tensor,

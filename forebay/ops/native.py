@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_store_kv": [_P, _P, _L, _P, _L, _P, _P, _P, _L, _L],
     "fb_embedding": [_P, _P, _P, _P, _L, _L],
     "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
+    "fb_sample_rows": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L],
 }
 
 
@@ -82,6 +83,7 @@ class NativeOps:
         self._store_kv = _bind(lib, "fb_store_kv")
         self._embedding = _bind(lib, "fb_embedding")
         self._argmax_rows = _bind(lib, "fb_argmax_rows")
+        self._sample_rows = _bind(lib, "fb_sample_rows")
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinearWeight:
         weight = weight.contiguous()
@@ -251,6 +253,29 @@ class NativeOps:
         finite = torch.empty(rows, dtype=torch.bool)
         self._argmax_rows(self._pool, logits.data_ptr(), ids.data_ptr(), finite.data_ptr(), rows, n)
         return ids, finite
+
+    def sample_rows(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor | None,
+        top_p: Tensor | None,
+        min_p: Tensor | None,
+        uniform: Tensor,
+    ) -> Tensor:
+        rows, n = logits.shape
+        ids = torch.empty(rows, dtype=torch.int64)
+        self._sample_rows(
+            self._pool,
+            logits.data_ptr(),
+            temperature.data_ptr(),
+            *(None if column is None else column.data_ptr() for column in (top_k, top_p, min_p)),
+            uniform.data_ptr(),
+            ids.data_ptr(),
+            rows,
+            n,
+        )
+        return ids
 
     def fused_experts(
         self,

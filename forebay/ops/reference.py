@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from forebay.ops import sampling
 from forebay.ops.interface import LinearWeight
 
 
@@ -107,6 +108,17 @@ class TorchOps:
         finite = top.isfinite()
         first = (logits == top.unsqueeze(-1)).to(torch.uint8).argmax(dim=-1)
         return torch.where(finite, first, torch.zeros_like(first)), finite
+
+    def sample_rows(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor | None,
+        top_p: Tensor | None,
+        min_p: Tensor | None,
+        uniform: Tensor,
+    ) -> Tensor:
+        return sampling.sample_rows(logits, temperature, top_k, top_p, min_p, uniform)
 
     def fused_experts(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from forebay.base.errors import ModelError
 from forebay.base.units import ceil_div
 from forebay.models.model import Model
 from forebay.ops import Ops
@@ -27,14 +28,19 @@ def build_runner(
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, and a runner over them.
 
-    `max_num_tokens` is the most tokens of one step. Sets torch's threads for the whole process: one beside the native
-    ops, whose own threads would otherwise compete with torch's for the cores.
+    `max_num_tokens` is the most tokens of one step. Raises ModelError for layers whose KV shapes differ. Sets torch's
+    threads for the whole process: one beside the native ops, whose own threads would otherwise compete with torch's for
+    the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     specs = model.cache_specs()
-    shapes = {(spec.num_kv_heads, spec.head_dim) for spec in specs}
-    assert len(shapes) == 1, f"layers with different KV shapes: {sorted(shapes)}"
-    num_kv_heads, head_dim = shapes.pop()
+    shapes = sorted({(spec.num_kv_heads, spec.head_dim) for spec in specs})
+    if len(shapes) != 1:
+        raise ModelError(
+            f"the {len(specs)} layers have {len(shapes)} KV shapes (heads, head size): {shapes}; the KV cache has one "
+            "for all of them: use a model whose layers agree"
+        )
+    num_kv_heads, head_dim = shapes[0]
     kv = KvPool(
         num_layers=len(specs),
         num_pages=num_pages,

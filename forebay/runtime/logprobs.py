@@ -19,13 +19,37 @@ from forebay.requests.step_plan import TokenLogprob
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, k: int) -> Tensor:
     """logits [M, V] float32 and the tokens [M] that came there -> [M, 2 + 2k] float64, to be copied to the host whole:
-    the token's log-probability and rank (1 + the number of more likely tokens), then k values and k ids, best first.
+    the token's log-probability and rank (1 + the number of more likely tokens), then k values and k ids, best first,
+    equally likely ones in the order of their ids. k is at most V here.
     """
     logprobs = logits.log_softmax(dim=-1)
-    chosen = logprobs.gather(1, token_ids.unsqueeze(1))
-    rank = (logprobs > chosen).sum(dim=-1, keepdim=True) + 1
-    values, ids = logprobs.topk(min(k, logits.shape[1]), dim=-1)
-    return torch.cat((chosen.double(), rank.double(), values.double(), ids.double()), dim=1)
+    chosen = token_ids.unsqueeze(1)
+    # Logits that differ may have equal logarithms once rounded: the order is that of the logits.
+    rank = (logits > logits.gather(1, chosen)).sum(dim=-1, keepdim=True) + 1
+    ids = _most_likely(logits, min(k, logits.shape[1]))
+    columns = (logprobs.gather(1, chosen), rank, logprobs.gather(1, ids), ids)
+    return torch.cat([column.double() for column in columns], dim=1)
+
+
+def _most_likely(logits: Tensor, k: int) -> Tensor:
+    """The ids [M, k] of the largest logits [M, V], equal ones in the order of their ids.
+
+    `topk` says nothing about the order of equal entries, nor which of those equal to the smallest it takes, and both
+    change with k: a second one chooses among the latter by id.
+    """
+    if k == 0:
+        return logits.new_empty(len(logits), 0, dtype=torch.int64)
+    values, ids = logits.topk(k, dim=-1)
+    least = values[:, -1:]
+    ids, by_id = ids.sort(dim=-1)
+    values, by_value = values.gather(1, by_id).sort(dim=-1, descending=True, stable=True)
+    vocab_size = logits.shape[1]
+    # A float32 holds ids exactly: no vocabulary has 2^24 tokens.
+    lowest_first = torch.arange(vocab_size, 0, -1, device=logits.device, dtype=torch.float32)
+    tied = vocab_size - torch.where(logits == least, lowest_first, 0.0).topk(k, dim=-1).values.long()
+    place = torch.arange(k, device=logits.device) - (values > least).sum(dim=-1, keepdim=True)
+    ids = torch.where(place < 0, ids.gather(1, by_value), tied.gather(1, place.clamp(min=0)))
+    return ids.clamp_(max=vocab_size - 1)  # a row with a NaN has no ties, and must not index beyond the row
 
 
 def unpack(packed: npt.NDArray[Any], token_ids: Sequence[int], num_top: Sequence[int]) -> list[TokenLogprob | None]:

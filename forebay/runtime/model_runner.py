@@ -18,7 +18,8 @@ from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.pools.kv_pool import KvPool
 from forebay.pools.request_rows import RequestRows
-from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, StepPlan, StepResult, TokenLogprob
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.penalties import Penalties
 from forebay.runtime.row_options import RowOptions
@@ -26,6 +27,7 @@ from forebay.runtime.sampler import Wants, draw
 from forebay.runtime.step_inputs import Inputs, StepInputs
 
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
+_WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
 _FAILED: Final = -1  # instead of a token id, where the logits were not finite
 
 _NOTHING = np.empty(0, dtype=np.int64)
@@ -135,24 +137,13 @@ class ModelRunner:
         )
 
     def warm_up(self) -> None:
-        """Run the model on the padding row once, so that the first request finds code and buffers in memory."""
-        one = np.ones(1, dtype=np.int64)
-        pad = np.full(1, PAD, dtype=np.int64)
-        self.launch(
-            StepPlan(
-                step=0,
-                num_extends=1,
-                rows=pad,
-                q_lens=one,
-                seq_lens=one,
-                out_cache_loc=pad,
-                input_ids=pad,
-                sample_mask=one.astype(np.bool_),
-                write_rows=_NOTHING,
-                write_columns=_NOTHING,
-                write_pages=_NOTHING,
-            )
-        ).result()
+        """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
+        drawing = SamplingParams(top_k=2, top_p=0.9, min_p=0.1)
+        greedy = SamplingParams(temperature=0.0)
+        length = min(_WARM_UP_TOKENS, self.rows.req_to_token.shape[1] * self.kv.page_size)
+        for step, (params, num_extends) in enumerate([(drawing, 1), (drawing, 0), (greedy, 1), (greedy, 0)]):
+            self.launch(_plan_of_padding(step, params, num_extends, length)).result()
+        # The last admission left the row greedy; what else the steps wrote is put back.
         self.rows.reset_padding()
         self.kv.reset_padding()
 
@@ -168,7 +159,7 @@ class ModelRunner:
             logits = self._penalties.apply(raw, rows.tolist())
         ids, finite = self._ops.argmax_rows(logits)
         if wants & Wants.DRAW:
-            ids = self._draw(logits, ids, finite, inputs, wants)
+            ids = self._draw(logits, ids, inputs, wants)
         self.rows.last_tokens.index_copy_(0, inputs.sample_rows, ids)
         if wants & Wants.ADJUST:
             self._penalties.record(ids, rows.tolist())
@@ -179,19 +170,12 @@ class ModelRunner:
             logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
         return _ToHost(torch.where(finite, ids, _FAILED)), logprobs
 
-    def _draw(self, logits: Tensor, greedy: Tensor, finite: Tensor, inputs: Inputs, wants: Wants) -> Tensor:
+    def _draw(self, logits: Tensor, greedy: Tensor, inputs: Inputs, wants: Wants) -> Tensor:
         rows, lens, which = inputs.sample_rows, inputs.sample_lens, inputs.drawing
         if len(which) == len(greedy):
-            return draw(logits, finite, rows, lens, self.rows, wants)
-        drawn = draw(
-            logits.index_select(0, which),
-            finite.index_select(0, which),
-            rows.index_select(0, which),
-            lens.index_select(0, which),
-            self.rows,
-            wants,
-        )
-        return greedy.index_copy(0, which, drawn)
+            return draw(self._ops, logits, rows, lens, self.rows, wants)
+        logits, rows, lens = (of_all.index_select(0, which) for of_all in (logits, rows, lens))
+        return greedy.index_copy(0, which, draw(self._ops, logits, rows, lens, self.rows, wants))
 
     def _prompt_chunks(
         self, plan: StepPlan, hidden: Tensor, wanted: list[tuple[int, Ids, int]], targets: Tensor
@@ -207,6 +191,25 @@ class ModelRunner:
             chunks.append(_Chunk(extend, int(plan.q_lens[extend]), known, num_top, blocks))
             first += len(known)
         return tuple(chunks)
+
+
+def _plan_of_padding(step: int, params: SamplingParams, num_extends: int, length: int) -> StepPlan:
+    """An extend of `length` tokens or one decode of the padding row, all of whose KV goes to the padding page."""
+    q_len = length if num_extends else 1
+    return StepPlan(
+        step=step,
+        num_extends=num_extends,
+        rows=np.full(1, PAD, dtype=np.int64),
+        q_lens=np.full(1, q_len, dtype=np.int64),
+        seq_lens=np.full(1, q_len, dtype=np.int64),
+        out_cache_loc=np.full(q_len, PAD, dtype=np.int64),
+        input_ids=np.full(q_len * num_extends, PAD, dtype=np.int64),
+        sample_mask=np.ones(1, dtype=np.bool_),
+        write_rows=_NOTHING,
+        write_columns=_NOTHING,
+        write_pages=_NOTHING,
+        admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=[], num_prompt=0),),
+    )
 
 
 def _prompt_entries(chunk: _Chunk) -> list[TokenLogprob | None]:

@@ -53,6 +53,7 @@ inline __m256 fold256(Vec a) {
 inline float hmax(Vec a) { return _mm512_reduce_max_ps(a.v); }
 inline unsigned nan_lanes(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 inline unsigned equal_lanes(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
+inline unsigned at_least_lanes(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 
 #else
 
@@ -122,6 +123,7 @@ inline Vec zero_where_below(Vec x, Vec compared, Vec bound) {
 inline __m256 fold256(Vec a) { return a.v; }
 inline unsigned nan_lanes(Vec a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)); }
 inline unsigned equal_lanes(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)); }
+inline unsigned at_least_lanes(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)); }
 inline float hmax(Vec a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a.v), _mm256_extractf128_ps(a.v, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
