@@ -64,7 +64,7 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
     calm = rng.random() < 0.25
     pressed = rng.random() < 0.4  # many short prompts at once that all want to grow: retractions
     return Traffic(
-        num_requests=rng.randint(8, 36),
+        num_requests=rng.randint(12, 44),
         arrivals=rng.choice([1.0, 4.0] if pressed else [0.1, 0.4, 1.0, 4.0]),
         vocab=rng.choice([3, 30, 30, 1000]),
         longest_prompt=max(1, capacity // (6 if pressed else rng.choice([4, 2, 1]))),
