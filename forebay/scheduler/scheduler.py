@@ -13,23 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forebay.base.errors import (
-    ForebayError,
-    InvalidRequest,
-    NumericalError,
-    Overloaded,
-    RequestTimeout,
-    RequestTooLarge,
-)
+from forebay.base.errors import ForebayError, InvalidRequest, NumericalError, RequestTimeout
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.footprint import footprint
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
+from forebay.scheduler.door import check_fits, check_room
 from forebay.scheduler.plan_builder import build_plan
 from forebay.scheduler.policy import rank, victim
 from forebay.scheduler.residency import Residencies
@@ -77,8 +70,10 @@ class Scheduler:
 
     def add(self, req: Request, now: float) -> None:
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
-        self._check_fits(req)
-        self._check_room(req)
+        if req.id in self.requests:
+            raise InvalidRequest(f"request id {req.id} is in use")
+        check_fits(req, self.config)
+        check_room(req, self.config, len(self.requests), self._num_waiting_tokens)
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
@@ -109,41 +104,6 @@ class Scheduler:
         elif still > config.stall_timeout_s:
             return f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
         return None
-
-    def _check_fits(self, req: Request) -> None:
-        config = self.config
-        if req.num_prompt == 0:
-            raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
-        if req.id in self.requests:
-            raise InvalidRequest(f"request id {req.id} is in use")
-        wanted = req.num_prompt + req.params.max_new_tokens
-        if wanted > config.context_length:
-            raise RequestTooLarge(
-                f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}, together "
-                f"{wanted}; the context holds {config.context_length}: shorten the prompt or lower max_tokens"
-            )
-        pages = footprint(req.max_kv_len, config.page_size).pages
-        if pages > config.num_pages:
-            raise RequestTooLarge(
-                f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}: that can need "
-                f"{pages} KV pages of {config.page_size} tokens and there are {config.num_pages}: shorten the prompt, "
-                "lower max_tokens, or give the KV cache more memory (--kv-cache-bytes)",
-                code="kv_capacity_exceeded",
-            )
-
-    def _check_room(self, req: Request) -> None:
-        config = self.config
-        room = config.max_running_requests + config.max_queued_requests
-        if len(self.requests) >= room:
-            raise Overloaded(
-                f"{len(self.requests)} requests are running or queued and {room} may be "
-                f"({config.max_running_requests} running, {config.max_queued_requests} queued): try again later"
-            )
-        if self.waiting and self._num_waiting_tokens + req.num_prompt > config.max_queued_tokens:
-            raise Overloaded(
-                f"{self._num_waiting_tokens} prompt tokens are queued and this one adds {req.num_prompt}; the limit is "
-                f"{config.max_queued_tokens} (--max-queued-tokens): try again later"
-            )
 
     def _enqueue(self, req: Request) -> None:
         insort(self.waiting, req, key=self._rank)
