@@ -68,11 +68,14 @@ class Table:
 
     def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
         """Rows [0, n) become `values`, rows [n, padded) pads; a column without values is padded whole. Returns a view
-        of all `padded` rows. KeyError for a value that no column takes.
+        of all `padded` rows. KeyError for a value that no column takes, ValueError for values that are not n.
         """
         unknown = values.keys() - self.declared.keys()
         if unknown:
             raise KeyError(f"{type(self).__name__} has no columns {sorted(unknown)}; it has {sorted(self.declared)}")
+        for name, value in values.items():
+            if len(value) != n:
+                raise ValueError(f"{type(self).__name__}.{name} was given {len(value)} values for {n} rows")
         for name, column in self.declared.items():
             tensor, live = self._tensors[name], 0
             if name in values:
