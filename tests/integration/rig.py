@@ -15,6 +15,7 @@ from forebay.engine.frames import AddRequest
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.ops import make_ops
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, Update
 from forebay.runtime import build_runner
 from forebay.scheduler.scheduler import Scheduler
@@ -25,6 +26,8 @@ class Result:
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def take(self, update: Update) -> None:
         assert self.finish is None, "news of a request that has ended"
@@ -32,6 +35,10 @@ class Result:
         self.finish = update.finish
         if update.cache is not None:
             self.cached_tokens = update.cache.cached_tokens
+        self.logprobs += update.logprobs or []
+        if update.prompt_logprobs is not None:
+            assert self.prompt_logprobs is None, "prompt log-probabilities twice"
+            self.prompt_logprobs = update.prompt_logprobs
 
 
 class Engine:

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.text.tokenizer import Tokenizer
-from tests.integration.rig import Engine, Rig
+from tests.integration.rig import Engine, Result, Rig
 from tests.models.tiny import VOCAB
 
 NEW_TOKENS = 8
@@ -228,3 +229,28 @@ def test_those_who_leave_early_change_nothing_for_those_who_stay(tiny_known: Kno
             assert result.token_ids == alone
     again = engine.run(tiny_known.prompts, tiny_known.params)
     assert [result.token_ids for result in again] == tiny_known.alone
+
+
+def scores(results: list[Result]) -> list[object]:
+    return [(result.token_ids, result.logprobs, result.prompt_logprobs) for result in results]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_shape_of_the_engine_changes_a_log_probability(tiny_rig: Rig, growing: Known, seed: int) -> None:
+    """By not a bit, on kernels that promise it; of prompts too, cached or retracted in their middle or not."""
+    if not tiny_rig.ops.name.startswith("native"):
+        pytest.skip("the reference kernels promise tokens, not bits")
+    rng = random.Random(seed)
+    asked = [
+        msgspec.structs.replace(params, logprobs=i % 4 - 1, prompt_logprobs=(i + 1) % 4 - 1)
+        for i, params in enumerate(growing.params)
+    ]
+    prompts = [prompt * 5 for prompt in growing.prompts]
+    expected = scores(
+        [tiny_rig.engine().run([prompt], params)[0] for prompt, params in zip(prompts, asked, strict=True)]
+    )
+    shape = drawn_shape(rng)
+    engine = tiny_rig.engine(**{**shape, "num_tokens": 128, "schedule_conservativeness": 0.0})
+    for _ in range(2):
+        assert scores(engine.run(prompts, asked)) == expected, shape
+    assert engine.count("retractions") > 0
