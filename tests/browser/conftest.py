@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-# Of a module and not of the session: while it is up an event loop runs in this thread, and no other test could have one.
+# A module's and not the session's: while it is up an event loop runs in this thread, and no other test could have one.
 @pytest.fixture(scope="module")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as started:
