@@ -60,5 +60,5 @@ def unpack(packed: npt.NDArray[Any], token_ids: Sequence[int], num_top: Sequence
     entries: list[TokenLogprob | None] = []
     for (value, rank, *rest), top_ids, token, n in zip(packed.tolist(), ids, token_ids, num_top, strict=True):
         known = not math.isnan(value)
-        entries.append(TokenLogprob(token, value, int(rank), top_ids[:n], rest[:n]) if known else None)
+        entries.append(TokenLogprob(token, value, int(rank), top_ids[:n], rest[: min(n, k)]) if known else None)
     return entries

@@ -141,7 +141,7 @@ class ModelRunner:
         drawing = SamplingParams(top_k=2, top_p=0.9, min_p=0.1)
         greedy = SamplingParams(temperature=0.0)
         length = min(_WARM_UP_TOKENS, self.rows.req_to_token.shape[1] * self.kv.page_size)
-        for step, (params, num_extends) in enumerate([(drawing, 1), (drawing, 0), (greedy, 1), (greedy, 0)]):
+        for step, (params, num_extends) in enumerate([(drawing, 1), (greedy, 0)]):
             self.launch(_plan_of_padding(step, params, num_extends, length)).result()
         # The last admission left the row greedy; what else the steps wrote is put back.
         self.rows.reset_padding()

@@ -33,6 +33,7 @@ class _Buffer:
     def __init__(self, num_words: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
         self.host = torch.zeros(num_words, dtype=torch.int64, pin_memory=pinned)
+        self.array = self.host.numpy()
         self.device = torch.zeros(num_words, dtype=torch.int64, device=device)
         self.views: dict[tuple[int, ...], Views] = {}
         self.sent: torch.cuda.Event | None = None  # when the last copy from here is through
@@ -79,7 +80,7 @@ class Packing:
             buffer.views.clear()
         host: dict[str, Array] = {}
         device: dict[str, Tensor] = {}
-        array, start = buffer.host.numpy(), 0
+        array, start = buffer.array, 0
         for (name, dtype), n, size in zip(self._sections, counts, words, strict=True):
             host[name] = array[start : start + size].view(_NUMPY[dtype])[:n]
             device[name] = buffer.device[start : start + size].view(dtype)[:n]

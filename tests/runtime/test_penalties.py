@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission
+from forebay.runtime.penalties import Penalties
+
+V = 23
+TOKENS = st.lists(st.integers(0, V - 1), max_size=12)
+PARAMS = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3, 100.0]),
+    presence_penalty=st.sampled_from([0.0, -2.0, 0.7]),
+    frequency_penalty=st.sampled_from([0.0, -0.4, 2.0]),
+    logit_bias=st.dictionaries(st.integers(0, V - 1), st.sampled_from([-100.0, -0.5, 3.0]), max_size=4),
+)
+
+
+def admission(row: int, params: SamplingParams, prompt: list[int], output: list[int]) -> Admission:
+    return Admission(row=row, request_id=0, params=params, token_ids=prompt + output, num_prompt=len(prompt))
+
+
+def oracle(logits: torch.Tensor, params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
+    result = []
+    for token, value in enumerate(logits.tolist()):
+        if token in prompt + output:
+            value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+        value -= params.frequency_penalty * output.count(token)
+        value -= params.presence_penalty * (token in output)
+        result.append(value + params.logit_bias.get(token, 0.0))
+    return result
+
+
+def random_logits(rows: int, seed: int) -> torch.Tensor:
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    requests=st.lists(st.tuples(PARAMS, TOKENS, TOKENS), min_size=1, max_size=4),
+    steps=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_every_row_is_penalized_for_what_it_said_and_no_other(requests, steps, seed):
+    """A request that brings output of its own was retracted: its output counts as before."""
+    penalties = Penalties(V, torch.device("cpu"))
+    rng = np.random.default_rng(seed)
+    outputs = []
+    for row, (params, prompt, output) in enumerate(requests, start=1):
+        penalties.admit(admission(row, params, prompt, output))
+        outputs.append(list(output))
+    rows = rng.permutation(len(requests)) + 1
+    for step in range(steps + 1):
+        logits = random_logits(len(rows), seed + step)
+        untouched = logits.clone()
+        adjusted = penalties.apply(logits, rows.tolist())
+        assert torch.equal(logits, untouched)
+        for i, row in enumerate(rows):
+            params, prompt, _ = requests[row - 1]
+            expected = torch.tensor(oracle(logits[i], params, prompt, outputs[row - 1]))
+            torch.testing.assert_close(adjusted[i], expected, rtol=1e-5, atol=1e-4)
+        tokens = torch.from_numpy(rng.integers(0, V, len(rows)))
+        penalties.record(tokens, rows.tolist())
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            outputs[row - 1].append(token)
+
+
+def test_a_request_that_comes_back_after_a_retraction_has_the_logits_it_would_have_had():
+    """C26, by a bit."""
+    params = SamplingParams(repetition_penalty=1.3, presence_penalty=0.6, frequency_penalty=0.2, logit_bias={2: 1.5})
+    prompt, output = [1, 2, 3, 3], [5, 3, 5, 9]
+    steady, retracted = Penalties(V, torch.device("cpu")), Penalties(V, torch.device("cpu"))
+    steady.admit(admission(1, params, prompt, []))
+    retracted.admit(admission(4, params, prompt, []))
+    for token in output:
+        steady.record(torch.tensor([token]), [1])
+    for token in output[:2]:
+        retracted.record(torch.tensor([token]), [4])
+    retracted.admit(admission(2, params, prompt, output))
+    logits = random_logits(1, 0)
+    assert torch.equal(steady.apply(logits, [1]), retracted.apply(logits, [2]))
+
+
+def test_a_rows_next_tenant_inherits_nothing():
+    penalties = Penalties(V, torch.device("cpu"))
+    penalties.admit(admission(1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}), [1, 2], [3]))
+    penalties.admit(admission(1, SamplingParams(), [4], []))
+    logits = random_logits(1, 1)
+    penalties.record(torch.tensor([3]), [1])
+    assert torch.equal(penalties.apply(logits, [1]), logits)
+
+
+def test_penalties_make_no_row_finite_that_was_not():
+    penalties = Penalties(4, torch.device("cpu"))
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=2.0, logit_bias={0: -100.0, 1: -100.0})
+    penalties.admit(admission(1, params, [0], [1]))
+    adjusted = penalties.apply(torch.tensor([[float("inf"), float("nan"), 0.0, float("-inf")]]), [1])
+    assert adjusted[0, 0] == float("inf")
+    assert adjusted[0, 1].isnan()
+    assert adjusted[0, 3] == float("-inf")

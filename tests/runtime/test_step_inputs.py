@@ -1,0 +1,128 @@
+"""What the device gets of a plan, against loops over sequences and tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.pools.kv_pool import KvPool
+from forebay.pools.request_rows import RequestRows, SamplingRows
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.step_inputs import Inputs, StepInputs
+
+NUM_ROWS, PAGES, PAGE_SIZE = 9, 8, 4
+
+
+def pools() -> tuple[RequestRows, KvPool]:
+    kv = KvPool(
+        num_layers=1,
+        num_pages=2,
+        page_size=PAGE_SIZE,
+        num_kv_heads=1,
+        head_dim=1,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    return RequestRows(NUM_ROWS, PAGES), kv
+
+
+def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
+    num_extends, num_decodes = int(rng.integers(0, 4)), int(rng.integers(0, 5))
+    num_seqs = num_extends + num_decodes
+    q_lens = np.concatenate([rng.integers(1, 7, num_extends), np.ones(num_decodes, np.int64)]).astype(np.int64)
+    writes = int(rng.integers(0, 6))
+    cells = rng.permutation(NUM_ROWS * PAGES)[:writes]
+    admitted = rng.permutation(NUM_ROWS)[: int(rng.integers(0, 3))] + 1
+    return StepPlan(
+        step=step,
+        num_extends=num_extends,
+        rows=rng.permutation(NUM_ROWS)[:num_seqs] + 1,
+        q_lens=q_lens,
+        seq_lens=q_lens + rng.integers(0, 20, num_seqs),
+        out_cache_loc=rng.integers(0, 12, int(q_lens.sum())),
+        input_ids=rng.integers(0, 1000, int(q_lens[:num_extends].sum())),
+        sample_mask=np.concatenate([rng.random(num_extends) < 0.6, np.ones(num_decodes, np.bool_)]),
+        write_rows=cells // PAGES + 1,
+        write_columns=cells % PAGES,
+        write_pages=rng.integers(1, 99, writes),
+        admissions=tuple(
+            Admission(row=int(row), request_id=0, params=random_params(rng), token_ids=[], num_prompt=0)
+            for row in admitted
+        ),
+    )
+
+
+def random_params(rng: np.random.Generator) -> SamplingParams:
+    return SamplingParams(
+        temperature=float(rng.random()),
+        top_k=int(rng.integers(0, 2**31)),
+        top_p=float(rng.random()),
+        min_p=float(rng.random()),
+        repetition_penalty=float(1 + rng.random()),
+        presence_penalty=float(rng.random()),
+        frequency_penalty=float(rng.random()),
+        seed=int(rng.integers(2**62, 2**63)),
+    )
+
+
+def check(plan: StepPlan, inputs: Inputs, rows: RequestRows) -> None:
+    """Every field, one token at a time."""
+    q_start, positions, tokens, sampled, sample_rows, sample_lens = [0], [], [], [], [], []
+    known = iter(plan.input_ids.tolist())
+    for i in range(plan.num_seqs):
+        row, length, q_len = int(plan.rows[i]), int(plan.seq_lens[i]), int(plan.q_lens[i])
+        for j in range(q_len):
+            positions.append(length - q_len + j)
+            tokens.append(next(known) if i < plan.num_extends else int(rows.last_tokens[row]))
+        q_start.append(q_start[-1] + q_len)
+        if plan.sample_mask[i]:
+            sampled.append(q_start[-1] - 1)
+            sample_rows.append(row)
+            sample_lens.append(length)
+    ctx = inputs.ctx
+    assert ctx.q_start.tolist() == q_start
+    assert ctx.positions.tolist() == positions
+    assert inputs.input_ids.tolist() == tokens
+    assert ctx.rows.tolist() == plan.rows.tolist()
+    assert ctx.seq_lens.tolist() == plan.seq_lens.tolist()
+    assert ctx.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
+    assert ctx.max_seq_len == max(plan.seq_lens.tolist(), default=0)
+    assert inputs.sample_rows.tolist() == sample_rows
+    assert inputs.sample_lens.tolist() == sample_lens
+    every = inputs.sample_tokens is None
+    assert (list(range(plan.num_tokens)) if every else inputs.sample_tokens.tolist()) == sampled
+    for name, dtype in (("rows", torch.int32), ("q_start", torch.int32), ("positions", torch.int64)):
+        assert getattr(ctx, name).dtype == dtype
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), max_num_tokens=st.sampled_from([1, 100]))
+def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_tokens):
+    """C10: the page table and the sampling columns too are what the plans so far have written, and nothing else."""
+    rng = np.random.default_rng(seed)
+    rows, kv = pools()
+    rows.last_tokens.copy_(torch.from_numpy(rng.integers(0, 1000, NUM_ROWS + 1)))
+    staging = StepInputs(rows, kv, max_num_tokens=max_num_tokens, device=torch.device("cpu"))
+    table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
+    params: dict[int, SamplingParams] = {}
+    for step in range(5):
+        plan = random_plan(rng, step)
+        for row, column, page in zip(plan.write_rows, plan.write_columns, plan.write_pages, strict=True):
+            table[row, column] = page
+        params.update({admission.row: admission.params for admission in plan.admissions})
+        sample_rows = plan.rows[plan.sample_mask]
+        some = np.flatnonzero(rng.random(len(sample_rows)) < 0.5)
+        targets = rng.integers(0, 1000, int(rng.integers(0, 5)))
+        inputs = staging.stage(plan, sample_rows, some, some[::2], targets)
+        check(plan, inputs, rows)
+        assert inputs.drawing.tolist() == some.tolist()
+        assert inputs.reporting.tolist() == some[::2].tolist()
+        assert inputs.targets.tolist() == targets.tolist()
+        assert rows.req_to_token.tolist() == table.tolist()
+        for row in range(NUM_ROWS + 1):
+            for name, column in SamplingRows.declared.items():
+                value = getattr(params[row], name) if row in params else column.pad
+                assert rows[name][row] == torch.tensor(value, dtype=column.dtype), (row, name)
