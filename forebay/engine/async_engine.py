@@ -174,7 +174,7 @@ class AsyncEngine:
                 await asyncio.wait_for(self._drained.wait(), drain_s)
         if self.dead is None:
             self._send(Shutdown())
-            reason = f"the server is shutting down; the request did not end in the {drain_s:g} s it had left"
+            reason = "the server is shutting down and the request did not end in the time it had left"
             self._end(Failure("Unavailable", "shutting_down", "the engine was closed"), reason, "shutting_down")
         self._transport.close()
         with contextlib.suppress(TimeoutError):
@@ -207,10 +207,20 @@ class AsyncEngine:
         """Ask a silent engine for a sign of life; at most one such question is open, so none pile up in a long step."""
         if self.dead is not None:
             return
+        if self._ready.done() and self.last_tick_age_s > self._process.config.stall_timeout_s:
+            self._give_up()
+            return
         asked = any(not answer.done() for answer in self._answers.values())
         if self._ready.done() and not asked and self.last_tick_age_s >= PING_INTERVAL_S:
             self._send(GetState())
         self._loop.call_later(PING_INTERVAL_S, self._ping)
+
+    def _give_up(self) -> None:
+        """An engine that hangs for as long as no request may go without a token will not enforce that limit itself."""
+        age, limit = self.last_tick_age_s, self._process.config.stall_timeout_s
+        cause = f"the engine was last heard of {age:.1f} s ago and the limit is {limit:g} s (--stall-timeout)"
+        self._died_of(Failure("EngineError", "engine_stalled", cause))
+        self._transport.abort()
 
     def _unavailable(self) -> Unavailable:
         if self.dead is not None:

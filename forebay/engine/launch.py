@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import forebay
@@ -61,7 +61,7 @@ def launch(config: EngineConfig, *, entry: Sequence[str] = ENTRY) -> EngineProce
     the channel: nothing of it is seen in the arguments or the environment.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
+    with theirs, _held_back(signal.SIGINT, signal.SIGTERM):
         child = subprocess.Popen(
             [sys.executable, *entry, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
@@ -76,6 +76,17 @@ def launch(config: EngineConfig, *, entry: Sequence[str] = ENTRY) -> EngineProce
     with contextlib.suppress(OSError):  # it is dead already, which end-of-file will tell with the exit code at hand
         ours.sendall(encoder.encode(configure))
     return EngineProcess(child, ours, encoder, config)
+
+
+@contextlib.contextmanager
+def _held_back(*signals: signal.Signals) -> Iterator[None]:
+    """A child started in here is born with them blocked: it ignores them later, but Python would not until then, and a
+    Ctrl-C at that moment goes to all of a terminal's processes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment() -> dict[str, str]:

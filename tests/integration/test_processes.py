@@ -124,6 +124,34 @@ async def test_a_killed_process_ends_every_stream_and_the_whole_tree(tree: Tree,
         assert "Traceback" not in tree.output
 
 
+async def test_an_engine_that_hangs_is_given_up_after_the_stall_timeout(tmp_path: Path, model: Path) -> None:
+    """F-3: never a silent wedge. It cannot enforce its requests' limits itself, so whoever watches it does."""
+    with serving(tmp_path / "tree", model, *SMALL, "--stall-timeout=1") as tree:
+        engine = tree.engine_pid
+        async with asyncly(tree) as client:
+            tasks = await work(tree, client, "streaming")
+            os.kill(engine, signal.SIGSTOP)
+            async with asyncio.timeout(1 + TOLD_S):
+                texts = await asyncio.gather(*tasks)
+        assert all('"code":"engine_dead"' in text for text in texts)
+        assert tree.server.wait(10) == 1
+        assert not alive(engine)
+        assert "--stall-timeout" in tree.output.splitlines()[-1]
+
+
+def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path) -> None:
+    tree = Tree(tmp_path / "tree", model, *SMALL)
+    try:
+        assert until(lambda: bool(children(tree.server.pid)), 10)
+        pids = [tree.server.pid, tree.engine_pid]
+        os.killpg(tree.server.pid, signal.SIGINT)
+        assert tree.server.wait(10) in (0, 130)
+        assert until(lambda: not any(map(alive, pids)), GONE_S)
+        assert "Traceback" not in tree.output
+    finally:
+        tree.end()
+
+
 @pytest.mark.parametrize("who", ["engine", "server"])
 def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL)
