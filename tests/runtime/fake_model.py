@@ -20,7 +20,7 @@ CONTEXT = PAGE_SIZE * PAGES_PER_ROW
 
 class FakeModel:
     """Reads KV through the page table, a position at a time and with no arithmetic across tokens: a token's logits have
-    the same bits however its prompt is cut and whoever is beside it. `poison` maps token ids to what their logits become.
+    the same bits however its prompt is cut and whoever is beside it. `poison` maps a token id to what its logits are.
     """
 
     weight_bytes = 0
