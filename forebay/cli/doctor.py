@@ -21,6 +21,7 @@ from rich.table import Table
 
 import forebay
 from forebay.base.paths import cache_folder
+from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser
 from forebay.config import machine
@@ -124,7 +125,7 @@ def _cpu() -> Finding:
 
 
 def _compiler() -> Finding:
-    found = machine.compiler()
+    found = find_compiler()
     if found is None:
         fix = "install g++ (Debian: apt-get install g++): the native kernels are several times faster"
         return Finding("compiler", Verdict.SLOW, "no C++ compiler", fix)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Final
 
 CGROUP: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
-_COMPILERS: Final = ("c++", "g++", "clang++")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +70,6 @@ def cpu_model(proc: Path = PROC) -> str:
     except OSError:
         pass
     return "unknown"
-
-
-def compiler() -> str | None:
-    """The C++ compiler that would build the native kernels: $CXX, or the first of the usual names on the path."""
-    for name in (os.environ.get("CXX"), *_COMPILERS):
-        found = shutil.which(name) if name else None
-        if found is not None:
-            return found
-    return None
 
 
 def _meminfo(proc: Path) -> dict[str, int]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import KernelBackend
 from forebay.config.flag import Value
-from forebay.config.machine import Amount, compiler
+from forebay.config.machine import Amount
 from forebay.formats.model_config import ModelConfig
 from forebay.formats.store import short_name
 
@@ -68,14 +69,14 @@ def _num_threads(facts: Facts, settled: Settled) -> Decision:
 
 
 def _kernels(facts: Facts, settled: Settled) -> Decision:
-    # Compiling and finding a compiled library both ask the compiler for its version, so one must be there.
-    found = compiler()
     if "avx2" not in facts.cpu_flags:
         return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
+    if any(facts.kernel_cache.glob("*.so")):
+        return Decision(KernelBackend.NATIVE.value, "compiled earlier")
+    found = find_compiler()
     if found is None:
         return Decision(KernelBackend.TORCH.value, "there is no C++ compiler: install g++ for several times the speed")
-    built = any(facts.kernel_cache.glob("*.so"))
-    return Decision(KernelBackend.NATIVE.value, "compiled earlier" if built else f"{Path(found).name} will compile it")
+    return Decision(KernelBackend.NATIVE.value, f"{Path(found).name} will compile it")
 
 
 def _context_length(facts: Facts, settled: Settled) -> Decision:

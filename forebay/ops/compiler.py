@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.base.log import event, get_logger
+from forebay.base.paths import cache_folder
+from forebay.base.toolchain import COMPILERS, find_compiler
 
 SOURCES = Path(__file__).parent / "cpu"
-CACHE = Path.home() / ".cache" / "forebay" / "ops"
+CACHE = cache_folder("ops")
 
-_COMPILERS = ("g++", "clang++", "c++")
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra")
 _COMMON = ("pool.cpp", "linear_pack.cpp", "linear_f32.cpp", "rowwise.cpp", "sampling.cpp", "kv.cpp", "attention.cpp")
 _AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
@@ -76,14 +76,20 @@ def usable_variants() -> tuple[Variant, ...]:
 
 
 def library(variant: Variant) -> Path:
-    """The compiled kernels of `variant`, compiling them if the cache has none.
+    """The compiled kernels of `variant`, compiling them if the cache has none; once compiled they need no compiler.
 
     Safe in several processes at once: each compiles for itself and the last rename wins, with equal content.
-    Raises BuildError if there is no compiler or it fails.
+    Raises BuildError if there is neither a compiled library nor a working compiler.
     """
-    compiler = _find_compiler()
     flags = (*_FLAGS, *variant.flags)
-    target = CACHE / f"{variant.name}-{_fingerprint(compiler, flags, variant.sources)}.so"
+    name = f"{variant.name}-{_fingerprint(flags, variant.sources)}"
+    compiler = find_compiler()
+    if compiler is None:
+        compiled = sorted(CACHE.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
+        if compiled:
+            return compiled[-1]
+        raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)}): install g++ 11 or later")
+    target = CACHE / f"{name}-{_version(compiler)}.so"
     if target.exists():
         return target
     started = time.perf_counter()
@@ -106,22 +112,17 @@ def _cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _find_compiler() -> str:
-    for name in _COMPILERS:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    raise BuildError(f"no C++ compiler found (looked for {', '.join(_COMPILERS)}): install g++ 11 or later")
-
-
-def _fingerprint(compiler: str, flags: tuple[str, ...], sources: tuple[str, ...]) -> str:
-    digest = hashlib.sha256()
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    digest.update(repr((version, flags, sources)).encode())
+def _fingerprint(flags: tuple[str, ...], sources: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(repr((flags, sources)).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _version(compiler: str) -> str:
+    said = subprocess.run([compiler, "--version"], capture_output=True, check=False).stdout
+    return hashlib.sha256(said).hexdigest()[:8]
 
 
 def _compile(compiler: str, flags: tuple[str, ...], sources: tuple[str, ...], folder: Path) -> Path:

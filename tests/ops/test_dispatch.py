@@ -28,9 +28,10 @@ def test_what_cannot_be_made_is_a_configuration_error(backend: str, num_threads:
 
 
 def test_without_a_compiler_torch_is_used_with_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiler, "_COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "CACHE", tmp_path)
     monkeypatch.setattr(logging.getLogger("forebay"), "propagate", True)
     ops = make_ops("native", 1)
     assert ops.name == "torch"
@@ -61,6 +62,18 @@ def test_compiling_twice_at_once_gives_one_library(monkeypatch: pytest.MonkeyPat
     with ThreadPoolExecutor(2) as executor:
         paths = set(executor.map(lambda _: library(variant), range(2)))
     assert paths == set(tmp_path.iterdir())
+
+
+@needs_native
+def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "CACHE", tmp_path)
+    variant = compiler.Variant(name="pool", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    compiled = library(variant)
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    assert library(variant) == compiled
+    compiled.unlink()
+    with pytest.raises(BuildError, match="no C\\+\\+ compiler found"):
+        library(variant)
 
 
 @needs_native
