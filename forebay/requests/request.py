@@ -106,10 +106,6 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def num_cached_pages(self) -> int:
-        return self.pin.num_pages if self.pin else 0
-
-    @property
     def wants_prompt_logprobs(self) -> bool:
         return self.params.prompt_logprobs >= 0 and self.num_output == 0
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from forebay.config.engine_config import Ledger
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool, ReqToTokenPool
 from forebay.memory.slots import PAD, LedgerError, OutOfSlots
 
@@ -77,6 +78,13 @@ def test_freeing_a_request_without_a_row_is_caught():
     pool = ReqToTokenPool(2, 4)
     with pytest.raises(LedgerError, match="outside"):
         pool.free(Req(1))
+
+
+def test_in_production_a_free_of_the_padding_row_is_counted_and_harms_nothing():
+    pool = ReqToTokenPool(2, 4, ledger=Ledger.COUNT)
+    pool.free(Req(1))
+    assert pool.slots.num_violations == 1
+    pool.audit([])
 
 
 def test_the_audit_knows_who_should_hold_rows_and_watches_the_padding_row():

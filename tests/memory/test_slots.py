@@ -177,6 +177,14 @@ def test_a_large_request_inside_a_group_may_use_the_groups_slots():
     assert slots.num_free == 0
 
 
+def test_a_large_request_that_fits_leaves_the_group_alone():
+    slots = Slots("states", 8)
+    with slots.group(3):
+        slots.take_ids(2, ALICE)
+        assert slots.take_ids(1, ALICE).tolist() == [6]
+    assert slots.num_free == 5
+
+
 def test_a_group_takes_only_what_there_is():
     slots = Slots("states", 2)
     with slots.group(5):
