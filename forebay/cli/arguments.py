@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from forebay.base.errors import ConfigError
+from forebay.base.log import setup_logging
 from forebay.config.engine_config import Config
 from forebay.config.flag import AUTO, Flag
 from forebay.config.resolve import resolve, written_names
@@ -33,6 +34,7 @@ class Parsed:
     def resolve(self, **implied: object) -> Config:
         """The configuration, fetching the default model first where nobody named one. `implied` is what the subcommand
         itself decides where nobody else did."""
+        setup_logging("info", process="config")  # until the level that was asked for is known
         environment = dict(os.environ)
         if "api_key" in self.flags or "admin_api_key" in self.flags:
             note("a key on the command line is visible in the process list: prefer --api-key-file")
@@ -59,7 +61,7 @@ class Parser:
         """As argparse's `add_argument`; a name without dashes is positional."""
         action = self._parser.add_argument(*names, **settings)
         value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
-        shown = default_text or ("" if action.default in (None, False) or action.nargs == 0 else str(action.default))
+        shown = default_text or ("" if action.default is None or action.nargs == 0 else str(action.default))
         self._lines.append(("options", f"{names[0]}{value}", f"{help}{f' [{shown}]' if shown else ''}"))
 
     def engine_flags(self, *, server: bool, model_is_positional: bool) -> None:

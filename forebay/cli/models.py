@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
@@ -19,6 +20,7 @@ from forebay.formats.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.store import cached, find_model, models_folder, short_name
 
 CONTEXTS = (1024, 8192, 32768, 131072)
+PIPED_WIDTH = 500
 
 
 def run(words: Sequence[str]) -> int:
@@ -77,7 +79,7 @@ def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", f"{model.max_position_embeddings:,} tokens"),
         ("stored as", _quantisation(checkpoint)),
-        ("file size", human_bytes(checkpoint.num_bytes)),
+        ("tensor data", human_bytes(checkpoint.num_bytes)),
     ]
 
 
@@ -102,4 +104,5 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 
 
 def _console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    """Paths are not broken where nobody looks at a screen: a script reads them."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)

@@ -97,3 +97,26 @@ def test_doctor_names_a_port_that_is_taken(capsys: pytest.CaptureFixture[str], t
     assert str(taken_port) in text
     assert "cannot be used" in text
     assert sys.executable.rsplit("/", 1)[0][:20] in text.replace("\n", "")
+
+
+def test_defaults_of_zero_are_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--help"])
+    assert "0 takes the likeliest token [0.0]" in capsys.readouterr().out
+
+
+def test_a_misspelt_variable_is_a_line_of_the_log_like_any_other(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, embedded_model: Path
+) -> None:
+    monkeypatch.setenv("FOREBAY_PROT", "1")
+    parser = Parser("serve", "", "")
+    parser.engine_flags(server=True, model_is_positional=True)
+    parser.parse([]).resolve()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert " W config environment problem=" in line
+    assert "did you mean FOREBAY_PORT?" in line
+
+
+def test_a_path_is_not_broken_over_lines_for_a_script(capsys: pytest.CaptureFixture[str], embedded_model: Path) -> None:
+    assert main(["models", "list"]) == 0
+    assert str(embedded_model) in capsys.readouterr().out
