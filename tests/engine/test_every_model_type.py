@@ -1,0 +1,42 @@
+"""Greedy tokens through the whole engine equal transformers', for every model type and every option of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.config.engine_config import Config
+from forebay.config.resolve import resolve
+from forebay.engine.build import build_engine
+from forebay.engine.frames import AddRequest
+from forebay.requests.sampling_params import SamplingParams
+from tests.engine.conftest import greedy
+from tests.models.tiny import CASES, make_tiny
+
+PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
+NEW_TOKENS = 12
+
+
+def tokens_through_engine(config: Config, prompts: list[list[int]]) -> list[list[int]]:
+    core, _ = build_engine(config.engine)
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    tokens: dict[int, list[int]] = {}
+    for request_id, prompt in enumerate(prompts, start=1):
+        assert core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)) == []
+        tokens[request_id] = []
+    while not core.idle:
+        for update in core.step():
+            assert update.failure is None
+            tokens[update.request_id] += update.token_ids
+    return list(tokens.values())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-gguf")])
+def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    tiny = make_tiny(case, tmp_path)
+    config = resolve(
+        {"model": str(tmp_path), "dtype": "float32", "chunked_prefill_size": 5, "page_size": 4, "context_length": 64}
+    )
+    # The second time round, the prompts come from the prefix cache as far as it has them.
+    assert tokens_through_engine(config, [*PROMPTS, *PROMPTS]) == [greedy(tiny, p, NEW_TOKENS) for p in PROMPTS] * 2
