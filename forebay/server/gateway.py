@@ -35,6 +35,8 @@ class Gateway:
             return
         if scope["type"] != "http":
             return  # no websockets here
+        if scope["method"] == "HEAD":  # what GET would say; the connection, which keeps its own scope, sends no body
+            scope = {**scope, "method": "GET"}
         request_id = _request_id(scope)
         answer = _Answer(send, request_id)
         try:

@@ -52,6 +52,17 @@ def test_health_is_progress(launch) -> None:
         assert http.get("/ready").status_code == 200
 
 
+def test_head_says_what_get_would_without_its_body(launch) -> None:
+    """Load balancers and monitors ask so."""
+    with launch().client() as http:
+        for path in ("/health", "/v1/models", "/", "/nowhere"):
+            head, get = http.head(path), http.get(path)
+            assert head.status_code == get.status_code
+            assert head.content == b""
+            assert head.headers["content-length"] == str(len(get.content))
+        assert http.head("/v1/completions").status_code == 405
+
+
 def test_drain_lets_running_streams_finish_and_refuses_new_ones(launch) -> None:
     server = launch(lambda: FakeEngine(interval_s=0.002), drain_timeout_s=10.0)
     with server.client() as http, http.stream("POST", "/v1/chat/completions", json={**ASK, "max_tokens": 200}) as old:
