@@ -20,6 +20,7 @@ from forebay.pools.kv_pool import KvPool
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult, TokenLogprob
+from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.penalties import Penalties
 from forebay.runtime.row_options import RowOptions
@@ -109,13 +110,22 @@ class ModelRunner:
         self._model, self._ops = model, ops
         self._vocab_size = vocab_size
         device = rows.last_tokens.device
+        self._bounds = PoolBounds(
+            num_rows=rows.num_rows,
+            num_pages=kv.num_pages + 1,
+            pages_per_row=rows.req_to_token.shape[1],
+            page_size=kv.page_size,
+            vocab_size=vocab_size,
+        )
         self._inputs = StepInputs(rows, kv, max_num_tokens=max_num_tokens, device=device)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Apply the plan's admissions and row writes, run the model, sample."""
+        """Apply the plan's admissions and row writes, run the model, sample. IndexOutOfPool, with nothing done, for a
+        plan with an index that no pool has."""
+        self._bounds.check(plan)
         for admission in plan.admissions:
             self._options.admit(admission)
             self._penalties.admit(admission)

@@ -74,9 +74,8 @@ class StepInputs:
         self._packing = Packing(_SECTIONS, device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, sample_rows: Ids, drawing: Ids, reporting: Ids, targets: Ids) -> Inputs:
-        """Send `plan`. `sample_rows` are the rows that sample, `drawing` and `reporting` indices
-        into them, `targets` the tokens after
-        each position of the extends in `plan.prompt_logprobs`.
+        """Send `plan`. `sample_rows` are the rows that sample, `drawing` and `reporting` indices into them, `targets`
+        the tokens after each position of the extends in `plan.prompt_logprobs`.
         """
         s, t, n, w, a = plan.num_seqs, plan.num_tokens, len(sample_rows), len(plan.write_rows), len(plan.admissions)
         counts = (
