@@ -27,6 +27,6 @@ check: dev
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n 0 tests/test_floors.py tests/test_bans.py
 
-# Starts a server of its own and measures it; make bench ARGS="--max-concurrency 16"
-bench: install
-	@$(BIN)/python scripts/bench.py $(ARGS)
+# A server of its own beside transformers' generate, some minutes; make bench ARGS="--max-concurrency 16"
+bench: dev
+	@$(BIN)/python benchmarks/compare_transformers.py $(ARGS)

@@ -1,6 +1,7 @@
 """Output tokens per second of a Forebay server beside transformers' `generate`, in one run on one machine.
 
-    python benchmarks/compare_transformers.py            # 128 prompt and 128 output tokens, concurrency 1, 4, 16, 64
+    make bench                                           # 128 prompt and 128 output tokens, concurrency 1, 4, 16, 64
+    make bench ARGS="--max-concurrency 16 --repeats 5"
 
 Forebay is measured from outside, by `forebay bench serve` over HTTP with streaming; transformers from inside, by one
 batched `generate` call in bfloat16 with SDPA and all cores. Both serve the embedded model. The runs alternate,
@@ -127,11 +128,25 @@ def generate(child: subprocess.Popen[str], batch: int) -> float:
     return float(child.stdout.readline())
 
 
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is too small: at least 1")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 16, 64])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--port", type=int, default=30555)
+    parser.add_argument(
+        "--max-concurrency",
+        "--concurrency",
+        type=positive,
+        nargs="+",
+        default=[1, 4, 16, 64],
+        help="requests at once, one row of the table each",
+    )
+    parser.add_argument("--repeats", type=positive, default=3, help="alternating runs behind each median")
+    parser.add_argument("--port", type=int, default=30555, help="the port of the server that is measured")
     parser.add_argument("--transformers", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.transformers:
@@ -147,7 +162,7 @@ def main() -> None:
     with transformers() as child, server(args.port) as url:
         forebay(url, 4, 8)  # warm up
         generate(child, 1)
-        for concurrency in args.concurrency:
+        for concurrency in args.max_concurrency:
             ours, theirs = [], []
             for _ in range(args.repeats):
                 ours.append(forebay(url, concurrency, max(4, 2 * concurrency)))
