@@ -17,7 +17,7 @@ from forebay.base.units import human_bytes, human_seconds
 from forebay.config.engine_config import EngineConfig, SchedulerConfig
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.checkpoint import Checkpoint, open_checkpoint
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import load
 from forebay.models.model import Model
@@ -45,15 +45,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path)
-    shape = checkpoint.config
-    budget = divide_memory(
-        cache_bytes=config.kv_cache_bytes,
-        kv_bytes_per_token=shape.kv_bytes_per_token(dtype.itemsize),
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        max_running_requests=config.max_running_requests,
-        context_length=min(config.context_length, shape.max_position_embeddings),
-    )
+    budget = _divide(config, checkpoint, dtype)
     ops = make_ops(config.kernels, config.num_threads)
     model = load(
         checkpoint,
@@ -63,7 +55,36 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
         progress=_progress_log(),
         context_length=budget.context_length,
     )
-    runner = build_runner(
+    runner = _runner(config, budget, checkpoint, model, ops)
+    runner.warm_up()
+    core = EngineCore(
+        Scheduler(_scheduler_config(config, budget)),
+        runner,
+        depth=config.overlap_depth,
+        vocab_size=checkpoint.config.vocab_size,
+        eos_token_ids=checkpoint.config.eos_token_ids,
+    )
+    load_seconds = time.monotonic() - begin
+    report = _report(config, budget, model, runner, ops, load_seconds)
+    ready = _ready(budget, checkpoint, report, load_seconds)
+    log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
+    return core, ready
+
+
+def _divide(config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> MemoryBudget:
+    shape = checkpoint.config
+    return divide_memory(
+        cache_bytes=config.kv_cache_bytes,
+        kv_bytes_per_token=shape.kv_bytes_per_token(dtype.itemsize),
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        max_running_requests=config.max_running_requests,
+        context_length=min(config.context_length, shape.max_position_embeddings),
+    )
+
+
+def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
+    return build_runner(
         model,
         ops=ops,
         num_pages=budget.num_pages,
@@ -71,32 +92,24 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
         max_num_tokens=config.chunked_prefill_size + budget.max_running_requests,
-        vocab_size=shape.vocab_size,
-        dtype=dtype,
+        vocab_size=checkpoint.config.vocab_size,
+        dtype=DTYPES[config.dtype],
         device=config.device,
     )
-    runner.warm_up()
-    core = EngineCore(
-        Scheduler(_scheduler_config(config, budget)),
-        runner,
-        depth=config.overlap_depth,
-        vocab_size=shape.vocab_size,
-        eos_token_ids=shape.eos_token_ids,
-    )
-    load_seconds = time.monotonic() - begin
-    ready = Ready(
+
+
+def _ready(budget: MemoryBudget, checkpoint: Checkpoint, report: Report, load_seconds: float) -> Ready:
+    return Ready(
         max_total_tokens=budget.max_total_tokens,
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
         page_size=budget.page_size,
-        vocab_size=shape.vocab_size,
-        eos_token_ids=list(shape.eos_token_ids),
+        vocab_size=checkpoint.config.vocab_size,
+        eos_token_ids=list(checkpoint.config.eos_token_ids),
         load_seconds=load_seconds,
-        report=_report(config, budget, model, runner, ops, load_seconds),
+        report=report,
         pid=os.getpid(),
     )
-    log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
-    return core, ready
 
 
 def _scheduler_config(config: EngineConfig, budget: MemoryBudget) -> SchedulerConfig:

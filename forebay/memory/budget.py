@@ -13,7 +13,6 @@ from forebay.base.errors import ConfigError
 from forebay.base.units import ceil_div, human_bytes
 
 _ROW_BYTES = 64  # last token, length and sampling columns of one request row
-_MIN_PAGES = 1
 
 
 class BudgetLine(NamedTuple):
@@ -61,44 +60,29 @@ def divide_memory(
     Raises ConfigError when not a single page fits.
     """
     page_bytes = page_size * kv_bytes_per_token
-    lines: list[BudgetLine] = []
     affordable = cache_bytes // page_bytes - 1
-    if affordable < _MIN_PAGES:
+    if affordable < 1:
         raise ConfigError(
             f"the KV cache has {human_bytes(cache_bytes)} and needs at least {human_bytes(2 * page_bytes)}: two pages "
             f"(one is padding) of {page_size} tokens at {human_bytes(kv_bytes_per_token)} each: raise "
             "--kv-cache-bytes or --mem-fraction-static, or lower --page-size"
         )
     wanted = ceil_div(max_total_tokens, page_size)
-    rows = max(1, min(max_running_requests, affordable, wanted))
+    rows = min(max_running_requests, affordable, wanted)
     row_bytes = _bytes_of_rows(rows, context_length, page_size)
-    affordable = max(_MIN_PAGES, (cache_bytes - row_bytes) // page_bytes - 1)
-    num_pages = min(wanted, affordable)
-    if num_pages < wanted:
-        why = f"{human_bytes(cache_bytes)} hold that many; {wanted * page_size} were allowed"
-    else:
-        why = f"--max-total-tokens {max_total_tokens}"
-    lines.append(BudgetLine("KV pages", f"{num_pages} x {page_size} tokens = {num_pages * page_size} tokens", why))
+    num_pages = min(wanted, max(1, (cache_bytes - row_bytes) // page_bytes - 1))
     rows = min(rows, num_pages)
     context = min(context_length, num_pages * page_size)
     row_bytes = _bytes_of_rows(rows, context, page_size)
     kv_bytes = (num_pages + 1) * page_bytes
-    lines.append(
-        BudgetLine(
-            "KV cache",
-            human_bytes(kv_bytes),
-            f"({num_pages} + 1 padding) pages x {page_size} tokens x {human_bytes(kv_bytes_per_token)} per token",
-        )
-    )
-    row_why = f"--max-running-requests {max_running_requests}"
+    pages_why, rows_why, context_why = f"--max-total-tokens {max_total_tokens}", "--max-running-requests", "as asked"
+    if num_pages < wanted:
+        pages_why = f"{human_bytes(cache_bytes)} hold that many; {wanted * page_size} were allowed"
     if rows < max_running_requests:
-        row_why = f"lowered from {max_running_requests}: each running request needs a page of its own"
-    lines.append(BudgetLine("request rows", str(rows), row_why))
-    lines.append(BudgetLine("page table", human_bytes(row_bytes), f"({rows} + 1 padding) rows, {context} tokens each"))
-    context_why = "the model's or --context-length"
+        rows_why = f"lowered from {max_running_requests}: each running request needs a page of its own"
     if context < context_length:
         context_why = f"lowered from {context_length}: a request cannot be longer than the KV cache"
-    lines.append(BudgetLine("context length", f"{context} tokens", context_why))
+    sum_why = f"({num_pages} + 1 padding) pages x {page_size} tokens x {human_bytes(kv_bytes_per_token)} per token"
     return MemoryBudget(
         page_size=page_size,
         num_pages=num_pages,
@@ -106,7 +90,13 @@ def divide_memory(
         context_length=context,
         kv_bytes=kv_bytes,
         row_bytes=row_bytes,
-        lines=tuple(lines),
+        lines=(
+            BudgetLine("KV pages", f"{num_pages} x {page_size} tokens = {num_pages * page_size} tokens", pages_why),
+            BudgetLine("KV cache", human_bytes(kv_bytes), sum_why),
+            BudgetLine("request rows", str(rows), rows_why),
+            BudgetLine("page table", human_bytes(row_bytes), f"({rows} + 1 padding) rows, {context} tokens each"),
+            BudgetLine("context length", f"{context} tokens", context_why),
+        ),
     )
 
 
