@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from starlette.responses import Response
@@ -75,20 +75,3 @@ def internal(error: BaseException, where: str) -> ForebayError:
     """A fault of ours: the client learns that there was one, the log learns which."""
     log.error(event("internal_error", where=where, kind=type(error).__name__), exc_info=error)
     return EngineError("the server failed to serve this request: see its log", code="internal_error")
-
-
-def validation_error(details: list[dict[str, Any]], fields: list[str]) -> RequestError:
-    """The first complaint of pydantic, in our words. `fields` are the names there are, for a did-you-mean."""
-    from difflib import get_close_matches
-
-    from forebay.base.errors import InvalidRequest
-
-    first = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
-    path = ".".join(str(part) for part in first["loc"])[:200]
-    if first["type"] == "extra_forbidden":
-        near = get_close_matches(str(first["loc"][-1])[:64], fields, n=1)
-        hint = f": did you mean {near[0]}?" if near else ""
-        return InvalidRequest(f"unknown field {path!a}{hint}", code="unknown_field", param=path)
-    if first["type"] == "missing":
-        return InvalidRequest(f"{path} is missing", code="missing_field", param=path)
-    return InvalidRequest(f"{path}: {first['msg']}" if path else first["msg"], param=path or None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import ForebayError, InvalidRequest, RequestTooLarge
+from forebay.base.errors import ForebayError, InvalidRequest, RequestError, RequestTooLarge
 from forebay.base.log import event, get_logger
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.context import ClientGone, RequestContext, ServerContext, read_json
@@ -155,18 +155,20 @@ def _order(server: ServerContext, context: RequestContext, body: Sampling, param
 
 
 def _with_room(
-    params: SamplingParams, prompts: list[Prompt], wanted: int | None, context_length: int
+    params: SamplingParams, prompts: list[Prompt], source: str, wanted: int | None, context_length: int
 ) -> SamplingParams:
-    """`params` with `max_new_tokens`: what was asked for, or what the context has left. Raises RequestTooLarge."""
+    """`params` with `max_new_tokens`: what was asked for, or what the context has left. `source` is the field that the
+    prompts come from. Raises InvalidRequest and RequestTooLarge."""
     longest = max(len(prompt.token_ids) for prompt in prompts)
     if min(len(prompt.token_ids) for prompt in prompts) == 0:
-        raise InvalidRequest("the prompt is empty: it must have at least one token", param="prompt")
+        raise InvalidRequest("the prompt is empty: it must have at least one token", param=source)
     need = longest + (1 if wanted is None else max(1, wanted))
     if need > context_length:
         asked = "" if wanted is None else f" and max_tokens {wanted}"
         raise RequestTooLarge(
             f"a prompt of {longest} tokens{asked} need {need}; the context holds {context_length}: shorten the prompt "
-            "or lower max_tokens"
+            "or lower max_tokens",
+            param="max_tokens" if longest < context_length else source,
         )
     return msgspec.structs.replace(
         params, max_new_tokens=context_length - longest if wanted is None else max(1, wanted)
@@ -185,14 +187,15 @@ async def _serve(
     """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
     async with contextlib.AsyncExitStack() as undo:
         info = server.engine.info
-        num_prompts = len(body.prompts) if isinstance(body, CompletionRequest) else 1
+        source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(num_prompts * body.choices))
         order = _order(server, context, body, params)
         watch = undo.enter_context(_Watch(context.receive))
-        made = await prompts()
+        with _naming(source):
+            made = await prompts()
         if watch.gone:
             raise ClientGone
-        params = _with_room(params, made, wanted, info.context_length)
+        params = _with_room(params, made, source, wanted, info.context_length)
         order = replace(order, params=params, discard_output=wanted == 0)
         generation = Generation.submit(server.engine, server.tokenizer.table, made, order)
         generation.started_at = context.arrived_at
@@ -205,6 +208,16 @@ async def _serve(
             return Response(await _collect(dialect, generation, pieces), media_type="application/json")
         first = await _first(generation, pieces)
         return _EventStream(context, dialect, generation, pieces, first, undo.pop_all())
+
+
+@contextlib.contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Errors from below the protocol, where texts have no field, get it as their param."""
+    try:
+        yield
+    except RequestError as error:
+        error.param = error.param or field
+        raise
 
 
 async def _first(generation: Generation, pieces: Pieces) -> tuple[Choice, Piece]:

@@ -1,19 +1,29 @@
 """The request types: strict, bounded, closed.
 
 Every number has both bounds, every list and string a limit; `MAX_*` are those of `docs/design.md`. Fields of OpenAI's
-that ask for something this server does not do are in `IGNORED`: they pass only with a value that asks for nothing.
+that this server does nothing with are in `IGNORED`: they pass only with a value that changes nothing in the answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from functools import cache
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag, ValidationError, model_validator
 
 from forebay.base.errors import InvalidRequest
 from forebay.requests.sampling_params import MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
-from forebay.server.errors import validation_error
+from forebay.server.validation import (
+    INVALID_COMBINATION,
+    INVALID_VALUE,
+    MISSING_FIELD,
+    UNSUPPORTED_FIELD,
+    branch,
+    by_shape,
+    refusal,
+    validation_error,
+)
 
 MAX_N: Final = 8
 MAX_PROMPTS: Final = 16
@@ -32,25 +42,87 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_
 Bias = Annotated[float, Field(ge=-100, le=100)]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
-Harmless = Callable[[Any], bool]
+MAX_METADATA: Final = 16
+MAX_METADATA_KEY: Final = 64
+MAX_LABEL: Final = 512
+
+
+def _text_or_list(value: Any) -> str | None:
+    return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
+
+
+def _prompt_shape(value: Any) -> str | None:
+    if isinstance(value, list) and value and isinstance(value[0], int | float):
+        return branch("ids")
+    return _text_or_list(value)
+
+
+def _one_prompt_shape(value: Any) -> str | None:
+    return branch("ids") if isinstance(value, list) else branch("text") if isinstance(value, str) else None
+
+
+OnePrompt = Annotated[
+    Annotated[Text, Tag(branch("text"))] | Annotated[TokenIds, Tag(branch("ids"))],
+    by_shape(_one_prompt_shape, "a string or a list of token ids"),
+]
+Prompts = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[TokenIds, Tag(branch("ids"))]
+    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS), Tag(branch("list"))],
+    by_shape(_prompt_shape, "a string, a list of token ids, or a list of these"),
+]
+Stop = Annotated[
+    Annotated[StopString, Tag(branch("text"))]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP), Tag(branch("list"))],
+    by_shape(_text_or_list, "a string or a list of strings"),
+]
+
+
+class Harmless(NamedTuple):
+    """Which values of a field change nothing. `wanted` says what they look like where the field itself is served."""
+
+    accepts: Callable[[Any], bool]
+    wanted: str = ""
+
+    def check(self, name: str, value: Any) -> None:
+        if self.accepts(value):
+            return
+        if self.wanted:
+            raise refusal(INVALID_VALUE, name, f"{name} must be {self.wanted}")
+        raise refusal(UNSUPPORTED_FIELD, name, f"{name} is not supported by this server: leave it out")
 
 
 def _one_of(*values: Any) -> Harmless:
-    return lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values)
+    return Harmless(lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values))
 
 
-def _label(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and len(value) <= 512)
+def _is_label(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= MAX_LABEL)
 
 
+def _is_metadata(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return value is None
+    entries = (
+        len(key) <= MAX_METADATA_KEY and isinstance(text, str) and len(text) <= MAX_LABEL for key, text in value.items()
+    )
+    return len(value) <= MAX_METADATA and all(entries)
+
+
+_LABEL: Final = Harmless(_is_label, f"a string of at most {MAX_LABEL} characters")
+_METADATA: Final = Harmless(
+    _is_metadata,
+    f"an object of at most {MAX_METADATA} strings, their keys of at most {MAX_METADATA_KEY} characters and they of at "
+    f"most {MAX_LABEL}",
+)
 _NOTHING: Final = _one_of(None)
 IGNORED: Final[dict[str, Harmless]] = {
-    "user": _label,
-    "safety_identifier": _label,
-    "prompt_cache_key": _label,
+    "user": _LABEL,
+    "safety_identifier": _LABEL,
+    "prompt_cache_key": _LABEL,
     "prompt_cache_retention": _one_of(None, "in-memory", "in_memory"),
     "store": _one_of(None, False),
-    "metadata": _one_of(None, {}),
+    "metadata": _METADATA,
     "service_tier": _one_of(None, "auto", "default"),
     "parallel_tool_calls": _one_of(None, True, False),
     "tools": _one_of(None, []),
@@ -86,8 +158,8 @@ class Strict(BaseModel):
         if not isinstance(data, dict):
             return data
         for name, harmless in cls.ignored.items():
-            if name in data and not harmless(data[name]):
-                raise ValueError(f"{name} is not supported by this server: leave it out")
+            if name in data:
+                harmless.check(name, data[name])
         return {key: value for key, value in data.items() if key not in cls.ignored}
 
     @classmethod
@@ -96,8 +168,8 @@ class Strict(BaseModel):
         try:
             return cls.model_validate(data)
         except ValidationError as error:
-            details = error.errors(include_url=False, include_context=False, include_input=False)
-            raise validation_error([dict(item) for item in details], list(cls.model_fields)) from error
+            details = [dict(item) for item in error.errors(include_url=False)]
+            raise validation_error(details, _field_names(), list(cls.model_fields)) from error
 
 
 class StreamOptions(Strict):
@@ -121,7 +193,7 @@ class Sampling(Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
-    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP)] | None = None
+    stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -140,15 +212,18 @@ class Sampling(Strict):
     @model_validator(mode="after")
     def _check_together(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options is only allowed with stream=true")
+            raise refusal(
+                INVALID_COMBINATION, "stream_options", "stream_options is only allowed with stream=true: set it"
+            )
         for stop in self.stop_strings:
             if len(stop.encode()) > MAX_STOP_BYTES:
-                raise ValueError(f"a stop string has {len(stop.encode())} bytes; at most {MAX_STOP_BYTES} are allowed")
+                what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
+                raise refusal(INVALID_VALUE, "stop", what)
         return self
 
 
 class CompletionRequest(Sampling):
-    prompt: Text | TokenIds | Annotated[list[Text | TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -159,11 +234,13 @@ class CompletionRequest(Sampling):
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
         if self.best_of is not None and self.best_of != self.choices:
-            raise ValueError(f"best_of is {self.best_of}; it must equal n, which is {self.choices}")
+            what = f"best_of is {self.best_of} and n is {self.choices}: only best_of = n is supported, leave it out"
+            raise refusal(UNSUPPORTED_FIELD, "best_of", what)
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens is 0 without echo=true: nothing would be returned")
+            what = "max_tokens is 0 without echo=true: nothing would be returned, ask for at least 1"
+            raise refusal(INVALID_COMBINATION, "max_tokens", what)
         if self.stream and self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs cannot be streamed: set stream=false")
+            raise refusal(INVALID_COMBINATION, "echo", "echo with logprobs cannot be streamed: set stream=false")
         return self
 
     @property
@@ -179,11 +256,26 @@ class TextPart(Strict):
     type: Literal["text"]
     text: Text
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_media(cls, data: Any) -> Any:
+        kind = data.get("type") if isinstance(data, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only text parts are supported")
+        return data
+
+
+Content = Annotated[
+    Annotated[Text, Tag(branch("text"))]
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), Tag(branch("list"))],
+    by_shape(_text_or_list, "a string or a list of text parts"),
+]
+
 
 class ChatMessage(Strict):
     ignored = _MESSAGE_IGNORED
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS)]
+    content: Content
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
 
     def for_template(self) -> dict[str, str]:
@@ -211,7 +303,9 @@ class ChatRequest(Sampling):
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs is only allowed with logprobs=true")
+            raise refusal(
+                INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
+            )
         return self
 
     @property
@@ -232,8 +326,10 @@ class TokenizeRequest(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("give either prompt or messages")
+        if self.prompt is None and self.messages is None:
+            raise refusal(MISSING_FIELD, "prompt", "there is neither prompt nor messages: send one of them")
+        if self.prompt is not None and self.messages is not None:
+            raise refusal(INVALID_COMBINATION, "messages", "there are both prompt and messages: send one of them")
         return self
 
 
@@ -244,6 +340,12 @@ class DetokenizeRequest(Strict):
 
 
 REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+_NESTED_TYPES: Final[tuple[type[Strict], ...]] = (ChatMessage, TextPart, StreamOptions, TemplateArguments)
+
+
+@cache
+def _field_names() -> frozenset[str]:
+    return frozenset(name for body in (*REQUEST_TYPES, *_NESTED_TYPES) for name in body.model_fields)
 
 
 def refuse_client_template(data: dict[str, Any]) -> None:

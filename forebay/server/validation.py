@@ -1,0 +1,112 @@
+"""What is wrong with a body, in our words and with the client's own names.
+
+pydantic says which class of ours it did not find and spells a union's branches into the location. A client knows fields
+and indices only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pydantic import Discriminator
+from pydantic_core import PydanticCustomError
+
+from forebay.base.errors import InvalidRequest
+
+UNSUPPORTED_FIELD: Final = "unsupported_field"
+INVALID_COMBINATION: Final = "invalid_combination"
+INVALID_VALUE: Final = "invalid_value"
+MISSING_FIELD: Final = "missing_field"
+
+_OWN_CODES: Final = frozenset({UNSUPPORTED_FIELD, INVALID_COMBINATION, INVALID_VALUE, MISSING_FIELD})
+_MAX_NAME_CHARS: Final = 64
+_LARGEST_SHOWN: Final = 1e15
+_WORDS: Final = {
+    "string_type": "must be a string",
+    "string_unicode": "is not valid Unicode text",
+    "string_too_long": "must have at most {max_length} characters",
+    "string_too_short": "is empty: it must have at least {min_length} character",
+    "string_pattern_mismatch": "must match {pattern}",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt:g}",
+    "greater_than_equal": "must be at least {ge:g}",
+    "less_than": "must be below {lt:g}",
+    "less_than_equal": "must be at most {le:g}",
+    "too_long": "has {actual_length} entries: at most {max_length} are allowed",
+    "too_short": "is empty: it must have at least {min_length} entry",
+}
+
+
+def refusal(code: str, param: str, message: str) -> PydanticCustomError:
+    """To raise in a validator: the field `param` of the validated object, with one of the codes above."""
+    assert code in _OWN_CODES, code
+    return PydanticCustomError(code, "{text}", {"text": message, "param": param})
+
+
+def by_shape(choose: Callable[[Any], str | None], wanted: str) -> Discriminator:
+    """Tells a union's branches (`Tag`s made by `branch`) apart by the input, so that only the branch that was meant
+    complains; None from `choose`, for an input that is none of them, is refused with "must be `wanted`"."""
+    return Discriminator(choose, custom_error_type=INVALID_VALUE, custom_error_message=f"must be {wanted}")
+
+
+def branch(name: str) -> str:
+    """A tag that no field can be called, so that locations can be freed from it."""
+    return f"<{name}>"
+
+
+def validation_error(details: list[dict[str, Any]], names: frozenset[str], fields: list[str]) -> InvalidRequest:
+    """The first complaint, unknown fields before others.
+
+    `details` are pydantic's, with contexts and inputs. `names` are the fields of every type that may be nested in the
+    body, `fields` those of the body itself, for a did-you-mean.
+    """
+    first = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
+    kind, context = first["type"], first.get("ctx", {})
+    loc = first["loc"][:-1] if kind == "extra_forbidden" else first["loc"]
+    parts = [part for part in loc if isinstance(part, int) or part in names]
+    if kind == "extra_forbidden":
+        return _unknown(parts, str(first["loc"][-1])[:_MAX_NAME_CHARS], [] if loc else fields)
+    if "param" in context:
+        param = _join([*parts, context["param"]])
+        text = _join([*parts, ""]) + context["text"]
+        return InvalidRequest(text, code=kind, param=param)
+    param = _join(parts)
+    if kind == "missing":
+        return InvalidRequest(f"{param} is missing", code=MISSING_FIELD, param=param)
+    words = first["msg"] if kind in _OWN_CODES else _words(kind, context, first["input"])
+    return InvalidRequest(f"{param}{_entry(first['loc'], names)} {words}", param=param)
+
+
+def _unknown(parts: list[Any], name: str, fields: list[str]) -> InvalidRequest:
+    near = get_close_matches(name, fields, n=1)
+    param = _join([*parts, name])
+    return InvalidRequest(
+        f"unknown field {param!a}" + (f": did you mean {near[0]}?" if near else ""), code="unknown_field", param=param
+    )
+
+
+def _words(kind: str, context: dict[str, Any], value: Any) -> str:
+    words = _WORDS.get(kind, "has a value that is not allowed").format_map(context)
+    if type(value) in (int, float) and abs(value) < _LARGEST_SHOWN:
+        words += f", not {value}"
+    return words
+
+
+def _entry(loc: tuple[Any, ...], names: frozenset[str]) -> str:
+    """The key of an object whose keys are the client's, as `['5']`."""
+    keys = [part for part in loc if isinstance(part, str) and part not in names and part[:1] not in ("<", "[")]
+    return "".join(f"[{key[:_MAX_NAME_CHARS]!a}]" for key in keys)
+
+
+def _join(parts: list[Any]) -> str:
+    return ".".join(map(str, parts))

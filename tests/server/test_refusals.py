@@ -1,0 +1,89 @@
+"""What a client reads about a wrong body: which field, by how much, and a code that stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import InvalidRequest
+from forebay.server.protocol import ChatRequest, CompletionRequest, Strict, TokenizeRequest
+
+HI = {"role": "user", "content": "hello"}
+COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"stop": ["x"] * 17}, "invalid_value", "stop", "stop has 17 entries: at most 16"),
+    ({"stop": 5}, "invalid_value", "stop", "a string or a list of strings"),
+    ({"stop": ""}, "invalid_value", "stop", "stop is empty"),
+    ({"stop": ["a", ""]}, "invalid_value", "stop.1", "stop.1 is empty"),
+    ({"stop": ["a", 1]}, "invalid_value", "stop.1", "must be a string, not 1"),
+    ({"stop": ["\u00e9" * 200]}, "invalid_value", "stop", "400 bytes: at most 256"),
+    ({"prompt": ["x"] * 17}, "invalid_value", "prompt", "prompt has 17 entries: at most 16"),
+    ({"prompt": []}, "invalid_value", "prompt", "prompt is empty"),
+    ({"prompt": [[]]}, "invalid_value", "prompt.0", "prompt.0 is empty"),
+    ({"prompt": ["a", 1]}, "invalid_value", "prompt.1", "a string or a list of token ids"),
+    ({"prompt": [1, "a"]}, "invalid_value", "prompt.1", "must be an integer"),
+    ({"prompt": [True]}, "invalid_value", "prompt.0", "must be an integer"),
+    ({"prompt": [[5, -1]]}, "invalid_value", "prompt.0.1", "must be at least 0, not -1"),
+    ({"prompt": None}, "invalid_value", "prompt", "a list of token ids"),
+    ({"logit_bias": {"abc": 1}}, "invalid_value", "logit_bias", "logit_bias['abc'] must match"),
+    ({"logit_bias": {"5": 101}}, "invalid_value", "logit_bias", "logit_bias['5'] must be at most 100, not 101"),
+    ({"suffix": "end"}, "unsupported_field", "suffix", "leave it out"),
+    ({"tools": [{}]}, "unsupported_field", "tools", "leave it out"),
+    ({"best_of": 3}, "unsupported_field", "best_of", "best_of is 3 and n is 1"),
+    ({"max_tokens": 0}, "invalid_combination", "max_tokens", "without echo=true"),
+    ({"stream_options": {}}, "invalid_combination", "stream_options", "with stream=true"),
+    ({"stream": True, "echo": True, "logprobs": 1}, "invalid_combination", "echo", "stream=false"),
+    ({"stream_options": {"usage": True}}, "unknown_field", "stream_options.usage", "unknown field"),
+    ({"stream_options": {"stream": True}}, "unknown_field", "stream_options.stream", "unknown field"),
+    ({"temprature": 1}, "unknown_field", "temprature", "did you mean temperature?"),
+    ({"n": 10**400}, "invalid_value", "n", "must be at most 8"),
+]
+CHAT: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"top_logprobs": 2}, "invalid_combination", "top_logprobs", "with logprobs=true"),
+    ({"metadata": {"a": 1}}, "invalid_value", "metadata", "an object of at most 16 strings"),
+    ({"metadata": {str(i): "x" for i in range(17)}}, "invalid_value", "metadata", "at most 16"),
+    ({"user": 5}, "invalid_value", "user", "a string of at most 512"),
+    ({"messages": []}, "invalid_value", "messages", "messages is empty"),
+    ({"messages": ["x"]}, "invalid_value", "messages.0", "must be an object"),
+    ({"messages": [HI, {**HI, "role": "tool"}]}, "invalid_value", "messages.1.role", "'assistant'"),
+    ({"messages": [{"role": "user"}]}, "missing_field", "messages.0.content", "is missing"),
+    ({"messages": [{**HI, "content": None}]}, "invalid_value", "messages.0.content", "a list of text parts"),
+    ({"messages": [{**HI, "content": ["x"]}]}, "invalid_value", "messages.0.content.0", "must be an object"),
+    ({"messages": [{**HI, "refusal": "no"}]}, "unsupported_field", "messages.0.refusal", "messages.0.refusal is not"),
+]
+
+
+def assert_said(body: type[Strict], data: dict[str, Any], code: str, param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        body.parse(data)
+    error = refused.value
+    assert (error.code, error.param) == (code, param), error.message
+    assert words in error.message
+
+
+@pytest.mark.parametrize(("change", "code", "param", "words"), COMPLETION)
+def test_a_wrong_completion_is_told_what_is_wrong(change: dict[str, Any], code: str, param: str, words: str) -> None:
+    assert_said(CompletionRequest, {"prompt": "hello", **change}, code, param, words)
+
+
+@pytest.mark.parametrize(("change", "code", "param", "words"), CHAT)
+def test_a_wrong_chat_is_told_what_is_wrong(change: dict[str, Any], code: str, param: str, words: str) -> None:
+    assert_said(ChatRequest, {"messages": [HI], **change}, code, param, words)
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])
+def test_other_media_are_told_that_only_text_is_served(kind: str) -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": kind, kind: {"url": "data:,"}}]
+    data = {"messages": [HI, {"role": "user", "content": parts}]}
+    assert_said(ChatRequest, data, "unsupported_field", "messages.1.content.1.type", "only text parts are supported")
+
+
+def test_a_text_to_tokenize_has_one_source() -> None:
+    assert_said(TokenizeRequest, {}, "missing_field", "prompt", "neither prompt nor messages")
+    both = {"prompt": "x", "messages": [HI]}
+    assert_said(TokenizeRequest, both, "invalid_combination", "messages", "both prompt and messages")
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"a": "b"}, {"k" * 64: "v" * 512}])
+def test_metadata_is_taken_and_changes_nothing(metadata: Any) -> None:
+    assert ChatRequest.parse({"messages": [HI], "metadata": metadata}) == ChatRequest.parse({"messages": [HI]})
