@@ -1,10 +1,11 @@
-"""Who can reach an address."""
+"""Who can reach an address, and what must not be reachable."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections.abc import Sequence
 
+from forebay.base import fault
 from forebay.base.errors import ConfigError
 
 
@@ -18,9 +19,16 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, api_keys: Sequence[str]) -> None:
-    """Raises ConfigError where anybody on the network could use the server."""
-    if not is_loopback(host) and not api_keys:
+    """Raises ConfigError where anybody on the network could use the server, or meet one that is made to fail."""
+    if is_loopback(host):
+        return
+    if not api_keys:
         raise ConfigError(
             f"--host {host} can be reached from other machines and there is no API key: give --api-key-file FILE, "
+            "or listen on 127.0.0.1"
+        )
+    if fault.is_armed():
+        raise ConfigError(
+            f"--host {host} can be reached from other machines and faults are armed: unset FOREBAY_FAULTS, "
             "or listen on 127.0.0.1"
         )

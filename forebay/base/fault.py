@@ -33,6 +33,11 @@ def disarm(name: str | None = None) -> None:
         _armed.pop(name, None)
 
 
+def is_armed() -> bool:
+    """Whether a point is armed here, or the environment would arm one in an engine started from here."""
+    return bool(_armed or os.environ.get("FOREBAY_FAULTS"))
+
+
 def point(name: str) -> None:
     if name in _armed:
         _trip(name)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.base.errors import EngineError, Unavailable
+from forebay.engine.frames import State
+from forebay.memory.miss_reason import MissReason
+from forebay.server.metrics import Metrics
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 
@@ -119,6 +123,28 @@ def test_metrics_label_every_pool_by_holder(shared: Running) -> None:
     assert sum(value for (pool, _), value in slots.items() if pool == "kv") == 4096
     assert families["forebay:generation_tokens"].samples[0].value >= 3
     assert {"forebay:num_running_reqs", "forebay:token_usage", "forebay:time_to_first_token_seconds"} <= set(families)
+
+
+def test_a_miss_is_counted_once_by_reason_and_a_hit_is_none() -> None:
+    counters = {"misses.none": 5.0, "misses.evicted": 2.0, "engine.steps": 7.0, "steps": 7.0, "finished.stop": 1.0}
+    state = State(
+        step=7,
+        num_running=0,
+        num_waiting=0,
+        num_waiting_tokens=0,
+        pools=[],
+        last_step_age_s=0.0,
+        oldest_wait_s=0.0,
+        counters=counters,
+    )
+    text = Metrics("tiny").render(state, None).decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    misses = {sample.labels["reason"]: sample.value for sample in families["forebay:cache_miss"].samples}
+    assert misses == {reason.value: 2.0 * (reason == "evicted") for reason in MissReason if reason != "none"}
+    assert [name for name in families if "miss" in name] == ["forebay:cache_miss"]
+    assert families["forebay:engine_steps"].samples[0].value == 7.0
+    assert all(family.documentation for family in families.values())
+    assert all(re.fullmatch("forebay:[a-z0-9_]+", name) for name in families)
 
 
 def test_server_info_says_who_set_what_and_keeps_the_keys(launch) -> None:

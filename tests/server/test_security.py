@@ -99,8 +99,26 @@ def test_admin_routes_do_not_exist_without_an_admin_key(launch: Callable[..., Ru
 
 
 def test_without_keys_loopback_is_open(shared: Running) -> None:
-    assert status(shared, "GET", "/v1/models") == 200
+    for path in ("/v1/models", "/metrics", "/server_info", "/debug/state"):
+        assert status(shared, "GET", path) == 200
     assert status(shared, "POST", "/flush_cache") == 200
+
+
+def test_an_admin_key_alone_guards_flushing_alone(launch: Callable[..., Running]) -> None:
+    server = launch(admin_api_keys=(ADMIN,))
+    assert status(server, "GET", "/debug/state") == 200
+    assert status(server, "POST", "/flush_cache") == 401
+    assert status(server, "POST", "/flush_cache", bearer(ADMIN)) == 200
+
+
+def test_the_state_needs_a_users_key_and_holds_no_text(guarded: Running) -> None:
+    headers = {"authorization": f"Bearer {KEY}".encode()}
+    with guarded.client(headers=headers) as http:  # type: ignore[arg-type]
+        http.post("/v1/completions", json={"prompt": "canary-prompt", "max_tokens": 2, "user": "canary-user"})
+        state = http.get("/debug/state")
+    assert state.status_code == 200
+    assert "canary" not in state.text
+    assert KEY not in state.text
 
 
 @pytest.mark.parametrize(
@@ -126,6 +144,14 @@ def test_a_network_address_without_a_key_is_refused_at_start(host: str) -> None:
     with pytest.raises(ConfigError, match="--api-key-file"):
         bind(replace(CONFIG, host=host))
     Security(replace(CONFIG, host=host, api_keys=("k",)))
+
+
+def test_a_network_address_with_armed_faults_is_refused_before_anything_listens(monkeypatch) -> None:
+    monkeypatch.setenv("FOREBAY_FAULTS", "engine.step=runtime")
+    monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")
+    with pytest.raises(ConfigError, match="FOREBAY_FAULTS"):
+        bind(replace(CONFIG, host="0.0.0.0", api_keys=("k",)))
+    bind(CONFIG).close()
 
 
 def test_tenants_do_not_share_a_namespace_and_cannot_name_anothers() -> None:
