@@ -80,7 +80,7 @@ def transformers_server() -> None:
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    path = str(find_model())
+    path = str(find_model(None))
     config = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     model.load_state_dict(load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"], strict=False)

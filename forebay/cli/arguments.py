@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -44,7 +45,7 @@ class Parsed:
 
             pull_default_model()
         flags = {**self.flags, **{name: value for name, value in implied.items() if name not in written}}
-        return resolve(flags, environment, self.config_file)
+        return resolve(flags, environment, self.config_file, warn=note)
 
 
 class Parser:
@@ -52,23 +53,27 @@ class Parser:
 
     def __init__(self, name: str, summary: str, usage: str) -> None:
         self._head = f"usage: forebay {name} {usage}\n\n{summary}"
-        self._parser = _Quiet(add_help=False, allow_abbrev=False, argument_default=None)
+        self._parser = _Quiet(add_help=False, allow_abbrev=False, argument_default=None, exit_on_error=False)
         self._lines: list[tuple[str, str, str]] = []
+        self._aliases: dict[str, str] = {}
         self._flags: tuple[Flag, ...] = ()
         self._takes_model = False
 
     def option(self, *names: str, help: str, default_text: str = "", **settings: Any) -> None:
-        """As argparse's `add_argument`; a name without dashes is positional."""
+        """As argparse's `add_argument`; a name without dashes is positional, and names after the first are other
+        projects' spellings. Numbers have a `type` from this module."""
         action = self._parser.add_argument(*names, **settings)
         value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
         shown = default_text or ("" if action.default is None or action.nargs == 0 else str(action.default))
         self._lines.append(("options", f"{names[0]}{value}", f"{help}{f' [{shown}]' if shown else ''}"))
+        if len(names) > 1:
+            self._aliases[f"{names[0]}{value}"] = f" (also {', '.join(names[1:])})"
 
     def engine_flags(self, *, server: bool, model_is_positional: bool) -> None:
         """Add the declared flags: all with `server`, otherwise without those of HTTP."""
         self._flags = tuple(flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
         add_flags(self._parser, self._flags)
-        self._parser.add_argument("--config", dest="config_file")
+        self._parser.add_argument("--config", dest="config_file", metavar="FILE")
         self._takes_model = model_is_positional
         if model_is_positional:
             self._parser.add_argument("model_positional", nargs="?")
@@ -79,12 +84,23 @@ class Parser:
             if word in ("-h", "--help") or word.startswith("--help="):
                 print(self.help_text(word.partition("=")[2]))
                 raise SystemExit(0)
-        namespace, rest = self._parser.parse_known_args(list(words))
+        namespace, rest = self._parse(words)
         refuse_unknown(rest, self._parser.known_options())
         flags = {flag.name: getattr(namespace, flag.name) for flag in self._flags if hasattr(namespace, flag.name)}
         self._take_positional(namespace, flags)
         file = getattr(namespace, "config_file", None)
         return Parsed(namespace, flags, Path(file) if file else None)
+
+    def _parse(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+        try:
+            return self._parser.parse_known_args(list(words))
+        except argparse.ArgumentError as error:
+            spelled = _spelled(error, words)
+            if error.message.startswith("expected"):
+                raise ConfigError(f"{spelled} needs a value: {spelled} {self._parser.metavar(spelled)}") from None
+            if error.message.startswith("ignored explicit"):
+                raise ConfigError(f"{spelled} takes no value: write {spelled} alone, or leave it out") from None
+            raise ConfigError(f"{spelled}: {error.message}") from None
 
     def _take_positional(self, namespace: argparse.Namespace, flags: dict[str, object]) -> None:
         named = getattr(namespace, "model_positional", None)
@@ -96,7 +112,9 @@ class Parser:
 
     def help_text(self, word: str) -> str:
         """The short help; with a word, every option about it, folded groups and aliases included; `all` shows all."""
-        rows = list(self._lines)
+        rows = [
+            (group, left, right + (self._aliases.get(left, "") if word else "")) for group, left, right in self._lines
+        ]
         if self._flags:
             rows.append(("options", "--config FILE", "a TOML file with settings, keys as the flags with underscores"))
         shown = [flag for flag in self._flags if word or flag.group not in _FOLDED]
@@ -106,7 +124,8 @@ class Parser:
         if not rows:
             return f"no option of this command is about {word!r}"
         tail = (
-            "\n\nAlso: --help=all, --help=WORD to search. Every flag is also an environment variable (FOREBAY_PORT=…)."
+            "\n\nAlso: --help=all, --help=WORD to search. Settings of the engine and the server (all but `options`)\n"
+            "are environment variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
         )
         return f"{self._head}{_table(rows)}{tail if self._flags and not word else ''}"
 
@@ -119,6 +138,45 @@ class _Quiet(argparse.ArgumentParser):
 
     def known_options(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]
+
+    def metavar(self, option: str) -> str:
+        action = next(action for action in self._actions if option in action.option_strings)
+        return str(action.metavar or action.dest.upper())
+
+
+def _spelled(error: argparse.ArgumentError, words: Sequence[str]) -> str:
+    """The spelling that was used of those that argparse lists (`--context-length/--ctx-size/-c`)."""
+    names = (error.argument_name or "").split("/")
+    written = [name for word in words if (name := word.partition("=")[0]) in names]
+    return written[-1] if written else names[0]
+
+
+def whole(low: int, high: int = (1 << 63) - 1) -> Callable[[str], int]:
+    """The `type` of an option that is a whole number; both bounds are inclusive."""
+
+    def read(text: str) -> int:
+        value = int(text) if text.strip().lstrip("+-").isdecimal() else low - 1
+        if not low <= value <= high:
+            most = f", at most {high}" if high < 1 << 62 else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is no such number: write a whole number, at least {low}{most}")
+        return value
+
+    return read
+
+
+def number(low: float = 0.0) -> Callable[[str], float]:
+    """The `type` of an option that is a number of at least `low`, possibly inf."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not value >= low:  # not a number is neither less nor more
+            raise argparse.ArgumentTypeError(f"{text!r} is no such number: write a number, at least {low:g}")
+        return value
+
+    return read
 
 
 def _describe(flag: Flag, *, full: bool) -> str:

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from forebay.base.errors import ConfigError, EngineError
-from forebay.cli.arguments import Parser
+from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.bench_metrics import Rows, Sample, summarize
 from forebay.cli.bench_serve import Load, Target, run_load
 from forebay.cli.http_client import Origin, get_json
@@ -57,14 +57,18 @@ def _serve(words: Sequence[str]) -> int:
     parser = Parser("bench serve", "Send requests to a running server and measure what a client sees.", "[options]")
     parser.option("--base-url", metavar="URL", help="the server", default="http://127.0.0.1:30000")
     parser.option("--host", metavar="HOST", help="its host, instead of --base-url")
-    parser.option("--port", type=int, metavar="N", help="its port, instead of --base-url")
+    parser.option("--port", type=whole(1, 65535), metavar="N", help="its port, instead of --base-url")
     parser.option("--api-key", metavar="KEY", help="where it asks for one", default_text="$FOREBAY_API_KEY")
     parser.option("--model", metavar="NAME", help="the model's name there", default_text="the first it names")
     _workload(parser, num_prompts=64)
-    parser.option("--request-rate", type=float, default=float("inf"), metavar="X", help="arrivals a second (Poisson)")
-    parser.option("--max-concurrency", type=int, metavar="N", help="most requests at once", default_text="no limit")
+    parser.option(
+        "--request-rate", type=number(0.001), default=float("inf"), metavar="X", help="arrivals a second (Poisson)"
+    )
+    parser.option(
+        "--max-concurrency", type=whole(1), metavar="N", help="most requests at once", default_text="no limit"
+    )
     parser.option("--ignore-eos", action="store_true", help="always generate the whole output length")
-    parser.option("--num-warmups", type=int, default=1, metavar="N", help="requests before the measured ones")
+    parser.option("--num-warmups", type=whole(0), default=1, metavar="N", help="requests before the measured ones")
     parser.option("--disable-tqdm", action="store_true", help="no progress bar")
     _saving(parser)
     own = parser.parse(words).own
@@ -164,12 +168,11 @@ def _throughput(words: Sequence[str]) -> int:
 
 def _latency(words: Sequence[str]) -> int:
     parser = Parser("bench latency", "One batch at a time through an engine of our own.", "[MODEL] [options]")
-    parser.option("--batch-size", type=int, default=8, metavar="N", help="requests in a batch")
-    parser.option("--input-len", type=int, default=32, metavar="N", help="tokens of a prompt", dest="random_input_len")
-    parser.option("--output-len", type=int, default=128, metavar="N", help="tokens to generate")
-    parser.option("--num-iters-warmup", type=int, default=2, metavar="N", help="batches before the measured ones")
-    parser.option("--num-iters", type=int, default=10, metavar="N", help="measured batches")
-    parser.option("--seed", type=int, default=0, metavar="N", help="of the prompts")
+    parser.option("--batch-size", type=whole(1), default=8, metavar="N", help="requests in a batch")
+    _lengths(parser, "", "random-", prompt=32)
+    parser.option("--num-iters-warmup", type=whole(0), default=2, metavar="N", help="batches before the measured ones")
+    parser.option("--num-iters", type=whole(1), default=10, metavar="N", help="measured batches")
+    parser.option("--seed", type=whole(0), default=0, metavar="N", help="of the prompts")
     _saving(parser)
     parser.engine_flags(server=False, model_is_positional=True)
     parsed = parser.parse(words)
@@ -184,7 +187,7 @@ def _latency(words: Sequence[str]) -> int:
                 for _ in range(own.num_iters_warmup + own.num_iters):
                     prompts = _local_prompts(model, own, own.batch_size)
                     started = time.perf_counter()
-                    await asyncio.gather(*(_complete(model, prompt, own.output_len) for prompt in prompts))
+                    await asyncio.gather(*(_complete(model, prompt, own.random_output_len) for prompt in prompts))
                     seconds.append(time.perf_counter() - started)
                     _advance(bar)()
             return seconds[own.num_iters_warmup :]
@@ -192,8 +195,8 @@ def _latency(words: Sequence[str]) -> int:
     latencies = asyncio.run(measure())
     result: dict[str, Any] = {"avg_latency": float(np.mean(latencies)), "latencies": latencies}
     result["percentiles"] = {str(p): float(np.percentile(latencies, p)) for p in (10, 25, 50, 75, 90, 99)}
-    rows: Rows = [("avg latency (s)", result["avg_latency"])]
-    rows += [(f"p{p} latency (s)", value) for p, value in result["percentiles"].items()]
+    rows: Rows = [("Mean latency (ms):", 1e3 * result["avg_latency"])]
+    rows += [(f"P{p} latency (ms):", 1e3 * value) for p, value in result["percentiles"].items()]
     _report("Latency", rows)
     _save(own, result, "forebay-latency.json")
     return 0
@@ -218,11 +221,18 @@ async def _complete(model: LocalModel, prompt: list[int], max_new_tokens: int) -
 
 
 def _workload(parser: Parser, *, num_prompts: int) -> None:
-    parser.option("--num-prompts", type=int, default=num_prompts, metavar="N", help="requests")
-    parser.option("--random-input-len", type=int, default=128, metavar="N", help="tokens of each prompt")
-    parser.option("--random-output-len", type=int, default=128, metavar="N", help="tokens to generate for each")
-    parser.option("--random-prefix-len", type=int, default=0, metavar="N", help="of the prompt, tokens all share")
-    parser.option("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
+    parser.option("--num-prompts", type=whole(1), default=num_prompts, metavar="N", help="requests")
+    _lengths(parser, "random-", "", prompt=128)
+    parser.option("--random-prefix-len", type=whole(0), default=0, metavar="N", help="of the prompt, tokens all share")
+    parser.option("--seed", type=whole(0), default=0, metavar="N", help="of prompts and arrivals")
+
+
+def _lengths(parser: Parser, *prefixes: str, prompt: int) -> None:
+    """vLLM names the lengths with `random-` in one command and without in the next: each takes both."""
+    lengths = ("input", prompt, "tokens of each prompt"), ("output", 128, "tokens to generate for each")
+    for word, default, help in lengths:
+        names = [f"--{prefix}{word}-len" for prefix in prefixes]
+        parser.option(*names, dest=f"random_{word}_len", type=whole(1), default=default, metavar="N", help=help)
 
 
 def _saving(parser: Parser) -> None:

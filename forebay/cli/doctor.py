@@ -23,13 +23,20 @@ import forebay
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.cli.arguments import Parser
+from forebay.cli.arguments import Parser, whole
 from forebay.config import machine
 from forebay.formats.store import DEFAULT_MODEL, checksum, models_folder
 
 MIN_MEMORY_BYTES: Final = 2 << 30
 MIN_DISK_BYTES: Final = 1 << 30
 STALE_AFTER_S: Final = 3600.0
+MANY_LIBRARIES: Final = 8  # of one instruction set; each change of kernel or compiler leaves one behind
+# What each compiled variant needs, best first: `ops.compiler.VARIANTS`, which cannot be asked without torch.
+VARIANT_NEEDS: Final = {
+    "amx": frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
+    "avx512": frozenset({"avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
+    "avx2": frozenset({"avx2", "fma"}),
+}
 _PIN: Final = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
@@ -49,7 +56,7 @@ class Finding:
 
 def run(words: Sequence[str]) -> int:
     parser = Parser("doctor", "Check this machine and install; exit code 1 if something is broken.", "[options]")
-    parser.option("--port", type=int, default=30000, metavar="N", help="the port to look at")
+    parser.option("--port", type=whole(1, 65535), default=30000, metavar="N", help="the port to look at")
     own = parser.parse(words).own
     findings = list(examine(own.port))
     table = Table(box=None)
@@ -133,12 +140,28 @@ def _compiler() -> Finding:
 
 
 def _kernels() -> Finding:
-    folder = cache_folder("ops")
-    built = sorted(folder.glob("*.so"))
+    return kernels_finding(cache_folder("ops"), machine.cpu_flags())
+
+
+def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
+    """The library that a server on this CPU loads: of the best variant, the newest."""
+    subject, build = "native kernels", "python -m forebay.ops.build"
+    variant = next((name for name, needs in VARIANT_NEEDS.items() if needs <= flags), None)
+    if variant is None:
+        return Finding(
+            subject, Verdict.SLOW, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"
+        )
+    built = sorted(folder.glob(f"{variant}-*.so"), key=lambda path: path.stat().st_mtime)
     if not built:
-        fix = "python -m forebay.ops.build, or the next start does it (about 15 s)"
-        return Finding("native kernels", Verdict.SLOW, f"none in {folder}", fix)
-    return Finding("native kernels", Verdict.OK, f"{max(built, key=lambda p: p.stat().st_mtime)}")
+        return Finding(
+            subject, Verdict.SLOW, f"none for {variant} in {folder}", f"{build}, or the next start (about 15 s)"
+        )
+    if len(built) > MANY_LIBRARIES:
+        every = list(folder.glob("*.so"))
+        size = human_bytes(sum(path.stat().st_size for path in every))
+        what = f"{built[-1]}, and {len(every) - 1} others, {size} in all: most are of older versions"
+        return Finding(subject, Verdict.SLOW, what, f"with no server running: rm {folder}/*.so; {build}")
+    return Finding(subject, Verdict.OK, str(built[-1]))
 
 
 def _memory() -> Finding:

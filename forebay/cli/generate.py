@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.base.errors import ConfigError
-from forebay.cli.arguments import Parser
+from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 
@@ -18,8 +18,8 @@ MAX_PROMPT_BYTES = 64 << 20
 
 
 def run(words: Sequence[str]) -> int:
-    parser = Parser("generate", "Complete a prompt; `-` reads it from standard input.", "PROMPT|- [options]")
-    parser.option("prompt", nargs="?", help="the text to continue, or - for standard input")
+    parser = Parser("generate", "Complete a prompt, from standard input without one.", "[PROMPT|-] [options]")
+    parser.option("prompt", nargs="?", help="the text to continue; - is standard input, as is none in a pipe")
     parser.option("--file", metavar="FILE", help="read the prompt from a file instead")
     parser.option("--chat", action="store_true", help="take it as a user's message and apply the chat template")
     add_sampling(parser, temperature=0.0, max_tokens=128)
@@ -38,12 +38,13 @@ def run(words: Sequence[str]) -> int:
 
 def add_sampling(parser: Parser, *, temperature: float, max_tokens: int | None) -> None:
     """The options that `sampling` reads."""
-    parser.option("--max-tokens", type=int, default=max_tokens, metavar="N", help="most tokens to generate")
-    parser.option("--temperature", type=float, default=temperature, metavar="X", help="0 takes the likeliest token")
-    parser.option("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to this share")
-    parser.option("--top-k", type=int, default=0, metavar="N", help="keep this many tokens, 0 for all")
-    parser.option("--min-p", type=float, default=0.0, metavar="P", help="drop what is less likely than P x the best")
-    parser.option("--seed", type=int, metavar="N", help="of the random draws", default_text="random")
+    parser.option("--max-tokens", "--max-new-tokens", "--n-predict", type=whole(1), default=max_tokens, metavar="N",
+                  help="most tokens to generate")  # fmt: skip
+    parser.option("--temperature", type=number(), default=temperature, metavar="X", help="0 takes the likeliest token")
+    parser.option("--top-p", type=number(), default=1.0, metavar="P", help="keep the likeliest tokens up to this share")
+    parser.option("--top-k", type=whole(0), default=0, metavar="N", help="keep this many tokens, 0 for all")
+    parser.option("--min-p", type=number(), default=0.0, metavar="P", help="drop what is less likely than P x the best")
+    parser.option("--seed", type=whole(0), metavar="N", help="of the random draws", default_text="random")
 
 
 def sampling(own: argparse.Namespace, max_new_tokens: int) -> SamplingParams:
@@ -58,15 +59,24 @@ def sampling(own: argparse.Namespace, max_new_tokens: int) -> SamplingParams:
 
 
 def _prompt(own: argparse.Namespace) -> str:
-    if (own.prompt is None) == (own.file is None):
-        raise ConfigError("give one prompt: a text, - for standard input, or --file FILE")
-    if own.file is None and own.prompt != "-":
+    """The text to continue. A last newline is the editor's or the shell's, not the text's."""
+    if own.prompt is not None and own.file is not None:
+        raise ConfigError("PROMPT and --file both say what the prompt is: give one")
+    if own.prompt not in (None, "-"):
         return str(own.prompt)
+    piped = own.prompt == "-" or (sys.stdin is not None and not sys.stdin.isatty())
+    if own.file is None and not piped:
+        raise ConfigError(
+            "there is no prompt: give a text, --file FILE, or standard input (echo text | forebay generate)"
+        )
     try:
         data = sys.stdin.buffer.read(MAX_PROMPT_BYTES) if own.file is None else Path(own.file).read_bytes()
-        return data.decode()
+        text = data.decode().removesuffix("\n").removesuffix("\r")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the prompt cannot be read: {error}") from None
+    if not text:
+        raise ConfigError(f"there is no prompt: {own.file or 'standard input'} is empty")
+    return text
 
 
 async def _complete(model: LocalModel, prompt: str, own: argparse.Namespace) -> None:

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from forebay.base.errors import ConfigError
@@ -83,7 +83,8 @@ class Flag:
     """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
 
     `unit` ends the field name in the resolved config (`queue_timeout` -> `queue_timeout_s`). `low` and `high` are
-    inclusive. `aliases` are other projects' spellings, taken and not advertised.
+    inclusive. `aliases` are other projects' spellings, taken and not advertised; `absent` are values that the field
+    knows and we do not have, with the line that says so.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Flag:
     group: str
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    absent: Mapping[str, str] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
     unit: str = ""
@@ -143,6 +145,8 @@ class Flag:
         raise ConfigError(f"{raw!r} is not the kind of value this setting has ({self.metavar or 'true or false'})")
 
     def _check(self, value: Value) -> None:
+        if str(value) in self.absent:
+            raise ConfigError(self.absent[str(value)])
         if self.choices and value not in self.choices:
             raise ConfigError(f"{value!r} is not one of {', '.join(self.choices)}")
         if isinstance(value, int | float) and not isinstance(value, bool):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
@@ -44,20 +44,29 @@ _REASONS: Final = {"flag": "the command line", "env": "the environment", "file":
 log = get_logger("config")
 
 
+def _log_problem(text: str) -> None:
+    log.warning(event("environment", problem=text))
+
+
 def resolve(
-    flags: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None, file: Path | None = None
+    flags: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    *,
+    warn: Callable[[str], None] = _log_problem,
 ) -> Config:
     """Decide every setting: flag over environment over file over rule.
 
     `flags` has values by flag name (text as on the command line, or Python values; None for "not given"; `model` is
-    short for `model_path`). A library caller leaves `env` out and its environment is not read. Fetches nothing.
+    short for `model_path`). A library caller leaves `env` out and its environment is not read. Fetches nothing. `warn`
+    is told of variables that are no settings.
 
     Raises ConfigError for what is unknown, out of bounds or contradictory, ModelError for a checkpoint that is missing
     or not served.
     """
     given, warnings = _gather(flags or {}, env or {}, file)
     for warning in warnings:
-        log.warning(event("environment", problem=warning))
+        warn(warning)
     _refuse_contradictions(given)
     written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
     keys = _keys(written, "api_key"), _keys(written, "admin_api_key")

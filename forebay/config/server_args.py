@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from forebay.config.elsewhere import ABSENT_DTYPES
 from forebay.config.engine_config import EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
 from forebay.config.flag import AUTO, BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag
 
@@ -63,6 +64,7 @@ _MODEL: Final = (
         default=AUTO,
         group=MODEL,
         choices=("bfloat16", "float32"),
+        absent=ABSENT_DTYPES,
         help="type of weights, activations and KV cache",
     ),
 )

@@ -13,11 +13,18 @@ from typing import Any, Final
 
 from forebay.base.errors import ConfigError
 from forebay.base.fault import FAULT_VARIABLES
+from forebay.config.elsewhere import as_key, why_absent
 from forebay.config.flag import AUTO, BOOL, SECRET, Auto, Flag, Value
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 
 PREFIX: Final = "FOREBAY_"
 _OTHER_VARIABLES: Final = (CONFIG_VARIABLE, *FAULT_VARIABLES)
+# How alike a known name must be to be a guess: lower for our own names than for the many of other projects.
+_CUTOFF: Final = 0.72
+_ALIAS_CUTOFF: Final = 0.85
+# `max_model_len` in a file or as FOREBAY_MAX_MODEL_LEN is what --max-model-len is; one-letter options are not.
+_BY_ALIAS: Final = {as_key(alias): flag for flag in FLAGS for alias in flag.aliases if alias.startswith("--")}
+BY_KEY: Final = {**_BY_ALIAS, **BY_NAME}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +42,7 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) ->
         if flag.kind is BOOL:
             parser.add_argument(*flag.options, dest=flag.name, action=_Once, nargs="?", const="true")
         else:
-            parser.add_argument(*flag.options, dest=flag.name, action=_Once)
+            parser.add_argument(*flag.options, dest=flag.name, action=_Once, metavar=flag.metavar)
 
 
 class _Once(argparse.Action):
@@ -65,33 +72,37 @@ class _Once(argparse.Action):
 
 
 def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
-    """Command-line texts, or a library caller's values, by flag name. None stands for "not given"."""
-    given = {}
+    """Command-line texts, or a library caller's values, by flag name or alias. None stands for "not given"."""
+    given: dict[str, Given] = {}
     for name, raw in flags.items():
-        if raw is None:
-            continue
-        flag = BY_NAME.get("model_path" if name == "model" else name)
-        if flag is None:
-            raise ConfigError(f"there is no setting {name!r}{did_you_mean(name, BY_NAME)}")
-        given[flag.name] = Given(flag.read(raw, flag.option), "flag", flag.option)
+        if raw is not None:
+            flag = _known(name, "there is no setting {!r}")
+            _add(given, flag, Given(flag.read(raw, flag.option), "flag", flag.option))
     return given
 
 
 def from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:
     """The settings, and a warning for each FOREBAY_ variable that is none."""
-    variables = {flag.variable: flag for flag in FLAGS}
     given: dict[str, Given] = {}
     warnings = []
     for variable, text in sorted(environment.items()):
         if not variable.startswith(PREFIX) or variable in _OTHER_VARIABLES or text == "":
             continue
-        flag = variables.get(variable)
+        key = variable.removeprefix(PREFIX)
+        flag = BY_KEY.get(key.lower()) if key.isupper() else None
         if flag is None:
-            hint = did_you_mean(variable, (*variables, CONFIG_VARIABLE))
-            warnings.append(f"the environment variable {variable} is not known and was ignored{hint}")
+            warnings.append(f"the environment variable {variable} is not known and was ignored{_variable_hint(key)}")
             continue
-        given[flag.name] = Given(flag.read(text, variable), "env", variable)
+        _add(given, flag, Given(flag.read(text, variable), "env", variable))
     return given, warnings
+
+
+def _variable_hint(key: str) -> str:
+    if why := why_absent(key):
+        return f": {why}"
+    variables = [PREFIX + name.upper() for name in BY_NAME]
+    aliases = [PREFIX + name.upper() for name in _BY_ALIAS]
+    return did_you_mean(PREFIX + key, (*variables, CONFIG_VARIABLE), aliases)
 
 
 def from_file(path: Path) -> dict[str, Given]:
@@ -103,14 +114,27 @@ def from_file(path: Path) -> dict[str, Given]:
         raise ConfigError(f"--config {path}: cannot be read ({error.strerror or error})") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {path}: not valid TOML: {error}") from error
-    given = {}
+    given: dict[str, Given] = {}
     for key, raw in table.items():
-        flag = BY_NAME.get(key)
-        if flag is None:
-            raise ConfigError(f"{path}: there is no setting {key!r}{did_you_mean(key, BY_NAME)}")
+        flag = _known(key, f"{path}: there is no setting {{!r}}")
         origin = f"{path}: {key}"
-        given[key] = Given(flag.read(raw, origin), "file", origin)
+        _add(given, flag, Given(flag.read(raw, origin), "file", origin))
     return given
+
+
+def _known(key: str, problem: str) -> Flag:
+    flag = BY_KEY.get(key)
+    if flag is None:
+        why = why_absent(key)
+        raise ConfigError(problem.format(key) + (f": {why}" if why else did_you_mean(key, BY_NAME, _BY_ALIAS)))
+    return flag
+
+
+def _add(given: dict[str, Given], flag: Flag, item: Given) -> None:
+    """One place may name a setting twice, by its name and an alias, if both say the same."""
+    before = given.setdefault(flag.name, item)
+    if before.value != item.value:
+        raise ConfigError(f"{before.origin} and {item.origin} set {flag.name} to different values: give one")
 
 
 def from_one_flag(flag: Flag) -> Given:
@@ -118,17 +142,22 @@ def from_one_flag(flag: Flag) -> Given:
     return Given(flag.default, "rule" if flag.default is AUTO else "default", flag.option)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`: did you mean X?` where a known name is near, otherwise nothing."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f": did you mean {near[0]}?" if near else ""
+def did_you_mean(name: str, known: Iterable[str], aliases: Iterable[str] = ()) -> str:
+    """`: did you mean X?` where a known name is near, or an alias very near; otherwise nothing."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=_CUTOFF)
+    near += difflib.get_close_matches(name, list(aliases), n=1, cutoff=_ALIAS_CUTOFF)
+    nearest = difflib.get_close_matches(name, near, n=1, cutoff=0.0)
+    return f": did you mean {nearest[0]}?" if nearest else ""
 
 
-def refuse_unknown(arguments: Sequence[str], options: Iterable[str]) -> None:
+def refuse_unknown(arguments: Sequence[str], options: Sequence[str]) -> None:
     """ConfigError for the first of the arguments that argparse could not place."""
     for argument in arguments:
         if argument.startswith("-"):
             name = argument.partition("=")[0]
-            raise ConfigError(f"there is no flag {name}{did_you_mean(name, options)}")
+            known = {option for option in options if as_key(option) not in _BY_ALIAS}
+            why = why_absent(name)
+            hint = f": {why}" if why else did_you_mean(name, known, set(options) - known)
+            raise ConfigError(f"there is no flag {name}{hint}")
     if arguments:
         raise ConfigError(f"unexpected argument {arguments[0]!r}")

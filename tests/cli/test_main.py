@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
 import pytest
 
 from forebay.cli.arguments import Parser
+from forebay.cli.doctor import VARIANT_NEEDS, Verdict, kernels_finding
 from forebay.cli.main import COMMANDS, main
 from forebay.config.server_args import FLAGS
+from forebay.ops.compiler import VARIANTS, Variant
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,10 +40,23 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
         (["serve", "a.gguf", "--model", "b.gguf"], "contradict"),
         (["serve", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["serve", "--host", "192.168.1.1"], "--api-key-file"),
+        (["serve", "--port", "70000"], "at most 65535"),
+        (["serve", "--ctx-size"], "--ctx-size needs a value: --ctx-size N"),
+        (["serve", "--config"], "--config needs a value: --config FILE"),
+        (["serve", "--tensor-parallel-size", "2"], "one machine"),
+        (["serve", "--dtype", "half"], "use bfloat16"),
+        (["doctor", "--port", "x"], "--port: 'x' is no such number: write a whole number, at least 1, at most 65535"),
+        (["bench", "serve", "--request-rate", "x"], "--request-rate: 'x' is no such number"),
+        (["bench", "serve", "--request-rate", "nan"], "--request-rate: 'nan'"),
+        (["bench", "serve", "--max-concurrency", "0"], "at least 1"),
+        (["bench", "serve", "--ignore-eos=1"], "--ignore-eos takes no value"),
+        (["bench", "throughput", "--input-len", "0"], "--input-len: '0'"),
+        (["bench", "latency", "--random-output-len", "x"], "--random-output-len: 'x'"),
+        (["chat", "--max-new-tokens", "0"], "--max-new-tokens: '0'"),
+        (["generate", "--file", "/nowhere", "text"], "give one"),
         (["models", "push"], "push"),
         (["models", "pull", "x"], "default model"),
         (["bench", "fast"], "fast"),
-        (["generate"], "prompt"),
         (["generate", "--file", "/nowhere"], "/nowhere"),
     ],
 )
@@ -78,6 +94,17 @@ def test_the_short_help_leaves_out_what_is_seldom_needed_and_all_shows_it() -> N
     assert all(flag.option in full_help("all") and flag.variable in full_help("all") for flag in FLAGS)
 
 
+def test_other_projects_names_of_a_commands_own_options_are_found_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["generate", "--help=max-new-tokens"])
+    assert "--max-tokens N" in capsys.readouterr().out
+
+
+def test_help_says_which_options_are_environment_variables() -> None:
+    assert "Settings of the engine and the server (all but `options`)" in full_help("")
+    assert "Every flag" not in full_help("")
+
+
 def test_help_searches_names_aliases_and_texts() -> None:
     assert "--context-length" in full_help("max-model-len")
     assert "--chunked-prefill-size" in full_help("prompt tokens")
@@ -89,6 +116,46 @@ def test_inspect_prints_the_shape_and_the_memory(capsys: pytest.CaptureFixture[s
     assert main(["models", "inspect"]) == 0
     text = capsys.readouterr().out
     assert all(word in text for word in ("llama", "134.5 M", "Q4_1", "22.5 KiB a token", "180.0 MiB for 8,192"))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stdin", "words"), [(Terminal(), "standard input (echo"), (io.TextIOWrapper(io.BytesIO(b"\n")), "is empty")]
+)
+def test_generate_without_a_prompt_says_where_it_could_come_from(
+    stdin: io.TextIOBase, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", stdin)
+    assert main(["generate"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_doctor_names_the_library_of_the_best_variant_of_this_cpu(variant: Variant, tmp_path: Path) -> None:
+    for name in VARIANT_NEEDS:
+        (tmp_path / f"{name}-0123-4567.so").touch()
+    found = kernels_finding(tmp_path, variant.needs)
+    assert (found.verdict, found.what) == (Verdict.OK, str(tmp_path / f"{variant.name}-0123-4567.so"))
+
+
+def test_doctor_knows_the_variants_as_the_compiler_does() -> None:
+    assert list(VARIANT_NEEDS.items()) == [(variant.name, variant.needs) for variant in VARIANTS]
+
+
+def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:
+    flags = VARIANT_NEEDS["avx2"]
+    assert "forebay.ops.build" in kernels_finding(tmp_path, flags).fix
+    for number in range(9):
+        (tmp_path / f"avx2-{number}.so").touch()
+    found = kernels_finding(tmp_path, flags)
+    assert found.verdict is Verdict.SLOW
+    assert "8 others" in found.what
+    assert f"rm {tmp_path}/*.so" in found.fix
+    assert "torch" in kernels_finding(tmp_path, frozenset()).what
 
 
 def test_doctor_names_a_port_that_is_taken(capsys: pytest.CaptureFixture[str], taken_port: int) -> None:
@@ -105,16 +172,20 @@ def test_defaults_of_zero_are_shown_too(capsys: pytest.CaptureFixture[str]) -> N
     assert "0 takes the likeliest token [0.0]" in capsys.readouterr().out
 
 
-def test_a_misspelt_variable_is_a_line_of_the_log_like_any_other(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, embedded_model: Path
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [("FOREBAY_PROT", "did you mean FOREBAY_PORT?"), ("FOREBAY_TP_SIZE", "one machine")],
+)
+def test_an_unknown_variable_is_a_note_for_whoever_runs_the_command(
+    variable: str, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, embedded_model: Path
 ) -> None:
-    monkeypatch.setenv("FOREBAY_PROT", "1")
+    monkeypatch.setenv(variable, "1")
     parser = Parser("serve", "", "")
     parser.engine_flags(server=True, model_is_positional=True)
     parser.parse([]).resolve()
     (line,) = capsys.readouterr().err.splitlines()
-    assert " W config environment problem=" in line
-    assert "did you mean FOREBAY_PORT?" in line
+    assert line.startswith(f"forebay: note: the environment variable {variable} is not known")
+    assert words in line
 
 
 def test_a_path_is_not_broken_over_lines_for_a_script(capsys: pytest.CaptureFixture[str], embedded_model: Path) -> None:

@@ -113,7 +113,8 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
     process.stdout.close()
 
 
-def test_generate_continues_a_prompt_from_standard_input(embedded_model: Path) -> None:
-    command = [*FOREBAY, "generate", "-", "--max-tokens", "4", "--kv-cache-bytes", "32MiB"]
-    done = subprocess.run(command, input="The capital of France is", capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("words", [["-", "--max-tokens", "4"], ["--max-new-tokens", "4"]], ids=["dash", "pipe"])
+def test_generate_continues_a_prompt_from_standard_input(words: list[str], embedded_model: Path) -> None:
+    command = [*FOREBAY, "generate", *words, "--kv-cache-bytes", "32MiB"]
+    done = subprocess.run(command, input="The capital of France is\n", capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.split(".")[0].strip()) == (0, "Paris"), done.stderr

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.config.elsewhere import ABSENT, as_key, why_absent
 from forebay.config.server_args import FLAGS
-from forebay.config.sources import add_flags, from_environment, from_file, from_flags, refuse_unknown
+from forebay.config.sources import BY_KEY, add_flags, from_environment, from_file, from_flags, refuse_unknown
 
 
 def parse(*words: str) -> dict[str, object]:
@@ -65,6 +67,72 @@ def test_an_unknown_variable_is_a_warning_with_a_guess() -> None:
     assert given["port"].value == 2
     assert len(warnings) == 1
     assert "did you mean FOREBAY_PORT?" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("max_model_len", "context_length"), ("model", "model_path"), ("gpu_memory_utilization", "mem_fraction_static")],
+)
+def test_an_alias_is_a_key_and_a_variable_too(key: str, name: str, tmp_path: Path) -> None:
+    file = tmp_path / "forebay.toml"
+    file.write_text(
+        f'{key} = "64"\n' if name == "model_path" else f"{key} = 0.5\n" if "mem" in name else f"{key} = 64\n"
+    )
+    text = "0.5" if "mem" in name else "64"
+    given, warnings = from_environment({f"FOREBAY_{key.upper()}": text})
+    assert (set(given), warnings) == ({name}, [])
+    assert from_file(file)[name].value == given[name].value == from_flags({key: text})[name].value
+
+
+def test_no_alias_is_the_key_of_another_setting() -> None:
+    keys = {as_key(option): flag for flag in FLAGS for option in flag.options if option.startswith("--")}
+    assert keys == BY_KEY
+    assert all(keys[flag.name] is flag for flag in FLAGS)
+
+
+def test_two_keys_of_one_setting_must_agree(tmp_path: Path) -> None:
+    file = tmp_path / "forebay.toml"
+    file.write_text("context_length = 64\nmax_model_len = 64\n")
+    assert from_file(file)["context_length"].value == 64
+    file.write_text("context_length = 64\nmax_model_len = 65\n")
+    with pytest.raises(ConfigError, match=r"context_length and .*max_model_len set context_length to different values"):
+        from_file(file)
+
+
+OPTIONS = [option for flag in FLAGS for option in flag.options]
+
+
+@pytest.mark.parametrize("key", [*ABSENT, "speculative_algorithm", "disaggregation_mode"])
+def test_what_the_field_has_and_we_have_not_is_said_in_every_place(key: str, tmp_path: Path) -> None:
+    key = key.replace("*", "x")
+    option, line = "--" + key.replace("_", "-"), why_absent(key)
+    assert line
+    assert option not in OPTIONS
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        refuse_unknown([option], OPTIONS)
+    assert from_environment({"FOREBAY_" + key.upper(): "1"})[1][0].endswith(line)
+    file = tmp_path / "forebay.toml"
+    file.write_text(f"{key} = 1\n")
+    with pytest.raises(ConfigError, match=re.escape(line)):
+        from_file(file)
+
+
+@pytest.mark.parametrize("option", ["--stream-interval", "--api-server-count", "--tool-call-parser", "--max-lora-rank"])
+def test_there_is_no_guess_where_nothing_is_near(option: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        refuse_unknown([option], OPTIONS)
+    assert caught.value.message == f"there is no flag {option}"
+
+
+def test_an_alias_is_guessed_where_it_is_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean --max-model-len\?"):
+        refuse_unknown(["--max-model-length", "4"], OPTIONS)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "half"])
+def test_a_type_that_is_not_computed_in_names_those_that_are(dtype: str) -> None:
+    with pytest.raises(ConfigError, match=r"--dtype: float16 .* use bfloat16"):
+        from_flags({"dtype": dtype})
 
 
 def test_an_unknown_flag_is_an_error_with_a_guess() -> None:

@@ -1,0 +1,93 @@
+"""What other engines have settings for and this version does not: one honest line each instead of a guess.
+
+Names are keys (underscores, no dashes); a trailing `*` stands for any ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+_ONE_MACHINE: Final = "a model runs on one machine's CPU; use --num-threads, or several servers behind a balancer"
+_OWN_CODE: Final = "code in checkpoints is never run; the models that are served are built in"
+_STORED: Final = "a checkpoint is read as it is stored (GGUF Q4_1, safetensors, ...) and computed in --dtype"
+_CACHE_TYPE: Final = "the KV cache has the type of --dtype"
+_NO_SPECULATION: Final = "speculative decoding is not in this version"
+_NO_DISAGGREGATION: Final = "prefill and decode share one server in this version"
+_METRICS: Final = "metrics are always on, at /metrics: leave it out"
+_PREFIX_CACHE: Final = "the prefix cache is on unless --disable-radix-cache: leave it out"
+_CHUNKED: Final = "prompts are always computed in chunks, of --chunked-prefill-size: leave it out"
+_NO_GRAPHS: Final = "there are no CUDA graphs in this version: leave it out"
+_NO_GPU: Final = "this version computes on the CPU: leave it out"
+_NO_LORA: Final = "adapters (LoRA) are not in this version"
+_NO_SWAP: Final = "nothing is swapped out: a request that gives up its memory is computed again"
+
+ABSENT: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "tensor_parallel_size": _ONE_MACHINE,
+        "tp_size": _ONE_MACHINE,
+        "tp": _ONE_MACHINE,
+        "pipeline_parallel_size": _ONE_MACHINE,
+        "pp_size": _ONE_MACHINE,
+        "data_parallel_size": _ONE_MACHINE,
+        "dp_size": _ONE_MACHINE,
+        "enable_expert_parallel": _ONE_MACHINE,
+        "ep_size": _ONE_MACHINE,
+        "nnodes": _ONE_MACHINE,
+        "node_rank": _ONE_MACHINE,
+        "trust_remote_code": _OWN_CODE,
+        "quantization": _STORED,
+        "load_format": _STORED,
+        "kv_cache_dtype": _CACHE_TYPE,
+        "cache_type_k": _CACHE_TYPE,
+        "cache_type_v": _CACHE_TYPE,
+        "speculative_*": _NO_SPECULATION,
+        "draft_*": _NO_SPECULATION,
+        "model_draft": _NO_SPECULATION,
+        "disaggregation_*": _NO_DISAGGREGATION,
+        "kv_transfer_config": _NO_DISAGGREGATION,
+        "enable_metrics": _METRICS,
+        "metrics": _METRICS,
+        "enable_prefix_caching": _PREFIX_CACHE,
+        "cache_prompt": _PREFIX_CACHE,
+        "enable_chunked_prefill": _CHUNKED,
+        "enforce_eager": _NO_GRAPHS,
+        "disable_cuda_graph": _NO_GRAPHS,
+        "cuda_graph_*": _NO_GRAPHS,
+        "n_gpu_layers": _NO_GPU,
+        "gpu_layers": _NO_GPU,
+        "ngl": _NO_GPU,
+        "attention_backend": "attention is part of --kernels",
+        "flash_attn": "attention is part of --kernels",
+        "enable_lora": _NO_LORA,
+        "lora_*": _NO_LORA,
+        "lora": _NO_LORA,
+        "swap_space": _NO_SWAP,
+        "cpu_offload_gb": _NO_SWAP,
+    }
+)
+
+# Values of --dtype that the field knows.
+ABSENT_DTYPES: Final[Mapping[str, str]] = MappingProxyType(
+    dict.fromkeys(
+        ("float16", "half", "fp16"),
+        "float16 is not computed in by this version's kernels: use bfloat16, or float32 for more precision",
+    )
+)
+
+
+def why_absent(spelling: str) -> str:
+    """The line about a flag, variable or key that the field has and this version has not; empty for all others.
+
+    `spelling` is as written: `--tp-size`, `tp_size`.
+    """
+    key = as_key(spelling)
+    return ABSENT.get(key) or next(
+        (line for name, line in ABSENT.items() if name.endswith("*") and key.startswith(name[:-1])), ""
+    )
+
+
+def as_key(option: str) -> str:
+    """`--max-model-len` -> `max_model_len`."""
+    return option.lstrip("-").replace("-", "_").lower()
