@@ -21,11 +21,11 @@ log = get_logger("server")
 class TextWorkers:
     """Two threads: one long prompt does not hold up everybody else's.
 
-    `TIMEOUT_S` answers the client, but a thread cannot be stopped: it works on until it is done. That is bounded by what
-    it was given. A text has at most 8 bytes per token of context (longer ones are refused before any work), token ids
-    fit into the capped body, and a template is the operator's: it gets at most `MAX_MESSAGES` messages and has limits
-    of its own on time and output. Two texts at most are worked on at once, and those that wait count as requests
-    inside, of which there is a limit too.
+    `TIMEOUT_S` answers the client, but a thread cannot be stopped: it works on until it is done. That is bounded by
+    what it was given. A text has at most 8 bytes per token of context (longer ones are refused before any work), token
+    ids fit into the capped body, and a template is the operator's: it gets at most `MAX_MESSAGES` messages and has
+    limits of its own on time and output. Two texts at most are worked on at once, and those that wait count as
+    requests inside, of which there is a limit too.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
+import statistics
 import time
 from collections import Counter
 
@@ -12,12 +14,14 @@ import pytest
 
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
+from tests.server.process_status import MIB, forget_peak, num_fds, peak_rss_bytes, rss_bytes
 
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 100_000 // 100}
 
 
 def request(path: str = "/v1/chat/completions", **body: object) -> bytes:
-    content = json.dumps({**ASK, **body}).encode()
+    merged = {key: value for key, value in {**ASK, **body}.items() if value is not None}
+    content = json.dumps(merged).encode()
     return (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
         "\r\n\r\n"
@@ -26,17 +30,37 @@ def request(path: str = "/v1/chat/completions", **body: object) -> bytes:
 
 def test_ten_thousand_at_once_fill_the_house_and_the_rest_get_429(launch) -> None:
     server = launch(lambda: FakeEngine(manual=True, max_running=64, max_queued=256), max_connections=20_000)
-    taken, refused, latencies = asyncio.run(_crowd(server, 10_000, 320))
+    base_s = _tokenize_s(server)
+    rss = rss_bytes()
+    forget_peak()
+    taken, refused, latencies = asyncio.run(_crowd(server, 10_000))
+    assert peak_rss_bytes() - rss <= 200 * MIB
     assert taken == 320
     assert refused == {429: 9_680}
     assert server.engine.peak == 320
     latencies.sort()
-    assert latencies[len(latencies) // 2] < 0.2
+    assert latencies[int(len(latencies) * 0.99)] < 0.2
     server.until(lambda: not server.engine.running, 10)
+    with server.client() as http:
+        assert http.get("/debug/state").json()["server"]["num_inside"] == 0
+    # The scorecard's 10% is less than two equal runs differ by on a shared machine.
+    assert _tokenize_s(server) < 1.5 * base_s + 0.002
 
 
-async def _crowd(server: Running, total: int, cap: int) -> tuple[int, Counter[int], list[float]]:
-    """Send `total` requests over kept connections, 250 at a time; those that are taken stay open."""
+def _tokenize_s(server: Running) -> float:
+    """The median time of a request that takes the whole way but the engine."""
+    times: list[float] = []
+    with server.client() as http:
+        for _ in range(41):
+            started = time.perf_counter()
+            assert http.post("/tokenize", json={"prompt": "hello"}).status_code == 200
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+async def _crowd(server: Running, total: int) -> tuple[int, Counter[int], list[float]]:
+    """Send `total` requests, 160 at a time; those that are taken stay open, unanswered, and make room for others.
+    Client and server share an interpreter: more at a time would measure the client's own queue."""
     refused: Counter[int] = Counter()
     latencies: list[float] = []
     held: list[asyncio.StreamWriter] = []
@@ -48,9 +72,9 @@ async def _crowd(server: Running, total: int, cap: int) -> tuple[int, Counter[in
             writer.write(request(stream=True))
             started = time.perf_counter()
             try:
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3 if refused.total() < 9_000 else 0.5)
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 1.0)
             except TimeoutError:
-                held.append(writer)  # taken: no token has been made yet
+                held.append(writer)  # taken: no token is ever made
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 continue
             latencies.append(time.perf_counter() - started)
@@ -60,7 +84,7 @@ async def _crowd(server: Running, total: int, cap: int) -> tuple[int, Counter[in
             assert b'"queue_full"' in await reader.readexactly(length)
         writer.close()
 
-    await asyncio.gather(*(worker() for _ in range(cap + 64)))
+    await asyncio.gather(*(worker() for _ in range(160)))
     for writer in held:
         writer.close()
     return len(held), refused, latencies
@@ -95,6 +119,33 @@ def test_abort_reaches_the_engine_within_a_second(launch, stream: bool, n: int, 
         assert http.get("/debug/state").json()["server"]["num_inside"] == 0
 
 
+def test_two_hundred_aborts_at_random_moments_leave_nothing_running(launch) -> None:
+    server = launch(lambda: FakeEngine(manual=True, max_running=2))
+    engine = server.engine
+    rng = random.Random(5)
+    for _ in range(200):
+        path = rng.choice(["/v1/chat/completions", "/v1/completions"])
+        ask = {"messages": None, "prompt": rng.choice([["a", "b"], "hello"])} if path == "/v1/completions" else {}
+        prompts = len(ask["prompt"]) if isinstance(ask.get("prompt"), list) else 1
+        n, steps = rng.randint(1, 3), rng.choice([0, 0, 1, 2, 10, 30])
+        aborted, submitted = len(engine.aborted), len(engine.submitted)
+        sock = server.connect()
+        sock.sendall(request(path, stream=rng.random() < 0.5, n=n, **ask))
+        server.until(lambda before=submitted, more=n * prompts: len(engine.submitted) == before + more)
+        for _ in range(steps):
+            server.call(engine.step)
+        started = time.perf_counter()
+        sock.close()
+        server.until(lambda: not engine.running, 1)
+        assert time.perf_counter() - started < 1
+        assert len(engine.aborted) == aborted + n * prompts
+        sent = [stream.sent for stream in engine.submitted[submitted:]]
+        server.call(engine.step)
+        assert [stream.sent for stream in engine.submitted[submitted:]] == sent
+    with server.client() as http:
+        assert http.get("/debug/state").json()["server"]["num_inside"] == 0
+
+
 def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(launch) -> None:
     server = launch(lambda: FakeEngine(manual=True))
     for size in (40, len(request()) - 3):
@@ -105,20 +156,55 @@ def test_a_client_that_leaves_before_its_body_is_whole_costs_nothing(launch) -> 
     assert server.engine.submitted == []
 
 
-def test_slow_headers_and_bodies_meet_an_absolute_deadline(launch) -> None:
-    server = launch(header_timeout_s=0.3, body_timeout_s=0.3)
-    drips = [server.connect() for _ in range(50)]
-    whole = request()
-    halves = [b"GET /health HTTP/1.1\r\nhost: local", b"", whole[: whole.index(b"{") + 3]]
-    for i, sock in enumerate(drips):
-        sock.sendall(halves[i % 3])
-    started = time.perf_counter()
-    answers = [_read_all(sock) for sock in drips]
-    assert time.perf_counter() - started < 3
-    assert all(answer.startswith(b"HTTP/1.1 408") for answer in answers)
-    server.until(lambda: True)
+def test_a_crowd_of_dripping_clients_meets_the_deadline_and_holds_nobody_up(launch) -> None:
+    server = launch(header_timeout_s=1.0, body_timeout_s=1.0)
     with server.client() as http:
         assert http.get("/health").status_code == 200
+    fds = num_fds()
+    answers, latencies = asyncio.run(_drip_crowd(server, 400))
+    assert Counter(answer[:12] for answer in answers) == {b"HTTP/1.1 408": 400}
+    latencies.sort()
+    assert len(latencies) > 20
+    assert latencies[int(len(latencies) * 0.99)] < 0.2
+    server.until(lambda: num_fds() <= fds)
+
+
+async def _drip_crowd(server: Running, count: int) -> tuple[list[bytes], list[float]]:
+    """A byte of the headers or of the body every 50 ms from most of `count` clients, nothing at all from every fourth;
+    /health all the while."""
+    latencies: list[float] = []
+    whole = request()
+    starts = [0, 0, whole.index(b"{")]
+
+    async def drip(i: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        at = starts[i % 3]
+        writer.write(whole[:at])
+        answer = asyncio.ensure_future(reader.read())
+        while not (await asyncio.wait([answer], timeout=0.05))[0]:
+            if i % 4:
+                writer.write(whole[at : at + 1])
+                at += 1
+        writer.close()
+        return answer.result()
+
+    async def ask(done: asyncio.Future[list[bytes]]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        while not done.done():
+            started = time.perf_counter()
+            writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            latencies.append(time.perf_counter() - started)
+            await asyncio.wait([done], timeout=0.01)
+        writer.close()
+
+    started = time.perf_counter()
+    done = asyncio.gather(*(drip(i) for i in range(count)))
+    await asyncio.gather(done, ask(done))
+    assert time.perf_counter() - started < 5
+    return done.result(), latencies
 
 
 def test_dripping_bytes_do_not_extend_the_deadline(launch) -> None:
