@@ -18,8 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,29 +32,20 @@ _BIN = Path(sys.executable).parent
 
 
 @contextmanager
-def server(port: int) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    process = subprocess.Popen(
-        [_BIN / "forebay", "serve", "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while not _ready(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit("the server did not come up; start it by hand to see why: forebay serve")
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/ready", timeout=1) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+def server() -> Iterator[str]:
+    """The URL of a server on a port of its own choice."""
+    command = [str(_BIN / "forebay"), "serve", "--port", "0", "--log-level", "warning"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = next((line for line in process.stdout if line.startswith("ready at ")), None)
+            if ready is None:
+                raise SystemExit(
+                    f"the server ended with code {process.wait()} before it was ready; its message is above"
+                )
+            yield ready.split()[2]
+        finally:
+            process.terminate()
 
 
 def forebay(url: str, concurrency: int, num_prompts: int) -> float:
@@ -113,7 +102,10 @@ def transformers() -> Iterator[subprocess.Popen[str]]:
     )
     try:
         assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
+        if child.stdout.readline() != "ready\n":
+            raise SystemExit(
+                f"transformers did not load the model: {sys.executable} {__file__} --transformers says why"
+            )
         yield child
     finally:
         child.kill()
@@ -146,7 +138,6 @@ def main() -> None:
         help="requests at once, one row of the table each",
     )
     parser.add_argument("--repeats", type=positive, default=3, help="alternating runs behind each median")
-    parser.add_argument("--port", type=int, default=30555, help="the port of the server that is measured")
     parser.add_argument("--transformers", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.transformers:
@@ -159,14 +150,16 @@ def main() -> None:
         "ratio",
         title=f"output tokens per second, {_LEN} in, {_LEN} out, median of {args.repeats}",
     )
-    with transformers() as child, server(args.port) as url:
+    with transformers() as child, server() as url:
         forebay(url, 4, 8)  # warm up
         generate(child, 1)
         for concurrency in args.max_concurrency:
             ours, theirs = [], []
-            for _ in range(args.repeats):
+            for run in range(1, args.repeats + 1):
                 ours.append(forebay(url, concurrency, max(4, 2 * concurrency)))
                 theirs.append(generate(child, concurrency))
+                figures = f"{ours[-1]:.0f} and {theirs[-1]:.0f} tok/s"
+                print(f"concurrency {concurrency}, run {run} of {args.repeats}: {figures}", file=sys.stderr)
             a, b = statistics.median(ours), statistics.median(theirs)
             table.add_row(str(concurrency), f"{a:.0f}", f"{b:.0f}", f"{a / b:.1f}")
     Console().print(table)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 import forebay
 from forebay.base.paths import cache_folder
@@ -59,14 +59,13 @@ def run(words: Sequence[str]) -> int:
     parser.option("--port", type=whole(1, 65535), default=30000, metavar="N", help="the port to look at")
     own = parser.parse(words).own
     findings = list(examine(own.port))
-    table = Table(box=None)
-    for column in ("", "subject", "found", "fix"):
-        table.add_column(column, overflow="fold")
+    console = Console(highlight=False, soft_wrap=True)  # paths and fixes stay whole, to be copied
     colours = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "red"}
     for finding in findings:
-        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(verdict, finding.subject, finding.what, finding.fix)
-    Console(highlight=False).print(table)
+        verdict = f"[{colours[finding.verdict]}]{finding.verdict:<7}[/]"
+        console.print(f"{verdict} {finding.subject:<15} {escape(finding.what)}")
+        if finding.fix:
+            console.print(f"{'':<7} {'':<15} fix: {escape(finding.fix)}")
     return int(any(finding.verdict is Verdict.BROKEN for finding in findings))
 
 
@@ -145,7 +144,7 @@ def _kernels() -> Finding:
 
 def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
     """The library that a server on this CPU loads: of the best variant, the newest."""
-    subject, build = "native kernels", "python -m forebay.ops.build"
+    subject, build = "native kernels", f"{sys.executable} -m forebay.ops.build"
     variant = next((name for name, needs in VARIANT_NEEDS.items() if needs <= flags), None)
     if variant is None:
         return Finding(
