@@ -17,7 +17,7 @@ from forebay.config.engine_config import Config
 from forebay.config.flag import AUTO, Flag
 from forebay.config.resolve import resolve, written_names
 from forebay.config.server_args import BY_NAME, HTTP, LIMITS, LOGGING, SECURITY
-from forebay.config.sources import add_flags, refuse_unknown
+from forebay.config.sources import Once, add_flags, refuse_unknown
 
 SERVER_GROUPS: Final = (HTTP, SECURITY, LIMITS)
 _FOLDED: Final = (LIMITS, LOGGING)  # too many, too seldom used for the short help
@@ -62,6 +62,8 @@ class Parser:
     def option(self, *names: str, help: str, default_text: str = "", **settings: Any) -> None:
         """As argparse's `add_argument`; a name without dashes is positional, and names after the first are other
         projects' spellings. Numbers have a `type` from this module."""
+        if len(names) > 1:
+            settings = {"action": Once, "default": None, **settings}
         action = self._parser.add_argument(*names, **settings)
         value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
         shown = default_text or ("" if action.default is None or action.nargs == 0 else str(action.default))

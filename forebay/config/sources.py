@@ -40,16 +40,16 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) ->
     """Declare every flag with its aliases. Texts are kept as they are; `resolve` reads them."""
     for flag in flags:
         if flag.kind is BOOL:
-            parser.add_argument(*flag.options, dest=flag.name, action=_Once, nargs="?", const="true")
+            parser.add_argument(*flag.options, dest=flag.name, action=Once, nargs="?", const="true")
         else:
-            parser.add_argument(*flag.options, dest=flag.name, action=_Once, metavar=flag.metavar)
+            parser.add_argument(*flag.options, dest=flag.name, action=Once, metavar=flag.metavar)
 
 
-class _Once(argparse.Action):
+class Once(argparse.Action):
     """Two spellings of one setting with different values are a mistake; the later one must not win in silence."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(default=argparse.SUPPRESS, **options)
+        super().__init__(**{"default": argparse.SUPPRESS, **options})
 
     def __call__(
         self,
@@ -60,12 +60,12 @@ class _Once(argparse.Action):
     ) -> None:
         spelled = getattr(namespace, "spelled", {})
         if self.dest in spelled and getattr(namespace, self.dest) != values:
-            hidden = BY_NAME[self.dest].kind is SECRET
+            hidden = self.metavar == SECRET.metavar
             raise ConfigError(
                 f"{spelled[self.dest]} and {option_string} set the same thing to different values: give one"
                 if hidden
                 else f"{spelled[self.dest]} {getattr(namespace, self.dest)} and {option_string} {values} "
-                f"contradict each other: both set {BY_NAME[self.dest].option}"
+                f"contradict each other: both set {self.option_strings[0]}"
             )
         namespace.spelled = {**spelled, self.dest: option_string}
         setattr(namespace, self.dest, values)
@@ -77,7 +77,8 @@ def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
     for name, raw in flags.items():
         if raw is not None:
             flag = _known(name, "there is no setting {!r}")
-            _add(given, flag, Given(flag.read(raw, flag.option), "flag", flag.option))
+            origin = flag.option if name == flag.name else name
+            _add(given, flag, Given(flag.read(raw, origin), "flag", origin))
     return given
 
 

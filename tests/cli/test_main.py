@@ -53,6 +53,10 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
         (["bench", "throughput", "--input-len", "0"], "--input-len: '0'"),
         (["bench", "latency", "--random-output-len", "x"], "--random-output-len: 'x'"),
         (["chat", "--max-new-tokens", "0"], "--max-new-tokens: '0'"),
+        (
+            ["generate", "--max-tokens", "3", "--max-new-tokens", "4"],
+            "--max-tokens 3 and --max-new-tokens 4 contradict",
+        ),
         (["generate", "--file", "/nowhere", "text"], "give one"),
         (["models", "push"], "push"),
         (["models", "pull", "x"], "default model"),

@@ -99,6 +99,12 @@ def test_two_keys_of_one_setting_must_agree(tmp_path: Path) -> None:
         from_file(file)
 
 
+def test_a_callers_two_names_of_one_setting_must_agree() -> None:
+    assert from_flags({"model": "a", "model_path": "a"})["model_path"].value == "a"
+    with pytest.raises(ConfigError, match="model and --model-path set model_path to different values"):
+        from_flags({"model": "a", "model_path": "b"})
+
+
 OPTIONS = [option for flag in FLAGS for option in flag.options]
 
 
