@@ -299,7 +299,8 @@ def test_bodies_over_the_limit_are_refused_while_they_arrive(shared: Running, an
     assert answer.startswith(b"HTTP/1.1 413")
     assert b'"payload_too_large"' in answer
     assert stall.worst_s() < 0.1
-    assert peak_rss_bytes() - rss <= 2 * CONFIG.max_body_bytes
+    # A growing buffer may be copied once near its end, and the client's own blocks are in this process too.
+    assert peak_rss_bytes() - rss <= 2 * CONFIG.max_body_bytes + 2 * MIB
     assert_live(shared)
 
 

@@ -59,7 +59,7 @@ def _tokenize_s(server: Running) -> float:
 
 
 async def _crowd(server: Running, total: int) -> tuple[int, Counter[int], list[float]]:
-    """Send `total` requests, 160 at a time; those that are taken stay open, unanswered, and make room for others.
+    """Send `total` requests, 80 at a time; those that are taken stay open, unanswered, and make room for others.
     Client and server share an interpreter: more at a time would measure the client's own queue."""
     refused: Counter[int] = Counter()
     latencies: list[float] = []
@@ -68,15 +68,18 @@ async def _crowd(server: Running, total: int) -> tuple[int, Counter[int], list[f
 
     async def worker() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        for _ in left:
-            writer.write(request(stream=True))
+        for label in left:
+            writer.write(request(stream=True, seed=label))
             started = time.perf_counter()
-            try:
-                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 1.0)
-            except TimeoutError:
-                held.append(writer)  # taken: no token is ever made
+            reading = asyncio.ensure_future(reader.readuntil(b"\r\n\r\n"))
+            while not (await asyncio.wait([reading], timeout=0.2))[0] and label not in _taken(server):
+                pass
+            if not reading.done():
+                reading.cancel()
+                held.append(writer)
                 reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
                 continue
+            head = await reading
             latencies.append(time.perf_counter() - started)
             refused[int(head.split()[1])] += 1
             assert b"retry-after: 1" in head
@@ -84,10 +87,15 @@ async def _crowd(server: Running, total: int) -> tuple[int, Counter[int], list[f
             assert b'"queue_full"' in await reader.readexactly(length)
         writer.close()
 
-    await asyncio.gather(*(worker() for _ in range(160)))
+    await asyncio.gather(*(worker() for _ in range(80)))
     for writer in held:
         writer.close()
     return len(held), refused, latencies
+
+
+def _taken(server: Running) -> set[int]:
+    """The seeds of the requests that the engine got, by which the crowd knows its own."""
+    return {stream.params.seed for stream in server.engine.submitted[:]}
 
 
 def test_connections_over_the_cap_are_told_so(launch) -> None:
@@ -162,7 +170,9 @@ def test_a_crowd_of_dripping_clients_meets_the_deadline_and_holds_nobody_up(laun
         assert http.get("/health").status_code == 200
     fds = num_fds()
     answers, latencies = asyncio.run(_drip_crowd(server, 400))
-    assert Counter(answer[:12] for answer in answers) == {b"HTTP/1.1 408": 400}
+    kinds = Counter(answer[:12] for answer in answers)
+    assert set(kinds) <= {b"HTTP/1.1 408", b"reset"}
+    assert kinds[b"HTTP/1.1 408"] >= 100  # all that were silent: a byte that meets a closed socket resets it
     latencies.sort()
     assert len(latencies) > 20
     assert latencies[int(len(latencies) * 0.99)] < 0.2
@@ -176,11 +186,17 @@ async def _drip_crowd(server: Running, count: int) -> tuple[list[bytes], list[fl
     whole = request()
     starts = [0, 0, whole.index(b"{")]
 
+    async def first_block(reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.read(4096)
+        except OSError:
+            return b"reset"
+
     async def drip(i: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         at = starts[i % 3]
         writer.write(whole[:at])
-        answer = asyncio.ensure_future(reader.read())
+        answer = asyncio.ensure_future(first_block(reader))
         while not (await asyncio.wait([answer], timeout=0.05))[0]:
             if i % 4:
                 writer.write(whole[at : at + 1])
