@@ -23,6 +23,7 @@ from forebay.models import load
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
 from forebay.runtime import ModelRunner, build_runner
+from forebay.runtime.allocator import keep_freed_memory
 from forebay.scheduler.scheduler import Scheduler
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -56,6 +57,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
         context_length=budget.context_length,
     )
     runner = _runner(config, budget, checkpoint, model, ops)
+    keep_freed_memory()
     runner.warm_up()
     core = EngineCore(
         Scheduler(_scheduler_config(config, budget)),
