@@ -5,6 +5,7 @@ Shape letters: T tokens, H hidden size.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,7 +35,7 @@ class BlockSpec:
         return self.kind(self, ops, weights, cos_sin)
 
 
-class Block:
+class Block(ABC):
     def __init__(self, spec: BlockSpec, ops: Ops, weights: Weights, cos_sin: Tensor) -> None:
         self._ops = ops
         self._eps = spec.norm_eps
@@ -43,12 +44,12 @@ class Block:
         self._attention_norm = weights.tensor(spec.attention_norm)
         self._mlp_norm = weights.tensor(spec.mlp_norm)
 
+    @abstractmethod
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         """Add x, what the layer before returned, to the residual stream in place; return what the next one has to add.
 
         Both are [T, H]. Each addition can so share a pass with the norm that follows it.
         """
-        raise NotImplementedError
 
 
 class PreNormBlock(Block):
