@@ -174,7 +174,7 @@ def num_here(state: dict[str, int]) -> int:
 async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) -> None:
     pids = [tree.server.pid, tree.engine_pid]
     async with asyncly(tree) as client:
-        tasks = [asyncio.create_task(read(client, ask([10 + i], 200))) for i in range(64)]
+        tasks = [asyncio.create_task(read(client, ask([10 + i], 400))) for i in range(64)]
         async with asyncio.timeout(20):
             while num_here((await client.get("/debug/state")).json()) < 64:
                 await asyncio.sleep(0.01)
