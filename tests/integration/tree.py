@@ -54,6 +54,9 @@ class Tree:
         self.temporary = folder / "tmp"
         self.temporary.mkdir(parents=True)
         self._log = folder / "output.txt"
+        # A suite started in the background ignores SIGINT, and what it starts would inherit that: a child of a process
+        # that has a handler begins with the default instead.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with self._log.open("wb") as log:
             self.server = subprocess.Popen(
                 [sys.executable, "-m", "forebay.cli.main", "serve", str(model), "--port", "0", *flags],
