@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import Open, Watch
 from tests.server.fake_engine import FakeEngine
@@ -29,6 +29,26 @@ HOSTILE = """Before <img src=x onerror="window.hacked=1"> and <script>window.hac
 def ask(page: Page, text: str = "Hello") -> None:
     page.get_by_label("Your message").fill(text)
     page.keyboard.press("Enter")
+
+
+def test_a_prompt_sent_before_the_models_name_has_come_is_answered(
+    open_console: Open, page: Page, watch: Watch
+) -> None:
+    lost: list[str] = []
+
+    def lose_the_first(route: Route) -> None:
+        if lost:
+            route.continue_()
+        else:
+            lost.append(route.request.url)
+            route.abort()
+
+    watch.expected = ("ERR_FAILED",)
+    page.route("**/v1/models", lose_the_first)
+    open_console("Here I am.")
+    expect(page.locator("#ready")).to_have_text("ready")
+    ask(page)
+    expect(page.locator(".stats")).to_contain_text("stop")
 
 
 def test_prompt_is_answered_in_a_stream_with_a_line_of_figures(open_console: Open, page: Page) -> None:

@@ -15,7 +15,10 @@ const chat = new Chat({
   list: $("turns"),
   scroller: $("conversation"),
   settings,
-  model: () => model,
+  model: async () => {
+    if (!model) await showModel(); // whoever types at once may be quicker than the first poll
+    return model;
+  },
   onBusy: showBusy,
   onLocked: askForKey,
   say: (text) => ($("announcer").textContent = text),

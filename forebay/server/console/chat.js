@@ -121,7 +121,7 @@ export class Chat {
     this.onBusy(true);
     const system = this.settings.values.system.trim();
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages];
-    const body = { model: this.model(), messages, ...this.settings.sampling() };
+    const body = { model: await this.model(), messages, ...this.settings.sampling() };
     await answer.run(body, abort.signal, () => this.follow(false));
     if (this.abort !== abort) return; // the conversation was cleared meanwhile
     this.abort = null;
