@@ -33,6 +33,34 @@ class KernelBackend(StrEnum):
     TORCH = "torch"  # the reference
 
 
+class StateStrategy(StrEnum):
+    """How states of recurrent layers come into the prefix cache; see `memory.checkpoints`."""
+
+    NO_BUFFER = "no_buffer"  # steps end where a state is wanted, and the live state is copied or given away there
+    EXTRA_BUFFER = "extra_buffer"  # the step that passes such a place writes the state to a tracking slot as well
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateConfig:
+    """What the scheduler must know of layers that keep something else than all tokens' KV.
+
+    `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens. The
+    bytes are those of all layers, for the cost of keeping a retracted request's memory.
+    """
+
+    num_slots: int = 0
+    strategy: StateStrategy = StateStrategy.EXTRA_BUFFER
+    track_interval: int = 64  # tokens between the states that a decoding request tracks
+    checkpoint_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
+    num_window_pages: int = 0
+    window: int = 0
+    page_bytes: int = 0
+    window_page_bytes: int = 0
+    slot_bytes: int = 0
+    retraction_host_bytes: int = 0  # for what retracted requests keep; 0: they compute everything again
+    recompute_bytes_per_token: int = 0  # bytes that can be copied to the host and back while one token is recomputed
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig:
     """Limits are in requests, tokens, pages and seconds, as named."""
@@ -53,6 +81,7 @@ class SchedulerConfig:
     request_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
     ledger: Ledger = Ledger.COUNT
+    state: StateConfig = StateConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +92,23 @@ class EngineConfig:
 
     model_path: str  # a folder with config.json and *.safetensors, or one .gguf file
     served_model_name: str
-    dtype: str  # bfloat16 | float32: weights, activations and KV
+    dtype: str  # bfloat16 | float32: weights, activations, KV and convolution states
     device: str
     num_threads: int
     kernels: KernelBackend
     context_length: int
     page_size: int
     max_running_requests: int
-    max_total_tokens: int
+    max_total_tokens: int | None  # None: what the memory holds
     kv_cache_bytes: int
+    mamba_ssm_dtype: str  # float32 | bfloat16: the states of scans
+    mamba_scheduler_strategy: StateStrategy
+    mamba_track_interval: int
+    checkpoint_interval: int
+    max_mamba_cache_size: int | None  # state slots; None: by the ratio
+    mamba_full_memory_ratio: float  # bytes of states to bytes of KV
+    swa_full_tokens_ratio: float  # tokens of windowed to tokens of full KV
+    retraction_host_bytes: int
     chunked_prefill_size: int
     schedule_policy: SchedulePolicy
     schedule_conservativeness: float

@@ -1,20 +1,13 @@
-"""Per model_type: what transformers 5 assumes where a config.json is silent, and the fields that only this type has."""
+"""The model_types that are served: what transformers 5 assumes where a config.json is silent, and their own fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
 from forebay.formats.config_fields import Fields
-
-FULL: Final = "full_attention"
-SLIDING: Final = "sliding_attention"
-
-
-def _no_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
-    return {}
+from forebay.formats.model_type import ModelType
 
 
 def _smollm3_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
@@ -39,22 +32,6 @@ def _moe_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
     }
 
 
-def _always(raw: Mapping[str, Any]) -> bool:
-    return True
-
-
-def _never(raw: Mapping[str, Any]) -> bool:
-    return False
-
-
-def _when_asked(raw: Mapping[str, Any]) -> bool:
-    return raw.get("use_sliding_window") is True
-
-
-def _all_layers(fields: Fields, num_layers: int) -> list[int]:
-    return list(range(num_layers))
-
-
 def _late_layers(fields: Fields, num_layers: int) -> list[int]:
     return list(range(fields.size("max_window_layers", default=28), num_layers))
 
@@ -63,25 +40,12 @@ def _no_rope_layers(fields: Fields, num_layers: int) -> list[int]:
     return [i for i, has_rope in enumerate(_smollm3_extra(fields, num_layers)["no_rope_layers"]) if not has_rope]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelType:
-    """Defaults are those of transformers 5.23's configuration classes.
+def _always(raw: Mapping[str, Any]) -> bool:
+    return True
 
-    `windowed_layers` says which layers use the sliding window when the file has no `layer_types` of its own, and
-    `uses_window` whether its `sliding_window` counts at all; `window` is the
-    window of a file without that field, which a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
-    """
 
-    head_dim: int = 0
-    kv_heads_default: bool = False
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    tied: bool = False
-    window: int = 0
-    has_layer_types: bool = False
-    uses_window: Callable[[Mapping[str, Any]], bool] = _never
-    windowed_layers: Callable[[Fields, int], list[int]] = _all_layers
-    extra: Callable[[Fields, int], dict[str, Any]] = _no_extra
+def _when_asked(raw: Mapping[str, Any]) -> bool:
+    return raw.get("use_sliding_window") is True
 
 
 MODEL_TYPES: Final = {
@@ -131,25 +95,12 @@ def model_type_of(raw: Mapping[str, Any], where: str) -> str:
     return model_type
 
 
-def refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
+def refuse_unsupported(kind: ModelType, raw: Mapping[str, Any], where: str) -> None:
     """ModelError for the first field that asks for something else than what is computed here."""
     for name, neutral in _NEUTRAL.items():
+        if name in kind.honours:
+            continue
         value = raw.get(name)
         if value is not None and not (value in neutral and type(value) in (bool, int, float, str)):
             advice = "remote code is never run" if name == "auto_map" else "the results would be wrong"
             raise ModelError(f"{where}: {name} {str(value)[:80]} is not supported: {advice}")
-
-
-def layer_types(kind: ModelType, fields: Fields, num_layers: int, window: int) -> list[str]:
-    """One of `full_attention` and `sliding_attention` for each layer; sliding only where there is a window."""
-    windowed = set(kind.windowed_layers(fields, num_layers)) if window else set()
-    computed = [SLIDING if i in windowed else FULL for i in range(num_layers)]
-    given = fields.raw.get("layer_types")
-    if given is None or given == computed:
-        return computed
-    possible = (FULL, SLIDING) if window else (FULL,)
-    if not isinstance(given, list) or len(given) != num_layers or any(item not in possible for item in given):
-        raise fields.wrong("layer_types", f"{num_layers} of {' or '.join(possible)}")
-    if not kind.has_layer_types:
-        raise fields.wrong("layer_types", f"absent: all layers of this type are {computed[0]}")
-    return given

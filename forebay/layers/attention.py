@@ -11,9 +11,10 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, Weights, linear, vector
-from forebay.ops import Ops
+from forebay.layers.params import LinearParam, TensorParam, linear, vector
+from forebay.layers.rotary import RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
 
@@ -25,10 +26,12 @@ class QkNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
-    """`name` is the checkpoint's prefix; `layer` the index of this layer's KV buffers; `sliding_window` 0 for none."""
+    """`name` is the checkpoint's prefix; `rope` None for no rotary embedding; `sliding_window` 0 for none.
+
+    `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms.
+    """
 
     name: str
-    layer: int
     hidden_size: int
     num_heads: int
     num_kv_heads: int
@@ -37,8 +40,10 @@ class AttentionSpec:
     o_bias: bool = False
     qk_norm: QkNorm = QkNorm.NONE
     norm_eps: float = 1e-6
-    rope: bool = True
+    norm_offset: float = 0.0
+    rope: RopeSpec | None = None
     sliding_window: int = 0
+    scale: float = 0.0
 
     @property
     def q_size(self) -> int:
@@ -63,25 +68,32 @@ class AttentionSpec:
         if self.qk_norm is QkNorm.NONE:
             return ()
         sizes = (self.head_dim, self.head_dim) if self.qk_norm is QkNorm.HEAD else (self.q_size, self.kv_size)
-        return tuple(vector(f"{self.name}.{part}_norm.weight", size) for part, size in zip("qk", sizes, strict=True))
+        return tuple(
+            vector(f"{self.name}.{part}_norm.weight", size, offset=self.norm_offset)
+            for part, size in zip("qk", sizes, strict=True)
+        )
 
     def params(self) -> tuple[TensorParam, ...]:
         return (*self.qkv.tensors(), *self.output.tensors(), *self.norms)
 
-    def cache_spec(self) -> CacheSpec:
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        kv_heads, head_dim = self.num_kv_heads, self.head_dim
         if self.sliding_window:
-            return SlidingWindow(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, window=self.sliding_window)
-        return FullAttention(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+            return (SlidingWindow(num_kv_heads=kv_heads, head_dim=head_dim, window=self.sliding_window),)
+        return (FullAttention(num_kv_heads=kv_heads, head_dim=head_dim),)
+
+    def build(self, parts: Parts) -> Attention:
+        return Attention(self, parts)
 
 
 class Attention:
-    """cos_sin [positions, D] is shared by the layers of a model; see `rotary`."""
-
-    def __init__(self, spec: AttentionSpec, ops: Ops, weights: Weights, cos_sin: Tensor) -> None:
+    def __init__(self, spec: AttentionSpec, parts: Parts) -> None:
+        weights = parts.weights
         self._spec = spec
-        self._ops = ops
-        self._cos_sin = cos_sin
-        self._scale = spec.head_dim**-0.5
+        self._ops = parts.ops
+        self._layer = parts.keep(*spec.cache_specs())
+        self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
+        self._scale = spec.scale or spec.head_dim**-0.5
         self._qkv = weights.linear(spec.qkv)
         self._output = weights.linear(spec.output)
         self._norms = tuple(weights.tensor(param) for param in spec.norms)
@@ -90,16 +102,17 @@ class Attention:
         """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
         spec, ops = self._spec, self._ops
         q, k, v = self._project(x)
-        if spec.rope:
+        if self._cos_sin is not None:
             ops.apply_rope(q, k, ctx.positions, self._cos_sin)
-        k_cache, v_cache = ctx.kv.k(spec.layer), ctx.kv.v(spec.layer)
-        ops.store_kv(k, v, k_cache, v_cache, ctx.out_cache_loc)
+        k_cache, v_cache = ctx.cache.kv(self._layer)
+        paged = ctx.window if spec.sliding_window else ctx.full
+        ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc)
         out = ops.paged_attention(
             q,
             k_cache,
             v_cache,
-            ctx.page_table,
-            ctx.rows,
+            paged.page_table,
+            paged.rows,
             ctx.q_start,
             ctx.seq_lens,
             ctx.page_size,

@@ -1,71 +1,157 @@
-"""A decoder layer: attention and a feed-forward layer around the residual stream, with norms before or after them.
+"""Decoder layers: a mixer and a feed-forward layer around the residual stream, with norms before or after them.
 
 Shape letters: T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from forebay.layers.attention import Attention, AttentionSpec
+from forebay.layers.build import Block, Parts, PartSpec
 from forebay.layers.context import ForwardContext
-from forebay.layers.mlp import MlpSpec, MoeSpec
-from forebay.layers.params import TensorParam, Weights
-from forebay.ops import Ops
+from forebay.layers.params import TensorParam
+from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BlockSpec:
-    """`kind` is the class that `build` makes: where the norms stand."""
+class PreNormSpec:
+    """x += m * mixer(norm(x)); x += m * mlp(norm(x)), m the `residual_multiplier`."""
 
-    kind: type[PreNormBlock] | type[PostNormBlock]
-    attention: AttentionSpec
-    mlp: MlpSpec | MoeSpec
-    attention_norm: TensorParam
+    mixer: PartSpec
+    mlp: PartSpec
+    mixer_norm: TensorParam
+    mlp_norm: TensorParam
+    norm_eps: float
+    residual_multiplier: float = 1.0
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.mixer.params(), *self.mlp.params(), self.mixer_norm, self.mlp_norm)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return self.mixer.cache_specs()
+
+    def build(self, parts: Parts) -> Block:
+        return PreNormBlock(self, parts)
+
+
+class PreNormBlock:
+    def __init__(self, spec: PreNormSpec, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._eps = spec.norm_eps
+        self._multiplier = spec.residual_multiplier
+        self._mixer = spec.mixer.build(parts)
+        self._mlp = spec.mlp.build(parts)
+        self._mixer_norm = parts.weights.tensor(spec.mixer_norm)
+        self._mlp_norm = parts.weights.tensor(spec.mlp_norm)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
+        ops = self._ops
+        x = self._scaled(self._mixer(ctx, ops.add_rms_norm(x, residual, self._mixer_norm, self._eps)))
+        return self._scaled(self._mlp(ctx, ops.add_rms_norm(x, residual, self._mlp_norm, self._eps)))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return x if self._multiplier == 1.0 else x * self._multiplier
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SingleSpec:
+    """x += mixer(norm(x)): a layer that is a mixer or a feed-forward layer alone."""
+
+    mixer: PartSpec
+    norm: TensorParam
+    norm_eps: float
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.mixer.params(), self.norm)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return self.mixer.cache_specs()
+
+    def build(self, parts: Parts) -> Block:
+        return SingleBlock(self, parts)
+
+
+class SingleBlock:
+    def __init__(self, spec: SingleSpec, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._eps = spec.norm_eps
+        self._mixer = spec.mixer.build(parts)
+        self._norm = parts.weights.tensor(spec.norm)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
+        return self._mixer(ctx, self._ops.add_rms_norm(x, residual, self._norm, self._eps))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PostNormSpec:
+    """x += norm(mixer(x)); x += norm(mlp(x))."""
+
+    mixer: PartSpec
+    mlp: PartSpec
+    mixer_norm: TensorParam
     mlp_norm: TensorParam
     norm_eps: float
 
     def params(self) -> tuple[TensorParam, ...]:
-        return (*self.attention.params(), *self.mlp.params(), self.attention_norm, self.mlp_norm)
+        return (*self.mixer.params(), *self.mlp.params(), self.mixer_norm, self.mlp_norm)
 
-    def build(self, ops: Ops, weights: Weights, cos_sin: Tensor) -> Block:
-        return self.kind(self, ops, weights, cos_sin)
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return self.mixer.cache_specs()
+
+    def build(self, parts: Parts) -> Block:
+        return PostNormBlock(self, parts)
 
 
-class Block(ABC):
-    def __init__(self, spec: BlockSpec, ops: Ops, weights: Weights, cos_sin: Tensor) -> None:
-        self._ops = ops
+class PostNormBlock:
+    def __init__(self, spec: PostNormSpec, parts: Parts) -> None:
+        self._ops = parts.ops
         self._eps = spec.norm_eps
-        self._attention = Attention(spec.attention, ops, weights, cos_sin)
-        self._mlp = spec.mlp.build(ops, weights)
-        self._attention_norm = weights.tensor(spec.attention_norm)
-        self._mlp_norm = weights.tensor(spec.mlp_norm)
-
-    @abstractmethod
-    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
-        """Add x, what the layer before returned, to the residual stream in place; return what the next one has to add.
-
-        Both are [T, H]. Each addition can so share a pass with the norm that follows it.
-        """
-
-
-class PreNormBlock(Block):
-    """x += attention(norm(x)); x += mlp(norm(x))."""
-
-    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
-        ops = self._ops
-        x = self._attention(ctx, ops.add_rms_norm(x, residual, self._attention_norm, self._eps))
-        return self._mlp(ctx, ops.add_rms_norm(x, residual, self._mlp_norm, self._eps))
-
-
-class PostNormBlock(Block):
-    """x += norm(attention(x)); x += norm(mlp(x))."""
+        self._mixer = spec.mixer.build(parts)
+        self._mlp = spec.mlp.build(parts)
+        self._mixer_norm = parts.weights.tensor(spec.mixer_norm)
+        self._mlp_norm = parts.weights.tensor(spec.mlp_norm)
 
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         ops = self._ops
         residual.add_(x)
-        residual.add_(ops.rms_norm(self._attention(ctx, residual), self._attention_norm, self._eps))
+        residual.add_(ops.rms_norm(self._mixer(ctx, residual), self._mixer_norm, self._eps))
         return ops.rms_norm(self._mlp(ctx, residual), self._mlp_norm, self._eps)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandwichSpec:
+    """x += norm(mixer(norm(x))); x += norm(mlp(norm(x)))."""
+
+    mixer: PartSpec
+    mlp: PartSpec
+    mixer_norms: tuple[TensorParam, TensorParam]
+    mlp_norms: tuple[TensorParam, TensorParam]
+    norm_eps: float
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.mixer.params(), *self.mlp.params(), *self.mixer_norms, *self.mlp_norms)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return self.mixer.cache_specs()
+
+    def build(self, parts: Parts) -> Block:
+        return SandwichBlock(self, parts)
+
+
+class SandwichBlock:
+    def __init__(self, spec: SandwichSpec, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._eps = spec.norm_eps
+        self._mixer = spec.mixer.build(parts)
+        self._mlp = spec.mlp.build(parts)
+        self._mixer_norms = tuple(parts.weights.tensor(param) for param in spec.mixer_norms)
+        self._mlp_norms = tuple(parts.weights.tensor(param) for param in spec.mlp_norms)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
+        ops, eps = self._ops, self._eps
+        before, after = self._mixer_norms
+        x = ops.rms_norm(self._mixer(ctx, ops.add_rms_norm(x, residual, before, eps)), after, eps)
+        before, after = self._mlp_norms
+        return ops.rms_norm(self._mlp(ctx, ops.add_rms_norm(x, residual, before, eps)), after, eps)

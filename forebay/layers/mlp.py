@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, Weights, linear
-from forebay.ops import Ops
+from forebay.layers.params import LinearParam, TensorParam, linear
+from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,15 +34,18 @@ class MlpSpec:
     def params(self) -> tuple[TensorParam, ...]:
         return (*self.gate_up.tensors(), *self.down.tensors())
 
-    def build(self, ops: Ops, weights: Weights) -> Mlp:
-        return Mlp(self, ops, weights)
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return ()
+
+    def build(self, parts: Parts) -> Mlp:
+        return Mlp(self, parts)
 
 
 class Mlp:
-    def __init__(self, spec: MlpSpec, ops: Ops, weights: Weights) -> None:
-        self._ops = ops
-        self._gate_up = weights.linear(spec.gate_up)
-        self._down = weights.linear(spec.down)
+    def __init__(self, spec: MlpSpec, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._gate_up = parts.weights.linear(spec.gate_up)
+        self._down = parts.weights.linear(spec.down)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """down(silu(gate(x)) * up(x)): x [T, H] -> [T, H]."""
@@ -78,16 +82,20 @@ class MoeSpec:
     def params(self) -> tuple[TensorParam, ...]:
         return (*self.router.tensors(), *(param for expert in self.experts for param in expert.params()))
 
-    def build(self, ops: Ops, weights: Weights) -> Moe:
-        return Moe(self, ops, weights)
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return ()
+
+    def build(self, parts: Parts) -> Moe:
+        return Moe(self, parts)
 
 
 class Moe:
     """Routed by softmax over all experts, in float32."""
 
-    def __init__(self, spec: MoeSpec, ops: Ops, weights: Weights) -> None:
+    def __init__(self, spec: MoeSpec, parts: Parts) -> None:
+        weights = parts.weights
         self._spec = spec
-        self._ops = ops
+        self._ops = parts.ops
         self._router = weights.linear(spec.router)
         packed = [(weights.linear(expert.gate_up), weights.linear(expert.down)) for expert in spec.experts]
         self._gate_up = [gate_up for gate_up, _ in packed]

@@ -18,11 +18,15 @@ from forebay.ops import LinearWeight
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParam:
-    """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it."""
+    """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it.
+
+    `offset` is added to every entry when it is loaded: some families store norm weights as differences from 1.
+    """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     inner: tuple[int, ...] = ()
+    offset: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,8 +53,12 @@ class LinearParam:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-def vector(name: str, size: int) -> TensorParam:
-    return TensorParam(names=(name,), sizes=(size,))
+def vector(name: str, size: int, *, offset: float = 0.0) -> TensorParam:
+    return TensorParam(names=(name,), sizes=(size,), offset=offset)
+
+
+def tensor(name: str, *shape: int) -> TensorParam:
+    return TensorParam(names=(name,), sizes=shape[:1], inner=shape[1:])
 
 
 def linear(names: Sequence[str], sizes: Sequence[int], in_features: int, *, bias: bool) -> LinearParam:
@@ -65,6 +73,8 @@ def linear(names: Sequence[str], sizes: Sequence[int], in_features: int, *, bias
 class Weights(Protocol):
     """Where a layer gets what it declared."""
 
-    def tensor(self, param: TensorParam) -> Tensor: ...
+    def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+        """In the model's dtype, or in float32 for what its kernel wants so."""
+        ...
 
     def linear(self, param: LinearParam) -> LinearWeight: ...

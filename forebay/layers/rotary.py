@@ -8,12 +8,42 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 Scaling = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """`dim` of a head's dimensions, the first ones, are rotated."""
+
+    dim: int
+    theta: float
+    scaling: Scaling | None = None
+
+
+class RopeTables:
+    """One table per different spec, whatever the number of layers that use it."""
+
+    def __init__(self, num_positions: int, device: torch.device | str) -> None:
+        self._num_positions = num_positions
+        self._device = device
+        self._made: list[tuple[RopeSpec, Tensor]] = []
+
+    def table(self, spec: RopeSpec) -> Tensor:
+        """[num_positions, dim] float32, see `cos_sin_table`."""
+        for known, table in self._made:
+            if known == spec:
+                return table
+        made = cos_sin_table(
+            head_dim=spec.dim, theta=spec.theta, scaling=spec.scaling, num_positions=self._num_positions
+        ).to(self._device)
+        self._made.append((spec, made))
+        return made
 
 
 def cos_sin_table(*, head_dim: int, theta: float, scaling: Scaling | None, num_positions: int) -> Tensor:

@@ -17,6 +17,23 @@ def footprint(kv_len: int, page_size: int, *, held_pages: int = 0, has_row: bool
     return Footprint(rows=0 if has_row else 1, pages=max(0, ceil_div(kv_len, page_size) - held_pages))
 
 
+def window_pages_per_request(window: int, page_size: int, depth: int) -> int:
+    """Window pages that a request needs at most for the tokens it still reads, with `depth` more steps in flight and
+    a page begun at either end."""
+    return ceil_div(window - 1 + depth, page_size) + 2
+
+
+def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int) -> int:
+    """Window pages that the chunks of `depth` + 1 steps fill at most before the window moves behind them."""
+    return (depth + 1) * ceil_div(chunked_prefill_size, page_size)
+
+
+def tracking_slots(extra_buffer: bool, depth: int) -> int:
+    """State slots that a request tracks its state in: none without the extra buffer; with overlap two, so that a step in
+    flight writes one while the other's state is complete."""
+    return 0 if not extra_buffer else 2 if depth else 1
+
+
 def final_kv_len(num_prompt: int, max_new_tokens: int) -> int:
     """KV positions a request ever writes: the last sampled token is never read back, so it has none."""
     return num_prompt + max_new_tokens - 1

@@ -13,4 +13,6 @@ class MissReason(StrEnum):
     NOT_CACHED = "not_cached_yet"  # the rest was never computed, or only by requests still running
     EVICTED = "evicted"  # it was there once
     BELOW_PAGE = "below_page"  # the prompt is shorter than a page
+    STATE_MISSING = "kv_present_state_missing"  # the KV is there, no recurrent state is to go on from
+    WINDOW_MISSING = "kv_present_window_missing"  # the KV is there, that of a sliding window is not
     PROMPT_LOGPROBS = "prompt_logprobs"  # every position must be computed

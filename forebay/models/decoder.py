@@ -7,18 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import BlockSpec
+from forebay.layers.build import BlockSpec, Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.params import LinearParam, TensorParam, linear, vector
-from forebay.layers.rotary import cos_sin_table
+from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.models.loader import Loader
 from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec
@@ -26,22 +25,26 @@ from forebay.pools.cache_spec import CacheSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
-    """`head` None: the embedding is used for the logits too."""
+    """`head` None: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
+    `logits_scale`."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
     norm: TensorParam
     norm_eps: float
     head: LinearParam | None
-    head_dim: int
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
     max_positions: int
+    embedding_scale: float = 1.0
+    logits_scale: float = 1.0
 
     def params(self) -> tuple[TensorParam, ...]:
         """All weights, each once."""
         head = () if self.head is None else self.head.tensors()
         return (self.embedding, *head, *(param for block in self.blocks for param in block.params()), self.norm)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What each mixer keeps, in the order of the `CachePool`'s entries."""
+        return tuple(spec for block in self.blocks for spec in block.cache_specs())
 
 
 def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
@@ -56,11 +59,12 @@ def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpe
         head=None
         if config.tie_word_embeddings
         else linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False),
-        head_dim=config.head_dim,
-        rope_theta=config.rope_theta,
-        rope_scaling=config.rope_scaling,
         max_positions=config.max_position_embeddings,
     )
+
+
+def rope_spec(config: ModelConfig) -> RopeSpec:
+    return RopeSpec(config.head_dim, config.rope_theta, config.rope_scaling)
 
 
 def layer_name(layer: int) -> str:
@@ -80,7 +84,6 @@ def attention_spec(
     sliding = config.extra["layer_types"][layer] == "sliding_attention"
     return AttentionSpec(
         name=f"{layer_name(layer)}.self_attn",
-        layer=layer,
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
@@ -90,7 +93,7 @@ def attention_spec(
         qkv_bias=qkv_bias,
         o_bias=o_bias,
         qk_norm=qk_norm,
-        rope=rope,
+        rope=rope_spec(config) if rope else None,
     )
 
 
@@ -116,25 +119,24 @@ class Decoder:
         self.weight_bytes = weights.total_bytes
         self._embedding = weights.tensor(spec.embedding)
         self._head = ops.pack_linear(self._embedding) if spec.head is None else weights.linear(spec.head)
-        cos_sin = cos_sin_table(
-            head_dim=spec.head_dim,
-            theta=spec.rope_theta,
-            scaling=spec.rope_scaling,
-            num_positions=num_positions,
-        ).to(self._embedding.device)
-        self._blocks = tuple(block.build(ops, weights, cos_sin) for block in spec.blocks)
+        parts = Parts(ops, weights, RopeTables(num_positions, self._embedding.device))
+        self._blocks = tuple(block.build(parts) for block in spec.blocks)
+        assert tuple(parts.kept) == spec.cache_specs(), "the layers keep something else than they declared"
         self._norm = weights.tensor(spec.norm)
 
     def cache_specs(self) -> Sequence[CacheSpec]:
-        return tuple(block.attention.cache_spec() for block in self._spec.blocks)
+        return self._spec.cache_specs()
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] -> [T, H]; see `Model`."""
         x = self._ops.embedding(input_ids, self._embedding)
+        if self._spec.embedding_scale != 1.0:
+            x = x * self._spec.embedding_scale
         residual = torch.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
         return self._ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._ops.linear_f32(hidden, self._head)
+        logits = self._ops.linear_f32(hidden, self._head)
+        return logits if self._spec.logits_scale == 1.0 else logits.mul_(self._spec.logits_scale)

@@ -75,8 +75,8 @@ class Loader:
         self.total_bytes = sum(param.num_elements for param in params) * dtype.itemsize
         self._done_bytes = 0
 
-    def tensor(self, param: TensorParam) -> Tensor:
-        result = torch.empty(param.shape, dtype=self._dtype)
+    def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+        result = torch.empty(param.shape, dtype=torch.float32 if float32 or param.offset else self._dtype)
         flat, done = result.view(-1), 0
         for name in param.names:
             stored = self._checkpoint.tensors[name]
@@ -86,7 +86,9 @@ class Loader:
                 _copy(source, flat[done : done + len(source)])
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))
-        self._done_bytes += result.nbytes
+        if param.offset:
+            result = (result + param.offset).to(torch.float32 if float32 else self._dtype)
+        self._done_bytes += param.num_elements * self._dtype.itemsize
         self._progress(self._done_bytes, self.total_bytes)
         return result.to(self._device)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.attention import QkNorm
-from forebay.layers.blocks import BlockSpec, PostNormBlock
+from forebay.layers.blocks import PostNormSpec
+from forebay.layers.build import BlockSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
 
 
@@ -14,11 +15,10 @@ def describe(config: ModelConfig) -> DecoderSpec:
 
 def _block(config: ModelConfig, layer: int) -> BlockSpec:
     bias = config.attention_bias
-    return BlockSpec(
-        kind=PostNormBlock,
-        attention=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.FULL),
+    return PostNormSpec(
+        mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.FULL),
         mlp=mlp_spec(config, layer),
-        attention_norm=norm_param(config, layer, "post_attention_layernorm"),
+        mixer_norm=norm_param(config, layer, "post_attention_layernorm"),
         mlp_norm=norm_param(config, layer, "post_feedforward_layernorm"),
         norm_eps=config.rms_norm_eps,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.attention import QkNorm
-from forebay.layers.blocks import BlockSpec, PreNormBlock
+from forebay.layers.blocks import PreNormSpec
+from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, norm_param
 
@@ -15,11 +16,10 @@ def describe(config: ModelConfig) -> DecoderSpec:
 
 def _block(config: ModelConfig, layer: int) -> BlockSpec:
     bias = config.attention_bias
-    return BlockSpec(
-        kind=PreNormBlock,
-        attention=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
+    return PreNormSpec(
+        mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
         mlp=_mlp(config, layer),
-        attention_norm=norm_param(config, layer, "input_layernorm"),
+        mixer_norm=norm_param(config, layer, "input_layernorm"),
         mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
         norm_eps=config.rms_norm_eps,
     )

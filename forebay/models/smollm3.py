@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from forebay.formats.model_config import ModelConfig
-from forebay.layers.blocks import BlockSpec, PreNormBlock
+from forebay.layers.blocks import PreNormSpec
+from forebay.layers.build import BlockSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
 
 
@@ -13,11 +14,10 @@ def describe(config: ModelConfig) -> DecoderSpec:
 
 def _block(config: ModelConfig, layer: int) -> BlockSpec:
     bias, rope = config.attention_bias, bool(config.extra["no_rope_layers"][layer])
-    return BlockSpec(
-        kind=PreNormBlock,
-        attention=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, rope=rope),
+    return PreNormSpec(
+        mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, rope=rope),
         mlp=mlp_spec(config, layer, bias=config.mlp_bias),
-        attention_norm=norm_param(config, layer, "input_layernorm"),
+        mixer_norm=norm_param(config, layer, "input_layernorm"),
         mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
         norm_eps=config.rms_norm_eps,
     )

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from forebay.ops.recurrence import RecurrenceOps
+
 
 class LinearWeight(Protocol):
     """A linear layer's weight in the form its backend reads fastest; only the `Ops` that packed it can use it."""
@@ -22,7 +24,7 @@ class LinearWeight(Protocol):
     def out_features(self) -> int: ...
 
 
-class Ops(Protocol):
+class Ops(RecurrenceOps, Protocol):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process.
     """
@@ -62,6 +64,23 @@ class Ops(Protocol):
         """x [T, 2I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
         ...
 
+    def gelu_and_mul(self, x: Tensor) -> Tensor:
+        """x [T, 2I] -> gelu(x[:, :I]) * x[:, I:], [T, I]; gelu in its tanh form (arXiv 1606.08415, section 2)."""
+        ...
+
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
+        """x [T, 2I] -> [T, I], of gate x[:, :I] and up x[:, I:]: with gate cut at `limit` and up at +-`limit`,
+        (up + 1) * gate * sigmoid(alpha * gate). gpt-oss, as in transformers' reference."""
+        ...
+
+    def relu2(self, x: Tensor) -> Tensor:
+        """max(x, 0)^2, [T, I] -> [T, I]."""
+        ...
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate), [T, I] each (may be views into wider rows) -> [T, I]."""
+        ...
+
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox).
 
@@ -86,14 +105,17 @@ class Ops(Protocol):
         page_size: int,
         scale: float,
         sliding_window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, D].
+        """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
 
         Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
         position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. Query head h reads KV
         head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1 positions before it.
         page_table [R + 1, P], rows [S], q_start [S + 1], seq_lens [S] are int32. A slot that no query sees, be it
-        padding, another sequence's or out of the window, may hold anything, NaN included (C5).
+        padding, another sequence's or out of the window, may hold anything, NaN included (C5). v_cache's head size Dv
+        may differ from k_cache's, and v_cache may be a view into k_cache's rows (latent attention). sinks [Hq] float32
+        are logits that take part in each head's softmax without a value (gpt-oss).
         """
         ...
 

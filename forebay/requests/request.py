@@ -39,6 +39,7 @@ class Request:
     __slots__ = (
         "arrival",
         "cache_report",
+        "checkpoints",
         "extend_target",
         "id",
         "kv_committed",
@@ -72,6 +73,7 @@ class Request:
         namespace: str = "",
         arrival: float = 0.0,
         eos_token_ids: Sequence[int] = (),
+        checkpoints: Sequence[int] = (),
     ) -> None:
         self.id = id
         self.tokens = array("i", prompt_token_ids)
@@ -80,6 +82,7 @@ class Request:
         self.priority = priority
         self.namespace = namespace
         self.arrival = arrival
+        self.checkpoints = tuple(checkpoints)  # lengths of the prompt from which others are likely to go on
         self.stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         )

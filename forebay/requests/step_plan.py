@@ -1,12 +1,13 @@
 """What one step does, decided in full before anything runs.
 
-Shape letters: S sequences in the step, E of them extends, T tokens, A admissions, W row writes.
+Shape letters: S sequences in the step, E of them extends, T tokens, A admissions, W row writes, M window page writes,
+N snapshots, C clears, D copies.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -33,16 +34,41 @@ class Admission:
     num_prompt: int
 
 
+_NONE: Final = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What a request keeps on the device: the pages of its tokens in order, those window pages among them that are
+    there, in order, and its live state slot (PAD for none)."""
+
+    request_id: int
+    pages: I64
+    window_pages: I64
+    state_slot: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
     """A frozen step: ids and lengths only, so that it prints, compares, replays, and can be sent to other ranks.
+
+    It is carried out in this order: `saves` (copies to host memory, under the request's id, of what retracted requests
+    kept), `drops` (host copies that nobody will want again), row writes and window page writes, `clears` (state slots
+    that become zeros), copies of state slots, `loads` (host copies back into new places; then they are gone), and
+    then the model.
 
     Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens that end at KV length
     `seq_lens[i]`; its tokens' KV goes to `out_cache_loc` (page * page_size + offset, in sequence order). An extend's
     tokens are in `input_ids`; a decode (q_len 1) reads the row's last sampled token on the device, where the host may
     not know it yet. `sample_mask[i]` says whether a token is sampled from sequence i's last position.
 
-    Row writes come first: `req_to_token[write_rows, write_columns] = write_pages` on the device (one entry per page).
+    Row writes: `req_to_token[write_rows, write_columns] = write_pages` on the device (one entry per page). Window page
+    writes: `full_to_window[map_pages] = map_windows`; a windowed layer has page `full_to_window[p]` for p, and its KV
+    goes to `out_window_loc`.
+
+    Sequence i's recurrent state is in slot `state_slots[i]`. Snapshots, by sequence and then by length: the state of
+    sequence `snap_seqs[j]` at KV length `snap_lens[j]` (behind the step's first token, at most at its end) also goes to
+    slot `snap_slots[j]`. Columns of what the model does not have are empty.
     """
 
     step: int
@@ -56,6 +82,19 @@ class StepPlan:
     write_rows: I64  # [W]
     write_columns: I64  # [W]
     write_pages: I64  # [W]
+    out_window_loc: I64 = _NONE  # [T]
+    map_pages: I64 = _NONE  # [M]
+    map_windows: I64 = _NONE  # [M]
+    state_slots: I64 = _NONE  # [S]
+    snap_seqs: I64 = _NONE  # [N]
+    snap_lens: I64 = _NONE  # [N]
+    snap_slots: I64 = _NONE  # [N]
+    clears: I64 = _NONE  # [C]
+    copy_src: I64 = _NONE  # [D]
+    copy_dst: I64 = _NONE  # [D]
+    saves: tuple[Kept, ...] = ()
+    loads: tuple[Kept, ...] = ()
+    drops: tuple[int, ...] = ()
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[int, ...] = ()  # extends (by index) whose every position wants log-probabilities
 

@@ -1,4 +1,4 @@
-"""Drives a Model without an engine: hands out pages, builds contexts, returns logits."""
+"""Drives a Model without an engine: hands out pages and state slots, builds contexts, returns logits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext
+from forebay.layers.context import ForwardContext, PagedKv
 from forebay.models import Model
-from forebay.pools.kv_pool import KvPool
+from forebay.ops.recurrence import StateBatch
+from forebay.pools.cache_pool import CachePool
 
 NUM_ROWS = 6
+NUM_SNAPSHOTS = 8  # state slots besides the rows' own
 
 
 class Driver:
-    """Rows 1..NUM_ROWS of `context` tokens each, over pages dealt out in a seeded shuffle; unwritten KV is NaN."""
+    """Rows 1..NUM_ROWS of `context` tokens each, over pages dealt out in a seeded shuffle; unwritten KV is NaN.
+
+    Row r's live state is slot r; slots above NUM_ROWS are for snapshots. Windowed layers have a page table of their own,
+    another shuffle.
+    """
 
     def __init__(
         self,
@@ -25,50 +31,84 @@ class Driver:
         context: int = 64,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        ssm_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
         self.page_size = page_size
         columns = -(-context // page_size)
         num_pages = NUM_ROWS * columns
-        spec = model.cache_specs()[0]
-        self.kv = KvPool(
-            num_layers=len(model.cache_specs()),
+        self.cache = CachePool(
+            model.cache_specs(),
             num_pages=num_pages,
             page_size=page_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
+            num_window_pages=num_pages,
+            num_slots=NUM_ROWS + NUM_SNAPSHOTS,
             dtype=dtype,
+            ssm_dtype=ssm_dtype,
             device="cpu",
         )
-        for layer in range(len(model.cache_specs())):
-            self.kv.k(layer).fill_(float("nan"))
-            self.kv.v(layer).fill_(float("nan"))
-        order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(seed)) + 1
-        self.page_table = torch.zeros(NUM_ROWS + 1, columns, dtype=torch.int32)
-        self.page_table[1:] = order.view(NUM_ROWS, columns)
+        for tensor in self.cache.kv_tensors():
+            tensor.fill_(float("nan"))
+        generator = torch.Generator().manual_seed(seed)
+        self.page_table, self.window_table = (_shuffled(num_pages, columns, generator) for _ in range(2))
         self.lens = [0] * (NUM_ROWS + 1)
 
-    def step(self, batch: Sequence[tuple[int, Sequence[int]]]) -> list[Tensor]:
-        """One forward of (row, its next tokens) pairs; the logits of each pair's tokens, [tokens, V]."""
+    def step(
+        self, batch: Sequence[tuple[int, Sequence[int]]], snapshots: Sequence[tuple[int, int, int]] = ()
+    ) -> list[Tensor]:
+        """One forward of (row, its next tokens) pairs; the logits of each pair's tokens, [tokens, V].
+
+        `snapshots` are (index of the pair, number of its tokens after which, slot), in ascending order.
+        """
         tokens = [token for _, ids in batch for token in ids]
-        counts = [len(ids) for _, ids in batch]
+        counts = torch.tensor([len(ids) for _, ids in batch])
         positions = torch.cat([torch.arange(self.lens[row], self.lens[row] + len(ids)) for row, ids in batch])
         rows = torch.tensor([row for row, _ in batch], dtype=torch.int32)
-        owner = rows.long().repeat_interleave(torch.tensor(counts))
-        pages = self.page_table[owner, positions // self.page_size].long()
+        owner = rows.long().repeat_interleave(counts)
         for row, ids in batch:
             self.lens[row] += len(ids)
         seq_lens = [self.lens[row] for row, _ in batch]
+        q_start = torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32)
         ctx = ForwardContext(
             positions=positions,
-            out_cache_loc=pages * self.page_size + positions % self.page_size,
-            rows=rows,
-            q_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], dtype=torch.int32),
+            q_start=q_start,
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            page_table=self.page_table,
             page_size=self.page_size,
             max_seq_len=max(seq_lens),
-            kv=self.kv,
+            full=self._paged(self.page_table, rows, owner, positions),
+            window=self._paged(self.window_table, rows, owner, positions),
+            states=state_batch(rows, q_start, snapshots),
+            cache=self.cache,
         )
         hidden = self.model.forward(ctx, torch.tensor(tokens, dtype=torch.int64))
-        return list(self.model.logits(hidden).split(counts))
+        return list(self.model.logits(hidden).split(counts.tolist()))
+
+    def resume(self, row: int, slot: int, source: int, length: int) -> None:
+        """Row `row` goes on from snapshot `slot`, which row `source` took at `length` tokens."""
+        self.page_table[row] = self.page_table[source]
+        self.window_table[row] = self.window_table[source]
+        self.lens[row] = length
+        self.cache.copy_states(torch.tensor([slot]), torch.tensor([row]))
+
+    def _paged(self, table: Tensor, rows: Tensor, owner: Tensor, positions: Tensor) -> PagedKv:
+        pages = table[owner, positions // self.page_size].long()
+        return PagedKv(page_table=table, rows=rows, out_cache_loc=pages * self.page_size + positions % self.page_size)
+
+
+def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, int, int]] = ()) -> StateBatch:
+    """Of sequences whose state slots are `rows`; `snapshots` as for `Driver.step`."""
+    ends = [int(q_start[i]) + after for i, after, _ in snapshots]
+    counts = torch.bincount(torch.tensor([i for i, _, _ in snapshots], dtype=torch.int64), minlength=len(rows))
+    return StateBatch(
+        slots=rows,
+        q_start=q_start,
+        snap_start=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32),
+        snap_ends=torch.tensor(ends, dtype=torch.int32),
+        snap_slots=torch.tensor([slot for _, _, slot in snapshots], dtype=torch.int32),
+    )
+
+
+def _shuffled(num_pages: int, columns: int, generator: torch.Generator) -> Tensor:
+    table = torch.zeros(NUM_ROWS + 1, columns, dtype=torch.int32)
+    table[1:] = (torch.randperm(num_pages, generator=generator) + 1).view(NUM_ROWS, columns)
+    return table

@@ -1,0 +1,103 @@
+"""What a model_type is: its defaults where a config.json is silent, and how its fields are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.formats.config_fields import Fields
+from forebay.formats.rope_config import rope_theta_and_scaling
+
+FULL: Final = "full_attention"
+SLIDING: Final = "sliding_attention"
+
+
+def _no_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
+    return {}
+
+
+def _never(raw: Mapping[str, Any]) -> bool:
+    return False
+
+
+def _all_layers(fields: Fields, num_layers: int) -> list[int]:
+    return list(range(num_layers))
+
+
+def parse_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    """The fields that decoder-only transformers share."""
+    raw, where = fields.raw, fields.where
+    num_layers = fields.size("num_hidden_layers", most=4096)
+    num_heads = fields.size("num_attention_heads")
+    hidden_size = fields.size("hidden_size")
+    vocab_size = fields.size("vocab_size")
+    max_positions = fields.size("max_position_embeddings", most=1 << 24)
+    head_dim = fields.size("head_dim", default=kind.head_dim or max(1, hidden_size // num_heads))
+    if head_dim % 2:
+        raise fields.wrong("head_dim", "an even number: rotary embedding pairs its halves")
+    num_kv_heads = fields.size("num_key_value_heads", default=num_heads if kind.kv_heads_default else None)
+    if num_heads % num_kv_heads:
+        raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
+    theta, scaling = rope_theta_and_scaling(raw, where, default_theta=kind.rope_theta, max_positions=max_positions)
+    window = 0
+    if kind.uses_window(raw):
+        window = fields.size("sliding_window", default=0) if "sliding_window" in raw else kind.window
+    return {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "intermediate_size": fields.size("intermediate_size"),
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": max_positions,
+        "rms_norm_eps": fields.number("rms_norm_eps", default=kind.rms_norm_eps),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=kind.tied),
+        "attention_bias": fields.flag("attention_bias", default=False),
+        "mlp_bias": fields.flag("mlp_bias", default=False),
+        "sliding_window": window,
+        "extra": {"layer_types": layer_types(kind, fields, num_layers, window), **kind.extra(fields, num_layers)},
+    }
+
+
+def layer_types(kind: ModelType, fields: Fields, num_layers: int, window: int) -> list[str]:
+    """One of `full_attention` and `sliding_attention` for each layer; sliding only where there is a window."""
+    windowed = set(kind.windowed_layers(fields, num_layers)) if window else set()
+    computed = [SLIDING if i in windowed else FULL for i in range(num_layers)]
+    given = fields.raw.get("layer_types")
+    if given is None or given == computed:
+        return computed
+    possible = (FULL, SLIDING) if window else (FULL,)
+    if not isinstance(given, list) or len(given) != num_layers or any(item not in possible for item in given):
+        raise fields.wrong("layer_types", f"{num_layers} of {' or '.join(possible)}")
+    if not kind.has_layer_types:
+        raise fields.wrong("layer_types", f"absent: all layers of this type are {computed[0]}")
+    return given
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelType:
+    """Defaults are those of transformers 5.23's configuration classes.
+
+    `windowed_layers` says which layers use the sliding window when the file has no `layer_types` of its own, and
+    `uses_window` whether its `sliding_window` counts at all; `window` is the window of a file without that field, which
+    a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
+    `honours` names fields that other types refuse because they would change what is computed. `parse` returns
+    `ModelConfig`'s values, without its model_type.
+    """
+
+    head_dim: int = 0
+    kv_heads_default: bool = False
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    tied: bool = False
+    window: int = 0
+    has_layer_types: bool = False
+    uses_window: Callable[[Mapping[str, Any]], bool] = _never
+    windowed_layers: Callable[[Fields, int], list[int]] = _all_layers
+    extra: Callable[[Fields, int], dict[str, Any]] = _no_extra
+    honours: frozenset[str] = frozenset()
+    parse: Callable[[ModelType, Fields], dict[str, Any]] = parse_transformer

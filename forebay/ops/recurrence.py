@@ -1,0 +1,128 @@
+"""The ops of recurrent layers: what each does, for every backend.
+
+All of them run a recurrence over a packed batch: sequence i's tokens are `q_start[i]..q_start[i+1]`, its state is row
+`slots[i]` of the layer's state table, read at its first token and written back after its last. Where the batch names
+a snapshot, the state as it is after that token is also written to the snapshot's row. Tokens are taken one after the
+other, whatever the step's length, and the state is rounded to its table's dtype after each: so a sequence's results
+and states do not depend, by a bit, on how it was cut into steps (native ops), and decoding is prefill of one token.
+
+Shape letters: T tokens, S sequences, N snapshots, K state rows (slot 0 is the padding slot), C channels, W kernel
+width, H heads, P head size, G groups, D state size, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBatch:
+    """Which states a step reads and writes. All int32.
+
+    Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
+    the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too.
+    Sequences of no token leave their state alone. Padded sequences name slot 0, whose content nobody reads.
+    """
+
+    slots: Tensor  # [S]
+    q_start: Tensor  # [S + 1]
+    snap_start: Tensor  # [S + 1]
+    snap_ends: Tensor  # [N]
+    snap_slots: Tensor  # [N]
+
+
+class RecurrenceOps(Protocol):
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
+    ) -> Tensor:
+        """A depthwise causal convolution: y[t] = sum over j of weight[:, j] * x[t - (W - 1) + j] + bias, then silu if
+        asked; x [T, C] (may be a view into wider rows), weight [C, W], bias [C] -> [T, C] in x's dtype.
+
+        state [K, C, W - 1] in x's dtype holds the last W - 1 inputs, the oldest first; zeros where there were none.
+        Computed in float32, rounded once.
+        """
+        ...
+
+    def mamba2_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        batch: StateBatch,
+        *,
+        dt_min: float = 0.0,
+        dt_max: float = float("inf"),
+    ) -> Tensor:
+        """Mamba-2's state-space scan: with dt' = clamp(softplus(dt + dt_bias), dt_min, dt_max) per head,
+
+            state = state * exp(dt' * a) + (dt' * x) outer b;   y = state @ c + d * x
+
+        x [T, H, P], dt [T, H], b and c [T, G, D] (head h reads group h // (H / G)); a (negative), d, dt_bias [H]
+        float32; state [K, H, P, D] -> [T, H, P] in x's dtype. x, dt, b, c may be views into wider rows. Computed in
+        float32. Mamba-2, arXiv 2405.21060, section 6 (the recurrent form).
+        """
+        ...
+
+    def mamba1_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        batch: StateBatch,
+    ) -> Tensor:
+        """Mamba-1's selective scan: with dt' = softplus(dt + dt_bias) per channel,
+
+            state = state * exp(dt' * a) + (dt' * x) * b;   y = state @ c + d * x
+
+        x, dt [T, I], a [I, D] float32 (negative), b and c [T, D], d and dt_bias [I] float32, state [K, I, D]
+        -> [T, I] in x's dtype. Mamba, arXiv 2312.00752, section 3.
+        """
+        ...
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        batch: StateBatch,
+        *,
+        scale: float,
+        l2_norm: bool = True,
+    ) -> Tensor:
+        """The gated delta rule, per value head h, with its key head h // (Hv / Hk):
+
+            state = state * exp(log_decay);  state += k outer (beta * (v - k @ state));  y = (scale * q) @ state
+
+        q and k [T, Hk, Dk], v [T, Hv, Dv], beta [T, Hv] float32, state [K, Hv, Dk, Dv] -> [T, Hv, Dv] in v's dtype.
+        log_decay float32 is [T, Hv] (gated delta net, arXiv 2412.06464, section 3) or [T, Hv, Dk], a decay for each key
+        channel (Kimi delta attention, arXiv 2510.26692, section 3). With `l2_norm` q and k are first divided by
+        sqrt(sum of squares + 1e-6) over Dk. Computed in float32. q, k, v may be views into wider rows.
+        """
+        ...
+
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
+    ) -> Tensor:
+        """RMS norm of groups of `group_size` entries, with a gate: x and gate [T, I], weight [I] (or [group_size], for
+        all groups) -> [T, I] in x's dtype.
+
+        act is silu, or the logistic function with `sigmoid`. norm_first: norm(x) * weight * act(gate); otherwise
+        norm(x * act(gate)) * weight. Computed in float32, rounded once. x and gate may be views into wider rows.
+        """
+        ...

@@ -1,0 +1,157 @@
+"""The bytes of all that layers keep: KV pages, window pages and recurrent states, from the layers' specs (C5, C6).
+
+Index 0 of each is nobody's: writes that must go nowhere go to page 0 or slot 0, and no live row reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD
+from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
+
+
+class KvLayer(NamedTuple):
+    """`k` and `v` `[(pages + 1) * page_size, num_kv_heads, head_dim]`, indexed by `page * page_size + offset`.
+
+    Of latent attention `v` is a view of the first `rank` entries of `k`'s rows.
+    """
+
+    k: Tensor
+    v: Tensor
+
+
+class StateLayer(NamedTuple):
+    """Per slot, `[slots + 1, ...]`: the convolution's last inputs, and the scan's state. Empty where there is none."""
+
+    conv: Tensor
+    ssm: Tensor
+
+
+class CachePool:
+    """One entry per spec, in the specs' order; a layer knows its own number.
+
+    `num_pages`, `num_window_pages` and `num_slots` are without the padding page and slot.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[CacheSpec],
+        *,
+        num_pages: int,
+        page_size: int,
+        num_window_pages: int = 0,
+        num_slots: int = 0,
+        dtype: torch.dtype,
+        ssm_dtype: torch.dtype = torch.float32,
+        device: torch.device | str,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.page_size = page_size
+        self.num_pages, self.num_window_pages, self.num_slots = num_pages, num_window_pages, num_slots
+        at = torch.device(device)
+        self._layers: list[KvLayer | StateLayer] = []
+        for spec in self.specs:
+            match spec:
+                case FullAttention():
+                    tokens = (num_pages + 1) * page_size
+                    k = _zeros((tokens, spec.num_kv_heads, spec.head_dim), dtype, at)
+                    v = _zeros((tokens, spec.num_kv_heads, spec.v_head_dim or spec.head_dim), dtype, at)
+                    self._layers.append(KvLayer(k, v))
+                case LatentAttention():
+                    k = _zeros(((num_pages + 1) * page_size, 1, spec.rank + spec.rope_dim), dtype, at)
+                    self._layers.append(KvLayer(k, k[..., : spec.rank]))
+                case SlidingWindow():
+                    shape = ((num_window_pages + 1) * page_size, spec.num_kv_heads, spec.head_dim)
+                    self._layers.append(KvLayer(_zeros(shape, dtype, at), _zeros(shape, dtype, at)))
+                case RecurrentState():
+                    conv = _zeros((num_slots + 1, *(spec.conv or (0,))), dtype, at)
+                    ssm = _zeros((num_slots + 1, *(spec.ssm or (0,))), ssm_dtype, at)
+                    self._layers.append(StateLayer(conv, ssm))
+
+    def kv(self, layer: int) -> KvLayer:
+        entry = self._layers[layer]
+        assert isinstance(entry, KvLayer), f"layer {layer} keeps {self.specs[layer]}"
+        return entry
+
+    def state(self, layer: int) -> StateLayer:
+        entry = self._layers[layer]
+        assert isinstance(entry, StateLayer), f"layer {layer} keeps {self.specs[layer]}"
+        return entry
+
+    def kv_tensors(self) -> Iterator[Tensor]:
+        """Every tensor that is indexed by location, each once: values that lie within keys are not named again."""
+        for layer in self._layers:
+            if isinstance(layer, KvLayer):
+                yield from layer[: 1 if _shared(layer) else 2]
+
+    # -- states -------------------------------------------------------------------------------------------------------
+
+    def state_tensors(self) -> Iterator[Tensor]:
+        """Every tensor that is indexed by state slot."""
+        for layer in self._layers:
+            if isinstance(layer, StateLayer):
+                yield from (tensor for tensor in layer if tensor.numel())
+
+    def clear_states(self, slots: Tensor) -> None:
+        """Slots [n] int64 hold zeros."""
+        for tensor in self.state_tensors():
+            tensor.index_fill_(0, slots, 0)
+
+    def copy_states(self, src: Tensor, dst: Tensor) -> None:
+        """Slots dst [n] int64 become what slots src [n] are; no slot is in both."""
+        for tensor in self.state_tensors():
+            tensor.index_copy_(0, dst, tensor.index_select(0, src))
+
+    # -- padding ------------------------------------------------------------------------------------------------------
+
+    def reset_padding(self) -> None:
+        """Make page 0 and slot 0 what they were at first, after a run whose writes had to go nowhere."""
+        page = slice(PAD * self.page_size, (PAD + 1) * self.page_size)
+        for layer in self._layers:
+            for tensor in layer:
+                if tensor.numel():
+                    tensor[page if isinstance(layer, KvLayer) else slice(PAD, PAD + 1)].zero_()
+
+    def bytes_of(self, kind: type[CacheSpec]) -> int:
+        """What all layers of a kind of spec take, padding included."""
+        return sum(
+            _bytes(layer) for spec, layer in zip(self.specs, self._layers, strict=True) if isinstance(spec, kind)
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(map(_bytes, self._layers))
+
+
+def _bytes(layer: KvLayer | StateLayer) -> int:
+    return layer[0].nbytes + (0 if _shared(layer) else layer[1].nbytes)
+
+
+def _shared(layer: KvLayer | StateLayer) -> bool:
+    first, second = layer
+    return first.numel() > 0 and first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU the system provides them page by page when they are first written.
+
+    `torch.zeros` writes them all at once: 4 GiB then take ten seconds of start-up and are resident from the beginning.
+    Huge pages, which numpy asks for, make a step wait for 2 MiB of zeros in each layer wherever it is the first to
+    write: a 40-token prompt on scattered pages took 650 ms of CPU time instead of 38, and decoding gained nothing.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or sys.platform != "linux" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    untouched = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel that was built without huge pages does not know the word
+        untouched.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(untouched, dtype=dtype).view(shape)
