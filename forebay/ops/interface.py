@@ -64,8 +64,9 @@ class Ops(RecurrenceOps, Protocol):
         """x [T, 2I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
         ...
 
-    def gelu_and_mul(self, x: Tensor) -> Tensor:
-        """x [T, 2I] -> gelu(x[:, :I]) * x[:, I:], [T, I]; gelu in its tanh form (arXiv 1606.08415, section 2)."""
+    def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        """x [T, 2I] -> gelu(x[:, :I]) * x[:, I:], [T, I]; gelu in its tanh form, or with `exact` by the error function
+        (arXiv 1606.08415, section 2)."""
         ...
 
     def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:

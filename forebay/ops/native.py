@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import LinearWeight
+from forebay.ops.reference import TorchOps
 
 _PANEL = 32  # outputs, kPanel of cpu/linear.h
 _STEP = 32  # inputs, kStep of cpu/linear.h
@@ -55,7 +56,7 @@ class NativeLinearWeight:
     kernel_f32: Any
 
 
-class NativeOps:
+class NativeOps(TorchOps):
     """Raises OSError if the library cannot be loaded, or if the operating system refuses the CPU's tile registers."""
 
     def __init__(self, path: Path, variant: str, num_threads: int) -> None:
@@ -216,7 +217,12 @@ class NativeOps:
         page_size: int,
         scale: float,
         sliding_window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
+        if sinks is not None or v_cache.shape != k_cache.shape:
+            return super().paged_attention(
+                q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale, sliding_window, sinks
+            )
         tokens, q_heads, head_dim = q.shape
         out = q.new_empty(tokens, q_heads, head_dim)
         self._paged_attention[q.dtype](

@@ -3,8 +3,9 @@
 All of them run a recurrence over a packed batch: sequence i's tokens are `q_start[i]..q_start[i+1]`, its state is row
 `slots[i]` of the layer's state table, read at its first token and written back after its last. Where the batch names
 a snapshot, the state as it is after that token is also written to the snapshot's row. Tokens are taken one after the
-other, whatever the step's length, and the state is rounded to its table's dtype after each: so a sequence's results
-and states do not depend, by a bit, on how it was cut into steps (native ops), and decoding is prefill of one token.
+other, whatever the step's length, and the state is rounded to its table's dtype after each (the token's own output is
+read before that): so a sequence's results and states do not depend, by a bit, on how it was cut into steps (native
+ops), and decoding is prefill of one token.
 
 Shape letters: T tokens, S sequences, N snapshots, K state rows (slot 0 is the padding slot), C channels, W kernel
 width, H heads, P head size, G groups, D state size, I intermediate size.
@@ -24,7 +25,7 @@ class StateBatch:
 
     Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
     the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too.
-    Sequences of no token leave their state alone. Padded sequences name slot 0, whose content nobody reads.
+    Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14).
     """
 
     slots: Tensor  # [S]
@@ -42,7 +43,7 @@ class RecurrenceOps(Protocol):
         asked; x [T, C] (may be a view into wider rows), weight [C, W], bias [C] -> [T, C] in x's dtype.
 
         state [K, C, W - 1] in x's dtype holds the last W - 1 inputs, the oldest first; zeros where there were none.
-        Computed in float32, rounded once.
+        weight and bias in x's dtype. Computed in float32, rounded once.
         """
         ...
 
@@ -65,9 +66,9 @@ class RecurrenceOps(Protocol):
 
             state = state * exp(dt' * a) + (dt' * x) outer b;   y = state @ c + d * x
 
-        x [T, H, P], dt [T, H], b and c [T, G, D] (head h reads group h // (H / G)); a (negative), d, dt_bias [H]
-        float32; state [K, H, P, D] -> [T, H, P] in x's dtype. x, dt, b, c may be views into wider rows. Computed in
-        float32. Mamba-2, arXiv 2405.21060, section 6 (the recurrent form).
+        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype (head h reads group h // (H / G)); a (negative), d,
+        dt_bias [H] float32; state [K, H, P, D] -> [T, H, P] in x's dtype. x, dt, b, c may be views into wider rows.
+        Computed in float32. Mamba-2, arXiv 2405.21060, section 6 (the recurrent form).
         """
         ...
 

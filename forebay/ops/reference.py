@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forebay.ops import sampling
 from forebay.ops.interface import LinearWeight
+from forebay.ops.reference_recurrence import TorchRecurrence
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,12 @@ class TorchLinearWeight:
     out_features: int
 
 
-class TorchOps:
+class TorchOps(TorchRecurrence):
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.name = "torch"
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> TorchLinearWeight:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         out_features, in_features = weight.shape
         packed = _prepack(weight)
         kept = weight.clone() if packed is None else None
@@ -59,6 +60,21 @@ class TorchOps:
         gate, up = x.float().chunk(2, dim=-1)
         return (F.silu(gate) * up).to(x.dtype)
 
+    def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        gate, up = x.float().chunk(2, dim=-1)
+        return (F.gelu(gate, approximate="none" if exact else "tanh") * up).to(x.dtype)
+
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
+        gate, up = x.float().chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return ((up + 1) * gate * (alpha * gate).sigmoid()).to(x.dtype)
+
+    def relu2(self, x: Tensor) -> Tensor:
+        return x.float().relu().square().to(x.dtype)
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        return (x.float() * gate.float().sigmoid()).to(x.dtype)
+
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         half = cos.shape[-1]
@@ -83,8 +99,9 @@ class TorchOps:
         page_size: int,
         scale: float,
         sliding_window: int = 0,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=q.dtype)
         starts, lens = q_start.tolist(), seq_lens.tolist()
         for i, row in enumerate(rows.tolist()):
             first, end, length = starts[i], starts[i + 1], lens[i]
@@ -94,7 +111,7 @@ class TorchOps:
             slots = page_table[row, positions // page_size].long() * page_size + positions % page_size
             query_positions = torch.arange(length - (end - first), length)
             out[first:end] = _attend(
-                q[first:end], k_cache[slots], v_cache[slots], query_positions, scale, sliding_window
+                q[first:end], k_cache[slots], v_cache[slots], query_positions, scale, sliding_window, sinks
             )
         return out
 
@@ -146,8 +163,10 @@ def _prepack(weight: Tensor) -> Tensor | None:
     return packed
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, sliding_window: int) -> Tensor:
-    """q [n, Hq, D] at `positions`, over k and v [L, Hk, D] -> [n, Hq, D]."""
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, sliding_window: int, sinks: Tensor | None
+) -> Tensor:
+    """q [n, Hq, D] at `positions`, over k [L, Hk, D] and v [L, Hk, Dv] -> [n, Hq, Dv]."""
     groups = q.shape[1] // k.shape[1]
     keys = torch.arange(k.shape[0])
     visible = keys <= positions.unsqueeze(1)
@@ -158,5 +177,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, sl
     k32 = k.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
     v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
     scores = torch.einsum("nhd,lhd->hnl", q.float(), k32) * scale
-    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(k)]
     return torch.einsum("hnl,lhd->nhd", weights, v32).to(q.dtype)
