@@ -28,7 +28,9 @@ class QkNorm(StrEnum):
 class AttentionSpec:
     """`name` is the checkpoint's prefix; `rope` None for no rotary embedding; `sliding_window` 0 for none.
 
-    `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms.
+    `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, whose names end
+    in `norm_name`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
+    head's output is multiplied by the logistic function of its entry of the layer `gate_proj`.
     """
 
     name: str
@@ -44,6 +46,10 @@ class AttentionSpec:
     rope: RopeSpec | None = None
     sliding_window: int = 0
     scale: float = 0.0
+    sinks: bool = False
+    head_gate: bool = False
+    output_name: str = "o_proj"
+    norm_name: str = "norm"
 
     @property
     def q_size(self) -> int:
@@ -59,8 +65,12 @@ class AttentionSpec:
         return linear(names, (self.q_size, self.kv_size, self.kv_size), self.hidden_size, bias=self.qkv_bias)
 
     @property
+    def gate(self) -> LinearParam:
+        return linear([f"{self.name}.gate_proj"], [self.num_heads], self.hidden_size, bias=False)
+
+    @property
     def output(self) -> LinearParam:
-        return linear([f"{self.name}.o_proj"], [self.hidden_size], self.q_size, bias=self.o_bias)
+        return linear([f"{self.name}.{self.output_name}"], [self.hidden_size], self.q_size, bias=self.o_bias)
 
     @property
     def norms(self) -> tuple[TensorParam, ...]:
@@ -69,12 +79,18 @@ class AttentionSpec:
             return ()
         sizes = (self.head_dim, self.head_dim) if self.qk_norm is QkNorm.HEAD else (self.q_size, self.kv_size)
         return tuple(
-            vector(f"{self.name}.{part}_norm.weight", size, offset=self.norm_offset)
+            vector(f"{self.name}.{part}_{self.norm_name}.weight", size, offset=self.norm_offset)
             for part, size in zip("qk", sizes, strict=True)
         )
 
+    @property
+    def sink_logits(self) -> TensorParam:
+        return vector(f"{self.name}.sinks", self.num_heads)
+
     def params(self) -> tuple[TensorParam, ...]:
-        return (*self.qkv.tensors(), *self.output.tensors(), *self.norms)
+        gate = self.gate.tensors() if self.head_gate else ()
+        sinks = (self.sink_logits,) if self.sinks else ()
+        return (*self.qkv.tensors(), *self.output.tensors(), *self.norms, *gate, *sinks)
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         kv_heads, head_dim = self.num_kv_heads, self.head_dim
@@ -97,6 +113,8 @@ class Attention:
         self._qkv = weights.linear(spec.qkv)
         self._output = weights.linear(spec.output)
         self._norms = tuple(weights.tensor(param) for param in spec.norms)
+        self._gate = weights.linear(spec.gate) if spec.head_gate else None
+        self._sinks = weights.tensor(spec.sink_logits, float32=True) if spec.sinks else None
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
@@ -118,8 +136,11 @@ class Attention:
             ctx.page_size,
             self._scale,
             spec.sliding_window,
-        )
-        return ops.linear(out.flatten(1), self._output)
+            self._sinks,
+        ).flatten(1)
+        if self._gate is not None:
+            out = ops.mul_sigmoid(out, ops.linear(x, self._gate).repeat_interleave(spec.head_dim, dim=-1))
+        return ops.linear(out, self._output)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so."""

@@ -6,6 +6,7 @@ Shape letters: T tokens, H hidden size, E experts, k experts per token.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import Tensor
 
@@ -15,21 +16,31 @@ from forebay.layers.params import LinearParam, TensorParam, linear
 from forebay.pools.cache_spec import CacheSpec
 
 
+class Activation(StrEnum):
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec:
+    """`names`: what the checkpoint calls gate, up and down."""
+
     name: str
     hidden_size: int
     intermediate_size: int
     bias: bool = False
+    activation: Activation = Activation.SILU
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
     @property
     def gate_up(self) -> LinearParam:
-        names = [f"{self.name}.gate_proj", f"{self.name}.up_proj"]
+        gate, up, _ = self.names
+        names = [f"{self.name}.{gate}", f"{self.name}.{up}"]
         return linear(names, [self.intermediate_size] * 2, self.hidden_size, bias=self.bias)
 
     @property
     def down(self) -> LinearParam:
-        return linear([f"{self.name}.down_proj"], [self.hidden_size], self.intermediate_size, bias=self.bias)
+        return linear([f"{self.name}.{self.names[2]}"], [self.hidden_size], self.intermediate_size, bias=self.bias)
 
     def params(self) -> tuple[TensorParam, ...]:
         return (*self.gate_up.tensors(), *self.down.tensors())
@@ -43,14 +54,15 @@ class MlpSpec:
 
 class Mlp:
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
-        self._ops = parts.ops
+        ops = self._ops = parts.ops
+        self._activate = ops.silu_and_mul if spec.activation is Activation.SILU else ops.gelu_and_mul
         self._gate_up = parts.weights.linear(spec.gate_up)
         self._down = parts.weights.linear(spec.down)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """down(silu(gate(x)) * up(x)): x [T, H] -> [T, H]."""
+        """down(activation(gate(x)) * up(x)): x [T, H] -> [T, H]."""
         ops = self._ops
-        return ops.linear(ops.silu_and_mul(ops.linear(x, self._gate_up)), self._down)
+        return ops.linear(self._activate(ops.linear(x, self._gate_up)), self._down)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
