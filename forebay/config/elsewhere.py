@@ -21,7 +21,11 @@ _CHUNKED: Final = "prompts are always computed in chunks, of --chunked-prefill-s
 _NO_GRAPHS: Final = "there are no CUDA graphs in this version: leave it out"
 _NO_GPU: Final = "this version computes on the CPU: leave it out"
 _NO_LORA: Final = "adapters (LoRA) are not in this version"
-_NO_SWAP: Final = "nothing is swapped out: a request that gives up its memory is computed again"
+_STATE_PLACES: Final = (
+    "states are kept where conversations go on, and every --checkpoint-interval tokens of a long prompt"
+)
+_STATE_POOL: Final = "all states share one pool, of --max-mamba-cache-size slots"
+_SEPARATE_POOLS: Final = "KV, windows and states have pools of their own: --mamba-full-memory-ratio divides the memory"
 
 ABSENT: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -63,8 +67,21 @@ ABSENT: Final[Mapping[str, str]] = MappingProxyType(
         "enable_lora": _NO_LORA,
         "lora_*": _NO_LORA,
         "lora": _NO_LORA,
-        "swap_space": _NO_SWAP,
-        "cpu_offload_gb": _NO_SWAP,
+        "swap_space": "use --retraction-host-bytes with a size such as 4GiB",
+        "cpu_offload_gb": "weights stay where the model computes",
+        "cache_ram": "prefixes are cached where the model computes: --kv-cache-bytes",
+        "mamba_cache_mode": "use --mamba-scheduler-strategy",
+        "mamba_cache_dtype": "convolution states have the type of --dtype, scans' that of --mamba-ssm-dtype",
+        "mamba_block_size": _STATE_PLACES,
+        "prefix_cache_retention_interval": _STATE_PLACES,
+        "checkpoint_min_step": _STATE_PLACES,
+        "ctx_checkpoints": _STATE_POOL,
+        "mamba_max_states_per_path": _STATE_POOL,
+        "enable_int8_mamba_checkpoint": "a cached state has the type of a live one: --mamba-ssm-dtype",
+        "enable_unified_memory": _SEPARATE_POOLS,
+        "disable_hybrid_swa_memory": _SEPARATE_POOLS,
+        "disable_hybrid_kv_cache_manager": _SEPARATE_POOLS,
+        "swa_full": _SEPARATE_POOLS,
     }
 )
 
@@ -74,6 +91,11 @@ ABSENT_DTYPES: Final[Mapping[str, str]] = MappingProxyType(
         ("float16", "half", "fp16"),
         "float16 is not computed in by this version's kernels: use bfloat16, or float32 for more precision",
     )
+)
+
+# Values of --mamba-scheduler-strategy that the field knows.
+ABSENT_STRATEGIES: Final[Mapping[str, str]] = MappingProxyType(
+    {"extra_buffer_lazy": "tracking slots are part of what a request is admitted with: use extra_buffer"}
 )
 
 

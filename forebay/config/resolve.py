@@ -12,7 +12,7 @@ from forebay.base.errors import ConfigError, ModelError
 from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
-from forebay.base.units import human_bytes
+from forebay.base.units import ceil_div, human_bytes
 from forebay.config import machine
 from forebay.config.engine_config import (
     Config,
@@ -23,6 +23,7 @@ from forebay.config.engine_config import (
     SchedulePolicy,
     ServerConfig,
     Setting,
+    StateStrategy,
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Value
 from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes, weight_bytes
@@ -38,6 +39,7 @@ _ENUMS: Final = {
     "schedule_policy": SchedulePolicy,
     "radix_eviction_policy": EvictionPolicy,
     "ledger": Ledger,
+    "mamba_scheduler_strategy": StateStrategy,
 }
 _REASONS: Final = {"flag": "the command line", "env": "the environment", "file": "the configuration file"}
 
@@ -73,11 +75,18 @@ def resolve(
     check_exposure(str(written["host"]), keys[0])
     facts = _facts(given)
     settled, reasons = _decide(given, facts)
-    _refuse_overcommit(given["kv_cache_bytes"], facts, settled)
+    _refuse_overcommit(given, facts, settled)
+    _refuse_broken_pages(given["mamba_track_interval"], settled)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
     return Config(
-        engine=_build(EngineConfig, values, radix_cache=not settled["disable_radix_cache"]),
+        engine=_build(
+            EngineConfig,
+            values,
+            radix_cache=not settled["disable_radix_cache"],
+            max_total_tokens=settled.get("max_total_tokens"),
+            max_mamba_cache_size=settled.get("max_mamba_cache_size"),
+        ),
         server=_build(
             ServerConfig,
             values,
@@ -128,11 +137,16 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
         # A stronger source may override the other spelling only where both come from different places.
         if written(first) and written(second) and given[first].source == given[second].source:
             clash(first, second, "both set the same thing: give one")
+    strategy = given["mamba_scheduler_strategy"].value
     if given["disable_radix_cache"].value is True:
         if written("schedule_policy") and given["schedule_policy"].value == SchedulePolicy.LPM:
             clash("disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache")
         if written("radix_eviction_policy"):
             clash("disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted")
+        if strategy == StateStrategy.EXTRA_BUFFER:
+            clash("disable_radix_cache", "mamba_scheduler_strategy", "without the cache no state is tracked")
+    elif strategy == StateStrategy.NO_BUFFER and written("page_size") and given["page_size"].value != 1:
+        clash("mamba_scheduler_strategy", "page_size", "no_buffer keeps states at any length: give a page size of 1")
     over("context_length", "max_total_tokens", "one request could not fit: raise the second")
     over("page_size", "max_total_tokens", "not a single page fits")
     over("stall_timeout", "request_timeout", "the first could never be reached")
@@ -209,28 +223,41 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
     return settled, reasons
 
 
-def _refuse_overcommit(asked: Given, facts: Facts, settled: Settled) -> None:
-    """Memory is taken as the cache fills: what is not there would be missed hours later, and end the engine."""
-    if isinstance(asked.value, Auto):
-        return
-    cache, weights = int(settled["kv_cache_bytes"]), weight_bytes(facts, settled)  # type: ignore[arg-type]
-    if cache + weights > facts.memory.value:
+def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
+    """Memory is taken as the caches fill: what is not there would be missed hours later, and end the engine."""
+    asked = {
+        name: int(settled[name])  # type: ignore[arg-type]
+        for name in ("kv_cache_bytes", "retraction_host_bytes")
+        if not isinstance(given[name].value, Auto)
+    }
+    weights = weight_bytes(facts, settled)
+    if asked and sum(asked.values()) + weights > facts.memory.value:
+        wanted = ", ".join(f"{given[name].origin} ({human_bytes(value)})" for name, value in asked.items())
         raise ConfigError(
-            f"{asked.origin} ({human_bytes(cache)}) and {human_bytes(weights)} of weights are more than the "
+            f"{wanted} and {human_bytes(weights)} of weights are more than the "
             f"{human_bytes(facts.memory.value)} {facts.memory.why}: give at most "
             f"{human_bytes(max(0, facts.memory.value - weights))}, or --mem-fraction-static instead"
         )
 
 
+def _refuse_broken_pages(asked: Given, settled: Settled) -> None:
+    """The prefix cache keeps whole pages, so a state inside one could never be found."""
+    interval, page = int(settled["mamba_track_interval"]), int(settled["page_size"])  # type: ignore[arg-type]
+    if interval % page:
+        near = ceil_div(interval, page) * page
+        raise ConfigError(f"{asked.origin} ({interval}) is not a multiple of the page size, {page}: give {near}")
+
+
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
-    """Requests longer than the model or the cache can hold are impossible, whatever was asked."""
+    """Requests longer than the model or the KV may be are impossible, whatever was asked. What the memory holds is for
+    `memory.budget` to find out."""
     asked = int(settled["context_length"])  # type: ignore[arg-type]
     own = facts.model.max_position_embeddings
-    total = int(settled["max_total_tokens"])  # type: ignore[arg-type]
+    total = int(settled.get("max_total_tokens", asked))  # type: ignore[arg-type]
     if asked > own:
         settled["context_length"], reasons["context_length"] = Decision(own, f"{asked} asked, the model ends there")
     if int(settled["context_length"]) > total:  # type: ignore[arg-type]
-        settled["context_length"], reasons["context_length"] = Decision(total, "all that the KV cache can hold")
+        settled["context_length"], reasons["context_length"] = Decision(total, "all that --max-total-tokens allows")
     if facts.model.vocab_size < 1:
         raise ModelError(f"{facts.model_path}: the vocabulary is empty")
 

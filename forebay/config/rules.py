@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from forebay.base.toolchain import find_compiler
-from forebay.base.units import human_bytes
-from forebay.config.engine_config import KernelBackend
+from forebay.base.units import ceil_div, human_bytes
+from forebay.config.engine_config import KernelBackend, StateStrategy
 from forebay.config.flag import Value
 from forebay.config.machine import Amount
 from forebay.formats.model_config import ModelConfig
@@ -19,6 +19,10 @@ DEFAULT_FRACTION: Final = 0.25
 # Pages become resident as they fill. 4 GiB is 186,000 tokens of the embedded model: more is for whoever asks.
 DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30
 MIN_KV_BYTES: Final = 16 << 20
+# Several dozen slots of a small hybrid, a few of a large one; retractions are rare.
+HOST_LIMIT_BYTES: Final = 1 << 30
+# About a sentence: what a continued conversation computes again at most.
+TRACK_TOKENS: Final = 32
 ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
 
 
@@ -83,8 +87,25 @@ def _context_length(facts: Facts, settled: Settled) -> Decision:
     return Decision(facts.model.max_position_embeddings, "the model's own")
 
 
+def _mamba_ssm_dtype(facts: Facts, settled: Settled) -> Decision:
+    return Decision("float32", "rounding at every token adds up over a scan")
+
+
+def _mamba_scheduler_strategy(facts: Facts, settled: Settled) -> Decision:
+    if settled["disable_radix_cache"]:
+        return Decision(StateStrategy.NO_BUFFER.value, "without the prefix cache no state is kept")
+    return Decision(StateStrategy.EXTRA_BUFFER.value, "steps need not end where a state is kept")
+
+
 def _page_size(facts: Facts, settled: Settled) -> Decision:
+    if settled["mamba_scheduler_strategy"] == StateStrategy.NO_BUFFER and not settled["disable_radix_cache"]:
+        return Decision(1, "no_buffer keeps states at any length, and pages end where states do")
     return Decision(16, "small enough to share short prefixes, large enough to keep page tables short")
+
+
+def _mamba_track_interval(facts: Facts, settled: Settled) -> Decision:
+    page = int(settled["page_size"])  # type: ignore[arg-type]
+    return Decision(ceil_div(TRACK_TOKENS, page) * page, "a state a sentence, in whole pages")
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
@@ -118,11 +139,12 @@ def _modest_kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
     return _kv_cache_bytes(facts, settled, modest=True)
 
 
-def _max_total_tokens(facts: Facts, settled: Settled) -> Decision:
-    per_token = facts.model.kv_bytes_per_token(ITEM_BYTES[str(settled["dtype"])])
-    page = int(settled["page_size"])  # type: ignore[arg-type]
-    tokens = int(settled["kv_cache_bytes"]) // per_token // page * page  # type: ignore[arg-type]
-    return Decision(max(page, tokens), f"what the KV cache holds at {human_bytes(per_token)} a token")
+def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
+    left = facts.memory.value - weight_bytes(facts, settled) - int(settled["kv_cache_bytes"])  # type: ignore[arg-type]
+    share = max(0, left // 4)
+    if share > HOST_LIMIT_BYTES:
+        return Decision(HOST_LIMIT_BYTES, "retractions are rare, and a few requests fit")
+    return Decision(share, "a quarter of what weights and caches leave")
 
 
 def _max_running_requests(facts: Facts, settled: Settled) -> Decision:
@@ -138,7 +160,8 @@ def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
 
 
 def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
-    return Decision(4 * int(settled["max_total_tokens"]), "4 times the KV cache")  # type: ignore[arg-type]
+    context = min(int(settled["context_length"]), facts.model.max_position_embeddings)  # type: ignore[arg-type]
+    return Decision(int(settled["max_running_requests"]) * context, "a full context for each that may run")  # type: ignore[arg-type]
 
 
 # In this order: a rule may look at what those above it decided.
@@ -150,10 +173,13 @@ RULES: Final[dict[str, Rule]] = {
     "num_threads": _num_threads,
     "kernels": _kernels,
     "context_length": _context_length,
+    "mamba_ssm_dtype": _mamba_ssm_dtype,
+    "mamba_scheduler_strategy": _mamba_scheduler_strategy,
     "page_size": _page_size,
+    "mamba_track_interval": _mamba_track_interval,
     "mem_fraction_static": _mem_fraction_static,
     "kv_cache_bytes": _modest_kv_cache_bytes,
-    "max_total_tokens": _max_total_tokens,
+    "retraction_host_bytes": _retraction_host_bytes,
     "max_running_requests": _max_running_requests,
     "chunked_prefill_size": _chunked_prefill_size,
     "overlap_depth": _overlap_depth,
@@ -163,6 +189,8 @@ RULES: Final[dict[str, Rule]] = {
 # Settings that may stay unset: being absent is their meaning.
 OPTIONAL: Final = {
     "chat_template": "the checkpoint's own",
+    "max_total_tokens": "what the memory holds",
+    "max_mamba_cache_size": "by --mamba-full-memory-ratio, and no more than can be of use",
     "api_key": "none: only this machine can connect",
     "api_key_file": "none: only this machine can connect",
     "admin_api_key": "none: the admin routes are absent",

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.elsewhere import ABSENT_DTYPES
-from forebay.config.engine_config import EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
+from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_STRATEGIES
+from forebay.config.engine_config import EvictionPolicy, KernelBackend, Ledger, SchedulePolicy, StateStrategy
 from forebay.config.flag import AUTO, BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -17,6 +17,7 @@ MAX_TOKENS: Final = 1 << 31
 MODEL: Final = "model"
 MEMORY: Final = "memory and compute"
 SCHEDULING: Final = "scheduling"
+STATE: Final = "recurrent states and sliding windows"
 CACHE: Final = "prefix cache"
 HTTP: Final = "http"
 SECURITY: Final = "security"
@@ -65,7 +66,7 @@ _MODEL: Final = (
         group=MODEL,
         choices=("bfloat16", "float32"),
         absent=ABSENT_DTYPES,
-        help="type of weights, activations and KV cache",
+        help="type of weights, activations, KV cache and convolution states",
     ),
 )
 
@@ -78,7 +79,7 @@ _MEMORY: Final = (
         low=0.01,
         high=0.95,
         aliases=("--gpu-memory-utilization", "--memory-ratio"),
-        help="share of the available memory for weights and KV cache, such as 0.5 or 50%",
+        help="share of the available memory for weights and caches, such as 0.5 or 50%",
     ),
     Flag(
         name="kv_cache_bytes",
@@ -87,7 +88,7 @@ _MEMORY: Final = (
         group=MEMORY,
         low=1 << 16,
         aliases=("--kv-cache-memory-bytes", "--kv-cache-memory"),
-        help="size of the KV cache, such as 4GiB",
+        help="size of all caches together (KV, windows, states), such as 4GiB",
     ),
     Flag(
         name="max_total_tokens",
@@ -133,6 +134,83 @@ _MEMORY: Final = (
         group=MEMORY,
         choices=tuple(KernelBackend),
         help="native: compiled for this machine; torch: the reference",
+    ),
+)
+
+_STATE: Final = (
+    Flag(
+        name="mamba_ssm_dtype",
+        kind=TEXT,
+        default=AUTO,
+        group=STATE,
+        choices=("float32", "bfloat16"),
+        absent=ABSENT_DTYPES,
+        aliases=("--mamba-ssm-cache-dtype",),
+        help="type of the states that scans carry on",
+    ),
+    Flag(
+        name="mamba_scheduler_strategy",
+        kind=TEXT,
+        default=AUTO,
+        group=STATE,
+        choices=tuple(StateStrategy),
+        absent=ABSENT_STRATEGIES,
+        aliases=("--mamba-radix-cache-strategy",),
+        help="how states come into the prefix cache: extra_buffer tracks them in slots of its own, no_buffer ends "
+        "steps where one is wanted",
+    ),
+    Flag(
+        name="mamba_track_interval",
+        kind=COUNT,
+        default=AUTO,
+        group=STATE,
+        low=1,
+        high=MAX_TOKENS,
+        help="tokens between the states that a request tracks while it generates; whole pages",
+    ),
+    Flag(
+        name="checkpoint_interval",
+        kind=COUNT,
+        default=1024,
+        group=STATE,
+        low=1,
+        high=MAX_TOKENS,
+        help="tokens between the states kept of a long prompt, besides those where reuse is likely",
+    ),
+    Flag(
+        name="max_mamba_cache_size",
+        kind=COUNT,
+        default=AUTO,
+        group=STATE,
+        low=1,
+        high=1 << 24,
+        help="state slots, for running requests and the prefix cache together; raised to what the requests need",
+    ),
+    Flag(
+        name="mamba_full_memory_ratio",
+        kind=FLOAT,
+        default=0.9,
+        group=STATE,
+        low=0.01,
+        high=100.0,
+        help="memory of states to memory of KV",
+    ),
+    Flag(
+        name="swa_full_tokens_ratio",
+        kind=FLOAT,
+        default=0.8,
+        group=STATE,
+        low=0.01,
+        high=1.0,
+        help="tokens that sliding windows' KV holds to tokens that full KV holds",
+    ),
+    Flag(
+        name="retraction_host_bytes",
+        kind=BYTES,
+        default=AUTO,
+        group=STATE,
+        low=0,
+        help="memory for what retracted requests keep, such as 1GiB; 0: they compute everything again",
     ),
 )
 
@@ -358,7 +436,7 @@ _LOGGING: Final = (
     ),
 )
 
-FLAGS: Final = (*_MODEL, *_MEMORY, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
+FLAGS: Final = (*_MODEL, *_MEMORY, *_STATE, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"  # `--config`: the file itself is no setting of it

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ConfigError, ModelError
-from forebay.config.engine_config import Config, EngineConfig, ServerConfig
+from forebay.config.engine_config import Config, EngineConfig, ServerConfig, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
 from forebay.config.resolve import resolve, written_names
 from forebay.config.rules import OPTIONAL, RULES
@@ -49,7 +49,8 @@ def test_nothing_below_is_auto() -> None:
     config = resolve()
     values = [getattr(part, field.name) for part in (config.engine, config.server) for field in fields(part)]
     assert not any(isinstance(value, Auto) for value in values)
-    assert all(getattr(config.engine, field.name) is not None for field in fields(EngineConfig))
+    absent = {field.name for field in fields(EngineConfig) if getattr(config.engine, field.name) is None}
+    assert absent == {"max_total_tokens", "max_mamba_cache_size"}  # no limit of its own
 
 
 def test_every_auto_has_a_rule_or_may_be_absent() -> None:
@@ -86,10 +87,40 @@ def test_a_fraction_or_a_percentage_of_memory_is_the_same_thing() -> None:
     assert half == pytest.approx(again, rel=0.2)  # what is free moves meanwhile
 
 
-def test_a_context_longer_than_the_cache_is_cut_and_says_so() -> None:
-    config = resolve({"kv_cache_bytes": "16MiB"})
-    assert config.engine.context_length == config.engine.max_total_tokens < 8192
+def test_a_context_longer_than_the_cache_may_be_is_cut_and_says_so() -> None:
+    config = resolve({"max_total_tokens": "1k"})
+    assert config.engine.context_length == config.engine.max_total_tokens == 1024
     assert setting(config, "context_length")[1] == "rule"
+
+
+def test_states_are_tracked_in_slots_of_their_own_only_beside_a_prefix_cache() -> None:
+    """C18."""
+    assert resolve().engine.mamba_scheduler_strategy is StateStrategy.EXTRA_BUFFER
+    assert resolve({"disable_radix_cache": True}).engine.mamba_scheduler_strategy is StateStrategy.NO_BUFFER
+
+
+@pytest.mark.parametrize(
+    ("flags", "page_size"),
+    [
+        ({"mamba_scheduler_strategy": "no_buffer"}, 1),
+        ({"mamba_scheduler_strategy": "no_buffer", "page_size": "auto"}, 1),
+        ({"mamba_scheduler_strategy": "no_buffer", "disable_radix_cache": True}, 16),
+        ({"mamba_radix_cache_strategy": "extra_buffer"}, 16),
+        ({"disable_radix_cache": True}, 16),
+    ],
+)
+def test_without_buffer_a_page_size_that_nobody_wrote_is_one(flags: dict[str, Any], page_size: int) -> None:
+    assert resolve(flags).engine.page_size == page_size
+
+
+@pytest.mark.parametrize(("page_size", "interval"), [(1, 32), (16, 32), (24, 48), (64, 64)])
+def test_a_state_is_tracked_every_few_whole_pages(page_size: int, interval: int) -> None:
+    assert resolve({"page_size": page_size}).engine.mamba_track_interval == interval
+
+
+def test_a_track_interval_inside_a_page_is_refused_with_the_next_that_is_not() -> None:
+    with pytest.raises(ConfigError, match=r"--mamba-track-interval \(50\) .* page size, 16: give 64"):
+        resolve({"mamba_track_interval": 50})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +130,8 @@ def test_a_context_longer_than_the_cache_is_cut_and_says_so() -> None:
         ({"api_key": KEY, "api_key_file": "keys"}, ("--api-key", "--api-key-file")),
         ({"disable_radix_cache": True, "schedule_policy": "lpm"}, ("--disable-radix-cache", "--schedule-policy")),
         ({"disable_radix_cache": True, "radix_eviction_policy": "lfu"}, ("--radix-eviction-policy",)),
+        ({"disable_radix_cache": True, "mamba_scheduler_strategy": "extra_buffer"}, ("--mamba-scheduler-strategy",)),
+        ({"mamba_scheduler_strategy": "no_buffer", "page_size": 16}, ("--mamba-scheduler-strategy", "--page-size")),
         ({"context_length": "4k", "max_total_tokens": "1k"}, ("--context-length", "--max-total-tokens")),
         ({"page_size": 64, "max_total_tokens": 32}, ("--page-size", "--max-total-tokens")),
         ({"stall_timeout": 60, "request_timeout": 10}, ("--stall-timeout", "--request-timeout")),
@@ -184,3 +217,11 @@ def test_a_kv_cache_that_memory_cannot_hold_is_refused_at_the_start() -> None:
     """It would fill for hours and then be killed."""
     with pytest.raises(ConfigError, match=r"--kv-cache-bytes \(100.0 TiB\) and .* weights .* give at most"):
         resolve({"kv_cache_bytes": "102400GiB"})
+    with pytest.raises(ConfigError, match=r"--retraction-host-bytes \(100.0 TiB\) and .* weights .* give at most"):
+        resolve({"retraction_host_bytes": "102400GiB"})
+
+
+def test_retracted_requests_keep_little_by_default_and_nothing_when_told() -> None:
+    """C26."""
+    assert 0 < resolve().engine.retraction_host_bytes <= 1 << 30
+    assert resolve({"retraction_host_bytes": 0}).engine.retraction_host_bytes == 0
