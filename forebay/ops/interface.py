@@ -6,7 +6,7 @@ Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, E expe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -158,10 +158,12 @@ class Ops(RecurrenceOps, Protocol):
         down: Sequence[LinearWeight],
         topk_ids: Tensor,
         topk_weights: Tensor,
+        activate: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """A mixture of experts: sum over j of topk_weights[t, j] * expert[topk_ids[t, j]](x[t]) -> [T, H].
 
-        E experts, each silu_and_mul(linear(x, gate_up[e])) through down[e]; topk_ids [T, k] int64, topk_weights [T, k]
-        float32 or x's dtype. Summed in float32 in the order of j and rounded once.
+        E experts, each activate(linear(x, gate_up[e])) through down[e], with silu_and_mul where `activate` is None.
+        topk_ids [T, k] int64, topk_weights [T, k] float32 or x's dtype. Summed in float32 in the order of j and
+        rounded once.
         """
         ...

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -290,7 +290,9 @@ class NativeOps(TorchOps):
         down: Sequence[LinearWeight],
         topk_ids: Tensor,
         topk_weights: Tensor,
+        activate: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
+        activate = activate or self.silu_and_mul
         tokens, choices = topk_ids.shape
         chosen = topk_ids.reshape(-1)
         by_expert = chosen.argsort(stable=True)
@@ -301,7 +303,7 @@ class NativeOps(TorchOps):
             if count:
                 last = down[e]
                 assert isinstance(last, NativeLinearWeight), type(last)
-                hidden = self.silu_and_mul(self.linear(gathered[start : start + count], gate_up[e]))
+                hidden = activate(self.linear(gathered[start : start + count], gate_up[e]))
                 self._linear_into(last.kernel, hidden, last, results[start : start + count])
                 start += count
         place = torch.empty_like(by_expert)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -144,11 +144,13 @@ class TorchOps(TorchRecurrence):
         down: Sequence[LinearWeight],
         topk_ids: Tensor,
         topk_weights: Tensor,
+        activate: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
+        activate = activate or self.silu_and_mul
         per_choice = x.new_zeros(*topk_ids.shape, x.shape[1])
         for e in sorted(set(topk_ids.flatten().tolist())):
             token, choice = torch.where(topk_ids == e)
-            per_choice[token, choice] = self.linear(self.silu_and_mul(self.linear(x[token], gate_up[e])), down[e])
+            per_choice[token, choice] = self.linear(activate(self.linear(x[token], gate_up[e])), down[e])
         return (per_choice.float() * topk_weights.float().unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 

@@ -37,6 +37,15 @@ def test_fused_experts_equals_the_reference(
     assert_close(_experts(native, x, ids, weights), _experts(reference, x, ids, weights))
 
 
+def test_experts_may_have_another_activation(native: NativeOps, reference: TorchOps, dtype: torch.dtype) -> None:
+    def run(ops: Ops) -> torch.Tensor:
+        up = [ops.pack_linear(normal((INTERMEDIATE, HIDDEN), dtype, seed=e, scale=0.15)) for e in range(NUM_EXPERTS)]
+        down = [ops.pack_linear(normal((HIDDEN, INTERMEDIATE), dtype, seed=50 + e)) for e in range(NUM_EXPERTS)]
+        return ops.fused_experts(normal((9, HIDDEN), dtype, seed=1), up, down, *_routing(9, 2), activate=ops.relu2)
+
+    assert_close(run(native), run(reference))
+
+
 def test_a_token_does_not_depend_on_the_others(native: NativeOps, dtype: torch.dtype) -> None:
     x = normal((60, HIDDEN), dtype, seed=1)
     ids, weights = _routing(60, 2)
