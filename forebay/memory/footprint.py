@@ -29,8 +29,8 @@ def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int
 
 
 def tracking_slots(extra_buffer: bool, depth: int) -> int:
-    """State slots that a request tracks its state in: none without the extra buffer; with overlap two, so that a step in
-    flight writes one while the other's state is complete."""
+    """State slots that a request tracks its state in: none without the extra buffer; with overlap two, so that a step
+    in flight writes one while the other's state is complete."""
     return 0 if not extra_buffer else 2 if depth else 1
 
 

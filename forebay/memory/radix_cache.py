@@ -1,104 +1,32 @@
-"""The radix prefix cache over KV pages (C18 for full KV, C19, C20).
+"""The radix prefix cache over all that layers keep: full KV, sliding windows, recurrent states (C18, C19, C20).
 
 A tree per namespace; an edge holds whole pages of tokens and the pages that keep their KV. Keys are the exact tokens as
 bytes (int32, little endian): comparing is a memcmp, a child is found by its first page's bytes, and no hash ever stands
 in for the tokens. Only full pages that completed steps wrote are adopted; the request that computed them goes on using
-them under a pin.
+them under a pin. A hit ends where every kind can be resumed: at the end of a node with a state, behind a whole window.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from itertools import chain, islice
+from typing import Any, Final
 
 import numpy as np
 
 from forebay.config.engine_config import EvictionPolicy
+from forebay.memory.cached_states import CachedStates
+from forebay.memory.cached_windows import CachedWindows
+from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.slots import CACHE, Holder, Ids, Slots
+from forebay.memory.radix_node import NO_PAGES, TOKEN_BYTES, Adoption, Match, Node, Pin, Root
+from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
+from forebay.memory.window_pool import WindowPool
 
-TOKEN_BYTES: Final = 4
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
-
-
-_NO_PAGES: Final[Ids] = np.empty(0, dtype=np.int64)
-
-
-class Node:
-    """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
-
-    `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
-    and a pin or an unpin stops at the first ancestor whose state does not change.
-    """
-
-    __slots__ = (
-        "children",
-        "hits",
-        "key",
-        "last_access",
-        "locks",
-        "pages",
-        "parent",
-        "priority",
-        "stamp",
-        "tombstones",
-    )
-
-    def __init__(self, key: bytes, pages: Ids, parent: Node | None) -> None:
-        self.key, self.pages, self.parent = key, pages, parent
-        self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.last_access = 0
-        self.hits = 0
-        self.priority = 0
-        self.stamp = 0
-        self.tombstones: set[bytes] = set()
-
-
-class Root(Node):
-    """Where a namespace begins: no tokens, no pages."""
-
-    __slots__ = ("namespace",)
-
-    def __init__(self, namespace: str) -> None:
-        super().__init__(b"", _NO_PAGES, None)
-        self.namespace = namespace
-
-
-class Match(NamedTuple):
-    """How far a prompt is cached. `pages` and `num_tokens` say what; `reason` why not more.
-
-    `inside` is how many bytes of `node`'s key match (all of them, unless the prompt diverges within the edge).
-    """
-
-    node: Node
-    inside: int
-    chunks: list[Ids]
-    num_tokens: int
-    reason: MissReason
-
-    @property
-    def pages(self) -> Ids:
-        return np.concatenate(self.chunks) if self.chunks else _NO_PAGES
-
-
-@dataclass(slots=True, eq=False)
-class Pin:
-    """A prefix that cannot be evicted while this is held: `num_pages` pages from the root to `node`."""
-
-    node: Node
-    num_pages: int
-
-
-class Adoption(NamedTuple):
-    """What became of a request's pages: `replaced` are the cache's own pages for those it already had (the request's
-    copies of them, from the pin's end on, stay the request's); the ones after them now belong to the cache."""
-
-    replaced: Ids
-    num_adopted: int
+_MAX_SIBLINGS: Final = 32  # children that are looked at to say where a prompt left the nearest
 
 
 def _lru(node: Node) -> tuple[int, ...]:
@@ -124,11 +52,22 @@ class RadixCache:
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
-    (`evict`). Units are pages except where a name says tokens.
+    (`evict`). `states` and `windows` are there where layers keep such things. Units are pages except where a name says
+    tokens.
     """
 
-    def __init__(self, slots: Slots, page_size: int, *, policy: EvictionPolicy = EvictionPolicy.LRU) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        page_size: int,
+        *,
+        policy: EvictionPolicy = EvictionPolicy.LRU,
+        states: MambaPool | None = None,
+        windows: WindowPool | None = None,
+    ) -> None:
         self._slots = slots
+        self.states = CachedStates(states) if states else None
+        self.windows = CachedWindows(windows) if windows else None
         self.page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, Root] = {}
@@ -143,13 +82,14 @@ class RadixCache:
     # -- looking up -----------------------------------------------------------------------------------------------
 
     def match(self, key: bytes, namespace: str = "", max_tokens: int | None = None) -> Match:
-        """The longest cached prefix of `key` in whole pages, at most `max_tokens` long. Changes nothing."""
+        """The longest cached prefix of `key` in whole pages that can be resumed, at most `max_tokens` long. Changes
+        nothing."""
         page_bytes = self._page_bytes
         end = len(key) if max_tokens is None else min(len(key), max_tokens * TOKEN_BYTES)
         end -= end % page_bytes
         root = self._roots.get(namespace)
         if root is None:
-            return Match(_NOWHERE, 0, [], 0, MissReason.EMPTY if end else MissReason.BELOW_PAGE)
+            return no_match(MissReason.EMPTY if end else MissReason.BELOW_PAGE)
         node: Node = root
         position, inside = 0, 0
         chunks: list[Ids] = []
@@ -173,16 +113,84 @@ class RadixCache:
             position += length
             if length < len(edge):
                 break
-        return Match(node, inside, chunks, position // TOKEN_BYTES, reason)
+        tokens = position // TOKEN_BYTES
+        match = Match(node, inside, chunks, tokens, reason, tokens, tokens, tokens)
+        return match if self.states is None and self.windows is None else self._resumable(match)
+
+    def _resumable(self, match: Match) -> Match:
+        """Cut a match back to where every kind can be resumed."""
+        pages, whole = match.pages, match.num_tokens // self.page_size
+        state_ends = [whole] if self.states is None else self._state_ends(match)
+        end = resumable = state_ends[0]
+        window_end = whole
+        if (windows := self.windows) is not None:
+            window_end = windows.last_resumable(pages, whole)
+            end = window_end
+            if self.states is not None:
+                end = next(at for at in state_ends if windows.last_resumable(pages, at) == at)
+        if end == whole:
+            return match
+        node, start = match.node, whole - match.inside // self._page_bytes
+        while start >= end and node.parent is not None:
+            node = node.parent
+            start -= len(node.pages)
+        return Match(
+            node,
+            (end - start) * self._page_bytes,
+            [pages[:end]],
+            end * self.page_size,
+            MissReason.STATE_MISSING if resumable <= window_end else MissReason.WINDOW_MISSING,
+            match.kv_tokens,
+            window_end * self.page_size,
+            resumable * self.page_size,
+        )
+
+    def _state_ends(self, match: Match) -> list[int]:
+        """The numbers of pages after which there is a state on the matched path, the greatest first, and 0."""
+        node, end, ends = match.node, match.num_tokens // self.page_size, []
+        if match.inside < len(node.key) and node.parent is not None:
+            end -= match.inside // self._page_bytes
+            node = node.parent
+        while node.parent is not None:
+            if node.state != PAD:
+                ends.append(end)
+            end -= len(node.pages)
+            node = node.parent
+        return [*ends, 0]
+
+    def differs(self, key: bytes, namespace: str = "") -> tuple[int, int]:
+        """Where `key` leaves the cached prompt that is nearest to it: the position in tokens, and the token there.
+
+        (-1, -1) where it does not: it ends first, or the cached one does.
+        """
+        node: Node | None = self._roots.get(namespace)
+        position = 0
+        while node is not None:
+            nearest, shared = self._nearest_child(node, key, position)
+            if nearest is None:
+                break
+            position += shared
+            if shared < len(nearest.key):
+                if position >= len(key):
+                    break
+                token = nearest.key[shared : shared + TOKEN_BYTES]
+                return position // TOKEN_BYTES, int.from_bytes(token, "little", signed=True)
+            node = nearest
+        return -1, -1
+
+    def _nearest_child(self, node: Node, key: bytes, position: int) -> tuple[Node | None, int]:
+        """The child that shares most with `key` from `position` on, and how many bytes."""
+        child = node.children.get(key[position : position + self._page_bytes])
+        near = [child] if child else islice(node.children.values(), _MAX_SIBLINGS)
+        return max(
+            ((other, _shared(key, position, other.key)) for other in near),
+            key=lambda found: found[1],
+            default=(None, 0),
+        )
 
     def _common(self, key: bytes, edge: bytes, position: int, end: int) -> int:
         """Bytes of whole pages that `edge` and `key[position:end]` share; the first page is known to be shared."""
-        n = min(len(edge), end - position)
-        ours = np.frombuffer(key, dtype=np.int32, count=n // TOKEN_BYTES, offset=position)
-        theirs = np.frombuffer(edge, dtype=np.int32, count=n // TOKEN_BYTES)
-        differ = ours != theirs
-        first = int(differ.argmax())
-        shared = first * TOKEN_BYTES if differ[first] else n
+        shared = min(_shared(key, position, edge), end - position)
         return shared - shared % self._page_bytes
 
     @staticmethod
@@ -211,7 +219,12 @@ class RadixCache:
                 step.priority = priority
             step = step.parent
         self._lock(node)
-        return Pin(node, match.num_tokens // self.page_size)
+        num_pages = match.num_tokens // self.page_size
+        if self.states and node.state != PAD:
+            self.states.touch(node)
+        if self.windows:
+            self.windows.touch(node, num_pages)
+        return Pin(node, num_pages)
 
     def unpin(self, pin: Pin) -> None:
         self._unlock(pin.node)
@@ -231,6 +244,10 @@ class RadixCache:
             length = self._common(key, child.key, position, end)
             if length < len(child.key):
                 child = self._split(child, length)
+            if self.windows:
+                at = position // self._page_bytes - start
+                self.windows.pool.replace(pages[at : at + len(child.pages)], child.pages, owner)
+                self.windows.replaced(child)
             replaced.append(child.pages)
             node, position = child, position + length
         num_replaced = position // self._page_bytes - start
@@ -238,6 +255,8 @@ class RadixCache:
         if len(adopted):
             self._slots.transfer(adopted, owner, CACHE)
             node = self._attach(node, key[position:end], adopted)
+            if self.windows:
+                self.windows.attached(node, owner)
         if node is not pin.node:
             self._clock += 1
             node.last_access = self._clock
@@ -246,7 +265,14 @@ class RadixCache:
             self._unlock(pin.node)
             pin.node = node
         pin.num_pages = end // self._page_bytes
-        return Adoption(np.concatenate(replaced) if replaced else _NO_PAGES, len(adopted))
+        return Adoption(np.concatenate(replaced) if replaced else NO_PAGES, len(adopted))
+
+    def attach_state(self, pin: Pin, slot: int, owner: int) -> bool:
+        """Adopt `owner`'s slot, which holds the state after exactly the pinned prefix and was written by a completed
+        step. False, and the slot stays the owner's, where the cache has that state already."""
+        assert self.states is not None
+        assert pin.node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
+        return self.states.attach(pin.node, slot, owner)
 
     def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "") -> Adoption:
         """Adopt a whole prefix without keeping a pin on it."""
@@ -269,7 +295,7 @@ class RadixCache:
             node: Node = entry[-1]
             if node.stamp != entry[-2]:
                 continue
-            if len(node.pages) > missing:
+            if len(node.pages) > missing and self.states is None:  # a leaf cut short loses its state, and its use
                 self._split(node, len(node.key) - missing * self._page_bytes)
             freed.append(node.pages)
             missing -= len(node.pages)
@@ -282,6 +308,18 @@ class RadixCache:
             self._slots.return_ids(np.concatenate(freed), CACHE)
         return count
 
+    def evict_states(self, num_slots: int) -> int:
+        """Free `num_slots` states that no step will copy, or all there are, the useless first; how many.
+
+        Their KV stays until its pages are wanted: it goes before any that can be resumed.
+        """
+        assert self.states is not None
+        nodes = self.states.evict(num_slots)
+        for node in nodes:
+            if not node.children and not node.locks:
+                self._offer(node)
+        return len(nodes)
+
     def flush(self) -> int:
         """Evict everything that is not pinned, and forget that it was there; how many pages."""
         count = self.evict(self.num_pages)
@@ -293,8 +331,14 @@ class RadixCache:
 
     def holders(self) -> list[Holder]:
         """What the cache holds, for an audit."""
-        chunks = [node.pages for root in self._roots.values() for node in self._walk(root)]
+        chunks = [node.pages for node in self._nodes()]
         return [Holder(CACHE, np.concatenate(chunks))] if chunks else []
+
+    def state_holders(self) -> list[Holder]:
+        return [self.states.holder()] if self.states else []
+
+    def window_holders(self) -> list[Holder]:
+        return [self.windows.holder(self._nodes())] if self.windows else []
 
     def check(self, pins: list[Pin]) -> None:
         """Assert the tree's invariants against the pins that exist: for tests and audits."""
@@ -315,6 +359,8 @@ class RadixCache:
                 pages += len(node.pages)
                 evictable += len(node.pages) if node.locks == 0 else 0
         assert not own, "a pin's node is not in the tree"
+        if self.states:
+            self.states.check(self._nodes())
         assert (pages, evictable) == (self.num_pages, self.num_evictable), (
             f"counted {pages} pages, {evictable} evictable; booked {self.num_pages}, {self.num_evictable}"
         )
@@ -341,6 +387,8 @@ class RadixCache:
         parent.stamp = 0  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
+        if self.states:
+            self.states.attached(node)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -353,6 +401,10 @@ class RadixCache:
         parent.children[node.key[: self._page_bytes]] = upper
         node.key, node.pages, node.parent = node.key[at:], node.pages[num_pages:], upper
         upper.children[node.key[: self._page_bytes]] = node
+        if self.states:
+            self.states.split(upper, node)
+        if self.windows:
+            self.windows.split(upper, node)
         return upper
 
     def _lock(self, node: Node) -> None:
@@ -383,7 +435,8 @@ class RadixCache:
         """Make a leaf a candidate for eviction. Entries whose stamp the node no longer carries are void."""
         self._stamps += 1
         leaf.stamp = self._stamps
-        heapq.heappush(self._heap, (*self._order(leaf), leaf.stamp, leaf))
+        resumable = leaf.num_states > 0  # where layers have states, what nobody can resume goes first
+        heapq.heappush(self._heap, (resumable, *self._order(leaf), leaf.stamp, leaf))
         if len(self._heap) > 64 + 4 * self.num_pages:
             self._heap = [entry for entry in self._heap if entry[-1].stamp == entry[-2]]
             heapq.heapify(self._heap)
@@ -391,6 +444,10 @@ class RadixCache:
     def _remove_leaf(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
+        if self.windows:
+            self.windows.removed(node)
+        if self.states:
+            self.states.removed(node)
         first = node.key[: self._page_bytes]
         del parent.children[first]
         node.stamp = 0
@@ -404,6 +461,9 @@ class RadixCache:
         else:
             self._offer(parent)
 
+    def _nodes(self) -> Iterator[Node]:
+        return chain.from_iterable(map(self._walk, self._roots.values()))
+
     @staticmethod
     def _walk(root: Node) -> Iterator[Node]:
         stack = [root]
@@ -414,3 +474,15 @@ class RadixCache:
 
 
 _NOWHERE: Final = Root("")  # where a match ends in a namespace that does not exist yet
+
+
+def no_match(reason: MissReason) -> Match:
+    return Match(_NOWHERE, 0, [], 0, reason, 0, 0, 0)
+
+
+def _shared(key: bytes, position: int, edge: bytes) -> int:
+    """Bytes of whole tokens that `edge` and `key` from `position` on have in common."""
+    n = min(len(edge), len(key) - position) // TOKEN_BYTES
+    ours = np.frombuffer(key, dtype=np.int32, count=n, offset=position)
+    differ = ours != np.frombuffer(edge, dtype=np.int32, count=n)
+    return TOKEN_BYTES * (int(differ.argmax()) if differ.any() else n)

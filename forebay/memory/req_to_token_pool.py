@@ -4,7 +4,8 @@ of it (`pools.request_rows`) learns of changes through the row writes of a step'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -53,12 +54,21 @@ class ReqToTokenPool:
         Raises OutOfSlots, with nothing changed, when there are too few for all.
         """
         new = [req for req in reqs if req.req_pool_idx == PAD]
-        rows: list[int] = self.slots.take_ids(len(new), _HELD).tolist()
+        if len(new) == 1:
+            rows = [self.slots.take_one(_HELD)]
+        else:
+            rows = self.slots.take_ids(len(new), _HELD).tolist()
         holders = self.holders
         for req, row in zip(new, rows, strict=True):
             req.req_pool_idx = row
             holders[row] = req
         return rows if len(new) == len(reqs) else [req.req_pool_idx for req in reqs]
+
+    @contextmanager
+    def group(self, n: int) -> Iterator[None]:
+        """One allocation group for n admissions (C7)."""
+        with self.slots.group(n):
+            yield
 
     def free(self, req: RowHolder) -> None:
         """Take the row back from a request that holds one."""

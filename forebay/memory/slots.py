@@ -7,7 +7,7 @@ A pool hands out 1..capacity; index 0 is nobody's (see `PAD`). Free slots form a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -74,6 +74,8 @@ class Slots:
         self._stack: Ids = np.arange(capacity, PAD, -1, dtype=np.int64)  # the top is the last entry
         self._top = capacity
         self._group: list[int] = []
+        self._drawn: list[int] = []  # slots taken from the group and not booked yet, and for whom
+        self._drawn_for: list[int] = []
         self._marks: Ids = FREE - np.arange(capacity + 1, dtype=np.int64)
 
     # -- taking and returning -------------------------------------------------------------------------------------
@@ -91,8 +93,8 @@ class Slots:
     def take_ids(self, n: int, owner: int | Ids) -> Ids:
         """Take n slots for `owner` (one id, or one per slot). Raises OutOfSlots and takes none when short."""
         if self._group:
-            if n == 1:
-                return self._take_from_group(owner)
+            if n == 1 and isinstance(owner, int):
+                return np.array([self.take_one(owner)], dtype=np.int64)
             if n > self._top:
                 self.alloc_group_end()
         top = self._top
@@ -107,8 +109,19 @@ class Slots:
         self.generation[ids] = self._last_generation
         return ids
 
+    def take_one(self, owner: int) -> int:
+        """Take one slot; inside a group without touching an array. Raises OutOfSlots when there is none."""
+        if not self._group:
+            return int(self.take_ids(1, owner)[0])
+        slot = self._group.pop()
+        self._drawn.append(slot)
+        self._drawn_for.append(owner)
+        return slot
+
     def return_ids(self, ids: Ids, owner: int) -> None:
         """Give back slots that `owner` holds."""
+        if self._drawn:
+            self._book_drawn()
         n = len(ids)
         if self.ledger is not Ledger.OFF:
             marks = self._marks[:n]
@@ -127,6 +140,8 @@ class Slots:
         """Hand slots from one owner to another without freeing them."""
         if self.ledger is Ledger.OFF:
             return
+        if self._drawn:
+            self._book_drawn()
         if not _all_are(self._fenced.take(ids, mode="clip"), giver):
             ids = self._rightful(ids, giver)
         self.owner[ids] = taker
@@ -138,7 +153,7 @@ class Slots:
         """Everything is free again; generations are never reset (C1)."""
         self._stack = np.arange(self.capacity, PAD, -1, dtype=np.int64)
         self._top = self.capacity
-        self._group = []
+        self._group, self._drawn, self._drawn_for = [], [], []
         self.owner[:] = FREE
         self.owner[PAD] = QUARANTINE
         self.num_quarantined = 0
@@ -153,6 +168,8 @@ class Slots:
 
     def alloc_group_end(self) -> None:
         """Return what is left of the group; without a group, do nothing."""
+        if self._drawn:
+            self._book_drawn()
         if self._group:
             left, self._group = np.array(self._group[::-1], dtype=np.int64), []
             self.return_ids(left, GROUP)
@@ -165,17 +182,18 @@ class Slots:
         finally:
             self.alloc_group_end()
 
-    def _take_from_group(self, owner: int | Ids) -> Ids:
-        slot = self._group.pop()
-        ids = np.array([slot], dtype=np.int64)
+    def _book_drawn(self) -> None:
+        """Enter the slots taken from the group in the ledger, all at once: one by one costs ten times as much."""
         if self.ledger is not Ledger.OFF:
-            self.owner[ids] = owner
-        return ids
+            self.owner[self._drawn] = self._drawn_for
+        self._drawn.clear()
+        self._drawn_for.clear()
 
     # -- the ledger (C8) ------------------------------------------------------------------------------------------
 
     def held_by(self, owner: int) -> Ids:
         """The slots that the ledger books for `owner`."""
+        self._book_drawn()
         return np.flatnonzero(self.owner == owner)
 
     def quarantine(self, ids: Ids, owner: int, why: str) -> None:
@@ -189,6 +207,7 @@ class Slots:
 
         Costs O(capacity): for tests and for idle moments, not for every step.
         """
+        self._book_drawn()
         claimed = np.full(self.capacity + 1, FREE, dtype=np.int64)
         claimed[PAD] = QUARANTINE
         claimed[self.owner == QUARANTINE] = QUARANTINE
@@ -277,6 +296,10 @@ class Lease:
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.release()
+
+
+def as_ids(values: Sequence[int]) -> Ids:
+    return np.array(values, dtype=np.int64)
 
 
 def _all_are(values: Ids, value: int) -> bool:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kv_allocator import PagedKvAllocator
-from forebay.memory.radix_cache import Node, RadixCache
+from forebay.memory.radix_cache import RadixCache
+from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, Holder, LedgerError, OutOfSlots
 

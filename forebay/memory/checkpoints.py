@@ -1,0 +1,65 @@
+"""Where a prompt's recurrent state is worth keeping.
+
+KV can be resumed at every page; a state only where it was kept, and it costs the same wherever that is. So it is kept
+where prompts tend to part and to be continued, and at an interval only as a floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+MAX_PER_PROMPT: Final = 8  # states that one pass over a prompt keeps at most
+MIN_DISTANCE: Final = 32  # tokens: what is closer to a better checkpoint is not worth a slot of its own
+
+
+class Reason(IntEnum):
+    """Why there; the greater, the rather."""
+
+    INTERVAL = 0
+    HINT = 1  # the end of a message or role, or where the client set a breakpoint
+    BRANCH = 2  # a cached or waiting prompt parts from this one here
+    END = 3  # the end of the prompt: this prompt again, and what follows it
+
+
+class Checkpoint(NamedTuple):
+    length: int  # tokens
+    reason: Reason
+
+
+def plan_checkpoints(
+    *,
+    start: int,
+    num_prompt: int,
+    page_size: int,
+    hints: Iterable[int],
+    branches: Iterable[int],
+    interval: int,
+    budget: int = MAX_PER_PROMPT,
+) -> list[Checkpoint]:
+    """Where to keep the state while the tokens [start, num_prompt) are computed, in ascending order.
+
+    All are whole pages behind `start` and before the prompt's last token, which is always computed. Where two are
+    closer than MIN_DISTANCE the one with the better reason stays, of equals the later; so, too, where there are more
+    than `budget`. `interval` tokens are between those without a reason.
+    """
+    end = (num_prompt - 1) // page_size * page_size
+    wanted = [
+        *(Checkpoint(length, Reason.INTERVAL) for length in range(start + interval, end, interval)),
+        *(Checkpoint(length, Reason.HINT) for length in hints),
+        *(Checkpoint(length, Reason.BRANCH) for length in branches),
+        Checkpoint(end, Reason.END),
+    ]
+    kept: list[Checkpoint] = []
+    for length, reason in sorted(wanted, key=lambda point: (point.reason, point.length), reverse=True):
+        floor = length // page_size * page_size
+        if len(kept) < budget and start < floor <= end and _apart(floor, reason, kept):
+            kept.append(Checkpoint(floor, reason))
+    return sorted(kept)
+
+
+def _apart(length: int, reason: Reason, kept: Sequence[Checkpoint]) -> bool:
+    """Two places at which prompts really part are both worth it, however close."""
+    distance = 1 if reason is Reason.BRANCH else MIN_DISTANCE
+    return all(abs(length - other.length) >= distance for other in kept)
