@@ -15,18 +15,24 @@ from torch import Tensor
 
 from forebay.ops import LinearWeight
 
+Scales = tuple[tuple[int, float], ...]
+"""(number of rows, factor) for all rows of a weight, in their order; () where every factor is 1."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParam:
     """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it.
 
     `offset` is added to every entry when it is loaded: some families store norm weights as differences from 1.
+    `scales` are runs of rows, all of them or none, and what each is multiplied by when it is loaded: so a constant
+    multiplier of a layer's input or output costs nothing in a step.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     inner: tuple[int, ...] = ()
     offset: float = 0.0
+    scales: Scales = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,13 +67,32 @@ def tensor(name: str, *shape: int) -> TensorParam:
     return TensorParam(names=(name,), sizes=shape[:1], inner=shape[1:])
 
 
-def linear(names: Sequence[str], sizes: Sequence[int], in_features: int, *, bias: bool) -> LinearParam:
-    """Layers `names` (`.weight` and `.bias` are added) with `sizes` outputs each, one below the other."""
+def linear(
+    names: Sequence[str],
+    sizes: Sequence[int],
+    in_features: int,
+    *,
+    bias: bool,
+    scales: Scales = (),
+    input_scale: float = 1.0,
+) -> LinearParam:
+    """Layers `names` (`.weight` and `.bias` are added) with `sizes` outputs each, one below the other.
+
+    The input is multiplied by `input_scale`, and runs of outputs by `scales`.
+    """
     weights, biases = tuple(f"{name}.weight" for name in names), tuple(f"{name}.bias" for name in names)
+    scales = scales or ((sum(sizes), 1.0),)
     return LinearParam(
-        weight=TensorParam(names=weights, sizes=tuple(sizes), inner=(in_features,)),
-        bias=TensorParam(names=biases, sizes=tuple(sizes)) if bias else None,
+        weight=TensorParam(
+            names=weights, sizes=tuple(sizes), inner=(in_features,), scales=_needed(scales, input_scale)
+        ),
+        bias=TensorParam(names=biases, sizes=tuple(sizes), scales=_needed(scales)) if bias else None,
     )
+
+
+def _needed(scales: Scales, more: float = 1.0) -> Scales:
+    scaled = tuple((rows, factor * more) for rows, factor in scales)
+    return scaled if any(factor != 1.0 for _, factor in scaled) else ()
 
 
 class Weights(Protocol):

@@ -76,7 +76,8 @@ class Loader:
         self._done_bytes = 0
 
     def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
-        result = torch.empty(param.shape, dtype=torch.float32 if float32 or param.offset else self._dtype)
+        changed = bool(param.offset or param.scales)
+        result = torch.empty(param.shape, dtype=torch.float32 if float32 or changed else self._dtype)
         flat, done = result.view(-1), 0
         for name in param.names:
             stored = self._checkpoint.tensors[name]
@@ -86,8 +87,9 @@ class Loader:
                 _copy(source, flat[done : done + len(source)])
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))
-        if param.offset:
-            result = (result + param.offset).to(torch.float32 if float32 else self._dtype)
+        if changed:
+            _change(result, param)
+            result = result.to(torch.float32 if float32 else self._dtype)
         self._done_bytes += param.num_elements * self._dtype.itemsize
         self._progress(self._done_bytes, self.total_bytes)
         return result.to(self._device)
@@ -96,6 +98,14 @@ class Loader:
         weight = self.tensor(param.weight)
         bias = None if param.bias is None else self.tensor(param.bias)
         return self._ops.pack_linear(weight, bias)
+
+
+def _change(values: Tensor, param: TensorParam) -> None:
+    first = 0
+    for rows, factor in param.scales:
+        values[first : first + rows] *= factor
+        first += rows
+    values += param.offset
 
 
 def _copy(source: Tensor, target: Tensor) -> None:
