@@ -1,19 +1,23 @@
 """Gated feed-forward layers: one for all tokens, or a mixture of experts.
 
-Shape letters: T tokens, H hidden size, E experts, k experts per token.
+Shape letters: T tokens, H hidden size.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import LinearParam, TensorParam, linear
+from forebay.layers.routing import RouterSpec
 from forebay.pools.cache_spec import CacheSpec
+
+GATE_UP_DOWN: Final = ("gate_proj", "up_proj", "down_proj")
 
 
 class Activation(StrEnum):
@@ -30,7 +34,7 @@ class MlpSpec:
     intermediate_size: int
     bias: bool = False
     activation: Activation = Activation.SILU
-    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    names: tuple[str, str, str] = GATE_UP_DOWN
 
     @property
     def gate_up(self) -> LinearParam:
@@ -67,18 +71,14 @@ class Mlp:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeSpec:
-    """`normalize`: the weights of the chosen experts are scaled to sum to one."""
+    """`names`: what the checkpoint calls gate, up and down of an expert."""
 
     name: str
+    router: RouterSpec
     hidden_size: int
     intermediate_size: int
     num_experts: int
-    num_experts_per_tok: int
-    normalize: bool
-
-    @property
-    def router(self) -> LinearParam:
-        return linear([f"{self.name}.gate"], [self.num_experts], self.hidden_size, bias=False)
+    names: tuple[str, str, str] = GATE_UP_DOWN
 
     @property
     def experts(self) -> tuple[MlpSpec, ...]:
@@ -87,12 +87,13 @@ class MoeSpec:
                 name=f"{self.name}.experts.{i}",
                 hidden_size=self.hidden_size,
                 intermediate_size=self.intermediate_size,
+                names=self.names,
             )
             for i in range(self.num_experts)
         )
 
     def params(self) -> tuple[TensorParam, ...]:
-        return (*self.router.tensors(), *(param for expert in self.experts for param in expert.params()))
+        return (*self.router.params(), *(param for expert in self.experts for param in expert.params()))
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         return ()
@@ -102,21 +103,15 @@ class MoeSpec:
 
 
 class Moe:
-    """Routed by softmax over all experts, in float32."""
-
     def __init__(self, spec: MoeSpec, parts: Parts) -> None:
         weights = parts.weights
-        self._spec = spec
         self._ops = parts.ops
-        self._router = weights.linear(spec.router)
+        self._router = spec.router.build(parts)
         packed = [(weights.linear(expert.gate_up), weights.linear(expert.down)) for expert in spec.experts]
         self._gate_up = [gate_up for gate_up, _ in packed]
         self._down = [down for _, down in packed]
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """x [T, H] -> [T, H]: each token's k best experts, weighted by their probabilities."""
-        probabilities = self._ops.linear_f32(x, self._router).softmax(dim=-1)
-        topk_weights, topk_ids = probabilities.topk(self._spec.num_experts_per_tok, dim=-1)
-        if self._spec.normalize:
-            topk_weights = topk_weights / topk_weights.sum(dim=-1, keepdim=True)
-        return self._ops.fused_experts(x, self._gate_up, self._down, topk_ids, topk_weights)
+        """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
+        ids, weights = self._router(x)
+        return self._ops.fused_experts(x, self._gate_up, self._down, ids, weights)

@@ -7,6 +7,7 @@ from forebay.layers.attention import QkNorm
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
+from forebay.layers.routing import SoftmaxRouterSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, norm_param
 
 
@@ -29,11 +30,17 @@ def _mlp(config: ModelConfig, layer: int) -> MlpSpec | MoeSpec:
     extra = config.extra
     if layer in extra["mlp_only_layers"] or (layer + 1) % extra["decoder_sparse_step"]:
         return mlp_spec(config, layer)
+    name = f"{layer_name(layer)}.mlp"
     return MoeSpec(
-        name=f"{layer_name(layer)}.mlp",
+        name=name,
+        router=SoftmaxRouterSpec(
+            name=f"{name}.gate",
+            hidden_size=config.hidden_size,
+            num_experts=extra["num_experts"],
+            num_experts_per_tok=extra["num_experts_per_tok"],
+            normalize=extra["norm_topk_prob"],
+        ),
         hidden_size=config.hidden_size,
         intermediate_size=extra["moe_intermediate_size"],
         num_experts=extra["num_experts"],
-        num_experts_per_tok=extra["num_experts_per_tok"],
-        normalize=extra["norm_topk_prob"],
     )
