@@ -30,7 +30,8 @@ class AttentionSpec:
 
     `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, whose names end
     in `norm_name`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
-    head's output is multiplied by the logistic function of its entry of the layer `gate_proj`.
+    head's output is multiplied by the logistic function of its entry of the layer `gate_proj`. The input, k and the
+    output are multiplied by `input_scale`, `key_scale` and `output_scale`.
     """
 
     name: str
@@ -50,6 +51,9 @@ class AttentionSpec:
     head_gate: bool = False
     output_name: str = "o_proj"
     norm_name: str = "norm"
+    input_scale: float = 1.0
+    key_scale: float = 1.0
+    output_scale: float = 1.0
 
     @property
     def q_size(self) -> int:
@@ -62,7 +66,9 @@ class AttentionSpec:
     @property
     def qkv(self) -> LinearParam:
         names = [f"{self.name}.{part}_proj" for part in ("q", "k", "v")]
-        return linear(names, (self.q_size, self.kv_size, self.kv_size), self.hidden_size, bias=self.qkv_bias)
+        sizes = (self.q_size, self.kv_size, self.kv_size)
+        scales = tuple(zip(sizes, (1.0, self.key_scale, 1.0), strict=True))
+        return linear(names, sizes, self.hidden_size, bias=self.qkv_bias, scales=scales, input_scale=self.input_scale)
 
     @property
     def gate(self) -> LinearParam:
@@ -70,7 +76,8 @@ class AttentionSpec:
 
     @property
     def output(self) -> LinearParam:
-        return linear([f"{self.name}.{self.output_name}"], [self.hidden_size], self.q_size, bias=self.o_bias)
+        names, scales = [f"{self.name}.{self.output_name}"], ((self.hidden_size, self.output_scale),)
+        return linear(names, [self.hidden_size], self.q_size, bias=self.o_bias, scales=scales)
 
     @property
     def norms(self) -> tuple[TensorParam, ...]:
