@@ -1,64 +1,197 @@
-"""Bytes to pages and rows."""
+"""Bytes to pages, window pages, state slots and rows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
-from forebay.memory.budget import divide_memory
+from forebay.memory.budget import MemoryBudget, MemoryDemand, divide_memory
 
-MIB = 1 << 20
+KIB, MIB = 1 << 10, 1 << 20
 
+PLAIN = MemoryDemand(
+    cache_bytes=64 * MIB, kv_bytes_per_token=1024, page_size=16, max_running_requests=64, context_length=4096
+)
+HYBRID = replace(PLAIN, state_bytes=64 * KIB)
+WINDOWED = replace(PLAIN, window_bytes_per_token=4096, window=256, chunked_prefill_size=512)
 
-def divide(**changes):
-    asked = {
-        "cache_bytes": 64 * MIB,
-        "kv_bytes_per_token": 1024,
-        "page_size": 16,
-        "max_total_tokens": 10**9,
-        "max_running_requests": 64,
-        "context_length": 4096,
-    }
-    return divide_memory(**{**asked, **changes})
-
-
-@given(
-    cache_bytes=st.integers(4096, 1 << 32),
-    kv_bytes_per_token=st.integers(1, 1 << 14),
+demands = st.builds(
+    MemoryDemand,
+    cache_bytes=st.integers(4096, 1 << 34),
     page_size=st.sampled_from([1, 16, 64]),
-    max_total_tokens=st.integers(1, 1 << 24),
     max_running_requests=st.integers(1, 4096),
     context_length=st.integers(1, 1 << 20),
+    chunked_prefill_size=st.integers(1, 8192),
+    overlap_depth=st.integers(0, 1),
+    kv_bytes_per_token=st.sampled_from([0, 1, 1000, 1 << 14]),
+    window_bytes_per_token=st.sampled_from([0, 1, 3000, 1 << 16]),
+    window=st.integers(1, 8192),
+    state_bytes=st.sampled_from([0, 100, 1 << 16, 50 * MIB]),
+    radix_cache=st.booleans(),
+    extra_buffer=st.booleans(),
+    max_total_tokens=st.none() | st.integers(1, 1 << 24),
+    max_mamba_cache_size=st.none() | st.integers(1, 10_000),
+    mamba_full_memory_ratio=st.floats(0.01, 100),
+    swa_full_tokens_ratio=st.floats(0.01, 1),
 )
-def test_the_division_never_exceeds_the_memory_nor_any_limit(**asked):
-    page_bytes = asked["page_size"] * asked["kv_bytes_per_token"]
+
+
+def divided(demand: MemoryDemand) -> MemoryBudget:
+    """Nothing is asked of a division that cannot be: then one request does not fit."""
     try:
-        budget = divide_memory(**asked)
+        return divide_memory(demand)
     except ConfigError:
-        assert asked["cache_bytes"] < 2 * page_bytes
-        return
-    assert budget.kv_bytes == (budget.num_pages + 1) * page_bytes <= asked["cache_bytes"]
-    assert 1 <= budget.num_pages <= -(-asked["max_total_tokens"] // asked["page_size"])
-    assert 1 <= budget.max_running_requests <= min(asked["max_running_requests"], budget.num_pages)
-    assert 1 <= budget.context_length <= min(asked["context_length"], budget.max_total_tokens)
+        assert demand.least_bytes(1) > demand.cache_bytes
+        assume(False)
+        raise
 
 
-def test_limits_are_clamped_with_a_reason_instead_of_refusing():
-    budget = divide(cache_bytes=6 * 16 * 1024, max_running_requests=100, context_length=4096)
+def reasons(budget: MemoryBudget) -> dict[str, str]:
+    return {line.item: line.reason for line in budget.lines}
+
+
+@given(demands)
+def test_the_division_never_exceeds_the_memory_nor_any_limit(demand: MemoryDemand) -> None:
+    budget = divided(demand)
+    assert budget.total_bytes <= demand.cache_bytes
+    assert budget.kv_bytes == (budget.num_pages + 1) * demand.page_bytes
+    assert 1 <= budget.max_running_requests <= demand.max_running_requests
+    assert 1 <= budget.context_length <= min(demand.context_length, budget.max_total_tokens)
+    if demand.max_total_tokens is not None:
+        assert budget.num_pages <= -(-demand.max_total_tokens // demand.page_size)
+
+
+@given(demands)
+def test_what_may_run_at_once_has_what_it_needs(demand: MemoryDemand) -> None:
+    """C4: a page, a window, a live state, the tracked ones, and a cached one to come back to."""
+    budget = divided(demand)
+    rows = budget.max_running_requests
+    tracking = 0 if not (demand.extra_buffer and demand.radix_cache) else 2 if demand.overlap_depth else 1
+    if demand.state_bytes:
+        assert budget.slots_per_request == 1 + tracking + demand.radix_cache
+    assert budget.num_state_slots >= rows * budget.slots_per_request
+    assert bool(budget.num_state_slots) == bool(demand.state_bytes)
+    assert budget.num_window_pages >= demand.window_pages(rows)
+    assert bool(budget.num_window_pages) == bool(demand.window_bytes_per_token)
+    assert budget.num_pages >= rows
+
+
+@given(demands)
+def test_more_memory_never_means_fewer_requests(demand: MemoryDemand) -> None:
+    less = divided(demand)
+    more = divide_memory(replace(demand, cache_bytes=2 * demand.cache_bytes))
+    assert more.max_running_requests >= less.max_running_requests
+
+
+@given(demands)
+def test_larger_states_never_mean_more_requests(demand: MemoryDemand) -> None:
+    larger = divided(replace(demand, state_bytes=2 * demand.state_bytes))
+    assert divide_memory(demand).max_running_requests >= larger.max_running_requests
+
+
+def test_limits_are_clamped_with_a_reason_instead_of_refusing() -> None:
+    budget = divide_memory(replace(PLAIN, cache_bytes=6 * 16 * KIB, max_running_requests=100))
     assert budget.num_pages < 6
     assert budget.context_length == budget.num_pages * 16
-    reasons = {line.item: line.reason for line in budget.lines}
-    assert "lowered from 100" in reasons["request rows"]
-    assert "lowered from 4096" in reasons["context length"]
+    assert "lowered from 100" in reasons(budget)["request rows"]
+    assert "lowered from 4096" in reasons(budget)["context length"]
 
 
-def test_what_was_asked_is_given_when_it_fits():
-    budget = divide(max_total_tokens=1000)
+def test_what_was_asked_is_given_when_it_fits() -> None:
+    budget = divide_memory(replace(PLAIN, max_total_tokens=1000))
     assert (budget.num_pages, budget.max_running_requests, budget.context_length) == (63, 63, 1008)
-    assert divide(max_total_tokens=10_000).context_length == 4096
+    assert divide_memory(replace(PLAIN, max_total_tokens=10_000)).context_length == 4096
     assert budget.total_bytes == budget.kv_bytes + budget.row_bytes
 
 
-def test_not_a_single_page_is_an_error_with_the_numbers():
-    with pytest.raises(ConfigError, match=r"has 31.0 KiB and needs at least 32.0 KiB"):
-        divide(cache_bytes=31 * 1024)
+def test_not_a_single_page_is_an_error_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"have 31.0 KiB and one request needs at least 32.\d KiB"):
+        divide_memory(replace(PLAIN, cache_bytes=31 * KIB, context_length=16))
+
+
+def test_states_and_kv_share_the_memory_by_the_ratio() -> None:
+    budget = divide_memory(replace(HYBRID, mamba_full_memory_ratio=0.5))
+    assert budget.state_bytes == pytest.approx(64 * MIB / 3, rel=0.02)
+    assert budget.kv_bytes == pytest.approx(64 * MIB * 2 / 3, rel=0.02)
+    assert "--mamba-full-memory-ratio" in reasons(budget)["state slots"]
+
+
+def test_no_more_slots_are_set_aside_than_can_be_of_use() -> None:
+    """Without a prefix cache only the running requests'; with one, as many as the KV could be resumed at."""
+    assert divide_memory(replace(HYBRID, radix_cache=False)).num_state_slots == 64
+    small = divide_memory(replace(HYBRID, state_bytes=64, mamba_full_memory_ratio=10))
+    assert small.num_state_slots <= 64 * 3 + small.num_pages + 64
+    assert "could not be of use" in reasons(small)["state slots"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "per_request"),
+    [
+        ({"extra_buffer": False}, 2),
+        ({}, 3),
+        ({"overlap_depth": 1}, 4),
+        ({"overlap_depth": 1, "radix_cache": False}, 1),
+    ],
+)
+def test_fewer_requests_run_when_their_states_do_not_fit(changes: dict[str, Any], per_request: int) -> None:
+    """C4: counted with the tracking slots, before the memory is divided."""
+    budget = divide_memory(replace(HYBRID, state_bytes=MIB, **changes))
+    assert budget.slots_per_request == per_request
+    assert budget.max_running_requests == min(64, budget.num_state_slots // per_request)
+    assert f"{per_request} for each request" in reasons(budget)["request rows"]
+
+
+def test_one_request_runs_even_where_its_states_are_more_than_their_share() -> None:
+    budget = divide_memory(replace(HYBRID, state_bytes=15 * MIB, mamba_full_memory_ratio=0.01))
+    assert (budget.max_running_requests, budget.num_state_slots) == (1, 3)
+
+
+def test_a_configured_size_that_is_too_small_is_raised_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """C4."""
+    with caplog.at_level(logging.WARNING, logger="forebay"):
+        budget = divide_memory(replace(HYBRID, max_mamba_cache_size=10))
+    assert budget.num_state_slots == 64 * 3
+    assert [("10" in text, "64 reqs x 3 slots/req = 192" in text) for text in caplog.messages] == [(True, True)]
+    assert "raised" in reasons(budget)["state slots"]
+
+
+def test_a_configured_size_is_kept_where_it_is_enough_and_lowered_where_it_does_not_fit() -> None:
+    assert divide_memory(replace(HYBRID, max_mamba_cache_size=200)).num_state_slots == 200
+    lowered = divide_memory(replace(HYBRID, max_mamba_cache_size=10_000))
+    assert 900 < lowered.num_state_slots < 1024
+    assert "lowered" in reasons(lowered)["state slots"]
+
+
+def test_windows_hold_their_share_of_the_tokens() -> None:
+    budget = divide_memory(replace(WINDOWED, max_running_requests=4, swa_full_tokens_ratio=0.5))
+    assert budget.num_window_pages == budget.num_pages // 2
+    assert budget.total_bytes == pytest.approx(64 * MIB, rel=0.01)
+
+
+def test_windows_of_all_requests_come_before_the_ratio() -> None:
+    budget = divide_memory(replace(WINDOWED, max_running_requests=20, swa_full_tokens_ratio=0.1))
+    assert budget.num_window_pages == 20 * 18 + 32  # 255 tokens and a page begun at either end; one step's chunks
+    assert "what 20 requests need" in reasons(budget)["window pages"]
+
+
+def test_a_window_longer_than_the_context_is_as_long_as_the_context() -> None:
+    assert divide_memory(replace(WINDOWED, window=1 << 20)).window == 4096
+
+
+def test_a_model_without_attention_has_pages_for_what_its_rows_and_states_can_use() -> None:
+    budget = divide_memory(replace(HYBRID, kv_bytes_per_token=0))
+    assert budget.kv_bytes == 0
+    assert budget.num_state_slots == pytest.approx(1024, abs=16)
+    assert budget.num_pages == (64 + budget.num_state_slots) * 256
+    assert budget.context_length == 4096
+
+
+def test_a_model_with_windows_only_gives_them_all_the_memory() -> None:
+    budget = divide_memory(replace(WINDOWED, kv_bytes_per_token=0))
+    assert budget.window_bytes == pytest.approx(64 * MIB, rel=0.01)
