@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.models import cases_window
 
 VOCAB = 96
 
@@ -78,6 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     ),
+    **cases_window.CASES,
 }
 
 
@@ -89,7 +93,7 @@ class Tiny:
     def logits(self, ids: list[int]) -> Tensor:
         """[len(ids), V], of one full forward."""
         with torch.no_grad():
-            logits: Tensor = self.oracle(torch.tensor([ids])).logits[0]
+            logits: Tensor = self.oracle(torch.tensor([ids]), use_cache=False).logits[0]
         return logits
 
 
@@ -100,14 +104,17 @@ def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            values = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.3 * values if "norm" in _name(model, parameter) else 0.15 * values)
+        for name, tensor in _weights(model):
+            values = torch.randn(tensor.shape, generator=generator)
+            tensor.copy_(1 + 0.3 * values if "norm" in name else 0.15 * values)
     return model
 
 
-def _name(model: Any, parameter: Tensor) -> str:
-    return next(name for name, other in model.named_parameters() if other is parameter)
+def _weights(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """All that a checkpoint holds, buffers that are weights in all but name included; each once."""
+    yield from model.named_parameters()
+    saved = model.state_dict()
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
 
 
 def make_tiny(case: str, folder: Path, *, seed: int = 0, **save: Any) -> Tiny:
