@@ -6,7 +6,7 @@ N snapshots, C clears, D copies.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -34,7 +34,11 @@ class Admission:
     num_prompt: int
 
 
-_NONE: Final = np.empty(0, dtype=np.int64)
+_NOTHING: Final = np.empty(0, dtype=np.int64)
+
+
+def _nothing() -> I64:
+    return _NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +86,16 @@ class StepPlan:
     write_rows: I64  # [W]
     write_columns: I64  # [W]
     write_pages: I64  # [W]
-    out_window_loc: I64 = _NONE  # [T]
-    map_pages: I64 = _NONE  # [M]
-    map_windows: I64 = _NONE  # [M]
-    state_slots: I64 = _NONE  # [S]
-    snap_seqs: I64 = _NONE  # [N]
-    snap_lens: I64 = _NONE  # [N]
-    snap_slots: I64 = _NONE  # [N]
-    clears: I64 = _NONE  # [C]
-    copy_src: I64 = _NONE  # [D]
-    copy_dst: I64 = _NONE  # [D]
+    out_window_loc: I64 = field(default_factory=_nothing)  # [T]
+    map_pages: I64 = field(default_factory=_nothing)  # [M]
+    map_windows: I64 = field(default_factory=_nothing)  # [M]
+    state_slots: I64 = field(default_factory=_nothing)  # [S]
+    snap_seqs: I64 = field(default_factory=_nothing)  # [N]
+    snap_lens: I64 = field(default_factory=_nothing)  # [N]
+    snap_slots: I64 = field(default_factory=_nothing)  # [N]
+    clears: I64 = field(default_factory=_nothing)  # [C]
+    copy_src: I64 = field(default_factory=_nothing)  # [D]
+    copy_dst: I64 = field(default_factory=_nothing)  # [D]
     saves: tuple[Kept, ...] = ()
     loads: tuple[Kept, ...] = ()
     drops: tuple[int, ...] = ()
