@@ -18,7 +18,7 @@ FLOORS = {
 }  # fmt: skip
 
 HOST_PACKAGES = ("base", "formats", "config", "text", "memory", "requests", "scheduler", "server", "cli")
-HOST_ENGINE_FILES = ("frames", "channel", "launch", "async_engine", "stream")
+HOST_ENGINE_FILES = ("frames", "channel", "launch", "async_engine", "stream", "sizing")
 DEVICE_LIBRARIES = ("torch", "transformers", "triton")
 HELP_CPU_S = 0.3
 

@@ -14,12 +14,13 @@ from forebay.base import fault
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
-from forebay.config.engine_config import EngineConfig, SchedulerConfig
+from forebay.config.engine_config import EngineConfig
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
+from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
 from forebay.formats.checkpoint import Checkpoint, open_checkpoint
 from forebay.memory.budget import MemoryBudget, divide_memory
-from forebay.models import load
+from forebay.models import describe, load
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
 from forebay.runtime import ModelRunner, build_runner
@@ -46,7 +47,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path)
-    budget = _divide(config, checkpoint, dtype)
+    sizes = sizes_of(config, describe(checkpoint.config).cache_specs())
+    budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     ops = make_ops(config.kernels, config.num_threads)
     model = load(
         checkpoint,
@@ -60,7 +62,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     keep_freed_memory()
     runner.warm_up()
     core = EngineCore(
-        Scheduler(_scheduler_config(config, budget)),
+        Scheduler(scheduler_config(config, budget, sizes, model.weight_bytes)),
         runner,
         depth=config.overlap_depth,
         vocab_size=checkpoint.config.vocab_size,
@@ -71,18 +73,6 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     ready = _ready(budget, checkpoint, report, load_seconds)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
-
-
-def _divide(config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype) -> MemoryBudget:
-    shape = checkpoint.config
-    return divide_memory(
-        cache_bytes=config.kv_cache_bytes,
-        kv_bytes_per_token=shape.kv_bytes_per_token(dtype.itemsize),
-        page_size=config.page_size,
-        max_total_tokens=config.max_total_tokens,
-        max_running_requests=config.max_running_requests,
-        context_length=min(config.context_length, shape.max_position_embeddings),
-    )
 
 
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
@@ -111,27 +101,7 @@ def _ready(budget: MemoryBudget, checkpoint: Checkpoint, report: Report, load_se
         load_seconds=load_seconds,
         report=report,
         pid=os.getpid(),
-    )
-
-
-def _scheduler_config(config: EngineConfig, budget: MemoryBudget) -> SchedulerConfig:
-    return SchedulerConfig(
-        page_size=budget.page_size,
-        num_pages=budget.num_pages,
-        max_running_requests=budget.max_running_requests,
-        context_length=budget.context_length,
-        chunked_prefill_size=config.chunked_prefill_size,
-        schedule_policy=config.schedule_policy,
-        schedule_conservativeness=config.schedule_conservativeness,
-        radix_cache=config.radix_cache,
-        radix_eviction_policy=config.radix_eviction_policy,
-        overlap_depth=config.overlap_depth,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        queue_timeout_s=config.queue_timeout_s,
-        request_timeout_s=config.request_timeout_s,
-        stall_timeout_s=config.stall_timeout_s,
-        ledger=config.ledger,
+        wants_checkpoints=bool(budget.num_state_slots or budget.num_window_pages),
     )
 
 

@@ -87,6 +87,7 @@ class EngineCore:
                 namespace=wanted.namespace,
                 arrival=now,
                 eos_token_ids=self._eos_token_ids,
+                checkpoints=wanted.checkpoints,
             )
             self.scheduler.add(request, now)
         except Exception as error:

@@ -24,13 +24,15 @@ class Configure(msgspec.Struct, frozen=True, tag="configure", kw_only=True):
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True):
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
-    (tenant salt, adapter); requests of one namespace share prefixes."""
+    (tenant salt, adapter); requests of one namespace share prefixes. `checkpoints` are lengths of the prompt from which
+    others are likely to go on."""
 
     request_id: int
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
     namespace: str = ""
+    checkpoints: list[int] = []
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -82,7 +84,8 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
-    """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info."""
+    """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
+    `wants_checkpoints`: the model keeps states or windows, which are cached at chosen lengths only."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -93,6 +96,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     load_seconds: float
     report: list[tuple[str, str, str, str]]
     pid: int
+    wants_checkpoints: bool = False
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates"):

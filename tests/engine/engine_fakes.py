@@ -18,6 +18,7 @@ from forebay.config.engine_config import (
     Ledger,
     SchedulePolicy,
     SchedulerConfig,
+    StateStrategy,
 )
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
@@ -41,6 +42,14 @@ CONFIG = EngineConfig(
     max_running_requests=8,
     max_total_tokens=1024,
     kv_cache_bytes=1 << 20,
+    mamba_ssm_dtype="float32",
+    mamba_scheduler_strategy=StateStrategy.EXTRA_BUFFER,
+    mamba_track_interval=16,
+    checkpoint_interval=64,
+    max_mamba_cache_size=None,
+    mamba_full_memory_ratio=0.9,
+    swa_full_tokens_ratio=0.8,
+    retraction_host_bytes=0,
     chunked_prefill_size=64,
     schedule_policy=SchedulePolicy.FCFS,
     schedule_conservativeness=1.0,
@@ -170,7 +179,7 @@ def reference(prompt: list[int], num_tokens: int, vocab_size: int = READY.vocab_
 def scheduler_config(config: EngineConfig = CONFIG) -> SchedulerConfig:
     return SchedulerConfig(
         page_size=config.page_size,
-        num_pages=config.max_total_tokens // config.page_size,
+        num_pages=(config.max_total_tokens or 0) // config.page_size,
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
         chunked_prefill_size=config.chunked_prefill_size,

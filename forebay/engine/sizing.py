@@ -1,0 +1,77 @@
+"""From a configuration and what a model's layers keep to the division of memory and the scheduler's limits. No torch:
+`forebay plan` asks the same questions without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from forebay.config.engine_config import EngineConfig, SchedulerConfig, StateConfig, StateStrategy
+from forebay.config.rules import ITEM_BYTES
+from forebay.memory.budget import MemoryBudget, MemoryDemand
+from forebay.pools.cache_spec import CacheSizes, CacheSpec, cache_sizes
+
+# A token is computed in the time in which this part of the weights' bytes is copied to the host and back.
+RECOMPUTE_SHARE: Final = 1 / 32
+
+
+def sizes_of(config: EngineConfig, specs: Iterable[CacheSpec]) -> CacheSizes:
+    """What the layers keep, in bytes of the types that were chosen."""
+    return cache_sizes(specs, itemsize=ITEM_BYTES[config.dtype], ssm_itemsize=ITEM_BYTES[config.mamba_ssm_dtype])
+
+
+def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddings: int) -> MemoryDemand:
+    return MemoryDemand(
+        cache_bytes=config.kv_cache_bytes,
+        page_size=config.page_size,
+        max_running_requests=config.max_running_requests,
+        context_length=min(config.context_length, max_position_embeddings),
+        chunked_prefill_size=config.chunked_prefill_size,
+        overlap_depth=config.overlap_depth,
+        kv_bytes_per_token=sizes.kv_bytes_per_token,
+        window_bytes_per_token=sizes.window_bytes_per_token,
+        window=sizes.window,
+        state_bytes=sizes.state_bytes,
+        radix_cache=config.radix_cache,
+        extra_buffer=config.mamba_scheduler_strategy is StateStrategy.EXTRA_BUFFER,
+        max_total_tokens=config.max_total_tokens,
+        max_mamba_cache_size=config.max_mamba_cache_size,
+        mamba_full_memory_ratio=config.mamba_full_memory_ratio,
+        swa_full_tokens_ratio=config.swa_full_tokens_ratio,
+    )
+
+
+def scheduler_config(
+    config: EngineConfig, budget: MemoryBudget, sizes: CacheSizes, weight_bytes: int
+) -> SchedulerConfig:
+    return SchedulerConfig(
+        page_size=budget.page_size,
+        num_pages=budget.num_pages,
+        max_running_requests=budget.max_running_requests,
+        context_length=budget.context_length,
+        chunked_prefill_size=config.chunked_prefill_size,
+        schedule_policy=config.schedule_policy,
+        schedule_conservativeness=config.schedule_conservativeness,
+        radix_cache=config.radix_cache,
+        radix_eviction_policy=config.radix_eviction_policy,
+        overlap_depth=config.overlap_depth,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        queue_timeout_s=config.queue_timeout_s,
+        request_timeout_s=config.request_timeout_s,
+        stall_timeout_s=config.stall_timeout_s,
+        ledger=config.ledger,
+        state=StateConfig(
+            num_slots=budget.num_state_slots,
+            strategy=config.mamba_scheduler_strategy,
+            track_interval=config.mamba_track_interval,
+            checkpoint_interval=config.checkpoint_interval,
+            num_window_pages=budget.num_window_pages,
+            window=budget.window,
+            page_bytes=budget.page_size * sizes.kv_bytes_per_token,
+            window_page_bytes=budget.page_size * sizes.window_bytes_per_token,
+            slot_bytes=sizes.state_bytes,
+            retraction_host_bytes=config.retraction_host_bytes,
+            recompute_bytes_per_token=int(weight_bytes * RECOMPUTE_SHARE),
+        ),
+    )
