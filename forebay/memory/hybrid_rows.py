@@ -59,16 +59,14 @@ class StateRows(ReqToTokenPool):
                 self.req_index_to_mamba_ping_pong_track_buffer_mapping[row] = tracking
         return rows
 
-    def state_slot(self, row: int) -> int:
-        return int(self.req_index_to_mamba_index_mapping[row])
-
-    def tracking_slots(self, row: int) -> list[int]:
-        slots: list[int] = self.req_index_to_mamba_ping_pong_track_buffer_mapping[row].tolist()
-        return slots
+    def slots_of(self, row: int) -> list[int]:
+        """The row's slots, the live one first."""
+        tracking: list[int] = self.req_index_to_mamba_ping_pong_track_buffer_mapping[row].tolist()
+        return [int(self.req_index_to_mamba_index_mapping[row]), *tracking]
 
     def take_slots(self, row: int) -> list[int]:
-        """The row's slots, live one first, which are now the caller's to free or to give away."""
-        slots = [self.state_slot(row), *self.tracking_slots(row)]
+        """The row's slots, the live one first, which are now the caller's to free or to give away."""
+        slots = self.slots_of(row)
         self.req_index_to_mamba_index_mapping[row] = PAD
         self.req_index_to_mamba_ping_pong_track_buffer_mapping[row] = PAD
         return slots

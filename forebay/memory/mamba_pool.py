@@ -50,11 +50,6 @@ class MambaPool(Slots):
         copies, self._copies = self._copies, []
         return as_ids([src for src, _ in copies]), as_ids([dst for _, dst in copies])
 
-    def forget(self, slots: set[int]) -> None:
-        """What was queued for slots that are let go of before any step was planned is not done."""
-        self._clears = [slot for slot in self._clears if slot not in slots]
-        self._copies = [copy for copy in self._copies if copy[1] not in slots]
-
     def clear(self) -> None:
         super().clear()
         self._clears, self._copies = [], []

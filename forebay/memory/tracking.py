@@ -60,6 +60,12 @@ class Tracking:
         return reached
 
     @property
+    def to_come(self) -> list[int]:
+        """Lengths at which the prefix cache will be given a state, in ascending order."""
+        under_way = [snapshot.length for snapshot in (*self.ready, *self.pending) if snapshot.slot not in self.buffers]
+        return [*under_way, *(point.length for point in self.ahead)]
+
+    @property
     def own_slots(self) -> list[int]:
         """Slots besides the live and tracking ones."""
         return [snapshot.slot for snapshot in (*self.pending, *self.ready) if snapshot.slot not in self.buffers]

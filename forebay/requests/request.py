@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from enum import Enum
 
 from forebay.memory.footprint import final_kv_len
-from forebay.memory.radix_cache import Pin
+from forebay.memory.radix_node import Pin
 from forebay.memory.slots import PAD
+from forebay.memory.tracking import Tracking
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport
@@ -61,6 +62,8 @@ class Request:
         "status",
         "stop_ids",
         "tokens",
+        "tracking",
+        "window_start",
     )
 
     def __init__(
@@ -99,7 +102,9 @@ class Request:
 
         self.req_pool_idx = PAD
         self.pin: Pin | None = None
+        self.tracking: Tracking | None = None  # where the model has recurrent layers
         self.num_pages = 0  # pages in its row; while it decodes, see `ScheduleBatch`
+        self.window_start = 0  # the first page whose window it holds; while it decodes, see `ScheduleBatch`
         self.extend_target = 0  # tokens known at its admission: extends go up to here
         self.kv_len = 0  # positions that launched extends write
         self.kv_committed = 0  # positions that completed extends wrote

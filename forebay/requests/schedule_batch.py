@@ -30,6 +30,7 @@ class ScheduleBatch(HostColumns):
     seq_lens_cpu = HostColumn()  # KV after the step
     max_kv_lens_cpu = HostColumn()  # KV at which the request ends for certain: at this length nothing more is launched
     request_ids_cpu = HostColumn()
+    window_starts_cpu = HostColumn()  # pages: the first whose window is held
 
     def __init__(self, capacity: int = 8) -> None:
         super().__init__(capacity)
@@ -94,3 +95,4 @@ class ScheduleBatch(HostColumns):
         self.req_pool_indices_cpu = np.array([req.req_pool_idx for req in reqs], dtype=np.int64)
         self.max_kv_lens_cpu = np.array([req.max_kv_len for req in reqs], dtype=np.int64)
         self.request_ids_cpu = np.array([req.id for req in reqs], dtype=np.int64)
+        self.window_starts_cpu = np.array([req.window_start for req in reqs], dtype=np.int64)

@@ -6,6 +6,7 @@ falls while nothing goes wrong, and rises after a retraction. The bounds are tho
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -13,7 +14,9 @@ import numpy as np
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.radix_cache import Match
+from forebay.memory.miss_reason import MissReason
+from forebay.memory.radix_cache import no_match
+from forebay.memory.radix_node import Match
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
@@ -29,6 +32,7 @@ _LONGEST_GUESS: Final = 4096  # tokens: nobody is expected to use more of a huge
 
 MAX_RETRACTIONS: Final = 8  # after so many a request starts only when it has the engine to itself
 MAX_PASSED: Final = 8  # requests that do not fit which one pass tries before it gives up
+MAX_RIVALS: Final = 16  # waiting requests that are compared with one that starts
 SHARE_WORTH_WAITING: Final = 32  # tokens of a prompt under way for which it pays to wait a few steps (SGLang's figure)
 
 
@@ -61,6 +65,13 @@ def total_growth_pages(remaining: Ids, ratio: float, page_size: int) -> int:
     """`growth_pages` summed over requests, `remaining` [b]."""
     tokens = (np.minimum(remaining, _LONGEST_GUESS) * ratio).astype(np.int64)
     return int((-(-tokens // page_size)).sum())
+
+
+def num_common(a: array[int], b: array[int]) -> int:
+    """Tokens that two prompts begin with in common."""
+    n = min(len(a), len(b))
+    differ = np.frombuffer(a, dtype=np.int32, count=n) != np.frombuffer(b, dtype=np.int32, count=n)
+    return int(differ.argmax()) if differ.any() else n
 
 
 class AdmissionPass:
@@ -96,16 +107,18 @@ class AdmissionPass:
         passed: list[Request] = []
         order = queue_order(waiting, self._config.schedule_policy, lambda req: held.match(req).num_tokens)
         candidates = list(order)
-        with held.rows.slots.group(min(len(candidates), held.rows.available_size())):
+        with held.rows.group(min(len(candidates), held.rows.available_size())):
             for req in candidates:
                 if budget <= 0 or not held.rows.available_size() or len(passed) > MAX_PASSED:
                     return
                 if req.resume_after > held.last_committed:
                     continue
-                match = held.match(req)
-                if self._follows(req, match.num_tokens):
+                num_kept = held.kept.num_tokens(req)
+                match = no_match(MissReason.NONE) if num_kept else held.match(req)
+                if not num_kept and self._follows(req, match.num_tokens):
                     continue
-                if not self._admit(req, match):
+                report = self._report(req, match)
+                if not self._admit(req, match, waiting):
                     if req.overtaken >= MAX_OVERTAKES:
                         return
                     passed.append(req)
@@ -113,7 +126,20 @@ class AdmissionPass:
                 for earlier in passed:
                     earlier.overtaken += 1
                 budget -= req.extend_target - req.kv_len
-                yield req, CacheReport(match.num_tokens, match.reason)
+                yield req, report
+
+    def _report(self, req: Request, match: Match) -> CacheReport:
+        differs_at, there = self._held.cache.differs(req.key(len(req.tokens)), req.namespace)
+        return CacheReport(
+            cached_tokens=self._held.kept.num_tokens(req) or match.num_tokens,
+            miss_reason=match.reason,
+            kv_tokens=match.kv_tokens,
+            window_tokens=match.window_tokens,
+            state_tokens=match.state_tokens,
+            differs_at=differs_at,
+            token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
+            token_there=there,
+        )
 
     def _follows(self, req: Request, num_cached: int) -> bool:
         """Whether a prompt under way will soon give this one more of its prefix than the cache has now."""
@@ -122,29 +148,47 @@ class AdmissionPass:
         stop = num_cached + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
         if not self._config.radix_cache or len(req.tokens) <= stop:
             return False
-        ahead = req.tokens[num_cached:stop]
-        return any(
-            leader.namespace == req.namespace
-            and leader.extend_target >= stop
-            and leader.kv_committed < stop
-            and leader.tokens[num_cached:stop] == ahead
-            and leader.tokens[:num_cached] == req.tokens[:num_cached]
-            for leader in self._leaders
+        return any(self._gives(leader, req, num_cached, stop) for leader in self._leaders)
+
+    def _gives(self, leader: Request, req: Request, start: int, stop: int) -> bool:
+        """Whether `leader` will leave something in the cache from which `req` can go on at `stop` or later."""
+        if leader.namespace != req.namespace or leader.extend_target < stop:
+            return False
+        if self._held.states:
+            assert leader.tracking is not None
+            stop = next((length for length in leader.tracking.to_come if length >= stop), len(req.tokens))
+        elif leader.kv_committed >= stop:
+            return False
+        return (
+            stop < len(req.tokens)
+            and leader.tokens[start:stop] == req.tokens[start:stop]
+            and leader.tokens[:start] == req.tokens[:start]
         )
 
-    def _admit(self, req: Request, match: Match) -> bool:
+    def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> bool:
         held = self._held
         pin = held.pin(req, match)
         need, growth = held.pages_to_admit(req, pin), self._growth(req)
         reserve = 0 if self._alone else self._promised + growth
-        if need + reserve > held.available_pages or (req.num_retractions >= MAX_RETRACTIONS and not self._alone):
-            held.cache.unpin(pin)
+        if (
+            need + reserve > held.available_pages
+            or not held.can_have_states
+            or (req.num_retractions >= MAX_RETRACTIONS and not self._alone)
+        ):
+            held.unpin(pin, match)
             return False
-        held.admit(req, match, pin)
+        held.admit(req, match, pin, self._branches(req, match, waiting))
         self._promised += growth
         self._alone = False
         self._leaders.append(req)
         return True
+
+    def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
+        """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
+        if self._held.states is None:
+            return []
+        rivals = [other for other in waiting[:MAX_RIVALS] if other is not req and other.namespace == req.namespace]
+        return [match.kv_tokens, *(num_common(req.tokens, other.tokens) for other in rivals)]
 
     def _growth(self, req: Request) -> int:
         """Whoever was retracted before comes back only with room for all it may still generate."""

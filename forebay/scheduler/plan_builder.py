@@ -47,6 +47,7 @@ def build_plan(
         sample_mask = np.concatenate([stops == ends, sample_mask])
         seq_lens = np.concatenate([stops, seq_lens])
     write_rows, write_columns, write_pages = held.take_writes()
+    saves, loads, drops = held.kept.take_plan()
     return StepPlan(
         step=step,
         num_extends=num_extends,
@@ -59,9 +60,48 @@ def build_plan(
         write_rows=write_rows,
         write_columns=write_columns,
         write_pages=write_pages,
+        saves=saves,
+        loads=loads,
+        drops=drops,
+        **_windows(held, locations),
+        **_states(held, rows),
         admissions=tuple(_admission(req) for req in admitted),
         prompt_logprobs=tuple(i for i, req in enumerate(extends.reqs) if req.wants_prompt_logprobs),
     )
+
+
+def _windows(held: Residencies, locations: Ids) -> dict[str, Ids]:
+    """The plan's columns about window pages, for tokens whose KV goes to `locations`."""
+    if held.windows is None:
+        return {}
+    pool = held.windows.pool
+    pages, offsets = np.divmod(locations, held.page_size)
+    map_pages, map_windows = pool.take_writes()
+    return {
+        "out_window_loc": pool.full_to_window[pages].astype(np.int64) * held.page_size + offsets,
+        "map_pages": map_pages,
+        "map_windows": map_windows,
+    }
+
+
+def _states(held: Residencies, rows: Ids) -> dict[str, Ids]:
+    """The plan's columns about recurrent states, for sequences in `rows`."""
+    states = held.states
+    if states is None:
+        return {}
+    copy_src, copy_dst = states.pool.take_copies()
+    place = {row: i for i, row in enumerate(rows.tolist())}
+    snapshots = sorted((place[row], length, slot) for row, length, slot in states.take_snapshots())
+    seqs, lens, slots = np.array(snapshots, dtype=np.int64).reshape(-1, 3).T
+    return {
+        "state_slots": states.rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
+        "snap_seqs": seqs,
+        "snap_lens": lens,
+        "snap_slots": slots,
+        "clears": states.pool.take_clears(),
+        "copy_src": copy_src,
+        "copy_dst": copy_dst,
+    }
 
 
 def _admission(req: Request) -> Admission:

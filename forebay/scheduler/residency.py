@@ -1,47 +1,39 @@
-"""Everything that admitted requests hold: rows, pages and pins; how they come by it, and when it is given back."""
+"""Everything that admitted requests hold: rows, pages, pins, windows and states; how they come by it, and when it is
+given back."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 
 from forebay.base import fault
-from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.footprint import footprint
+from forebay.base.units import ceil_div
+from forebay.config.engine_config import SchedulerConfig, StateStrategy
+from forebay.memory.footprint import footprint, tracking_slots
+from forebay.memory.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_cache import Match, Pin, RadixCache
+from forebay.memory.radix_cache import RadixCache, no_match
+from forebay.memory.radix_node import Match, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import PAD, Holder, Ids
+from forebay.memory.slots import PAD, Holder, Ids, Slots, as_ids
+from forebay.memory.window_pool import WindowPool
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.step_plan import Kept
+from forebay.scheduler.kept import KeptOnHost
+from forebay.scheduler.leaving import NOTHING, Leaving
+from forebay.scheduler.states import StateKeeper
+from forebay.scheduler.windows import WindowKeeper
 
 RowWrites = tuple[Ids, Ids, Ids]
-_NOTHING = np.empty(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Leaving:
-    """What a request let go of while steps that may still write to it were in flight."""
-
-    after_step: int
-    request_id: int
-    row: int  # PAD when it kept its row
-    pages: Ids
-    pin: Pin | None
-
-    @property
-    def num_pages(self) -> int:
-        """Pages that become available when this is released, at most."""
-        return len(self.pages) + (self.pin.num_pages if self.pin else 0)
 
 
 class Residencies:
-    """Rows, KV pages and prefix cache of one engine.
+    """Rows, KV pages and prefix cache of one engine; windows and states where the model's layers keep such things.
 
     A request holds its row, its first `pin.num_pages` pages through the cache, and the rest itself. What a step in
     flight may still write is not released: it waits for the commit of the last step launched before it was let go.
@@ -49,16 +41,48 @@ class Residencies:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.page_size = config.page_size
-        self.rows = ReqToTokenPool(
-            config.max_running_requests, config.context_length, page_size=config.page_size, ledger=config.ledger
-        )
         self.kv = PagedKvAllocator(config.num_pages, config.page_size, ledger=config.ledger)
-        self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy)
+        self.kept = KeptOnHost(config.state)
+        self.states: StateKeeper | None = None
+        self.windows: WindowKeeper | None = None
         self._reuse = config.radix_cache
-        self._leaving: deque[_Leaving] = deque()
+        self._leaving: deque[Leaving] = deque()
         self._writes: list[RowWrites] = []
         self.last_launched = 0
         self.last_committed = 0
+        self._make_pools(config)
+
+    def _make_pools(self, config: SchedulerConfig) -> None:
+        ps, kept = config.page_size, config.state
+        rows, context, ledger = config.max_running_requests, config.context_length, config.ledger
+        hybrid: HybridReqToTokenPool | None = None
+        windows: WindowPool | None = None
+        if kept.num_slots:
+            extra_buffer = kept.strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
+            hybrid = HybridReqToTokenPool(
+                rows,
+                context,
+                mamba_size=kept.num_slots,
+                num_tracking=tracking_slots(extra_buffer, config.overlap_depth),
+                page_size=ps,
+                ledger=ledger,
+            )
+        if kept.num_window_pages:
+            windows = WindowPool(
+                kept.num_window_pages, config.num_pages, page_size=ps, window=kept.window, ledger=ledger
+            )
+        self.rows = hybrid or ReqToTokenPool(rows, context, page_size=ps, ledger=ledger)
+        self.cache = RadixCache(
+            self.kv,
+            ps,
+            policy=config.radix_eviction_policy,
+            states=hybrid.mamba_pool if hybrid else None,
+            windows=windows,
+        )
+        if hybrid:
+            self.states = StateKeeper(config, hybrid, self.cache)
+        if self.cache.windows:
+            self.windows = WindowKeeper(self.cache.windows, self.rows, self._let_windows_go)
 
     @property
     def available_pages(self) -> int:
@@ -75,26 +99,48 @@ class Residencies:
     def match(self, req: Request) -> Match:
         """What the cache has of the request's tokens; the last one is always computed, so it is never asked for."""
         if not self._reuse:
-            return self.cache.match(b"", req.namespace)._replace(reason=MissReason.DISABLED)
+            return no_match(MissReason.DISABLED)
         if req.wants_prompt_logprobs:
-            return self.cache.match(b"", req.namespace)._replace(reason=MissReason.PROMPT_LOGPROBS)
+            return no_match(MissReason.PROMPT_LOGPROBS)
         return self.cache.match(req.key(len(req.tokens) - 1), req.namespace)
 
     def pin(self, req: Request, match: Match) -> Pin:
-        return self.cache.pin(match, req.namespace, req.priority)
+        """Keep all that `match` found, until `unpin` or for as long as the request needs it."""
+        pin = self.cache.pin(match, req.namespace, req.priority)
+        if pin.num_pages and self.states:
+            self.states.cached.lock(pin.node)
+        if pin.num_pages and self.windows:
+            self.windows.lock(match.pages)
+        return pin
+
+    def unpin(self, pin: Pin, match: Match) -> None:
+        if pin.num_pages and self.states:
+            self.states.cached.unlock(pin.node)
+        if pin.num_pages and self.windows:
+            self.windows.unlock(match.pages)
+        self.cache.unpin(pin)
 
     def pages_to_admit(self, req: Request, pin: Pin) -> int:
         return footprint(len(req.tokens), self.page_size, held_pages=pin.num_pages).pages
 
-    def admit(self, req: Request, match: Match, pin: Pin) -> None:
-        """Give the request a row and pages for all its known tokens, all or nothing; the pin becomes the request's.
+    @property
+    def can_have_states(self) -> bool:
+        """Whether one more request can be given its state slots, with the cached states that are locked staying."""
+        return self.states is None or self.states.num_available >= self.states.rows.slots_per_req
+
+    def admit(self, req: Request, match: Match, pin: Pin, branches: Iterable[int] = ()) -> None:
+        """Give the request a row, pages for all its known tokens and state slots, all or nothing; the pin becomes the
+        request's. A request that was kept on the host goes on from there. `branches` are lengths at which other
+        prompts part from its own.
 
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
         """
         need = self.pages_to_admit(req, pin)
         with ExitStack() as undo:
-            undo.callback(self.cache.unpin, pin)
+            undo.callback(self.unpin, pin, match)
             self._make_room(need)
+            if self.states:
+                self.states.make_room(self.states.rows.slots_per_req)
             pages = undo.enter_context(self.kv.take(need, req.id))
             fault.point("residency.admit")
             self.rows.alloc([req])
@@ -102,8 +148,72 @@ class Residencies:
         req.pin = pin
         req.num_pages = pin.num_pages + need
         req.extend_target = len(req.tokens)
-        req.kv_len = req.kv_committed = match.num_tokens
+        req.kv_len = req.kv_committed = self.kept.num_tokens(req) or match.num_tokens
         self._write(req.req_pool_idx, 0, np.concatenate([match.pages, pages.ids]))
+        if self.windows:
+            req.window_start = self.windows.pool.first_needed(req.kv_len)
+        if self.states:
+            self.states.admit(req, branches)
+        if self.kept.num_tokens(req):
+            self._load(req)
+        elif self.states:
+            self.states.begin(req, pin)
+
+    def _load(self, req: Request) -> None:
+        """Bring back what the request kept on the host."""
+        stop = ceil_div(req.kv_len, self.page_size)
+        if self.windows:
+            self.windows.take(self.rows.pages(req.req_pool_idx, req.window_start, stop), req.id)
+        self.kept.load(self._what_is_kept(req))
+
+    def _what_is_kept(self, req: Request) -> Kept:
+        """The places of the KV and state of the request's first `kv_len` tokens."""
+        stop = ceil_div(req.kv_len, self.page_size)
+        pages = self.rows.pages(req.req_pool_idx, 0, stop)
+        windows = NOTHING
+        if self.windows:
+            pool = self.windows.pool
+            windows = pool.full_to_window[pages[pool.first_needed(req.kv_len) :]].astype(np.int64)
+        return Kept(
+            request_id=req.id,
+            pages=pages,
+            window_pages=windows,
+            state_slot=req.tracking.live if req.tracking else PAD,
+        )
+
+    def keep(self, req: Request) -> bool:
+        """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
+        return self.kept.save(req, self._what_is_kept(req))
+
+    def extend(self, req: Request, stop: int) -> None:
+        """The next step computes the request's tokens up to `stop`."""
+        if self.windows:
+            self.windows.extend(req, stop)
+        if self.states:
+            self.states.extend(req, stop, self.last_launched + 1)
+
+    def limit(self, req: Request, stop: int) -> int:
+        """Where a chunk up to `stop` has to end."""
+        return self.states.limit(req, stop) if self.states else stop
+
+    def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
+        """The next step decodes the requests (at the indices `active`): one page more for each whose token opens one,
+        and the batch is prepared."""
+        if self.windows:
+            self.windows.decode(batch, active)
+        self.grow(batch, active)
+        batch.prepare_for_decode(active)
+        if self.states:
+            self.states.decode(batch, active, self.last_launched + 1)
+
+    def launched(self, step: int) -> None:
+        """The plan of `step` is complete."""
+        self.last_launched = step
+        self.kept.launched(step)
+        if self.states and self.states.sources:
+            sources, self.states.sources = self.states.sources, []
+            for source in sources:
+                self._let_go(Leaving(after_step=step, request_id=PAD, source=source))
 
     def grow(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """One page more for each request (of the indices `active`) whose next token opens one."""
@@ -115,6 +225,8 @@ class Residencies:
         rows, columns = batch.req_pool_indices_cpu[at], batch.seq_lens_cpu[at] // self.page_size
         self.rows.req_to_token[rows, columns] = pages
         self._writes.append((rows, columns, pages))
+        if self.windows:
+            self.windows.take(pages, batch.request_ids_cpu[at])
 
     def page_openers(self, batch: ScheduleBatch, active: Ids | None) -> Ids:
         """Indices of the requests whose next token is the first of a page."""
@@ -137,7 +249,7 @@ class Residencies:
         """What changed in `req_to_token` since the last plan, in order."""
         writes, self._writes = self._writes, []
         if not writes:
-            return _NOTHING, _NOTHING, _NOTHING
+            return NOTHING, NOTHING, NOTHING
         if len(writes) == 1:
             return writes[0]
         rows, columns, pages = (np.concatenate(part) for part in zip(*writes, strict=True))
@@ -150,38 +262,109 @@ class Residencies:
             num_pages = int(np.count_nonzero(pages))  # a row has no page 0 in it, and zeros after its last page
             self._write(row, 0, pages[:num_pages].astype(np.int64))
 
+    def write_windows_again(self, pages: Ids) -> None:
+        if self.windows and len(pages):
+            self.windows.pool.write_again(pages)
+
     # -- going out ------------------------------------------------------------------------------------------------
 
     def adopt(self, req: Request, num_committed: int) -> None:
-        """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps.
+        """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps;
+        where layers have states, only up to the last of those that such steps wrote."""
+        if not self._reuse:
+            return
+        if self.states is None:
+            self._adopt(req, num_committed // self.page_size)
+            return
+        tracking = req.tracking
+        assert tracking is not None
+        tracking.complete(self.last_committed)
+        while tracking.ready:
+            snapshot = tracking.ready.pop(0)
+            self._adopt(req, snapshot.length // self.page_size)
+            if not self._give_state(req, snapshot.slot):
+                self._let_go(
+                    Leaving(after_step=self.last_launched, request_id=req.id, state_slots=as_ids([snapshot.slot]))
+                )
 
-        Where it has such pages already, the request's row turns to those and its own copies are let go.
-        """
+    def _adopt(self, req: Request, stop: int) -> None:
+        """Let the cache have the request's pages up to `stop`. Where it has such pages already, the request's row turns
+        to those and its own copies are let go."""
         pin = req.pin
         assert pin is not None
-        start, stop = pin.num_pages, num_committed // self.page_size
-        if not self._reuse or stop <= start:
+        start = pin.num_pages
+        if stop <= start:
             return
         own = self.rows.pages(req.req_pool_idx, start, stop)
         adoption = self.cache.extend_pin(pin, req.key(stop * self.page_size), own, req.id)
         num_replaced = len(adoption.replaced)
         if num_replaced:
             self._write(req.req_pool_idx, start, adoption.replaced)
-            self._let_go(_Leaving(self.last_launched, req.id, PAD, own[:num_replaced], None))
+        if self.windows:
+            self.windows.adopted(req, start, stop)
+        if num_replaced:
+            pages = own[:num_replaced]
+            self._let_go(
+                Leaving(
+                    after_step=self.last_launched,
+                    request_id=req.id,
+                    pages=pages,
+                    window_pages=self.windows.pool.detach(pages) if self.windows else NOTHING,
+                )
+            )
 
-    def release(self, req: Request) -> None:
-        """Take back all that the request holds, now or when no step in flight can touch it any more."""
+    def _give_state(self, req: Request, slot: int) -> bool:
+        assert req.pin is not None
+        return self.cache.attach_state(req.pin, slot, req.id)
+
+    def release(self, req: Request, num_committed: int | None = None) -> None:
+        """Take back all that the request holds, now or when no step in flight can touch it any more.
+
+        With `num_committed` the cache first adopts what completed steps wrote, and the latest state of it.
+        """
+        given: int | None = None
+        if num_committed is not None and self._reuse:
+            given = self._adopt_last(req, num_committed)
         pin, row = req.pin, req.req_pool_idx
         assert pin is not None
         own = self.rows.pages(row, pin.num_pages, req.num_pages)
+        windows, unlocked = NOTHING, NOTHING
+        if self.windows:
+            windows, unlocked = self.windows.leave(req, req.window_start, req.num_pages)
+        slots = self.states.take_slots(req, given) if self.states else NOTHING
         req.pin, req.req_pool_idx, req.num_pages = None, PAD, 0
         # Nobody reads this row before its next tenant writes it, and which of two writes to one entry in the same step
         # wins is undefined on a device.
         self._writes = [write for write in self._writes if write[0][0] != row]
-        self._let_go(_Leaving(self.last_launched, req.id, row, own, pin))
+        self._let_go(
+            Leaving(
+                after_step=self.last_launched,
+                request_id=req.id,
+                row=row,
+                pages=own,
+                pin=pin,
+                window_pages=windows,
+                unlocked=unlocked,
+                state_slots=slots,
+            )
+        )
 
-    def _let_go(self, leaving: _Leaving) -> None:
-        if self.last_launched == self.last_committed:
+    def _adopt_last(self, req: Request, num_committed: int) -> int | None:
+        """Adopt what a leaving request computed; the slot that became the cache's."""
+        self.adopt(req, num_committed)
+        last = self.states.last(req, num_committed) if self.states else None
+        if last is None:
+            return None
+        self._adopt(req, last.length // self.page_size)
+        return last.slot if self._give_state(req, last.slot) else None
+
+    def _let_windows_go(self, request_id: int, window_pages: Ids, unlocked: Ids) -> None:
+        self._let_go(
+            Leaving(after_step=self.last_launched, request_id=request_id, window_pages=window_pages, unlocked=unlocked)
+        )
+
+    def _let_go(self, leaving: Leaving) -> None:
+        if leaving.after_step <= self.last_committed:
             self._release(leaving)
         else:
             self._leaving.append(leaving)
@@ -192,40 +375,84 @@ class Residencies:
         while self._leaving and self._leaving[0].after_step <= step:
             self._release(self._leaving.popleft())
 
-    def _release(self, leaving: _Leaving) -> None:
+    def _release(self, leaving: Leaving) -> None:
         if len(leaving.pages):
             self.kv.return_ids(leaving.pages, leaving.request_id)
         if leaving.row != PAD:
             self.rows.free_row(leaving.row)
+        if self.windows:
+            self.windows.pool.slots.return_ids(leaving.window_pages, leaving.request_id)
+            self.windows.pool.unlock(leaving.unlocked)
+        if self.states and len(leaving.state_slots):
+            self.states.pool.free(leaving.state_slots, leaving.request_id)
+        if self.states and leaving.source:
+            self.states.cached.unlock(leaving.source)
         if leaving.pin is not None:
             self.cache.unpin(leaving.pin)
 
     # -- checking -------------------------------------------------------------------------------------------------
 
     def audit(self, reqs: Iterable[Request]) -> None:
-        """Raise LedgerError (or fail an assertion) unless every row and page has exactly one holder (C8)."""
+        """Raise LedgerError (or fail an assertion) unless every row, page, window page and state slot has exactly one
+        holder (C8)."""
         rows: list[int] = []
         pins: list[Pin] = []
-        own: dict[int, list[Ids]] = {}
+        pages: list[Holder] = []
+        windows: list[Holder] = []
+        slots: list[Holder] = []
         for req in reqs:
             assert req.status in (Status.EXTENDING, Status.DECODING), f"{req} holds nothing"
             assert req.pin is not None, f"{req} has no pin"
             rows.append(req.req_pool_idx)
             pins.append(req.pin)
-            pages = self.rows.pages(req.req_pool_idx, req.pin.num_pages, req.num_pages)
-            own.setdefault(req.id, []).append(pages)
+            own = self.rows.pages(req.req_pool_idx, req.pin.num_pages, req.num_pages)
+            pages.append(Holder(req.id, own))
+            windows += [self._windows_of(req.id, own)] if self.windows else []
+            slots += [self.states.holder(req)] if self.states else []
         for leaving in self._leaving:
             rows += [leaving.row] if leaving.row != PAD else []
             pins += [leaving.pin] if leaving.pin else []
-            own.setdefault(leaving.request_id, []).append(leaving.pages)
+            pages.append(Holder(leaving.request_id, leaving.pages))
+            windows.append(Holder(leaving.request_id, leaving.window_pages))
+            slots.append(Holder(leaving.request_id, leaving.state_slots))
         self.rows.audit(rows)
         self.cache.check(pins)
-        held = [Holder(owner, np.concatenate(chunks)) for owner, chunks in own.items()]
-        self.kv.audit([*held, *self.cache.holders()])
+        self.kv.audit([*_by_owner(pages), *self.cache.holders()])
+        if self.windows:
+            self.windows.pool.slots.audit([*_by_owner(windows), *self.cache.window_holders()])
+        if self.states:
+            self.states.pool.audit([*_by_owner(slots), *self.cache.state_holders()])
+
+    def _windows_of(self, request_id: int, own: Ids) -> Holder:
+        assert self.windows is not None
+        ids = self.windows.pool.full_to_window[own]
+        return Holder(request_id, ids[ids != PAD].astype(np.int64))
+
+    @property
+    def pools(self) -> list[tuple[Slots, int]]:
+        """Every pool, and how many of its slots the prefix cache has."""
+        found: list[tuple[Slots, int]] = [(self.kv, self.cache.num_pages), (self.rows.slots, 0)]
+        if self.windows:
+            found.append((self.windows.pool.slots, self.windows.pool.num_cached))
+        if self.states:
+            found.append((self.states.pool, self.states.cached.num_states))
+        return found
 
     def reclaim_leaks(self) -> int:
-        """When nobody holds anything: quarantine whatever the ledger still books for a request; how many pages."""
-        lost = np.flatnonzero(self.kv.owner > 0)
-        for owner in np.unique(self.kv.owner[lost]).tolist():
-            self.kv.quarantine(lost[self.kv.owner[lost] == owner], owner, "leaked")
-        return len(lost)
+        """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
+        num_lost = 0
+        for slots, _ in self.pools:
+            if slots is not self.rows.slots:
+                lost = np.flatnonzero(slots.owner > 0)
+                for owner in np.unique(slots.owner[lost]).tolist():
+                    slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
+                num_lost += len(lost)
+        return num_lost
+
+
+def _by_owner(holders: Iterable[Holder]) -> list[Holder]:
+    """One holder for each owner: a request may have let go of something and hold more."""
+    own: dict[int, list[Ids]] = {}
+    for holder in holders:
+        own.setdefault(holder.owner, []).append(holder.ids)
+    return [Holder(owner, np.concatenate(ids)) for owner, ids in own.items() if owner != PAD]

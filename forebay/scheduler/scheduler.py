@@ -119,8 +119,7 @@ class Scheduler:
         may_admit = self._make_room_to_decode()
         active = self._decodable()
         if active is None or len(active):
-            self.held.grow(self.running, active)
-            self.running.prepare_for_decode(active)
+            self.held.decode(self.running, active)
             self.ratio.after_decode()
         extends, admitted = self._plan_extends(now, may_admit)
         decoding = self.running.reqs if active is None else [self.running.reqs[i] for i in active.tolist()]
@@ -128,7 +127,7 @@ class Scheduler:
             return None
         self._step += 1
         plan = build_plan(self._step, extends, self.running, active, admitted, self.held)
-        self.held.last_launched = self._step
+        self.held.launched(self._step)
         self._flights.append(_Flight(plan, extends.reqs + decoding))
         self._launch_extends(extends)
         return plan
@@ -167,10 +166,12 @@ class Scheduler:
         return len(self.held.page_openers(batch, live)) - self.held.available_pages
 
     def _retract(self, req: Request) -> None:
-        """Take a request's memory and let it wait; what it computed stays in the cache as long as that has room."""
+        """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper
+        way to have it again; what else of it the cache has stays there as long as there is room."""
         self._remove(req)
-        self.held.adopt(req, req.committed_len)
-        self.held.release(req)
+        if not req.wants_prompt_logprobs and self.held.keep(req):
+            self.counters.add("retractions_kept")
+        self.held.release(req, req.committed_len)
         req.move(Status.WAITING)
         req.num_retractions += 1
         req.resume_after = self.held.last_launched
@@ -199,11 +200,12 @@ class Scheduler:
         batch.prepare_for_extend(reqs, stops)
         return batch, admitted
 
-    @staticmethod
-    def _cut(req: Request, budget: int, reqs: list[Request], stops: list[int]) -> int:
+    def _cut(self, req: Request, budget: int, reqs: list[Request], stops: list[int]) -> int:
         stop = min(req.extend_target, req.kv_len + budget)
         if stop == req.kv_len:
             return budget
+        stop = self.held.limit(req, stop)
+        self.held.extend(req, stop)
         reqs.append(req)
         stops.append(stop)
         return budget - (stop - req.kv_len)
@@ -271,6 +273,8 @@ class Scheduler:
         written = set(plan.write_rows.tolist())
         living = [req.req_pool_idx for req in [*self.running.reqs, *self.extending]]
         self.held.write_again(row for row in living if row in written)
+        self.held.write_windows_again(plan.map_pages)
+        self.held.kept.failed(plan.saves, plan.drops)
         return updates
 
     def _land(self, plan: StepPlan) -> _Flight:
@@ -330,11 +334,10 @@ class Scheduler:
         if req.status is Status.WAITING:
             self.waiting.remove(req)
             self._num_waiting_tokens -= len(req.tokens)
+            self.held.kept.drop(req)
         else:
             self._remove(req)
-            if reason is not FinishReason.ERROR:
-                self.held.adopt(req, req.committed_len)
-            self.held.release(req)
+            self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.counters.add(f"finished.{reason}")
@@ -343,12 +346,14 @@ class Scheduler:
         return update
 
     def _remove(self, req: Request) -> None:
-        """Take an admitted request out of its batch, and learn how many pages its row has."""
+        """Take an admitted request out of its batch, and learn from that what it has."""
         if req.status is Status.EXTENDING:
             self.extending.remove(req)
             return
         i = self.running.index_of(req)
-        req.num_pages = ceil_div(int(self.running.seq_lens_cpu[i]), self.config.page_size)
+        req.kv_len = int(self.running.seq_lens_cpu[i])
+        req.num_pages = ceil_div(req.kv_len, self.config.page_size)
+        req.window_start = int(self.running.window_starts_cpu[i])
         self.running.filter_batch(np.delete(np.arange(len(self.running)), i))
 
     # -- looking after itself -------------------------------------------------------------------------------------
@@ -358,7 +363,7 @@ class Scheduler:
         return self.held.cache.flush()
 
     def audit(self) -> None:
-        """Raise unless every row and page has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
+        """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
         self._learn_page_counts()
         self.held.audit([*self.running.reqs, *self.extending])
 
@@ -378,14 +383,19 @@ class Scheduler:
         arrivals = [req.arrival for req in self.waiting]
         counters = Counters(self.counters)
         counters["evicted_pages"] = held.cache.num_evicted_pages
-        counters["ledger_violations"] = held.kv.num_violations + held.rows.slots.num_violations
+        counters["ledger_violations"] = sum(slots.num_violations for slots, _ in held.pools)
+        if held.states:
+            counters["checkpoints.taken"] = held.states.num_taken
+            counters["checkpoints.skipped"] = held.states.num_skipped
+            counters["states_evicted"] = held.states.cached.num_evicted
+            counters["dead_kv_tokens"] = held.states.cached.num_dead_pages * self.config.page_size
         return SchedulerState(
             step=self._step,
             num_running=self.num_running,
             num_waiting=len(self.waiting),
             num_waiting_tokens=self._num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=(pool_usage(held.kv, held.cache.num_pages), pool_usage(held.rows.slots)),
+            pools=tuple(pool_usage(slots, cached) for slots, cached in held.pools),
             counters=counters,
             page_map=page_map(held.kv),
         )

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.radix_cache import Node
+from forebay.memory.radix_node import Node
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import Failure, FinishReason, MissReason, Update
 from forebay.scheduler.scheduler import Scheduler

@@ -1,0 +1,92 @@
+"""What retracted requests keep in host memory, so that they need not compute it again (C26)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from forebay.config.engine_config import StateConfig
+from forebay.requests.request import Request, Status
+from forebay.requests.step_plan import Kept
+
+
+@dataclass(slots=True)
+class _Copy:
+    req: Request
+    num_tokens: int
+    num_bytes: int
+    step: int | None = None  # that makes the copy; None while it is not planned
+
+
+class KeptOnHost:
+    """The copies on the host by request, and what the next plan has to do about them."""
+
+    def __init__(self, config: StateConfig) -> None:
+        self._config = config
+        self._copies: dict[int, _Copy] = {}
+        self._saves: list[Kept] = []
+        self._loads: list[Kept] = []
+        self._drops: list[int] = []
+        self.num_bytes = 0
+        self.num_kept = 0
+
+    def num_tokens(self, req: Request) -> int:
+        """Tokens whose KV and state are on the host; 0 where nothing is."""
+        copy = self._copies.get(req.id)
+        return copy.num_tokens if copy else 0
+
+    def save(self, req: Request, kept: Kept) -> bool:
+        """Copy in the next plan what `req`, which is being retracted, has computed; False where that is not worth it.
+
+        Worth it is what takes less time to copy out and back than to compute, as long as the host has room.
+        """
+        config = self._config
+        num_bytes = len(kept.pages) * config.page_bytes + len(kept.window_pages) * config.window_page_bytes
+        num_bytes += config.slot_bytes if kept.state_slot else 0
+        if num_bytes > req.kv_len * config.recompute_bytes_per_token:
+            return False
+        if self.num_bytes + num_bytes > config.retraction_host_bytes:
+            return False
+        self._saves.append(kept)
+        self._copies[req.id] = _Copy(req, req.kv_len, num_bytes)
+        self.num_bytes += num_bytes
+        self.num_kept += 1
+        return True
+
+    def load(self, kept: Kept) -> None:
+        """Bring a request's copy back in the next plan; the host has none any more."""
+        self._loads.append(kept)
+        self.num_bytes -= self._copies.pop(kept.request_id).num_bytes
+
+    def drop(self, req: Request) -> None:
+        """The request will not come back, or must compute everything again."""
+        copy = self._copies.pop(req.id, None)
+        if copy is None:
+            return
+        self.num_bytes -= copy.num_bytes
+        if copy.step is None:
+            self._saves = [kept for kept in self._saves if kept.request_id != req.id]
+        else:
+            self._drops.append(req.id)
+
+    def take_plan(self) -> tuple[tuple[Kept, ...], tuple[Kept, ...], tuple[int, ...]]:
+        """What the next step saves, loads and drops."""
+        plan = tuple(self._saves), tuple(self._loads), tuple(self._drops)
+        if self._saves or self._loads or self._drops:
+            self._saves, self._loads, self._drops = [], [], []
+        return plan
+
+    def launched(self, step: int) -> None:
+        """The copies that were not planned yet are made by `step`: a request can rely on its own when that commits."""
+        for copy in self._copies.values():
+            if copy.step is None:
+                copy.step = step
+                if copy.req.status is Status.WAITING:
+                    copy.req.resume_after = step
+
+    def failed(self, saves: tuple[Kept, ...], drops: tuple[int, ...]) -> None:
+        """The step that was to do this did not complete: nobody may rely on these copies."""
+        self._drops += drops
+        for kept in saves:
+            copy = self._copies.get(kept.request_id)
+            if copy is not None:
+                self.drop(copy.req)

@@ -1,0 +1,81 @@
+"""The window pages that admitted requests hold: taken as tokens come, given back as the window moves on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from forebay.base.units import ceil_div
+from forebay.memory.cached_windows import CachedWindows
+from forebay.memory.req_to_token_pool import ReqToTokenPool
+from forebay.memory.slots import Ids
+from forebay.requests.request import Request
+from forebay.requests.schedule_batch import ScheduleBatch
+
+LetGo = Callable[[int, Ids, Ids], None]
+"""Request id, its own window pages, and cached pages whose windows it no longer reads."""
+
+
+class WindowKeeper:
+    """A request holds the windows of its pages from `window_start` on: those of its pinned pages are locked, the others
+    are its own. There are always enough: what all rows can need at once is reserved when memory is divided."""
+
+    def __init__(self, cached: CachedWindows, rows: ReqToTokenPool, let_go: LetGo) -> None:
+        self.pool, self.cached = cached.pool, cached
+        self._rows, self._let_go = rows, let_go
+        self._page_size = cached.pool.page_size
+
+    def lock(self, pages: Ids) -> None:
+        """Lock the last windows of a cached prefix's pages, from whose end somebody will go on."""
+        self.pool.lock(pages[self.pool.first_needed(len(pages) * self._page_size) :])
+
+    def unlock(self, pages: Ids) -> None:
+        """Take back a `lock` of these pages."""
+        self.pool.unlock(pages[self.pool.first_needed(len(pages) * self._page_size) :])
+
+    def take(self, pages: Ids, owner: int | Ids) -> None:
+        short = len(pages) - self.pool.slots.num_free
+        if short > 0:
+            self.cached.evict(short)
+        self.pool.take(pages, owner)
+
+    def extend(self, req: Request, stop: int) -> None:
+        """A step computes the request's tokens up to `stop`."""
+        self.move(req, self.pool.first_needed(req.kv_len))
+        first, last = ceil_div(req.kv_len, self._page_size), ceil_div(stop, self._page_size)
+        if first < last:
+            self.take(self._rows.pages(req.req_pool_idx, first, last), req.id)
+
+    def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
+        """A step will decode the requests (at the indices `active`): the window of each has moved on by a token."""
+        first = np.maximum(batch.seq_lens_cpu - self.pool.window + 1, 0) // self._page_size
+        moved = first > batch.window_starts_cpu
+        for i in np.flatnonzero(moved).tolist() if active is None else active[moved[active]].tolist():
+            req = batch.reqs[i]
+            req.window_start = int(batch.window_starts_cpu[i])
+            self.move(req, int(first[i]))
+            batch.window_starts_cpu[i] = req.window_start
+
+    def move(self, req: Request, first: int) -> None:
+        """The windows of pages in front of `first` are not read any more."""
+        if first > req.window_start:
+            self._drop(req, req.window_start, first)
+            req.window_start = first
+
+    def _drop(self, req: Request, start: int, stop: int) -> None:
+        own, unlocked = self.leave(req, start, stop)
+        self._let_go(req.id, own, unlocked)
+
+    def leave(self, req: Request, start: int, stop: int) -> tuple[Ids, Ids]:
+        """Detach the windows of its own pages in [start, stop); they, and the pinned pages there, to be unlocked."""
+        assert req.pin is not None
+        pages = self._rows.pages(req.req_pool_idx, start, stop)
+        num_pinned = min(max(req.pin.num_pages - start, 0), len(pages))
+        return self.pool.detach(pages[num_pinned:]), pages[:num_pinned]
+
+    def adopted(self, req: Request, start: int, stop: int) -> None:
+        """The cache has adopted the request's pages [start, stop): the request goes on reading the last of them."""
+        first = max(start, req.window_start)
+        if first < stop:
+            self.pool.lock(self._rows.pages(req.req_pool_idx, first, stop))
