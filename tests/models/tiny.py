@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models import cases_window
+from tests.models import cases_mamba, cases_window
 
 VOCAB = 96
 
@@ -81,6 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     ),
+    **cases_mamba.CASES,
     **cases_window.CASES,
 }
 

@@ -1,0 +1,123 @@
+"""Models with Mamba mixers, in transformers' names where the families agree, and in Bamba's where they do not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from forebay.formats.config_fields import Fields
+from forebay.formats.model_type import ModelType, parse_transformer
+
+MAMBA: Final = "linear_attention"
+HYBRID: Final = "hybrid"
+
+_INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
+
+
+def _bamba_mixer(fields: Fields, intermediate: int) -> dict[str, Any]:
+    """The names that Bamba gave a Mamba-2 mixer's fields; Falcon-H1 and Granite have them too."""
+    heads = fields.size("mamba_n_heads", default=128)
+    if intermediate % heads:
+        raise fields.wrong("mamba_n_heads", f"a divisor of the mixer's {intermediate} channels")
+    auto = fields.raw.get("mamba_d_head") in (None, "auto")
+    head_dim = intermediate // heads if auto else fields.size("mamba_d_head")
+    if heads * head_dim != intermediate:
+        raise fields.wrong("mamba_d_head", f"{intermediate // heads}: {intermediate} channels for {heads} heads")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_n_groups": _groups(fields, "mamba_n_groups", heads, default=1),
+        "mamba_d_state": fields.size("mamba_d_state", default=256),
+        "mamba_d_conv": _width(fields, "mamba_d_conv"),
+        "mamba_conv_bias": fields.flag("mamba_conv_bias", default=True),
+        "mamba_proj_bias": fields.flag("mamba_proj_bias", default=False),
+        "time_step_limit": _dt_limit(fields),
+    }
+
+
+def _groups(fields: Fields, name: str, heads: int, *, default: int) -> int:
+    groups = fields.size(name, default=default)
+    if heads % groups:
+        raise fields.wrong(name, f"a divisor of the mixer's {heads} heads")
+    return groups
+
+
+def _expanded(fields: Fields) -> int:
+    return fields.size("mamba_expand", default=2, most=1024) * fields.size("hidden_size")
+
+
+def _width(fields: Fields, name: str) -> int:
+    width = fields.size(name, default=4, most=64)
+    if width < 2:
+        raise fields.wrong(name, "at least 2")
+    return width
+
+
+def _dt_limit(fields: Fields) -> tuple[float, float]:
+    given = fields.raw.get("time_step_limit")
+    if given is None:
+        return 0.0, math.inf
+    values = [math.inf if item == _INFINITY else item for item in given] if isinstance(given, list | tuple) else []
+    if len(values) != 2 or not all(_is_number(item) for item in values) or not 0 <= values[0] <= values[1]:
+        raise fields.wrong("time_step_limit", "a lower and an upper bound, of at least 0")
+    return float(values[0]), float(values[1])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _factor(fields: Fields, name: str) -> float:
+    return _factors(fields, name, 1)[0] if fields.raw.get(name) is not None else 1.0
+
+
+def _factors(fields: Fields, name: str, count: int) -> list[float]:
+    """Multipliers: a list of `count`, where there is more than one; each 1 where the file is silent."""
+    given = fields.raw.get(name)
+    values = [1.0] * count if given is None else [given] if count == 1 else given
+    if not isinstance(values, list) or len(values) != count:
+        raise fields.wrong(name, f"a list of {count} numbers")
+    if not all(_is_number(value) and math.isfinite(value) and value for value in values):
+        raise fields.wrong(name, "finite and not 0")
+    return [float(value) for value in values]
+
+
+def _transformer(kind: ModelType, fields: Fields, layer_types: Sequence[str], **renamed: Any) -> dict[str, Any]:
+    """As a plain transformer, but for the layers' types; `renamed` are fields under the names that those have."""
+    raw = {name: value for name, value in fields.raw.items() if name not in ("layer_types", "layers_block_type")}
+    values = parse_transformer(kind, Fields({**raw, **renamed}, fields.where))
+    values["extra"]["layer_types"] = list(layer_types)
+    return values
+
+
+_FALCON_H1_FACTORS: Final = (
+    "lm_head_multiplier",
+    "embedding_multiplier",
+    "key_multiplier",
+    "attention_in_multiplier",
+    "attention_out_multiplier",
+    "ssm_in_multiplier",
+    "ssm_out_multiplier",
+)
+
+
+def _parse_falcon_h1(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    values = _transformer(kind, fields, [HYBRID] * fields.size("num_hidden_layers", most=4096))
+    expanded = "mamba_d_ssm" in fields.raw and fields.raw["mamba_d_ssm"] is None
+    intermediate = _expanded(fields) if expanded else fields.size("mamba_d_ssm", default=1024)
+    values["extra"] |= {
+        **_bamba_mixer(fields, intermediate),
+        **{name: _factor(fields, name) for name in _FALCON_H1_FACTORS},
+        "mlp_multipliers": _factors(fields, "mlp_multipliers", 2),
+        "ssm_multipliers": _factors(fields, "ssm_multipliers", 5),
+        "projectors_bias": fields.flag("projectors_bias", default=False),
+        "mamba_rms_norm": fields.flag("mamba_rms_norm", default=False),
+        "mamba_norm_before_gate": fields.flag("mamba_norm_before_gate", default=True),
+    }
+    return values
+
+
+TYPES: Final[Mapping[str, ModelType]] = {
+    "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
+}

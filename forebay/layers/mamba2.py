@@ -1,0 +1,178 @@
+"""The Mamba-2 mixer: a linear layer, a short convolution, a state-space scan, a gate, and a linear layer.
+
+Mamba-2, arXiv 2405.21060, section 7. Shape letters: T tokens, H hidden size, I intermediate size, G groups, D state
+size, C channels of the convolution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.layers.build import Parts
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import LinearParam, TensorParam, linear, tensor, vector
+from forebay.pools.cache_spec import CacheSpec, RecurrentState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multipliers:
+    """What a family multiplies the input, the parts of the first linear layer's output, and the mixer's output by."""
+
+    inputs: float = 1.0
+    gate: float = 1.0
+    x: float = 1.0
+    b: float = 1.0
+    c: float = 1.0
+    dt: float = 1.0
+    output: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatedNorm:
+    """An RMS norm of each group, before (`norm_first`) or after the gate."""
+
+    eps: float
+    norm_first: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mamba2Spec:
+    """`width` inputs, the token's own included, reach a token through the convolution. `norm` None for a gate alone.
+
+    The step width is kept between the two of `dt_limit`.
+    """
+
+    name: str
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_size: int
+    width: int
+    norm: GatedNorm | None
+    in_bias: bool = False
+    conv_bias: bool = True
+    out_bias: bool = False
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+    multipliers: Multipliers = Multipliers()
+
+    @property
+    def intermediate_size(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def group_channels(self) -> int:
+        """Entries of b, and of c."""
+        return self.num_groups * self.state_size
+
+    @property
+    def channels(self) -> int:
+        return self.intermediate_size + 2 * self.group_channels
+
+    @property
+    def inputs(self) -> LinearParam:
+        """The gate, what the convolution runs over (x, b, c), and the step widths."""
+        size, per_group, by = self.intermediate_size, self.group_channels, self.multipliers
+        return linear(
+            [f"{self.name}.in_proj"],
+            [size + self.channels + self.num_heads],
+            self.hidden_size,
+            bias=self.in_bias,
+            scales=((size, by.gate), (size, by.x), (per_group, by.b), (per_group, by.c), (self.num_heads, by.dt)),
+            input_scale=by.inputs,
+        )
+
+    @property
+    def output(self) -> LinearParam:
+        scales = ((self.hidden_size, self.multipliers.output),)
+        return linear(
+            [f"{self.name}.out_proj"], [self.hidden_size], self.intermediate_size, bias=self.out_bias, scales=scales
+        )
+
+    @property
+    def kernel(self) -> TensorParam:
+        return tensor(f"{self.name}.conv1d.weight", self.channels, 1, self.width)
+
+    @property
+    def kernel_bias(self) -> TensorParam:
+        return vector(f"{self.name}.conv1d.bias", self.channels)
+
+    @property
+    def per_head(self) -> tuple[TensorParam, TensorParam, TensorParam]:
+        a_log, d, dt_bias = (vector(f"{self.name}.{part}", self.num_heads) for part in ("A_log", "D", "dt_bias"))
+        return a_log, d, dt_bias
+
+    @property
+    def norm_weight(self) -> TensorParam:
+        return vector(f"{self.name}.norm.weight", self.intermediate_size)
+
+    def params(self) -> tuple[TensorParam, ...]:
+        bias = (self.kernel_bias,) if self.conv_bias else ()
+        norm = () if self.norm is None else (self.norm_weight,)
+        return (*self.inputs.tensors(), *self.output.tensors(), self.kernel, *bias, *self.per_head, *norm)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        conv = (self.channels, self.width - 1)
+        return (RecurrentState(conv=conv, ssm=(self.num_heads, self.head_dim, self.state_size)),)
+
+    def build(self, parts: Parts) -> Mamba2:
+        return Mamba2(self, parts)
+
+
+class Mamba2:
+    def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
+        weights = parts.weights
+        self._spec = spec
+        self._ops = parts.ops
+        self._layer = parts.keep(*spec.cache_specs())
+        self._inputs = weights.linear(spec.inputs)
+        self._output = weights.linear(spec.output)
+        self._kernel = weights.tensor(spec.kernel).squeeze(1)
+        self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
+        a_log, self._d, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
+        self._a = -a_log.exp()
+        self._norm = None if spec.norm is None else (spec.norm, weights.tensor(spec.norm_weight))
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
+        spec, ops = self._spec, self._ops
+        gate, mixed, dt = torch.split(
+            ops.linear(x, self._inputs), [spec.intermediate_size, spec.channels, spec.num_heads], dim=-1
+        )
+        state = ctx.cache.state(self._layer)
+        mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
+        y, b, c = torch.split(mixed, [spec.intermediate_size, spec.group_channels, spec.group_channels], dim=-1)
+        low, high = spec.dt_limit
+        scanned = ops.mamba2_scan(
+            y.view(len(x), spec.num_heads, spec.head_dim),
+            dt,
+            self._a,
+            b.view(len(x), spec.num_groups, spec.state_size),
+            c.view(len(x), spec.num_groups, spec.state_size),
+            self._d,
+            self._dt_bias,
+            state.ssm,
+            ctx.states,
+            dt_min=low,
+            dt_max=high,
+        )
+        return ops.linear(self._gated(scanned.flatten(1), gate), self._output)
+
+    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
+        """y and gate [T, I] -> [T, I]."""
+        if self._norm is None:
+            return self._ops.silu_and_mul(torch.cat([gate, y], dim=-1))
+        norm, weight = self._norm
+        return self._ops.gated_rms_norm(
+            y,
+            gate,
+            weight,
+            norm.eps,
+            group_size=self._spec.intermediate_size // self._spec.num_groups,
+            norm_first=norm.norm_first,
+            sigmoid=False,
+        )

@@ -1,0 +1,25 @@
+"""The Mamba mixers of all families, from their configurations."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
+
+
+def mamba2_spec(config: ModelConfig, name: str) -> Mamba2Spec:
+    """With a gated norm behind the scan; `name` is the checkpoint's prefix."""
+    extra = config.extra
+    return Mamba2Spec(
+        name=name,
+        hidden_size=config.hidden_size,
+        num_heads=extra["mamba_n_heads"],
+        head_dim=extra["mamba_d_head"],
+        num_groups=extra["mamba_n_groups"],
+        state_size=extra["mamba_d_state"],
+        width=extra["mamba_d_conv"],
+        norm=GatedNorm(eps=config.rms_norm_eps),
+        in_bias=extra["mamba_proj_bias"],
+        conv_bias=extra["mamba_conv_bias"],
+        out_bias=extra["mamba_proj_bias"],
+        dt_limit=extra["time_step_limit"],
+    )

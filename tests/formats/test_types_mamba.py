@@ -1,0 +1,120 @@
+"""config.json of models with Mamba mixers: what is read, what is assumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from forebay import models
+from forebay.base.errors import ModelError
+from forebay.formats.model_config import ModelConfig, config_from_folder
+from forebay.formats.types_mamba import TYPES
+
+GIVEN: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+# The fields without which transformers' defaults for a type contradict GIVEN.
+NEEDED: dict[str, dict[str, Any]] = {"falcon_h1": {}}
+
+# What we call the mixer's shape, and what transformers' configuration of a type does.
+BAMBA_NAMES = {
+    name: name
+    for name in (
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_conv",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+        "time_step_limit",
+    )
+}
+NAMES: dict[str, dict[str, str]] = {
+    "falcon_h1": {
+        **BAMBA_NAMES,
+        **{name: name for name in ("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias", "ssm_multipliers")},
+    },
+}
+
+
+EPSILON = {}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def from_fields(**fields: Any) -> ModelConfig:
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        return config_from_folder(tmp_path)
+
+    return from_fields
+
+
+def given(model_type: str) -> dict[str, Any]:
+    return {"model_type": model_type, **GIVEN, **NEEDED[model_type]}
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_silence_means_what_it_means_to_transformers(model_type, read):
+    ours, theirs = read(**given(model_type)), AutoConfig.for_model(**given(model_type))
+    assert {name: ours.extra[name] for name in NAMES[model_type]} == {
+        name: getattr(theirs, their_name) for name, their_name in NAMES[model_type].items()
+    }
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rms_norm_eps == getattr(theirs, EPSILON.get(model_type, "rms_norm_eps"))
+    assert ours.num_layers == theirs.num_hidden_layers
+    assert ours.extra["layer_types"] == list(theirs.layer_types)
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [[0.0, {"__float__": "Infinity"}], [0.0, math.inf], [0, math.inf], None],
+    ids=["5.x", "json", "int", "null"],
+)
+def test_no_limit_of_the_step_width_is_read_in_every_spelling(limit, read):
+    assert read(**given("falcon_h1"), time_step_limit=limit).extra["time_step_limit"] == (0.0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("falcon_h1", {"mamba_n_heads": 7}, "mamba_n_heads"),
+        ("falcon_h1", {"mamba_d_head": 7}, "mamba_d_head"),
+        ("falcon_h1", {"mamba_n_groups": 3}, "mamba_n_groups"),
+        ("falcon_h1", {"mamba_d_conv": 1}, "mamba_d_conv"),
+        ("falcon_h1", {"time_step_limit": [1.0, 0.5]}, "time_step_limit"),
+        ("falcon_h1", {"time_step_limit": 0.5}, "time_step_limit"),
+        ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
+        ("falcon_h1", {"key_multiplier": "1"}, "key_multiplier"),
+        ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)  # fmt: skip
+def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
+    with pytest.raises(ModelError, match=message):
+        read(**{**given(model_type), **fields})
+
+
+HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), "x", [], [[]], {}, {"a": 1}, [None] * 4, ["mamba"] * 3]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read):
+    fields = AutoConfig.for_model(**given(model_type)).to_dict()
+    for name in fields:
+        for value in HOSTILE:
+            try:
+                config = read(**{**fields, name: value})
+            except ModelError:
+                continue
+            assert len(models.describe(config).blocks) == config.num_layers

@@ -1,0 +1,62 @@
+"""Cases of the models with Mamba mixers; see `CASES` in tiny.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Names that Bamba gave a Mamba-2 mixer's fields. Chunks are the oracle's own, and shorter than a prompt here.
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 24,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 8,
+}
+
+_FALCON_H1_FACTORS = {
+    "lm_head_multiplier": 0.7,
+    "embedding_multiplier": 1.9,
+    "mlp_multipliers": [0.6, 1.3],
+    "key_multiplier": 0.4,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.7, 1.1, 0.9, 1.4, 0.6],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.5,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
+    "falcon_h1-norm-after-gate-biases": (
+        "falcon_h1",
+        {
+            **_MAMBA2,
+            **_FALCON_H1_FACTORS,
+            "mamba_d_ssm": 32,
+            "mamba_d_head": "auto",
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "time_step_limit": [0.6, 0.75],
+            "num_key_value_heads": 4,
+        },
+    ),
+    "falcon_h1-norm-before-gate-tied": (
+        "falcon_h1",
+        {
+            **_MAMBA2,
+            "mamba_d_ssm": None,
+            "mamba_rms_norm": True,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 2,
+            "mamba_n_groups": 1,
+            "mamba_d_state": 8,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
