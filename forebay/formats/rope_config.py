@@ -16,9 +16,11 @@ _NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "yarn": ("factor", "original_max_position_embeddings"),
     "frequency_factors": ("factors",),
+    "proportional": ("partial_rotary_factor",),
 }
 _ALLOWED: Final[dict[str, tuple[str, ...]]] = {
     "dynamic": ("original_max_position_embeddings",),
+    "proportional": ("factor",),
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
@@ -32,16 +34,17 @@ def rope_theta_and_scaling(
     if not isinstance(parameters, dict):
         raise ModelError(f"{where}: rope_parameters is {str(parameters)[:80]!r}, not an object")
     theta = _positive(where, "rope_theta", parameters.get("rope_theta") or raw.get("rope_theta") or default_theta)
-    for source in (parameters, raw):
-        if source.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise ModelError(f"{where}: partial_rotary_factor {source['partial_rotary_factor']!r} is not supported")
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+    for source in (parameters, raw):
+        if rope_type != "proportional" and source.get("partial_rotary_factor") not in (None, 1, 1.0):
+            raise ModelError(f"{where}: partial_rotary_factor {source['partial_rotary_factor']!r} is not supported")
     if not isinstance(rope_type, str) or rope_type not in _NEEDED:
         raise ModelError(f"{where}: rope type {str(rope_type)[:80]!r} is not supported; known are {', '.join(_NEEDED)}")
     _check_keys(parameters, rope_type, where)
     if rope_type == "default":
         return theta, None
-    values = {key: value for key, value in parameters.items() if key not in _COMMON and value is not None}
+    own = {*_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
+    values = {key: value for key, value in parameters.items() if key in own and value is not None}
     if rope_type in ("llama3", "yarn"):
         values.setdefault("original_max_position_embeddings", max_positions)
     return theta, {"rope_type": rope_type, **_checked(values, rope_type, where)}
@@ -67,6 +70,8 @@ def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, An
                 raise ModelError(f"{where}: truncate is {value!r}, not true or false")
         else:
             _positive(where, key, value)
+    if rope_type == "proportional" and values["partial_rotary_factor"] > 1:
+        raise ModelError(f"{where}: partial_rotary_factor must be at most 1")
     if rope_type == "llama3" and values["high_freq_factor"] <= values["low_freq_factor"]:
         raise ModelError(f"{where}: high_freq_factor must be greater than low_freq_factor")
     return values

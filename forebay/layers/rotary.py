@@ -79,6 +79,14 @@ def _frequency_factors(plain: Tensor, scaling: Scaling, theta: float) -> tuple[T
     return plain / torch.tensor(scaling["factors"], dtype=torch.float32), 1.0
 
 
+def _proportional(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
+    """A share of the frequencies, the highest, is kept; the other dimensions are not rotated, by angles of 0."""
+    kept = int(scaling["partial_rotary_factor"] * len(plain))
+    frequencies = torch.zeros_like(plain)
+    frequencies[:kept] = plain[:kept]
+    return frequencies / scaling.get("factor", 1.0), 1.0
+
+
 def _llama3(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
     """Low frequencies are divided by the factor, high ones kept, those between interpolated (Llama 3.1's release)."""
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
@@ -131,6 +139,7 @@ _SCALINGS: Final[Mapping[str, Callable[[Tensor, Scaling, float], tuple[Tensor, f
     "linear": _linear,
     "dynamic": _dynamic,
     "frequency_factors": _frequency_factors,
+    "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
 }

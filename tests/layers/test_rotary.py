@@ -19,6 +19,7 @@ SCALINGS = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
+    "proportional": {"partial_rotary_factor": 0.4, "factor": 2.0},
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32768},
     "yarn-options": {
         "factor": 8.0,
