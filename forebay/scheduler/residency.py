@@ -185,6 +185,12 @@ class Residencies:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
         return self.kept.save(req, self._what_is_kept(req))
 
+    def slide(self, extending: Iterable[Request]) -> None:
+        """Before chunks are cut: let go of what the chunks before have moved the windows past."""
+        if self.windows:
+            for req in extending:
+                self.windows.move(req, self.windows.pool.first_needed(req.kv_len))
+
     def extend(self, req: Request, stop: int) -> None:
         """The next step computes the request's tokens up to `stop`."""
         if self.windows:

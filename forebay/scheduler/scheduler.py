@@ -187,6 +187,7 @@ class Scheduler:
         budget = self.config.chunked_prefill_size
         reqs: list[Request] = []
         stops: list[int] = []
+        self.held.slide(self.extending)
         for req in self.extending:
             budget = self._cut(req, budget, reqs, stops)
         admitted: list[Request] = []

@@ -42,7 +42,6 @@ class WindowKeeper:
 
     def extend(self, req: Request, stop: int) -> None:
         """A step computes the request's tokens up to `stop`."""
-        self.move(req, self.pool.first_needed(req.kv_len))
         first, last = ceil_div(req.kv_len, self._page_size), ceil_div(stop, self._page_size)
         if first < last:
             self.take(self._rows.pages(req.req_pool_idx, first, last), req.id)
