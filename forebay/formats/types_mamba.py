@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from forebay.formats.config_fields import Fields
-from forebay.formats.model_type import ModelType, parse_transformer
+from forebay.formats.model_type import FULL, ModelType, parse_transformer
 
 MAMBA: Final = "linear_attention"
 HYBRID: Final = "hybrid"
+MLP: Final = "mlp"
+MOE: Final = "moe"
 
+# What configurations of before transformers 5 call the types of layers.
+_OLD_LAYER_TYPES: Final = {"mamba": MAMBA, "attention": FULL}
+
+_MAX_LAYERS: Final = 4096
 _INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
 
 
@@ -83,6 +89,21 @@ def _factors(fields: Fields, name: str, count: int) -> list[float]:
     return [float(value) for value in values]
 
 
+def _listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]:
+    given = fields.raw[name]
+    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
+        raise fields.wrong(name, "a list of layer types")
+    types = [_OLD_LAYER_TYPES.get(item, item) for item in given]
+    if not 0 < len(types) <= _MAX_LAYERS or not set(types) <= set(known):
+        raise fields.wrong(name, f"a list of {', '.join(known)}")
+    return types
+
+
+def _only(fields: Fields, name: str, *values: str) -> None:
+    if fields.raw.get(name) not in (None, *values):
+        raise fields.wrong(name, " or ".join(values))
+
+
 def _transformer(kind: ModelType, fields: Fields, layer_types: Sequence[str], **renamed: Any) -> dict[str, Any]:
     """As a plain transformer, but for the layers' types; `renamed` are fields under the names that those have."""
     raw = {name: value for name, value in fields.raw.items() if name not in ("layer_types", "layers_block_type")}
@@ -103,7 +124,7 @@ _FALCON_H1_FACTORS: Final = (
 
 
 def _parse_falcon_h1(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    values = _transformer(kind, fields, [HYBRID] * fields.size("num_hidden_layers", most=4096))
+    values = _transformer(kind, fields, [HYBRID] * fields.size("num_hidden_layers", most=_MAX_LAYERS))
     expanded = "mamba_d_ssm" in fields.raw and fields.raw["mamba_d_ssm"] is None
     intermediate = _expanded(fields) if expanded else fields.size("mamba_d_ssm", default=1024)
     values["extra"] |= {
@@ -118,6 +139,78 @@ def _parse_falcon_h1(kind: ModelType, fields: Fields) -> dict[str, Any]:
     return values
 
 
+# Before transformers 5 Nemotron-H called its mixer's fields what Bamba does.
+_OLD_NEMOTRON_H_NAMES: Final = {
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_min": "time_step_min",
+    "mamba_conv_bias": "use_conv_bias",
+}
+_NEMOTRON_H_LETTERS: Final = {"M": MAMBA, "E": MOE, "*": FULL, "-": MLP}
+_NO_ROPE: Final = {"rope_theta": None, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": None}
+
+
+def _parse_nemotron_h(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    fields = _renamed(fields, _OLD_NEMOTRON_H_NAMES)
+    _only(fields, "mlp_hidden_act", "relu2")
+    _only(fields, "mamba_hidden_act", "silu")
+    layers = _nemotron_h_layers(fields)
+    eps = fields.number("layer_norm_epsilon", default=1e-5)
+    inner = fields.size("intermediate_size", default=21504)
+    sizes = {"num_hidden_layers": len(layers), "rms_norm_eps": eps, "intermediate_size": inner}
+    values = _transformer(kind, fields, layers, **sizes, **_NO_ROPE)
+    heads = fields.size("mamba_num_heads", default=128)
+    values["tie_word_embeddings"] = False
+    values["extra"] |= {
+        "mamba_n_heads": heads,
+        "mamba_d_head": fields.size("mamba_head_dim", default=64),
+        "mamba_n_groups": _groups(fields, "n_groups", heads, default=8),
+        "mamba_d_state": fields.size("ssm_state_size", default=128),
+        "mamba_d_conv": _width(fields, "conv_kernel"),
+        "mamba_conv_bias": fields.flag("use_conv_bias", default=True),
+        "mamba_proj_bias": fields.flag("use_bias", default=False),
+        # What transformers computes a prompt with; its own field time_step_limit has no effect there.
+        "time_step_limit": (fields.number("time_step_min", default=0.001), math.inf),
+    }
+    if MOE in layers:
+        values["extra"] |= _nemotron_h_experts(fields)
+    return values
+
+
+def _nemotron_h_layers(fields: Fields) -> list[str]:
+    for name in ("layers_block_type", "layer_types"):
+        if fields.raw.get(name) is not None:
+            return _listed_layers(fields, name, (MAMBA, FULL, MLP, MOE))
+    pattern = fields.raw.get("hybrid_override_pattern")
+    if pattern is None:
+        return [MAMBA, MOE, FULL, MLP]
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= _MAX_LAYERS or set(pattern) - set(_NEMOTRON_H_LETTERS):
+        raise fields.wrong("hybrid_override_pattern", f"of the letters {''.join(_NEMOTRON_H_LETTERS)}")
+    return [_NEMOTRON_H_LETTERS[letter] for letter in pattern]
+
+
+def _nemotron_h_experts(fields: Fields) -> dict[str, Any]:
+    num_experts = fields.size("n_routed_experts", default=8)
+    if fields.size("n_group", default=1) != 1:
+        raise fields.wrong("n_group", "1: experts in groups are not supported")
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": fields.size("num_experts_per_tok", default=2, most=num_experts),
+        "moe_intermediate_size": fields.size("moe_intermediate_size", default=7688),
+        "moe_shared_expert_intermediate_size": fields.size("moe_shared_expert_intermediate_size", default=7688),
+        "moe_latent_size": fields.size("moe_latent_size", default=0),
+        "routed_scaling_factor": fields.number("routed_scaling_factor", default=1.0),
+        "norm_topk_prob": fields.flag("norm_topk_prob", default=True),
+    }
+
+
+def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
+    """Old names count where they are there, as in transformers."""
+    found = {new: fields.raw[old] for old, new in names.items() if old in fields.raw}
+    return Fields({**fields.raw, **found}, fields.where)
+
+
 TYPES: Final[Mapping[str, ModelType]] = {
     "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
+    "nemotron_h": ModelType(head_dim=128, parse=_parse_nemotron_h),
 }

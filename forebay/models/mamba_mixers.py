@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from forebay.formats.model_config import ModelConfig
+from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
+from forebay.layers.params import tensor, vector
+from forebay.models.decoder import DecoderSpec, decoder_spec
+
+
+def backbone_decoder(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
+    """Under the names that Mamba's own checkpoints have, and those of families that came from it."""
+    return replace(
+        decoder_spec(config, blocks),
+        embedding=tensor("backbone.embeddings.weight", config.vocab_size, config.hidden_size),
+        norm=vector("backbone.norm_f.weight", config.hidden_size),
+    )
+
+
+def backbone_layer(layer: int) -> str:
+    return f"backbone.layers.{layer}"
 
 
 def mamba2_spec(config: ModelConfig, name: str) -> Mamba2Spec:

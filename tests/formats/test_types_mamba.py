@@ -25,31 +25,49 @@ GIVEN: dict[str, Any] = {
 }
 
 # The fields without which transformers' defaults for a type contradict GIVEN.
-NEEDED: dict[str, dict[str, Any]] = {"falcon_h1": {}}
+NEEDED: dict[str, dict[str, Any]] = {"falcon_h1": {}, "nemotron_h": {}}
 
-# What we call the mixer's shape, and what transformers' configuration of a type does.
-BAMBA_NAMES = {
-    name: name
-    for name in (
-        "mamba_n_heads",
-        "mamba_d_head",
-        "mamba_n_groups",
-        "mamba_d_state",
-        "mamba_d_conv",
-        "mamba_conv_bias",
-        "mamba_proj_bias",
-        "time_step_limit",
-    )
-}
+
+def same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+BAMBA = same(
+    "mamba_n_heads",
+    "mamba_d_head",
+    "mamba_n_groups",
+    "mamba_d_state",
+    "mamba_d_conv",
+    "mamba_conv_bias",
+    "mamba_proj_bias",
+    "time_step_limit",
+)
+
+# What we call a type's own fields, and what transformers' configuration does.
 NAMES: dict[str, dict[str, str]] = {
     "falcon_h1": {
-        **BAMBA_NAMES,
-        **{name: name for name in ("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias", "ssm_multipliers")},
+        **BAMBA,
+        **same("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias", "ssm_multipliers", "mlp_multipliers"),
+    },
+    "nemotron_h": {
+        "mamba_n_heads": "mamba_num_heads",
+        "mamba_d_head": "mamba_head_dim",
+        "mamba_n_groups": "n_groups",
+        "mamba_d_state": "ssm_state_size",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_proj_bias": "use_bias",
+        "num_experts": "n_routed_experts",
+        **same(
+            "num_experts_per_tok",
+            "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+            "routed_scaling_factor",
+            "norm_topk_prob",
+        ),
     },
 }
-
-
-EPSILON = {}
+EPSILON = {"nemotron_h": "layer_norm_epsilon"}
 
 
 @pytest.fixture
@@ -86,6 +104,13 @@ def test_no_limit_of_the_step_width_is_read_in_every_spelling(limit, read):
     assert read(**given("falcon_h1"), time_step_limit=limit).extra["time_step_limit"] == (0.0, math.inf)
 
 
+def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
+    types = ["mamba", "mlp", "attention", "moe"]
+    expected = ["linear_attention", "mlp", "full_attention", "moe"]
+    assert read(**given("nemotron_h"), hybrid_override_pattern="M-*E").extra["layer_types"] == expected
+    assert read(**given("nemotron_h"), layers_block_type=types).extra["layer_types"] == expected
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "message"),
     [
@@ -98,6 +123,12 @@ def test_no_limit_of_the_step_width_is_read_in_every_spelling(limit, read):
         ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
         ("falcon_h1", {"key_multiplier": "1"}, "key_multiplier"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act"),
+        ("nemotron_h", {"hybrid_override_pattern": "M-X"}, "hybrid_override_pattern"),
+        ("nemotron_h", {"layers_block_type": ["mamba", "conv"]}, "layers_block_type"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act"),
+        ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
+        ("nemotron_h", {"n_group": 2}, "n_group"),
+        ("nemotron_h", {"n_groups": 3}, "n_groups"),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_refused(model_type, fields, message, read):

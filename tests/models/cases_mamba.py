@@ -27,6 +27,20 @@ _FALCON_H1_FACTORS = {
     "ssm_out_multiplier": 0.5,
 }
 
+_NEMOTRON_H = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 8,
+    "n_groups": 3,
+    "ssm_state_size": 12,
+    "conv_kernel": 4,
+    "chunk_size": 8,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "time_step_min": 0.65,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
     "falcon_h1-norm-after-gate-biases": (
@@ -58,5 +72,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_d_state": 8,
             "tie_word_embeddings": True,
         },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {**_NEMOTRON_H, "layers_block_type": ["mamba", "attention", "mlp", "mamba", "moe"]},
+    ),
+    "nemotron_h-biases-latent-experts": (
+        "nemotron_h",
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["moe", "mamba", "attention"],
+            "use_bias": True,
+            "mlp_bias": True,
+            "use_conv_bias": False,
+            "moe_latent_size": 16,
+            "routed_scaling_factor": 1.7,
+            "norm_topk_prob": False,
+            "time_step_min": 0.001,
+        },
+    ),
+    "nemotron_h-no-attention": (
+        "nemotron_h",
+        {**_NEMOTRON_H, "layers_block_type": ["mamba", "mlp"], "n_groups": 1, "conv_kernel": 3},
     ),
 }
