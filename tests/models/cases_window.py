@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-CONV, FULL = "conv", "full_attention"
+CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +33,52 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_expert_bias": False,
             "norm_topk_prob": False,
             "routed_scaling_factor": 1.7,
+        },
+    ),
+    "lfm3": ("lfm3", {"layer_types": [CONV, SLIDING, FULL], "sliding_window": 6}),
+    "lfm3-plain": (
+        "lfm3",
+        {
+            "layer_types": [SLIDING, CONV, SLIDING],
+            "sliding_window": 9,
+            "conv_L_cache": 3,
+            "conv_bias": True,
+            "attention_bias": True,
+            "use_sandwich_norm": False,
+            "use_attention_gate": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm3-pattern": ("lfm3", {"num_hidden_layers": 5, "sliding_window": 5, "head_dim": 20}),
+    "gemma3_text": ("gemma3_text", {"layer_types": [SLIDING, FULL, SLIDING], "sliding_window": 6}),
+    "gemma3_text-biases-linear": (
+        "gemma3_text",
+        {
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 20,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5_000.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+    ),
+    "gemma3_text-pattern": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 5}),
+    "gpt_oss": ("gpt_oss", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6}),
+    "gpt_oss-full-first": (
+        "gpt_oss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 4,
+            "layer_types": [FULL, SLIDING, SLIDING],
+            "sliding_window": 9,
+            "attention_bias": False,
+            "num_key_value_heads": 1,
+            "swiglu_alpha": 1.3,
+            "swiglu_limit": 0.4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
         },
     ),
 }

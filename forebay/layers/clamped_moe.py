@@ -1,0 +1,77 @@
+"""The experts of gpt-oss: all in one tensor each, gate and up in turns, with biases and a clamped activation.
+
+Shape letters: T tokens, H hidden size, I intermediate size, E experts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from forebay.layers.build import Parts
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import TensorParam, tensor
+from forebay.layers.routing import RouterSpec
+from forebay.pools.cache_spec import CacheSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClampedMoeSpec:
+    """`alpha` and `limit` are those of `Ops.clamped_swiglu`."""
+
+    name: str
+    router: RouterSpec
+    hidden_size: int
+    intermediate_size: int
+    num_experts: int
+    alpha: float
+    limit: float
+
+    @property
+    def gate_up(self) -> tuple[TensorParam, TensorParam]:
+        """Weights [E, H, 2I], whose outputs are the first gate, the first up, the second gate.., and biases [E, 2I]."""
+        outputs = 2 * self.intermediate_size
+        return (
+            tensor(f"{self.name}.gate_up_proj", self.num_experts, self.hidden_size, outputs),
+            tensor(f"{self.name}.gate_up_proj_bias", self.num_experts, outputs),
+        )
+
+    @property
+    def down(self) -> tuple[TensorParam, TensorParam]:
+        """Weights [E, I, H] and biases [E, H]."""
+        return (
+            tensor(f"{self.name}.down_proj", self.num_experts, self.intermediate_size, self.hidden_size),
+            tensor(f"{self.name}.down_proj_bias", self.num_experts, self.hidden_size),
+        )
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.router.params(), *self.gate_up, *self.down)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return ()
+
+    def build(self, parts: Parts) -> ClampedMoe:
+        return ClampedMoe(self, parts)
+
+
+class ClampedMoe:
+    def __init__(self, spec: ClampedMoeSpec, parts: Parts) -> None:
+        ops = self._ops = parts.ops
+        self._router = spec.router.build(parts)
+        self._activate = partial(ops.clamped_swiglu, alpha=spec.alpha, limit=spec.limit)
+        weights, biases = (_halves_from_turns(parts.weights.tensor(param)) for param in spec.gate_up)
+        self._gate_up = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
+        weights, biases = (parts.weights.tensor(param) for param in spec.down)
+        self._down = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        ids, weights = self._router(x)
+        return self._ops.fused_experts(x, self._gate_up, self._down, ids, weights, self._activate)
+
+
+def _halves_from_turns(x: Tensor) -> Tensor:
+    """[.., 2I], the first of each pair before all the second ones."""
+    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)

@@ -1,0 +1,47 @@
+"""gpt-oss: attention sinks, a sliding window in every other layer, a mixture of experts with biases in all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.blocks import PreNormSpec
+from forebay.layers.build import BlockSpec
+from forebay.layers.clamped_moe import ClampedMoeSpec
+from forebay.layers.routing import SoftmaxRouterSpec
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    bias = config.attention_bias
+    return PreNormSpec(
+        mixer=replace(attention_spec(config, layer, qkv_bias=bias, o_bias=bias), sinks=True),
+        mlp=_experts(config, layer),
+        mixer_norm=norm_param(config, layer, "input_layernorm"),
+        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def _experts(config: ModelConfig, layer: int) -> ClampedMoeSpec:
+    extra, name = config.extra, f"{layer_name(layer)}.mlp"
+    return ClampedMoeSpec(
+        name=f"{name}.experts",
+        router=SoftmaxRouterSpec(
+            name=f"{name}.router",
+            hidden_size=config.hidden_size,
+            num_experts=extra["num_experts"],
+            num_experts_per_tok=extra["num_experts_per_tok"],
+            normalize=True,
+            bias=True,
+        ),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_experts=extra["num_experts"],
+        alpha=extra["swiglu_alpha"],
+        limit=extra["swiglu_limit"],
+    )
