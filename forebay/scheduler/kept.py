@@ -42,9 +42,9 @@ class KeptOnHost:
         config = self._config
         num_bytes = len(kept.pages) * config.page_bytes + len(kept.window_pages) * config.window_page_bytes
         num_bytes += config.slot_bytes if kept.state_slot else 0
-        if num_bytes > req.kv_len * config.recompute_bytes_per_token:
-            return False
-        if self.num_bytes + num_bytes > config.retraction_host_bytes:
+        worth_it = num_bytes <= req.kv_len * config.recompute_bytes_per_token
+        room = config.retraction_host_bytes - self.num_bytes
+        if not worth_it or room <= 0 or num_bytes > room:
             return False
         self._saves.append(kept)
         self._copies[req.id] = _Copy(req, req.kv_len, num_bytes)
