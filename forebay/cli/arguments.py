@@ -15,7 +15,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.log import setup_logging
 from forebay.config.engine_config import Config
 from forebay.config.flag import AUTO, Flag
-from forebay.config.resolve import resolve, written_names
+from forebay.config.resolve import HERE, Survey, resolve, written_values
 from forebay.config.server_args import BY_NAME, HTTP, LIMITS, LOGGING, SECURITY
 from forebay.config.sources import Once, add_flags, refuse_unknown
 
@@ -32,20 +32,25 @@ class Parsed:
     flags: dict[str, object]
     config_file: Path | None
 
-    def resolve(self, **implied: object) -> Config:
+    @property
+    def written(self) -> dict[str, str]:
+        """What was set on the command line, in the environment or the file, with values for people."""
+        return written_values(self.flags, dict(os.environ), self.config_file)
+
+    def resolve(self, survey: Survey = HERE, /, **implied: object) -> Config:
         """The configuration, fetching the default model first where nobody named one. `implied` is what the subcommand
         itself decides where nobody else did."""
         setup_logging("info", process="config")  # until the level that was asked for is known
         environment = dict(os.environ)
         if "api_key" in self.flags or "admin_api_key" in self.flags:
             note("a key on the command line is visible in the process list: prefer --api-key-file")
-        written = written_names(self.flags, environment, self.config_file)
-        if "model_path" not in written:
+        chosen = self.written
+        if "model_path" not in chosen:
             from forebay.cli.progress import pull_default_model
 
             pull_default_model()
-        flags = {**self.flags, **{name: value for name, value in implied.items() if name not in written}}
-        return resolve(flags, environment, self.config_file, warn=note)
+        flags = {**self.flags, **{name: value for name, value in implied.items() if name not in chosen}}
+        return resolve(flags, environment, self.config_file, warn=note, survey=survey)
 
 
 class Parser:

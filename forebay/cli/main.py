@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "chat": ("forebay.cli.chat", "talk to a model in the terminal"),
     "generate": ("forebay.cli.generate", "complete one prompt to standard output"),
     "bench": ("forebay.cli.bench", "measure: serve, throughput, latency"),
+    "plan": ("forebay.cli.plan", "say what a model would need and how many requests would fit"),
     "models": ("forebay.cli.models", "list, pull and inspect models"),
     "doctor": ("forebay.cli.doctor", "say what is wrong with this machine or install, and the fix"),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +30,7 @@ from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_c
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.model_config import ModelConfig
 from forebay.formats.store import find_model
 
 MAX_KEY_FILE_BYTES: Final = 1 << 16
@@ -46,6 +47,23 @@ _REASONS: Final = {"flag": "the command line", "env": "the environment", "file":
 log = get_logger("config")
 
 
+def _read_shape(path: Path) -> tuple[ModelConfig, int]:
+    checkpoint = open_checkpoint(path)
+    return checkpoint.config, sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """How `resolve` learns what it decides by: the model at a path with the number of its weights, and the memory.
+    `forebay plan` asks about models without their weights, and about other machines."""
+
+    model: Callable[[Path], tuple[ModelConfig, int]] = _read_shape
+    memory: Callable[[], machine.Amount] = machine.available_memory
+
+
+HERE: Final = Survey()
+
+
 def _log_problem(text: str) -> None:
     log.warning(event("environment", problem=text))
 
@@ -56,6 +74,7 @@ def resolve(
     file: Path | None = None,
     *,
     warn: Callable[[str], None] = _log_problem,
+    survey: Survey = HERE,
 ) -> Config:
     """Decide every setting: flag over environment over file over rule.
 
@@ -73,7 +92,7 @@ def resolve(
     written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
     keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
     check_exposure(str(written["host"]), keys[0])
-    facts = _facts(given)
+    facts = _facts(given, survey)
     settled, reasons = _decide(given, facts)
     _refuse_overcommit(given, facts, settled)
     _refuse_broken_pages(given["mamba_track_interval"], settled)
@@ -98,10 +117,11 @@ def resolve(
     )
 
 
-def written_names(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> set[str]:
-    """The settings that anybody wrote anywhere."""
+def written_values(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> dict[str, str]:
+    """The settings that anybody wrote anywhere, with their values for people."""
     given, _ = _gather(flags, env, file)
-    return {name for name, item in given.items() if item.source in _REASONS and item.value is not AUTO}
+    chosen = {name: item.value for name, item in given.items() if item.source in _REASONS and item.value is not AUTO}
+    return {name: _shown(name, value) for name, value in chosen.items()}
 
 
 def _gather(
@@ -189,17 +209,17 @@ def _read_template(path: Value | None) -> str | None:
     return None if path is None else _read_text(Path(str(path)), "--chat-template", 1 << 20)
 
 
-def _facts(given: dict[str, Given]) -> Facts:
+def _facts(given: dict[str, Given], survey: Survey) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
-    checkpoint = open_checkpoint(path)
+    model, num_parameters = survey.model(path)
     return Facts(
         model_path=path,
         is_default_model=named is AUTO,
-        model=checkpoint.config,
-        num_parameters=sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values()),
+        model=model,
+        num_parameters=num_parameters,
         cores=machine.usable_cores(),
-        memory=machine.available_memory(),
+        memory=survey.memory(),
         cpu_flags=machine.cpu_flags(),
         kernel_cache=cache_folder("ops"),
     )

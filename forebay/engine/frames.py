@@ -22,7 +22,7 @@ class Configure(msgspec.Struct, frozen=True, tag="configure", kw_only=True):
     die_with_parent: bool
 
 
-class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True):
+class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
     (tenant salt, adapter); requests of one namespace share prefixes. `checkpoints` are lengths of the prompt from which
     others are likely to go on."""

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
+from forebay.base.units import ceil_div
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, StateConfig, StateStrategy
 from forebay.config.rules import ITEM_BYTES
 from forebay.memory.budget import MemoryBudget, MemoryDemand
@@ -75,3 +76,33 @@ def scheduler_config(
             recompute_bytes_per_token=int(weight_bytes * RECOMPUTE_SHARE),
         ),
     )
+
+
+class Capacity(NamedTuple):
+    """How many requests of one length, prompt and output together, may run at once; and how many conversations of that
+    length the prefix cache holds beside them, and when nothing runs."""
+
+    context: int
+    num_requests: int
+    num_cached_beside: int
+    num_cached_idle: int
+
+
+def capacity(demand: MemoryDemand, budget: MemoryBudget, context: int) -> Capacity:
+    pages = ceil_div(context, budget.page_size)
+    num_requests = min(budget.max_running_requests, budget.num_pages // pages)
+
+    def cached_beside(num_running: int) -> int:
+        """A cached conversation has all its pages, and one state and one window at its end."""
+        if not demand.radix_cache:
+            return 0
+        room = [(budget.num_pages - num_running * pages) // pages]
+        if budget.num_state_slots:
+            room.append(budget.num_state_slots - num_running * (1 + demand.num_tracking))
+        if budget.num_window_pages:
+            kept = ceil_div(min(context, budget.window), budget.page_size)
+            used = demand.window_pages(num_running) if num_running else 0
+            room.append((budget.num_window_pages - used) // kept)
+        return max(0, min(room))
+
+    return Capacity(context, num_requests, cached_beside(num_requests), cached_beside(0))

@@ -11,7 +11,7 @@ import pytest
 from forebay.base.errors import ConfigError, ModelError
 from forebay.config.engine_config import Config, EngineConfig, ServerConfig, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
-from forebay.config.resolve import resolve, written_names
+from forebay.config.resolve import resolve, written_values
 from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 
@@ -206,10 +206,12 @@ def test_an_empty_key_file_is_refused(tmp_path: Path) -> None:
 def test_what_was_written_is_told_from_what_was_not(tmp_path: Path) -> None:
     file = tmp_path / "forebay.toml"
     file.write_text("port = 1\n")
-    assert written_names({"max_n": "2", "dtype": "auto"}, {"FOREBAY_HOST": "localhost"}, file) == {
-        "port",
-        "max_n",
-        "host",
+    flags = {"max_n": "2", "dtype": "auto", "kv_cache_bytes": 1 << 30}
+    assert written_values(flags, {"FOREBAY_HOST": "localhost"}, file) == {
+        "port": "1",
+        "max_n": "2",
+        "host": "localhost",
+        "kv_cache_bytes": "1.0 GiB",
     }
 
 

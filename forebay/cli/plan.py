@@ -1,0 +1,265 @@
+"""`forebay plan`: what a model keeps, how the memory would be divided, and who then fits. Only the shape of the model
+is read: a folder with nothing but a config.json will do, and the memory may be another machine's."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from forebay.base.errors import ConfigError
+from forebay.base.units import human_bytes, parse_bytes
+from forebay.cli.arguments import Parsed, Parser
+from forebay.config.engine_config import Config
+from forebay.config.machine import Amount, available_memory
+from forebay.config.resolve import Survey
+from forebay.config.rules import ITEM_BYTES
+from forebay.engine.sizing import Capacity, capacity, memory_demand, sizes_of
+from forebay.formats.gguf import GgufFile
+from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
+from forebay.pools.cache_spec import (
+    CacheSizes,
+    CacheSpec,
+    FullAttention,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindow,
+)
+
+if TYPE_CHECKING:
+    from forebay.models.decoder import DecoderSpec
+
+CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
+# The settings that bear on memory, in the order in which they are decided.
+SETTINGS: Final = (
+    "dtype",
+    "mamba_ssm_dtype",
+    "mem_fraction_static",
+    "kv_cache_bytes",
+    "retraction_host_bytes",
+    "disable_radix_cache",
+    "mamba_scheduler_strategy",
+    "page_size",
+    "mamba_track_interval",
+    "checkpoint_interval",
+    "overlap_depth",
+    "chunked_prefill_size",
+    "max_running_requests",
+    "max_mamba_cache_size",
+    "mamba_full_memory_ratio",
+    "swa_full_tokens_ratio",
+    "max_total_tokens",
+    "context_length",
+)
+STATE_SETTINGS: Final = (
+    "mamba_ssm_dtype",
+    "mamba_scheduler_strategy",
+    "mamba_track_interval",
+    "checkpoint_interval",
+    "max_mamba_cache_size",
+    "mamba_full_memory_ratio",
+)
+
+
+class LayerRow(NamedTuple):
+    """Layers that keep the same: how many, what, and the bytes of one of them."""
+
+    num_layers: int
+    keeps: str
+    bytes_per_token: int
+    bytes_per_state: int
+
+
+class SettingRow(NamedTuple):
+    """A setting as somebody wrote it (`auto` where nobody did), what it comes to, and why."""
+
+    name: str
+    asked: str
+    effective: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    model: str
+    model_type: str
+    num_parameters: int
+    weight_bytes: int
+    memory_bytes: int
+    memory_source: str
+    layers: tuple[LayerRow, ...]
+    sizes: CacheSizes
+    settings: tuple[SettingRow, ...]
+    memory: tuple[BudgetLine, ...]
+    capacity: tuple[Capacity, ...]
+
+
+def run(words: Sequence[str]) -> int:
+    summary = "Say what a model would need and how many requests fit, before it is there. MODEL may be a config.json."
+    parser = Parser("plan", summary, "[MODEL] [options as for serve]")
+    parser.option("--memory", help="plan for a machine with so much memory, such as 80GiB", default_text="this one's")
+    parser.option("--json", action="store_true", help="for programs")
+    parser.engine_flags(server=False, model_is_positional=True)
+    parsed = parser.parse(words)
+    plan = make_plan(parsed, _memory(parsed.own.memory))
+    print(json.dumps(_as_dict(plan), indent=2) if parsed.own.json else as_text(plan))
+    return 0
+
+
+def _memory(text: str | None) -> Amount:
+    if text is None:
+        return available_memory()
+    try:
+        return Amount(parse_bytes(text), "given with --memory")
+    except ConfigError as error:
+        raise ConfigError(f"--memory: {error.message}") from None
+
+
+def make_plan(parsed: Parsed, memory: Amount) -> Plan:
+    """Raises ConfigError where not a single request would fit, as serving would."""
+    config = parsed.resolve(Survey(model=_shape, memory=lambda: memory))
+    model = _model_config(Path(config.engine.model_path))
+    spec = _describe(model)
+    sizes = sizes_of(config.engine, spec.cache_specs())
+    demand = memory_demand(config.engine, sizes, model.max_position_embeddings)
+    budget = divide_memory(demand)
+    num_parameters = sum(param.num_elements for param in spec.params())
+    contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
+    return Plan(
+        model=config.engine.served_model_name,
+        model_type=model.model_type,
+        num_parameters=num_parameters,
+        weight_bytes=num_parameters * ITEM_BYTES[config.engine.dtype],
+        memory_bytes=memory.value,
+        memory_source=memory.why,
+        layers=_layers(config, [block.cache_specs() for block in spec.blocks]),
+        sizes=sizes,
+        settings=tuple(_settings(config, parsed.written, sizes, budget)),
+        memory=budget.lines,
+        capacity=tuple(capacity(demand, budget, context) for context in contexts),
+    )
+
+
+def _shape(path: Path) -> tuple[ModelConfig, int]:
+    """A model's configuration, and how many weights it must have."""
+    model = _model_config(path)
+    return model, sum(param.num_elements for param in _describe(model).params())
+
+
+def _model_config(path: Path) -> ModelConfig:
+    if path.suffix == ".gguf":
+        return config_from_gguf(GgufFile(path))
+    return config_from_folder(path.parent if path.name == "config.json" else path)
+
+
+def _describe(model: ModelConfig) -> DecoderSpec:
+    from forebay.models import describe  # brings torch, which nothing but this needs here
+
+    return describe(model)
+
+
+def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[LayerRow, ...]:
+    rows = []
+    for specs, count in Counter(kept).items():
+        sizes = sizes_of(config.engine, specs)
+        words = " + ".join(map(describe_spec, specs)) or "nothing"
+        rows.append(LayerRow(count, words, sizes.kv_bytes_per_token + sizes.window_bytes_per_token, sizes.state_bytes))
+    return tuple(rows)
+
+
+def describe_spec(spec: CacheSpec) -> str:
+    """`KV of all tokens, 2 heads x 64`."""
+    match spec:
+        case FullAttention():
+            values = f" and {spec.v_head_dim}" if spec.v_head_dim not in (0, spec.head_dim) else ""
+            return f"KV of all tokens, {spec.num_kv_heads} heads x {spec.head_dim}{values}"
+        case LatentAttention():
+            return f"latent KV of all tokens, {spec.rank} + {spec.rope_dim}"
+        case SlidingWindow():
+            return f"KV of the last {spec.window} tokens, {spec.num_kv_heads} heads x {spec.head_dim}"
+        case RecurrentState():
+            parts = (("convolution", spec.conv), ("scan", spec.ssm))
+            return "state: " + ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in parts if shape)
+
+
+def _settings(config: Config, written: dict[str, str], sizes: CacheSizes, budget: MemoryBudget) -> list[SettingRow]:
+    """What was asked for, and what it comes to once the memory is divided."""
+    by_name = {setting.name: setting for setting in config.settings}
+    rows = []
+    for name in SETTINGS:
+        effective, reason = by_name[name].value, by_name[name].reason
+        if name in STATE_SETTINGS and not sizes.state_bytes:
+            effective, reason = "-", "no layer keeps a state"
+        elif name == "swa_full_tokens_ratio" and not sizes.window:
+            effective, reason = "-", "no layer has a window"
+        elif (divided := _divided(name, config, budget)) is not None:
+            effective, reason = divided
+        rows.append(SettingRow(name, written.get(name, "auto"), effective, reason))
+    return rows
+
+
+def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str] | None:
+    """What the division of memory made of a setting; None where it left it alone."""
+    reasons = {line.item: line.reason for line in budget.lines}
+    if name == "max_total_tokens":
+        return str(budget.max_total_tokens), reasons["KV pages"]
+    if name == "max_mamba_cache_size":
+        return str(budget.num_state_slots), reasons["state slots"]
+    if name == "max_running_requests" and budget.max_running_requests < config.engine.max_running_requests:
+        return str(budget.max_running_requests), reasons["request rows"]
+    if name == "context_length" and budget.context_length < config.engine.context_length:
+        return str(budget.context_length), reasons["context length"]
+    return None
+
+
+def _as_dict(plan: Plan) -> dict[str, object]:
+    return {
+        **asdict(plan),
+        "layers": [row._asdict() for row in plan.layers],
+        "sizes": plan.sizes._asdict(),
+        "settings": [row._asdict() for row in plan.settings],
+        "memory": [line._asdict() for line in plan.memory],
+        "capacity": [row._asdict() for row in plan.capacity],
+    }
+
+
+def as_text(plan: Plan) -> str:
+    num_layers = sum(row.num_layers for row in plan.layers)
+    fits = "" if plan.weight_bytes < plan.memory_bytes else ", which does not hold the weights"
+    layers = [(str(n), keeps, _bytes(token), _bytes(state)) for n, keeps, token, state in plan.layers]
+    sizes = plan.sizes
+    total = (str(num_layers), "all", _bytes(sizes.kv_bytes_per_token + sizes.window_bytes_per_token))
+    tables = (
+        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(sizes.state_bytes))]),
+        (("setting", "asked", "effective", "why"), plan.settings),
+        (("memory", "amount", "why"), plan.memory),
+        (
+            ("tokens each", "requests at once", "cached beside them", "cached when idle"),
+            [tuple(f"{number:,}" for number in row) for row in plan.capacity],
+        ),
+    )
+    head = (
+        f"{plan.model} ({plan.model_type}): {num_layers} layers, {_millions(plan.num_parameters)} weights, "
+        f"{human_bytes(plan.weight_bytes)}\nmemory: {human_bytes(plan.memory_bytes)} {plan.memory_source}{fits}"
+    )
+    return "\n\n".join([head, *(_table(header, rows) for header, rows in tables)])
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:,.2f} G" if count >= 1e9 else f"{count / 1e6:,.1f} M"
+
+
+def _bytes(num_bytes: int) -> str:
+    return human_bytes(num_bytes) if num_bytes else "-"
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Columns of plain text, so that it can be pasted and compared."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(line.rstrip() for line in padded)

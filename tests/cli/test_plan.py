@@ -1,0 +1,95 @@
+"""What fits, from a config.json alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.cli.main import main
+from forebay.cli.plan import describe_spec
+from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
+
+LLAMA_3_8B = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
+    return tmp_path
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["plan", *words, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def settings(found: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {row["name"]: (row["asked"], row["effective"]) for row in found["settings"]}
+
+
+def test_a_config_alone_is_planned_for_another_machine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = plan(capsys, str(folder), "--memory", "40GiB", "--mem-fraction-static", "0.9", "--dtype", "bfloat16")
+    assert found["num_parameters"] == 8_030_261_248
+    assert found["sizes"]["kv_bytes_per_token"] == 2 * 32 * 8 * 128 * 2
+    assert [row["num_layers"] for row in found["layers"]] == [32]
+    assert found["capacity"][-1]["context"] == 8192
+    assert found["capacity"][-1]["num_requests"] == (36 * 2**30 - found["weight_bytes"]) // 2**30
+
+
+def test_what_was_asked_stands_beside_what_it_comes_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--memory", "64GiB", "--kv-cache-bytes", "1GiB", "--page-size", "64", "--max-running-requests", "500")
+    found = settings(
+        plan(capsys, str(folder / "config.json"), *words, "--dtype", "bfloat16", "--context-length", "32k")
+    )
+    assert found["page_size"] == ("64", "64")
+    assert found["max_running_requests"] == ("500", "126")
+    assert found["context_length"] == ("32768", "8064")
+    assert found["max_total_tokens"] == ("auto", "8064")
+    assert found["mamba_track_interval"] == ("auto", "-")
+
+
+def test_the_text_has_every_setting_and_no_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder), "--memory", "64GiB"]) == 0
+    text = capsys.readouterr().out
+    assert "llama): 32 layers, 8.03 G weights" in text
+    assert "KV of all tokens, 8 heads x 128" in text
+    assert "64.0 GiB given with --memory" in text
+    assert "no layer keeps a state" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--memory", "lots"], "--memory: 'lots' is not a size"),
+        (["--kv-cache-bytes", "1MiB", "--memory", "64GiB"], "one request needs at least"),
+        (["--kv-cache-bytes", "60GiB", "--memory", "64GiB"], "64.0 GiB given with --memory"),
+    ],
+)
+def test_what_cannot_be_is_refused_as_serving_would(
+    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(folder), "--dtype", "bfloat16", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (FullAttention(num_kv_heads=2, head_dim=64), "KV of all tokens, 2 heads x 64"),
+        (FullAttention(num_kv_heads=2, head_dim=64, v_head_dim=32), "KV of all tokens, 2 heads x 64 and 32"),
+        (LatentAttention(rank=512, rope_dim=64), "latent KV of all tokens, 512 + 64"),
+        (SlidingWindow(num_kv_heads=2, head_dim=64, window=128), "KV of the last 128 tokens, 2 heads x 64"),
+        (RecurrentState(conv=(96, 3)), "state: convolution 96 x 3"),
+        (RecurrentState(conv=(96, 3), ssm=(4, 8, 16)), "state: convolution 96 x 3, scan 4 x 8 x 16"),
+    ],
+)
+def test_every_kind_of_layer_has_words(spec: CacheSpec, words: str) -> None:
+    assert describe_spec(spec) == words
