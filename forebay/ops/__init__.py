@@ -9,9 +9,11 @@
     o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
 
 There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
-`TorchOps` (reference.py) is the definition in torch; `NativeOps` (native.py) the C++ twin in cpu/, compiled for this
-machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
-q, k, v and the x of `linear`, `rms_norm` and `silu_and_mul` may be views into wider rows; all else is contiguous.
+the ops of recurrent layers are in recurrence.py. `TorchOps` (reference.py, reference_recurrence.py) is the definition in
+torch; `NativeOps` (native.py, native_recurrence.py) the C++ twin in cpu/, compiled for this machine on first use
+(`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
+q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so may
+gates; all else is contiguous.
 Shapes, dtypes and index ranges are the caller's contract: the native ops check none of them per call.
 
 For the native ops a row's result does not depend, by a bit, on the other rows of the call, on how a prompt is cut into

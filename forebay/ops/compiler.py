@@ -25,7 +25,19 @@ SOURCES = Path(__file__).parent / "cpu"
 CACHE = cache_folder("ops")
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra")
-_COMMON = ("pool.cpp", "linear_pack.cpp", "linear_f32.cpp", "rowwise.cpp", "sampling.cpp", "kv.cpp", "attention.cpp")
+_COMMON = (
+    "pool.cpp",
+    "linear_pack.cpp",
+    "linear_f32.cpp",
+    "rowwise.cpp",
+    "activations.cpp",
+    "sampling.cpp",
+    "kv.cpp",
+    "attention.cpp",
+    "conv.cpp",
+    "mamba.cpp",
+    "delta.cpp",
+)
 _AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
 
 _log = get_logger("ops")

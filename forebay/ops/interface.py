@@ -91,7 +91,10 @@ class Ops(RecurrenceOps, Protocol):
         ...
 
     def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
-        """Write k and v [T, Hk, D] to slots loc [T] int64 of the caches [slots, Hk, D]."""
+        """Write k [T, Hk, D] and v [T, Hk, Dv] to slots loc [T] int64 of the caches [slots, Hk, D] and [slots, Hk, Dv].
+
+        v_cache may be a view into k_cache's rows: v is then what lies in k at that place.
+        """
         ...
 
     def paged_attention(

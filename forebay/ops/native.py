@@ -5,10 +5,7 @@ A call costs about 2 us on top of its kernel, so nothing here looks at a tensor 
 
 from __future__ import annotations
 
-import ctypes
-import weakref
 from collections.abc import Callable, Sequence
-from ctypes import c_float, c_int, c_long, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,29 +14,11 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import LinearWeight
-from forebay.ops.reference import TorchOps
+from forebay.ops.kernels import Kernels
+from forebay.ops.native_recurrence import NativeRecurrence
 
 _PANEL = 32  # outputs, kPanel of cpu/linear.h
 _STEP = 32  # inputs, kStep of cpu/linear.h
-
-_P, _L = c_void_p, c_long
-_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
-_LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
-_SIGNATURES: dict[str, list[Any]] = {
-    "fb_pack_{}": [_P, _P, _P, _L, _L],
-    "fb_linear_{}": _LINEAR,
-    "fb_rms_norm_{}": [_P, _P, _L, _L, _L, _P, _P, _L, _L, c_float],
-    "fb_add_rms_norm_{}": [_P, _P, _P, _P, _P, _L, _L, c_float],
-    "fb_silu_and_mul_{}": [_P, _P, _L, _P, _L, _L],
-    "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
-    "fb_paged_attention_{}": [_P, _P, _L, _P, _P, _P, _L, _P, _P, _P, _L, _L, _L, _L, _L, c_float, _L, _P],
-    "fb_combine_{}": [_P, _P, _P, _P, _P, _L, _L, _L],
-    "fb_linear_bf16_f32": _LINEAR,
-    "fb_store_kv": [_P, _P, _L, _P, _L, _P, _P, _P, _L, _L],
-    "fb_embedding": [_P, _P, _P, _P, _L, _L],
-    "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
-    "fb_sample_rows": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L],
-}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,35 +35,34 @@ class NativeLinearWeight:
     kernel_f32: Any
 
 
-class NativeOps(TorchOps):
-    """Raises OSError if the library cannot be loaded, or if the operating system refuses the CPU's tile registers."""
+class NativeOps(NativeRecurrence):
+    """Raises what `Kernels` raises."""
 
     def __init__(self, path: Path, variant: str, num_threads: int) -> None:
-        lib = ctypes.CDLL(str(path))
-        if lib.fb_cpu_init() != 0:
-            raise OSError(f"the operating system refuses the registers that the {variant} kernels need")
         self.name = f"native-{variant}"
         self.num_threads = num_threads
-        lib.fb_pool_create.argtypes, lib.fb_pool_create.restype = [c_int], c_void_p
-        lib.fb_pool_destroy.argtypes, lib.fb_pool_destroy.restype = [c_void_p], None
-        self._pool = lib.fb_pool_create(num_threads)
-        weakref.finalize(self, lib.fb_pool_destroy, self._pool)
-        self._pack = _by_dtype(lib, "fb_pack_{}")
-        self._linear = _by_dtype(lib, "fb_linear_{}")
+        self._kernels = kernels = Kernels(path, variant, num_threads)
+        super().__init__(kernels)
+        self._pack = kernels.by_dtype("fb_pack_{}")
+        self._linear = kernels.by_dtype("fb_linear_{}")
         self._linear_f32 = {
             torch.float32: self._linear[torch.float32],
-            torch.bfloat16: _bind(lib, "fb_linear_bf16_f32"),
+            torch.bfloat16: kernels.bind("fb_linear_bf16_f32"),
         }
-        self._rms_norm = _by_dtype(lib, "fb_rms_norm_{}")
-        self._add_rms_norm = _by_dtype(lib, "fb_add_rms_norm_{}")
-        self._silu_and_mul = _by_dtype(lib, "fb_silu_and_mul_{}")
-        self._apply_rope = _by_dtype(lib, "fb_apply_rope_{}")
-        self._paged_attention = _by_dtype(lib, "fb_paged_attention_{}")
-        self._combine = _by_dtype(lib, "fb_combine_{}")
-        self._store_kv = _bind(lib, "fb_store_kv")
-        self._embedding = _bind(lib, "fb_embedding")
-        self._argmax_rows = _bind(lib, "fb_argmax_rows")
-        self._sample_rows = _bind(lib, "fb_sample_rows")
+        self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
+        self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
+        self._silu_and_mul = kernels.by_dtype("fb_silu_and_mul_{}")
+        self._gelu_and_mul = kernels.by_dtype("fb_gelu_and_mul_{}")
+        self._clamped_swiglu = kernels.by_dtype("fb_clamped_swiglu_{}")
+        self._relu2 = kernels.by_dtype("fb_relu2_{}")
+        self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
+        self._apply_rope = kernels.by_dtype("fb_apply_rope_{}")
+        self._paged_attention = kernels.by_dtype("fb_paged_attention_{}")
+        self._combine = kernels.by_dtype("fb_combine_{}")
+        self._store_kv = kernels.bind("fb_store_kv")
+        self._embedding = kernels.bind("fb_embedding")
+        self._argmax_rows = kernels.bind("fb_argmax_rows")
+        self._sample_rows = kernels.bind("fb_sample_rows")
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinearWeight:
         weight = weight.contiguous()
@@ -166,10 +144,34 @@ class NativeOps(TorchOps):
         return out
 
     def silu_and_mul(self, x: Tensor) -> Tensor:
+        return self._gate(self._silu_and_mul[x.dtype], x)
+
+    def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        return self._gate(self._gelu_and_mul[x.dtype], x, exact)
+
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
+        return self._gate(self._clamped_swiglu[x.dtype], x, alpha, limit)
+
+    def _gate(self, kernel: Any, x: Tensor, *parameters: float) -> Tensor:
+        """x [T, 2I] -> [T, I]."""
         rows, width = x.shape
         n = width // 2
         out = x.new_empty(rows, n)
-        self._silu_and_mul[x.dtype](self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n)
+        kernel(self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n, *parameters)
+        return out
+
+    def relu2(self, x: Tensor) -> Tensor:
+        rows, n = x.shape
+        out = x.new_empty(rows, n)
+        self._relu2[x.dtype](self._pool, x.data_ptr(), x.stride(0), out.data_ptr(), rows, n)
+        return out
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        rows, n = x.shape
+        out = x.new_empty(rows, n)
+        self._mul_sigmoid[x.dtype](
+            self._pool, x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), out.data_ptr(), rows, n
+        )
         return out
 
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -196,13 +198,16 @@ class NativeOps(TorchOps):
             self._pool,
             k.data_ptr(),
             k.stride(0) * itemsize,
+            heads * head_dim * itemsize,
             v.data_ptr(),
             v.stride(0) * itemsize,
+            heads * v.shape[2] * itemsize,
             k_cache.data_ptr(),
+            k_cache.stride(0) * itemsize,
             v_cache.data_ptr(),
+            v_cache.stride(0) * itemsize,
             loc.data_ptr(),
             tokens,
-            heads * head_dim * itemsize,
         )
 
     def paged_attention(
@@ -219,18 +224,21 @@ class NativeOps(TorchOps):
         sliding_window: int = 0,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None or v_cache.shape != k_cache.shape:
-            return super().paged_attention(
-                q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale, sliding_window, sinks
-            )
         tokens, q_heads, head_dim = q.shape
-        out = q.new_empty(tokens, q_heads, head_dim)
+        v_dim = v_cache.shape[2]
+        k_slot, k_head, _ = k_cache.stride()
+        v_slot, v_head, _ = v_cache.stride()
+        out = q.new_empty(tokens, q_heads, v_dim)
         self._paged_attention[q.dtype](
             self._pool,
             q.data_ptr(),
             q.stride(0),
             k_cache.data_ptr(),
+            k_slot,
+            k_head,
             v_cache.data_ptr(),
+            v_slot,
+            v_head,
             page_table.data_ptr(),
             page_table.stride(0),
             rows.data_ptr(),
@@ -241,8 +249,10 @@ class NativeOps(TorchOps):
             q_heads,
             k_cache.shape[1],
             head_dim,
+            v_dim,
             scale,
             sliding_window,
+            None if sinks is None else sinks.data_ptr(),
             out.data_ptr(),
         )
         return out
@@ -321,14 +331,3 @@ class NativeOps(TorchOps):
             x.shape[1],
         )
         return out
-
-
-def _bind(lib: ctypes.CDLL, name: str, pattern: str | None = None) -> Any:
-    function = getattr(lib, name)
-    function.argtypes = _SIGNATURES[pattern or name]
-    function.restype = None
-    return function
-
-
-def _by_dtype(lib: ctypes.CDLL, pattern: str) -> dict[torch.dtype, Any]:
-    return {dtype: _bind(lib, pattern.format(suffix), pattern) for dtype, suffix in _SUFFIXES.items()}

@@ -3,23 +3,24 @@
 
 namespace {
 
-// One piece's working memory, from the thread's scratch. Head vectors are padded with zeros to `width`.
+// One piece's working memory, from the thread's scratch. Head vectors are padded with zeros to `width` and `v_width`.
 struct Work {
     long width;
+    long v_width;
     float* q;       // [rows][width]
-    float* sums;    // [rows][width]
+    float* sums;    // [rows][v_width]
     float* k;       // [kBlock][width]
-    float* v;       // [kBlock][width]
+    float* v;       // [kBlock][v_width]
     float* scores;  // [kBlock]
     RowState* states;  // [rows]
 
-    Work(long head_dim, long rows) : width((head_dim + W - 1) / W * W) {
-        const long floats = 2 * (rows + kBlock) * width + kBlock;
+    Work(long head_dim, long v_dim, long rows) : width(round_up(head_dim, W)), v_width(round_up(v_dim, W)) {
+        const long floats = (rows + kBlock) * (width + v_width) + kBlock;
         q = static_cast<float*>(thread_scratch(floats * sizeof(float) + rows * sizeof(RowState)));
         sums = q + rows * width;
-        k = sums + rows * width;
+        k = sums + rows * v_width;
         v = k + kBlock * width;
-        scores = v + kBlock * width;
+        scores = v + kBlock * v_width;
         states = reinterpret_cast<RowState*>(scores + kBlock);
     }
 };
@@ -69,33 +70,33 @@ void add_values(const float* weights, const float* v, long width, Lanes lanes, f
 template <class T>
 void attend_head(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
     const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
-    const Work work(d, rows);
+    const Work work(d, call.v_dim, rows);
     for (long r = 0; r < rows; ++r) {
         copy_head(call.q + (piece.first_token + r / group) * call.ldq + (kv_head * group + r % group) * d, d,
                   work.q + r * work.width);
-        work.states[r] = {-std::numeric_limits<float>::infinity(), 0.0f};
+        work.states[r] = first_state(call, kv_head * group + r % group);
     }
-    std::fill_n(work.sums, rows * work.width, 0.0f);
+    std::fill_n(work.sums, rows * work.v_width, 0.0f);
 
     const long end = piece.first_position + piece.num_tokens;
     for (long first = first_block(call, piece); first < end; first += kBlock) {
-        for_each_key(call, piece.seq, kv_head, first, {0, std::min(kBlock, end - first)}, [&](long lane, long at) {
-            copy_head(call.k_cache + at, d, work.k + lane * work.width);
-            copy_head(call.v_cache + at, d, work.v + lane * work.width);
+        for_each_key(call, piece.seq, first, {0, std::min(kBlock, end - first)}, [&](long lane, long slot) {
+            copy_head(call.k_cache.head(slot, kv_head), d, work.k + lane * work.width);
+            copy_head(call.v_cache.head(slot, kv_head), call.v_dim, work.v + lane * work.v_width);
         });
         for (long r = 0; r < rows; ++r) {
             const Lanes lanes = visible(piece.first_position + r / group, first, call.window);
             if (lanes.begin >= lanes.end) continue;
             score_keys(work.q + r * work.width, work.k, work.width, lanes, work.scores);
             const float shrink = softmax_block(work.scores, lanes, call.scale, work.states[r]);
-            add_values(work.scores, work.v, work.width, lanes, shrink, work.sums + r * work.width);
+            add_values(work.scores, work.v, work.v_width, lanes, shrink, work.sums + r * work.v_width);
         }
     }
     for (long r = 0; r < rows; ++r) {
-        T* out = call.out + ((piece.first_token + r / group) * call.q_heads + kv_head * group + r % group) * d;
+        T* out = call.out + ((piece.first_token + r / group) * call.q_heads + kv_head * group + r % group) * call.v_dim;
         const Vec inverse = set1(1.0f / work.states[r].sum);
-        for_each_vector(d, [&](long i, long part) {
-            store_part(out + i, load(work.sums + r * work.width + i) * inverse, part);
+        for_each_vector(call.v_dim, [&](long i, long part) {
+            store_part(out + i, load(work.sums + r * work.v_width + i) * inverse, part);
         });
     }
 }

@@ -1,8 +1,9 @@
 // What the attention kernels share: how ragged queries are cut into pieces of work, and the walk over pages.
 //
-// A piece is one KV head of up to kRows query rows (tokens x the heads of its group, token-major) of one sequence. It
-// walks the keys in blocks of kBlock positions that begin at multiples of kBlock, wherever pages begin. A query adds the
-// same blocks in the same order whether it comes alone or in a chunk; a block it may not see changes nothing in it.
+// Keys and values may be of different sizes, and a slot's values may lie within its keys (latent attention). A piece is
+// one KV head of up to kRows query rows (tokens x the heads of its group, token-major) of one sequence.
+// It walks the keys in blocks of kBlock positions that begin at multiples of kBlock, wherever pages begin. A query adds
+// the same blocks in the same order whether it comes alone or in a chunk; a block it may not see changes nothing in it.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +16,23 @@
 constexpr long kBlock = 64;  // key positions
 constexpr long kRows = 64;   // query rows of a piece
 
+// Where the heads of a slot lie: head h of slot s at s * slot_stride + h * head_stride.
+template <class T>
+struct Cache {
+    const T* at;
+    long slot_stride;
+    long head_stride;
+
+    const T* head(long slot, long h) const { return at + slot * slot_stride + h * head_stride; }
+};
+
 template <class T>
 struct AttentionCall {
     Pool* pool;
     const T* q;  // token t's heads at q + t * ldq
     long ldq;
-    const T* k_cache;  // [slots, kv_heads, head_dim]
-    const T* v_cache;
+    Cache<T> k_cache;
+    Cache<T> v_cache;
     const int32_t* page_table;  // [.., pages_per_row]
     long pages_per_row;
     const int32_t* rows;
@@ -31,10 +42,12 @@ struct AttentionCall {
     long page_size;
     long q_heads;
     long kv_heads;
-    long head_dim;
+    long head_dim;  // of queries and keys
+    long v_dim;
     float scale;
-    long window;  // 0: none
-    T* out;       // [T, q_heads, head_dim]
+    long window;         // 0: none
+    const float* sinks;  // [q_heads], or null
+    T* out;              // [T, q_heads, v_dim]
 };
 
 struct Piece {
@@ -74,16 +87,15 @@ inline Lanes visible(long position, long first, long window) {
     return {begin, end};
 }
 
-// Calls visit(lane, offset into the caches of the KV head there) for the positions first + begin..first + end.
+// Calls visit(lane, slot) for the positions first + begin..first + end.
 template <class T, class Visit>
-void for_each_key(const AttentionCall<T>& call, long seq, long kv_head, long first, Lanes lanes, const Visit& visit) {
+void for_each_key(const AttentionCall<T>& call, long seq, long first, Lanes lanes, const Visit& visit) {
     const int32_t* page = call.page_table + call.rows[seq] * call.pages_per_row + (first + lanes.begin) / call.page_size;
-    const long stride = call.kv_heads * call.head_dim;
     long in_page = (first + lanes.begin) % call.page_size;
     for (long lane = lanes.begin; lane < lanes.end; ++page, in_page = 0) {
-        long at = (*page * call.page_size + in_page) * stride + kv_head * call.head_dim;
+        long slot = *page * call.page_size + in_page;
         const long stop = std::min(lanes.end, lane + call.page_size - in_page);
-        for (; lane < stop; ++lane, at += stride) visit(lane, at);
+        for (; lane < stop; ++lane, ++slot) visit(lane, slot);
     }
 }
 
@@ -92,6 +104,13 @@ struct RowState {
     float top;
     float sum;
 };
+
+// A sink is a key that every query of the head sees first, and whose value is nothing.
+template <class T>
+RowState first_state(const AttentionCall<T>& call, long q_head) {
+    if (call.sinks == nullptr) return {-std::numeric_limits<float>::infinity(), 0.0f};
+    return {call.sinks[q_head], 1.0f};
+}
 
 // Turns scores [kBlock] into weights in place: exp(score * scale - new top) in the visible lanes, 0 elsewhere.
 // Returns what the row's earlier sums must be multiplied with. A row that sees nothing keeps its state.
@@ -165,11 +184,12 @@ void for_each_item(const AttentionCall<T>& call, const Attend& attend) {
 // and the pages of the positions that a query sees are slots of the caches.
 #define FOREBAY_ATTENTION(T, suffix, attend)                                                                           \
     extern "C" void fb_paged_attention_##suffix(                                                                       \
-        Pool* pool, const T* q, long ldq, const T* k_cache, const T* v_cache, const int32_t* page_table,               \
-        long pages_per_row, const int32_t* rows, const int32_t* q_start, const int32_t* seq_lens, long num_seqs,       \
-        long page_size, long q_heads, long kv_heads, long head_dim, float scale, long window, T* out) {                \
-        for_each_item(AttentionCall<T>{pool, q, ldq, k_cache, v_cache, page_table, pages_per_row, rows, q_start,       \
-                                       seq_lens, num_seqs, page_size, q_heads, kv_heads, head_dim, scale, window,      \
-                                       out},                                                                           \
+        Pool* pool, const T* q, long ldq, const T* k_cache, long k_slot, long k_head, const T* v_cache, long v_slot,   \
+        long v_head, const int32_t* page_table, long pages_per_row, const int32_t* rows, const int32_t* q_start,       \
+        const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads, long head_dim,            \
+        long v_dim, float scale, long window, const float* sinks, T* out) {                                            \
+        for_each_item(AttentionCall<T>{pool, q, ldq, {k_cache, k_slot, k_head}, {v_cache, v_slot, v_head}, page_table, \
+                                       pages_per_row, rows, q_start, seq_lens, num_seqs, page_size, q_heads, kv_heads, \
+                                       head_dim, v_dim, scale, window, sinks, out},                                    \
                       attend);                                                                                         \
     }

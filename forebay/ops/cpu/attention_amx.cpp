@@ -12,29 +12,28 @@ constexpr long kTileElements = 512;  // 16 x 32 bfloat16
 constexpr long kKeyTiles = kBlock / 16;
 constexpr long kPairSteps = kBlock / 32;
 
-long round_up(long a, long b) { return (a + b - 1) / b * b; }
-
 // One piece's working memory, from the thread's scratch. Everything is a multiple of 64 bytes.
 struct Work {
     long width;      // head_dim rounded up to 32; what is beyond head_dim is zero
+    long v_width;    // v_dim likewise
     bf16* q;         // [rows][width]
     bf16* weights;   // [rows][kBlock]
     bf16* k_tiles;   // [width / 32][kKeyTiles] tiles: 16 pairs of dimensions by 16 keys
-    bf16* v_tiles;   // [kPairSteps][width / 16] tiles: 16 pairs of keys by 16 dimensions
+    bf16* v_tiles;   // [kPairSteps][v_width / 16] tiles: 16 pairs of keys by 16 dimensions
     float* scores;   // [rows][kBlock]
-    float* sums;     // [rows][width]
+    float* sums;     // [rows][v_width]
     RowState* states;  // [rows]
 
-    Work(long head_dim, long rows) : width(round_up(head_dim, 32)) {
-        const long halves = rows * width + rows * kBlock + 2 * kBlock * width;
-        const long floats = rows * kBlock + rows * width;
+    Work(long head_dim, long v_dim, long rows) : width(round_up(head_dim, 32)), v_width(round_up(v_dim, 32)) {
+        const long halves = rows * width + rows * kBlock + kBlock * (width + v_width);
+        const long floats = rows * kBlock + rows * v_width;
         q = static_cast<bf16*>(thread_scratch(halves * 2 + floats * 4 + rows * sizeof(RowState)));
         weights = q + rows * width;
         k_tiles = weights + rows * kBlock;
         v_tiles = k_tiles + kBlock * width;
-        scores = reinterpret_cast<float*>(v_tiles + kBlock * width);
+        scores = reinterpret_cast<float*>(v_tiles + kBlock * v_width);
         sums = scores + rows * kBlock;
-        states = reinterpret_cast<RowState*>(sums + rows * width);
+        states = reinterpret_cast<RowState*>(sums + rows * v_width);
     }
 };
 
@@ -116,15 +115,15 @@ void score_rows(const Work& work, long row, long key_tiles) {
     TILE_STORE(3, scores + 48, kBlock * 4);
 }
 
-// sums [rows][width] += weights [rows][kBlock] x values, for one row tile, 32 dimensions at a time.
+// sums [rows][v_width] += weights [rows][kBlock] x values, for one row tile, 32 dimensions at a time.
 void add_values(const Work& work, long row, long pair_steps) {
-    const long per_step = work.width / 16 * kTileElements;
+    const long per_step = work.v_width / 16 * kTileElements;
     const bf16* weights = work.weights + row * kBlock;
-    for (long dim = 0; dim < work.width; dim += 32) {
-        float* sums = work.sums + row * work.width + dim;
+    for (long dim = 0; dim < work.v_width; dim += 32) {
+        float* sums = work.sums + row * work.v_width + dim;
         const bf16* v = work.v_tiles + dim / 16 * kTileElements;
-        TILE_LOAD(0, sums, work.width * 4);
-        TILE_LOAD(1, sums + 16, work.width * 4);
+        TILE_LOAD(0, sums, work.v_width * 4);
+        TILE_LOAD(1, sums + 16, work.v_width * 4);
         for (long step = 0; step < pair_steps; ++step) {
             TILE_LOAD(4, weights + step * 32, kBlock * 2);
             TILE_LOAD(6, v + step * per_step, 64);
@@ -132,8 +131,8 @@ void add_values(const Work& work, long row, long pair_steps) {
             TILE_LOAD(7, v + step * per_step + kTileElements, 64);
             TILE_DP(1, 4, 7);
         }
-        TILE_STORE(0, sums, work.width * 4);
-        TILE_STORE(1, sums + 16, work.width * 4);
+        TILE_STORE(0, sums, work.v_width * 4);
+        TILE_STORE(1, sums + 16, work.v_width * 4);
     }
 }
 
@@ -148,20 +147,23 @@ struct Block {
         const Piece& piece = *item.piece;
         lanes = std::min(kBlock, piece.first_position + piece.num_tokens - first);
         const long begin = std::max(0L, oldest_position(call, piece) - first);
-        for_each_key(call, piece.seq, item.first_head, first, {begin, lanes}, [&](long lane, long at) {
-            keys[lane] = call.k_cache + at;
-            values[lane] = call.v_cache + at;
+        for_each_key(call, piece.seq, first, {begin, lanes}, [&](long lane, long slot) {
+            keys[lane] = call.k_cache.head(slot, item.first_head);
+            values[lane] = call.v_cache.head(slot, item.first_head);
         });
     }
 };
 
-// Fetches `elements` of some lanes of a block.
-void prefetch(const Block& block, Lanes lanes, long elements) {
+void prefetch(const bf16* from, long elements) {
+    for (long i = 0; i < elements; i += 32) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
+}
+
+// Fetches some lanes of a block, for all heads.
+void prefetch(const AttentionCall<bf16>& call, const Block& block, Lanes lanes, long num_heads) {
+    const bool apart = call.k_cache.at != call.v_cache.at;
     for (long lane = lanes.begin; lane < lanes.end && block.keys[lane] != nullptr; ++lane) {
-        for (long i = 0; i < elements; i += 32) {
-            _mm_prefetch(reinterpret_cast<const char*>(block.keys[lane] + i), _MM_HINT_T0);
-            _mm_prefetch(reinterpret_cast<const char*>(block.values[lane] + i), _MM_HINT_T0);
-        }
+        prefetch(block.keys[lane], num_heads * call.head_dim);
+        if (apart) prefetch(block.values[lane], num_heads * call.v_dim);
     }
 }
 
@@ -169,21 +171,24 @@ inline const bf16* offset(const bf16* head, long by) { return head == nullptr ? 
 
 // Packs one head of a block, the `head`-th of the item's, and meanwhile fetches its share of the block that is next,
 // little by little: fetched all at once, it would stop this core until it is there.
-void pack_block(const Block& block, const Block& next, long head, long num_heads, long head_dim, const Work& work) {
-    const long share = kBlock / num_heads + 1, by = head * head_dim;
+void pack_block(const AttentionCall<bf16>& call, const Block& block, const Block& next, long head, long num_heads,
+                const Work& work) {
+    const long share = kBlock / num_heads + 1;
+    const long k_offset = head * call.k_cache.head_stride, v_offset = head * call.v_cache.head_stride;
     for (long t = 0; t < kKeyTiles; ++t) {
         const long begin = std::min(kBlock, head * share + t * share / kKeyTiles);
-        prefetch(next, {begin, std::min(kBlock, head * share + (t + 1) * share / kKeyTiles)}, num_heads * head_dim);
+        prefetch(call, next, {begin, std::min(kBlock, head * share + (t + 1) * share / kKeyTiles)}, num_heads);
         if (t * 16 >= block.lanes) continue;
         const bf16* keys[16];
-        for (long i = 0; i < 16; ++i) keys[i] = offset(block.keys[t * 16 + i], by);
+        for (long i = 0; i < 16; ++i) keys[i] = offset(block.keys[t * 16 + i], k_offset);
         for (long dim = 0; dim < work.width; dim += 32) {
-            pack_key_tile(keys, dim, head_dim, work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
+            pack_key_tile(keys, dim, call.head_dim, work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
         }
     }
     for (long i = 0; i < round_up(block.lanes, 32); i += 2) {
-        bf16* tiles = work.v_tiles + i / 32 * (work.width / 16) * kTileElements + i % 32 / 2 * 32;
-        pack_value_pair(offset(block.values[i], by), offset(block.values[i + 1], by), head_dim, work.width, tiles);
+        bf16* tiles = work.v_tiles + i / 32 * (work.v_width / 16) * kTileElements + i % 32 / 2 * 32;
+        pack_value_pair(offset(block.values[i], v_offset), offset(block.values[i + 1], v_offset), call.v_dim,
+                        work.v_width, tiles);
     }
 }
 
@@ -192,28 +197,34 @@ void weigh_row(const Work& work, long row, Lanes lanes, float scale) {
     const float shrink = softmax_block(scores, lanes, scale, work.states[row]);
     for (long i = 0; i < kBlock; i += W) store(work.weights + row * kBlock + i, load(scores + i));
     if (shrink == 1.0f) return;
-    float* sums = work.sums + row * work.width;
-    for (long i = 0; i < work.width; i += W) store(sums + i, load(sums + i) * set1(shrink));
+    float* sums = work.sums + row * work.v_width;
+    for (long i = 0; i < work.v_width; i += W) store(sums + i, load(sums + i) * set1(shrink));
 }
 
-// Where query row r of the item's `head`-th head lies in q or out, whose tokens are `stride` apart.
-long row_offset(const AttentionCall<bf16>& call, const Item& item, long head, long r, long stride) {
-    const long group = group_size(call);
-    return (item.piece->first_token + r / group) * stride +
-           ((item.first_head + head) * group + r % group) * call.head_dim;
-}
+// Query row r of the item's `head`-th head.
+struct QueryRow {
+    long token;
+    long q_head;
+
+    QueryRow(const AttentionCall<bf16>& call, const Item& item, long head, long r) {
+        const long group = group_size(call);
+        token = item.piece->first_token + r / group;
+        q_head = (item.first_head + head) * group + r % group;
+    }
+};
 
 // Head h's rows begin at h * padded_rows in the working memory.
 void begin_rows(const AttentionCall<bf16>& call, const Item& item, long rows, long padded_rows, const Work& work) {
     const long all_rows = item.num_heads * padded_rows;
     std::memset(work.q, 0, all_rows * work.width * sizeof(bf16));
     std::memset(work.weights, 0, all_rows * kBlock * sizeof(bf16));
-    std::fill_n(work.sums, all_rows * work.width, 0.0f);
-    std::fill_n(work.states, all_rows, RowState{-std::numeric_limits<float>::infinity(), 0.0f});
+    std::fill_n(work.sums, all_rows * work.v_width, 0.0f);
     for (long h = 0; h < item.num_heads; ++h) {
         for (long r = 0; r < rows; ++r) {
-            std::copy_n(call.q + row_offset(call, item, h, r, call.ldq), call.head_dim,
+            const QueryRow row(call, item, h, r);
+            std::copy_n(call.q + row.token * call.ldq + row.q_head * call.head_dim, call.head_dim,
                         work.q + (h * padded_rows + r) * work.width);
+            work.states[h * padded_rows + r] = first_state(call, row.q_head);
         }
     }
 }
@@ -221,11 +232,12 @@ void begin_rows(const AttentionCall<bf16>& call, const Item& item, long rows, lo
 void finish_rows(const AttentionCall<bf16>& call, const Item& item, long rows, long padded_rows, const Work& work) {
     for (long h = 0; h < item.num_heads; ++h) {
         for (long r = 0; r < rows; ++r) {
-            const long row = h * padded_rows + r;
-            bf16* out = call.out + row_offset(call, item, h, r, call.q_heads * call.head_dim);
-            const Vec inverse = set1(1.0f / work.states[row].sum);
-            for_each_vector(call.head_dim, [&](long i, long part) {
-                store_part(out + i, load(work.sums + row * work.width + i) * inverse, part);
+            const QueryRow row(call, item, h, r);
+            const long at = h * padded_rows + r;
+            bf16* out = call.out + (row.token * call.q_heads + row.q_head) * call.v_dim;
+            const Vec inverse = set1(1.0f / work.states[at].sum);
+            for_each_vector(call.v_dim, [&](long i, long part) {
+                store_part(out + i, load(work.sums + at * work.v_width + i) * inverse, part);
             });
         }
     }
@@ -235,7 +247,7 @@ void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_
     const Piece& piece = *item.piece;
     const long group = group_size(call), rows = piece.num_tokens * group;
     const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
-    const Work work(call.head_dim, round_up(item.num_heads * padded_rows, kTileRows));
+    const Work work(call.head_dim, call.v_dim, round_up(item.num_heads * padded_rows, kTileRows));
     begin_rows(call, item, rows, padded_rows, work);
 
     const TileScope scope(tile_rows);
@@ -246,7 +258,7 @@ void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_
         const Block next = last ? Block(call, next_item, first_block(call, *next_item.piece))
                                 : Block(call, item, first + kBlock);
         for (long h = 0; h < item.num_heads; ++h) {
-            pack_block(block, next, h, item.num_heads, call.head_dim, work);
+            pack_block(call, block, next, h, item.num_heads, work);
             for (long tile = 0; tile < padded_rows; tile += tile_rows) {
                 const long base = h * padded_rows;
                 score_rows(work, base + tile, (block.lanes + 15) / 16);

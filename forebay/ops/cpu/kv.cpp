@@ -46,13 +46,14 @@ void fb_apply_rope_bf16(Pool* pool, bf16* q, long ldq, long q_heads, bf16* k, lo
     apply_rope(*pool, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
 }
 
-// All strides and sizes in bytes; loc in 0..slots. Where two tokens share a slot (padding), either may win.
-void fb_store_kv(Pool* pool, const char* k, long ldk, const char* v, long ldv, char* k_cache, char* v_cache,
-                 const int64_t* loc, long tokens, long row_bytes) {
+// All strides and sizes in bytes: tokens are ldk and ldv apart, slots k_slot and v_slot; loc in 0..slots. Where two tokens
+// share a slot (padding), either may win.
+void fb_store_kv(Pool* pool, const char* k, long ldk, long k_bytes, const char* v, long ldv, long v_bytes,
+                 char* k_cache, long k_slot, char* v_cache, long v_slot, const int64_t* loc, long tokens) {
     pool->run(tokens, 8 * kGrain, [=](long begin, long end) {
         for (long t = begin; t < end; ++t) {
-            std::memcpy(k_cache + loc[t] * row_bytes, k + t * ldk, row_bytes);
-            std::memcpy(v_cache + loc[t] * row_bytes, v + t * ldv, row_bytes);
+            std::memcpy(k_cache + loc[t] * k_slot, k + t * ldk, k_bytes);
+            std::memcpy(v_cache + loc[t] * v_slot, v + t * ldv, v_bytes);
         }
     });
 }

@@ -1,32 +1,11 @@
-// Ops on each row by itself: norms, the gated activation, embedding rows, argmax.
+// Ops on each row by itself: norms, embedding rows, argmax.
 #include <algorithm>
 #include <cmath>
 
 #include "pool.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace {
-
-constexpr long kPieceElements = 16384;  // under this a thread's wake-up costs more than its help
-
-long grain_for(long row_elements) { return std::max(1L, kPieceElements / std::max(1L, row_elements)); }
-
-template <class T>
-float sum_of_squares(const T* x, long n) {
-    // Two chains hide the latency of the additions.
-    Vec even = zero(), odd = zero();
-    long i = 0;
-    for (; i + 2 * W <= n; i += 2 * W) {
-        const Vec a = load(x + i), b = load(x + i + W);
-        even = fma(a, a, even);
-        odd = fma(b, b, odd);
-    }
-    for_each_vector(n - i, [&](long j, long part) {
-        const Vec a = load_part(x + i + j, part);
-        even = fma(a, a, even);
-    });
-    return hsum(even + odd);
-}
 
 template <class T>
 void norm_row(const T* x, const T* weight, T* out, long n, float eps) {
@@ -56,18 +35,6 @@ void add_rms_norm(Pool& pool, const T* x, T* residual, const T* weight, T* out, 
                 store_part(residual + at, load_part(residual + at, part) + load_part(x + at, part), part);
             });
             norm_row(residual + r * n, weight, out + r * n, n, eps);
-        }
-    });
-}
-
-template <class T>
-void silu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n) {
-    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
-        for (long r = begin; r < end; ++r) {
-            for_each_vector(n, [&](long i, long part) {
-                const Vec gate = load_part(x + r * ldx + i, part), up = load_part(x + r * ldx + n + i, part);
-                store_part(out + r * n + i, gate / (set1(1.0f) + exp(zero() - gate)) * up, part);
-            });
         }
     });
 }
@@ -123,9 +90,6 @@ long argmax_row(const float* row, long n) {
     void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n,     \
                                   float eps) {                                                                         \
         add_rms_norm(*pool, x, residual, weight, out, rows, n, eps);                                                   \
-    }                                                                                                                  \
-    void fb_silu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                       \
-        silu_and_mul(*pool, x, ldx, out, rows, n);                                                                     \
     }
 
 extern "C" {

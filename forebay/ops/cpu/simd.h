@@ -167,6 +167,8 @@ inline Vec exp(Vec x) {
     return zero_where_below(scale_by_power(p, n), x, lowest);
 }
 
+inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
+
 // Calls body(i, lanes) for 0..n in steps of W; only the last may have fewer lanes than W.
 template <class Body>
 inline void for_each_vector(long n, Body&& body) {

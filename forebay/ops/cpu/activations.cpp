@@ -1,0 +1,128 @@
+// Gated activations, and the norm that has a gate: each row by itself.
+#include "activations.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "pool.h"
+#include "rows.h"
+
+namespace {
+
+// out [rows, n] = f(first, second), entry by entry, whose rows are ldf and lds apart.
+template <class T, class F>
+void zip_rows(Pool& pool, const T* first, long ldf, const T* second, long lds, T* out, long rows, long n, const F& f) {
+    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            for_each_vector(n, [&](long i, long part) {
+                const Vec a = load_part(first + r * ldf + i, part), b = load_part(second + r * lds + i, part);
+                store_part(out + r * n + i, f(a, b), part);
+            });
+        }
+    });
+}
+
+// As zip_rows of the two halves of rows x, each n long.
+template <class T, class F>
+void zip_halves(Pool& pool, const T* x, long ldx, T* out, long rows, long n, const F& f) {
+    zip_rows(pool, x, ldx, x + n, ldx, out, rows, n, f);
+}
+
+enum class Gelu : long { kTanh = 0, kExact = 1 };
+
+template <class T>
+void gelu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Gelu form) {
+    if (form == Gelu::kExact) {
+        zip_halves(pool, x, ldx, out, rows, n, [](Vec gate, Vec up) { return gelu_exact(gate) * up; });
+    } else {
+        zip_halves(pool, x, ldx, out, rows, n, [](Vec gate, Vec up) { return gelu_tanh(gate) * up; });
+    }
+}
+
+template <class T>
+void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, float alpha, float limit) {
+    const Vec most = set1(limit), least = set1(-limit), slope = set1(alpha), one = set1(1.0f);
+    zip_halves(pool, x, ldx, out, rows, n, [=](Vec gate, Vec up) {
+        const Vec g = min(most, gate), u = max(least, min(most, up));
+        return (u + one) * (g * sigmoid(slope * g));
+    });
+}
+
+struct GatedNorm {
+    long group_size;
+    long weight_step;  // from one group's weights to the next's: group_size, or 0 if all share them
+    float eps;
+    bool norm_first;
+    bool sigmoid;
+};
+
+// One group of n: x and gate in place, `products` [n] for what is normed.
+template <class T, bool kSigmoid>
+void gated_norm_group(const T* x, const T* gate, const T* weight, T* out, long n, float eps, bool norm_first,
+                      float* products) {
+    const auto opened = [&](long i, long part) {
+        const Vec g = load_part(gate + i, part);
+        return kSigmoid ? sigmoid(g) : silu(g);
+    };
+    for_each_vector(n, [&](long i, long part) {
+        const Vec value = load_part(x + i, part);
+        store_part(products + i, norm_first ? value : value * opened(i, part), part);
+    });
+    const Vec scale = set1(1.0f / std::sqrt(sum_of_squares(products, n) / static_cast<float>(n) + eps));
+    for_each_vector(n, [&](long i, long part) {
+        const Vec normed = load_part(products + i, part) * scale * load_part(weight + i, part);
+        store_part(out + i, norm_first ? normed * opened(i, part) : normed, part);
+    });
+}
+
+template <class T>
+void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, const T* weight, T* out, long rows,
+                    long n, const GatedNorm& norm) {
+    const auto group = norm.sigmoid ? gated_norm_group<T, true> : gated_norm_group<T, false>;
+    pool.run(rows, grain_for(4 * n), [=](long begin, long end) {
+        float* products = static_cast<float*>(thread_scratch(norm.group_size * sizeof(float)));
+        for (long r = begin; r < end; ++r) {
+            for (long i = 0; i < n; i += norm.group_size) {
+                group(x + r * ldx + i, gate + r * ldg + i, weight + i / norm.group_size * norm.weight_step,
+                      out + r * n + i, norm.group_size, norm.eps, norm.norm_first, products);
+            }
+        }
+    });
+}
+
+}  // namespace
+
+// Rows of x are ldx apart, those of out n; the gated ones take [gate | up] rows of 2 n.
+#define FOREBAY_ACTIVATIONS(T, suffix)                                                                                 \
+    void fb_silu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                       \
+        zip_halves(*pool, x, ldx, out, rows, n, [](Vec gate, Vec up) { return silu(gate) * up; });                     \
+    }                                                                                                                  \
+    void fb_gelu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, long exact) {           \
+        gelu_and_mul(*pool, x, ldx, out, rows, n, static_cast<Gelu>(exact));                                           \
+    }                                                                                                                  \
+    void fb_clamped_swiglu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, float alpha,          \
+                                    float limit) {                                                                     \
+        clamped_swiglu(*pool, x, ldx, out, rows, n, alpha, limit);                                                     \
+    }                                                                                                                  \
+    void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
+        zip_rows(*pool, x, ldx, x, ldx, out, rows, n, [](Vec a, Vec) {                                                 \
+            const Vec positive = max(zero(), a);                                                                       \
+            return positive * positive;                                                                                \
+        });                                                                                                            \
+    }                                                                                                                  \
+    void fb_mul_sigmoid_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, T* out, long rows,         \
+                                 long n) {                                                                             \
+        zip_rows(*pool, x, ldx, gate, ldg, out, rows, n, [](Vec a, Vec b) { return a * sigmoid(b); });                 \
+    }                                                                                                                  \
+    void fb_gated_rms_norm_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, const T* weight,        \
+                                    T* out, long rows, long n, long group_size, long weight_step, float eps,           \
+                                    long norm_first, long sigmoid) {                                                   \
+        gated_rms_norm(*pool, x, ldx, gate, ldg, weight, out, rows, n,                                                 \
+                       {group_size, weight_step, eps, norm_first != 0, sigmoid != 0});                                 \
+    }
+
+extern "C" {
+
+FOREBAY_ACTIVATIONS(float, f32)
+FOREBAY_ACTIVATIONS(bf16, bf16)
+}

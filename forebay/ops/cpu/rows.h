@@ -1,0 +1,27 @@
+// What the kernels share that work on each row by itself.
+#pragma once
+
+#include <algorithm>
+
+#include "simd.h"
+
+constexpr long kPieceElements = 16384;  // under this a thread's wake-up costs more than its help
+
+inline long grain_for(long row_elements) { return std::max(1L, kPieceElements / std::max(1L, row_elements)); }
+
+template <class T>
+float sum_of_squares(const T* x, long n) {
+    // Two chains hide the latency of the additions.
+    Vec even = zero(), odd = zero();
+    long i = 0;
+    for (; i + 2 * W <= n; i += 2 * W) {
+        const Vec a = load(x + i), b = load(x + i + W);
+        even = fma(a, a, even);
+        odd = fma(b, b, odd);
+    }
+    for_each_vector(n - i, [&](long j, long part) {
+        const Vec a = load_part(x + i + j, part);
+        even = fma(a, a, even);
+    });
+    return hsum(even + odd);
+}

@@ -1,0 +1,78 @@
+"""The compiled kernels as ctypes functions: their parameters, and one of each for every dtype."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from ctypes import c_float, c_int, c_long, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_P, _L, _F = c_void_p, c_long, c_float
+_BATCH = [_P, _P, _P, _P, _P, _L]
+_LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
+_ROWS = [_P, _P, _L, _P, _L, _L]
+_ATTENTION = [_P, _P, _L, _P, _L, _L, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L, _L, _L, _L, _F, _L, _P, _P]
+_DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
+_SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
+_SIGNATURES: dict[str, list[Any]] = {
+    "fb_pack_{}": [_P, _P, _P, _L, _L],
+    "fb_linear_{}": _LINEAR,
+    "fb_linear_bf16_f32": _LINEAR,
+    "fb_rms_norm_{}": [_P, _P, _L, _L, _L, _P, _P, _L, _L, _F],
+    "fb_add_rms_norm_{}": [_P, _P, _P, _P, _P, _L, _L, _F],
+    "fb_gated_rms_norm_{}": [_P, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _F, _L, _L],
+    "fb_silu_and_mul_{}": _ROWS,
+    "fb_gelu_and_mul_{}": [*_ROWS, _L],
+    "fb_clamped_swiglu_{}": [*_ROWS, _F, _F],
+    "fb_relu2_{}": _ROWS,
+    "fb_mul_sigmoid_{}": [_P, _P, _L, _P, _L, _P, _L, _L],
+    "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
+    "fb_paged_attention_{}": _ATTENTION,
+    "fb_combine_{}": [_P, _P, _P, _P, _P, _L, _L, _L],
+    "fb_store_kv": [_P, _P, _L, _L, _P, _L, _L, _P, _L, _P, _L, _P, _L],
+    "fb_embedding": [_P, _P, _P, _P, _L, _L],
+    "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
+    "fb_sample_rows": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L],
+    "fb_causal_conv_{}": [_P, _P, _L, _P, _P, _P, *_BATCH, _P, _L, _L, _L],
+    "fb_mamba1_scan_{}_{}": [*_SCAN, _L, _L],
+    "fb_mamba2_scan_{}_{}": [*_SCAN, _L, _L, _L, _L, _F, _F],
+    "fb_gated_delta_rule_{}_{}": _DELTA,
+}
+_SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+
+
+class Kernels:
+    """A loaded library and the threads that run it, which end with this object.
+
+    Raises OSError if the library cannot be loaded, or if the operating system refuses the CPU's tile registers.
+    """
+
+    def __init__(self, path: Path, variant: str, num_threads: int) -> None:
+        self._lib = lib = ctypes.CDLL(str(path))
+        if lib.fb_cpu_init() != 0:
+            raise OSError(f"the operating system refuses the registers that the {variant} kernels need")
+        lib.fb_pool_create.argtypes, lib.fb_pool_create.restype = [c_int], c_void_p
+        lib.fb_pool_destroy.argtypes, lib.fb_pool_destroy.restype = [c_void_p], None
+        self.pool: int = lib.fb_pool_create(num_threads)
+        weakref.finalize(self, lib.fb_pool_destroy, self.pool)
+
+    def bind(self, name: str, pattern: str | None = None) -> Any:
+        """The function `name`, whose parameters are those of `pattern`."""
+        function = getattr(self._lib, name)
+        function.argtypes = _SIGNATURES[pattern or name]
+        function.restype = None
+        return function
+
+    def by_dtype(self, pattern: str) -> dict[torch.dtype, Any]:
+        return {dtype: self.bind(pattern.format(suffix), pattern) for dtype, suffix in _SUFFIXES.items()}
+
+    def by_dtypes(self, pattern: str) -> dict[tuple[torch.dtype, torch.dtype], Any]:
+        """By the dtype of the input and that of the state."""
+        return {
+            (dtype, state_dtype): self.bind(pattern.format(suffix, state_suffix), pattern)
+            for dtype, suffix in _SUFFIXES.items()
+            for state_dtype, state_suffix in _SUFFIXES.items()
+        }
