@@ -1,0 +1,310 @@
+"""The prefix cache over recurrent states and sliding windows (C18, C20)."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.memory.mamba_pool import MambaPool
+from forebay.memory.miss_reason import MissReason
+from forebay.memory.radix_cache import RadixCache
+from forebay.memory.radix_node import Match, Pin
+from forebay.memory.slots import CACHE, PAD, Slots
+from forebay.memory.window_pool import WindowPool
+
+ALICE = 1
+
+
+def key(tokens: list[int]) -> bytes:
+    return np.array(tokens, dtype=np.int32).tobytes()
+
+
+class Rig:
+    """A cache with pages, states (`num_slots`) and windows of `window` tokens (0: none)."""
+
+    def __init__(self, page_size: int = 1, num_slots: int = 8, window: int = 0, num_pages: int = 100) -> None:
+        self.kv = Slots("kv", num_pages)
+        self.states = MambaPool(num_slots) if num_slots else None
+        self.windows = WindowPool(num_pages, num_pages, page_size=page_size, window=window) if window else None
+        self.cache = RadixCache(self.kv, page_size, states=self.states, windows=self.windows)
+
+    def insert(self, tokens: list[int], *state_at: int) -> Pin:
+        """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go."""
+        ps = self.cache.page_size
+        pin = self.cache.pin(self.cache.match(b""))
+        pages = self.kv.take_ids(len(tokens) // ps, ALICE)
+        if self.windows:
+            self.windows.take(pages, ALICE)
+        for end in sorted({*state_at, len(tokens) // ps * ps}):
+            part = pages[pin.num_pages : end // ps]
+            replaced = self.cache.extend_pin(pin, key(tokens), part, ALICE).replaced
+            own = part[: len(replaced)]
+            if self.windows:
+                self.windows.slots.return_ids(self.windows.detach(own), ALICE)
+            self.kv.return_ids(own, ALICE)
+            if end in state_at:
+                self.attach(pin)
+        self.cache.unpin(pin)
+        return pin
+
+    def attach(self, pin: Pin) -> None:
+        assert self.states is not None
+        slot = self.states.take_one(ALICE)
+        if not self.cache.attach_state(pin, slot, ALICE):
+            self.states.free(np.array([slot]), ALICE)
+
+    def match(self, tokens: list[int]) -> Match:
+        return self.cache.match(key(tokens))
+
+    def check(self) -> None:
+        self.cache.check([])
+        self.kv.audit(self.cache.holders())
+        if self.states:
+            self.states.audit(self.cache.state_holders())
+        if self.windows:
+            self.windows.slots.audit(self.cache.window_holders())
+
+
+A = list(range(100, 120))
+
+
+def test_c18_a_hit_ends_at_the_deepest_state():
+    rig = Rig()
+    rig.insert(A, 6, 14)
+    assert [rig.match(A[:n]).num_tokens for n in (5, 6, 13, 14, 20)] == [0, 6, 6, 14, 14]
+    rig.check()
+
+
+def test_c20_kv_without_a_state_is_reported_by_kind():
+    rig = Rig()
+    rig.insert(A, 6)
+    match = rig.match(A)
+    assert (match.num_tokens, match.kv_tokens, match.state_tokens) == (6, 20, 6)
+    assert match.reason is MissReason.STATE_MISSING
+    assert len(match.pages) == 6
+
+
+def test_c18_a_split_leaves_the_state_at_the_deeper_end():
+    rig = Rig()
+    rig.insert(A, 20)
+    rig.cache.unpin(rig.cache.pin(rig.cache.match(key(A[:20]))))
+    rig.insert(A[:10] + [7] * 10, 20)
+    assert rig.match(A).num_tokens == 20
+    assert rig.match(A[:15]).num_tokens == 0
+    assert rig.match(A[:10] + [7] * 10).num_tokens == 20
+    rig.check()
+
+
+def test_a_state_that_is_there_already_stays_the_requests():
+    rig = Rig(num_slots=2)
+    rig.insert(A, 20)
+    rig.insert(A, 20)
+    assert rig.states.num_free == 1
+    rig.check()
+
+
+def test_useless_states_are_evicted_first_then_ends_then_branching_points():
+    rig = Rig()
+    rig.insert(A, 5, 12, 20)  # 12 is passed by: whoever comes this way takes 20, or parts at 5
+    rig.insert(A[:5] + [7] * 9, 14)
+    assert rig.cache.evict_states(1) == 1
+    assert rig.match(A[:12]).num_tokens == 5
+    rig.cache.unpin(rig.cache.pin(rig.match(A)))  # used now: the other end goes first
+    rig.cache.evict_states(1)
+    assert rig.match(A[:5] + [7] * 9).num_tokens == 5
+    assert rig.match(A).num_tokens == 20
+    rig.cache.evict_states(1)
+    assert rig.match(A).num_tokens == 5
+    assert rig.cache.states.num_evicted == 3
+    rig.check()
+
+
+def test_branching_points_go_before_ends_when_they_are_most_of_what_there_is():
+    rig = Rig(num_slots=6)
+    for first in (0, 50, 60):
+        rig.insert([first, 1, 2], 1)
+        rig.insert([first, 3, 4], 1)
+    rig.insert([70, 1], 2)
+    rig.cache.evict_states(1)
+    assert rig.match([70, 1]).num_tokens == 2
+    rig.check()
+
+
+def test_c6_a_locked_state_is_never_evicted():
+    rig = Rig()
+    pin = rig.insert(A, 20)
+    rig.cache.states.lock(pin.node)
+    assert rig.cache.evict_states(5) == 0
+    assert rig.cache.states.num_evictable == 0
+    rig.cache.states.unlock(pin.node)
+    assert rig.cache.evict_states(5) == 1
+
+
+def test_dead_kv_is_counted_and_goes_first():
+    rig = Rig()
+    rig.insert(A, 20)
+    rig.insert([1, 2, 3, 4], 4)  # younger
+    rig.cache.evict_states(1)
+    assert rig.cache.states.num_dead_pages == 20
+    rig.cache.unpin(rig.cache.pin(rig.match([1, 2, 3, 4])))
+    rig.insert([5, 6], 2)
+    rig.cache.evict(1)
+    assert rig.cache.states.num_dead_pages == 0
+    assert rig.match(A).kv_tokens == 0
+    assert rig.match([1, 2, 3, 4]).num_tokens == 4
+    rig.check()
+
+
+def test_dead_kv_lives_again_when_a_state_is_attached_below_it():
+    rig = Rig()
+    rig.insert(A, 20)
+    rig.cache.evict_states(1)
+    rig.insert(A, 20)
+    assert rig.cache.states.num_dead_pages == 0
+    assert rig.match(A).num_tokens == 20
+    assert rig.kv.num_free == 80
+    rig.check()
+
+
+def test_evicting_a_leaf_frees_its_state_and_its_windows():
+    rig = Rig(window=4)
+    rig.insert(A, 20)
+    rig.cache.evict(1)
+    assert (rig.kv.num_free, rig.states.num_free, rig.windows.slots.num_free) == (100, 8, 100)
+    rig.check()
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def evict_windows(rig: Rig, tokens: list[int], first: int, count: int) -> None:
+    """The windows of tokens [first, first + count) go (page size 1)."""
+    pages = _all_pages(rig, tokens)[first : first + count]
+    assert rig.windows.evict(pages, count) == count
+
+
+def _all_pages(rig: Rig, tokens: list[int]) -> np.ndarray:
+    node, found = rig.cache._roots[""], []
+    data = key(tokens)
+    while data:
+        node = node.children[data[:4]]
+        found.append(node.pages)
+        data = data[len(node.key) :]
+    return np.concatenate(found)
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "resumes"),
+    # A query at position n reads tokens n-3..n: at 20 the windows of 17, 18 and 19 are needed.
+    [(0, 17, 20), (0, 18, 0), (19, 1, 19), (17, 1, 17), (16, 1, 20), (10, 10, 10), (12, 8, 12)],
+)
+def test_c18_a_hit_needs_one_whole_window(first, count, resumes):
+    rig = Rig(num_slots=0, window=4)
+    rig.insert(A)
+    evict_windows(rig, A, first, count)
+    match = rig.match([*A, 1])
+    assert (match.num_tokens, match.kv_tokens, match.window_tokens) == (resumes, 20, resumes)
+    if resumes < 20:
+        assert match.reason is MissReason.WINDOW_MISSING
+
+
+def test_c18_states_and_windows_must_agree():
+    rig = Rig(window=4)
+    rig.insert(A, 6, 14, 20)
+    evict_windows(rig, A, 12, 7)
+    match = rig.match(A)
+    assert (match.num_tokens, match.window_tokens, match.state_tokens) == (6, 12, 20)
+    assert match.reason is MissReason.WINDOW_MISSING
+
+
+def test_windows_of_the_least_recently_used_go_first_and_of_a_node_the_first_ones():
+    rig = Rig(num_slots=0, window=4)
+    rig.insert(A)
+    rig.insert(A[:1] + [7] * 9)
+    rig.cache.unpin(rig.cache.pin(rig.match(A)))
+    rig.cache.windows.evict(25)
+    assert rig.match(A[:1] + [7] * 9).num_tokens == 0
+    assert rig.match(A).num_tokens == 20
+    rig.check()
+
+
+def test_recomputed_windows_come_back_to_pages_that_had_lost_them():
+    rig = Rig(num_slots=0, window=4)
+    rig.insert(A)
+    evict_windows(rig, A, 0, 20)
+    assert rig.match(A).num_tokens == 0
+    rig.insert(A)
+    assert rig.match(A).num_tokens == 20
+    assert rig.kv.num_free == 80
+    rig.check()
+
+
+# -- where a prompt left a cached one ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([*A[:13], 1, 2], (13, A[13])),
+        (A[:13], (-1, -1)),
+        ([*A, 5], (-1, -1)),
+        ([9, 9], (0, A[0])),
+        ([*A[:10], 7, 7, 3], (12, 7)),
+    ],
+)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_c20_the_first_differing_token_is_found_within_pages_too(page_size, prompt, expected):
+    rig = Rig(page_size=page_size, num_slots=0)
+    rig.insert(A)
+    rig.insert([*A[:10], *[7] * 10])
+    assert rig.cache.differs(key(prompt)) == expected
+
+
+# -- against a model --------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), page_size=st.sampled_from([1, 2]), window=st.sampled_from([0, 3]), slots=st.sampled_from([0, 3]))
+def test_hits_are_those_of_a_list_of_what_is_there(data, page_size, window, slots):
+    rig = Rig(page_size, slots, window, num_pages=30)
+    token = st.integers(0, 1)
+    for _ in range(data.draw(st.integers(1, 12))):
+        tokens = data.draw(st.lists(token, min_size=page_size, max_size=8))
+        whole = len(tokens) // page_size * page_size
+        rig.cache.evict(max(0, whole // page_size - rig.kv.num_free))
+        states = [n for n in range(page_size, whole + 1, page_size) if slots and data.draw(st.booleans())]
+        if states and slots:
+            rig.cache.evict_states(max(0, len(states) - rig.states.num_free))
+            states = states[: rig.states.num_free]
+        rig.insert(tokens, *states)
+        if window and data.draw(st.booleans()):
+            rig.cache.windows.evict(data.draw(st.integers(0, 4)))
+        rig.check()
+        prompt = data.draw(st.lists(token, max_size=10))
+        assert rig.match(prompt).num_tokens == _resumable(rig, prompt, page_size, window, slots)
+
+
+def _resumable(rig: Rig, prompt: list[int], page_size: int, window: int, slots: int) -> int:
+    """Walk the tree token by token: the greatest length at which everything needed is there."""
+    node, best, at, pages = rig.cache._roots.get(""), 0, 0, []
+    while node is not None and len(prompt) - at >= page_size:
+        node = node.children.get(key(prompt[at : at + page_size]))
+        for i in range(len(node.pages) if node else 0):
+            part = key(prompt[at : at + page_size])
+            if len(part) < 4 * page_size or node.key[i * 4 * page_size :][: 4 * page_size] != part:
+                return best
+            pages.append(int(node.pages[i]))
+            at += page_size
+            last = i == len(node.pages) - 1
+            needed = pages[max(0, at - window + 1) // page_size :] if window else []
+            whole = all(rig.windows.full_to_window[page] != PAD for page in needed)
+            if whole and (not slots or (last and node.state != PAD)):
+                best = at
+    return best
+
+
+def test_the_cache_owns_what_it_adopted():
+    rig = Rig(window=4)
+    rig.insert(A, 20)
+    assert np.count_nonzero(rig.states.owner == CACHE) == 1
+    assert np.count_nonzero(rig.windows.slots.owner == CACHE) == 20

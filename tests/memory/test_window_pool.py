@@ -1,0 +1,100 @@
+"""Window pages, found through full pages."""
+
+import numpy as np
+import pytest
+
+from forebay.memory.slots import CACHE, Holder, OutOfSlots
+from forebay.memory.window_pool import WindowPool
+
+ALICE, BOB = 1, 2
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def make(num_window_pages: int = 6, page_size: int = 4, window: int = 6) -> WindowPool:
+    return WindowPool(num_window_pages, 20, page_size=page_size, window=window)
+
+
+@pytest.mark.parametrize(
+    ("kv_len", "first"),
+    # The query at position kv_len reads itself and the 5 tokens before it.
+    [(0, 0), (5, 0), (8, 0), (9, 1), (12, 1), (13, 2)],
+)
+def test_the_first_page_a_query_reads(kv_len, first):
+    assert make().first_needed(kv_len) == first
+
+
+def test_c5_the_padding_page_is_never_handed_out_and_translates_to_itself():
+    pool = make(num_window_pages=3)
+    pool.take(ids(4, 5, 6), ALICE)
+    assert sorted(pool.full_to_window[[4, 5, 6]].tolist()) == [1, 2, 3]
+    assert pool.full_to_window[0] == 0
+
+
+def test_nothing_is_taken_when_there_are_too_few():
+    pool = make(num_window_pages=2)
+    with pytest.raises(OutOfSlots, match="window"):
+        pool.take(ids(1, 2, 3), ALICE)
+    assert not pool.full_to_window.any()
+
+
+def test_detached_windows_are_the_callers_to_return():
+    pool = make()
+    pool.take(ids(1, 2, 3), ALICE)
+    windows = pool.detach(ids(1, 2))
+    assert pool.is_there(ids(1, 2, 3)).tolist() == [False, False, True]
+    pool.slots.audit([Holder(ALICE, np.concatenate([windows, pool.full_to_window[[3]]]))])
+    assert len(pool.detach(ids(1, 2))) == 0
+    pool.slots.return_ids(windows, ALICE)
+    assert pool.slots.num_free == 5
+
+
+def test_locked_windows_are_not_evicted_until_the_last_reader_has_gone():
+    pool = make()
+    pool.take(ids(1, 2, 3), ALICE)
+    pool.give_to_cache(ids(1, 2, 3), ALICE)
+    pool.lock(ids(2, 3))
+    pool.lock(ids(3))
+    assert (pool.num_cached, pool.num_evictable) == (3, 1)
+    assert pool.evict(ids(1, 2, 3), 3) == 1
+    pool.unlock(ids(2, 3))
+    assert pool.evict(ids(1, 2, 3), 3) == 1
+    pool.unlock(ids(3))
+    assert pool.evict(ids(1, 2, 3), 3) == 1
+    assert pool.slots.num_free == 6
+
+
+def test_unlocking_more_often_than_locking_is_found():
+    pool = make()
+    pool.take(ids(1), ALICE)
+    with pytest.raises(AssertionError, match="more often"):
+        pool.unlock(ids(1))
+
+
+def test_the_cache_takes_over_windows_that_it_had_lost():
+    pool = make()
+    pool.take(ids(1, 2), ALICE)
+    pool.give_to_cache(ids(1, 2), ALICE)
+    pool.evict(ids(1), 1)
+    pool.take(ids(11, 12), BOB)
+    window = int(pool.full_to_window[11])
+    pool.replace(ids(11, 12), ids(1, 2), BOB)
+    assert pool.full_to_window[1] == window
+    assert pool.is_there(ids(11, 12)).tolist() == [False, True]
+    assert pool.slots.owner[window] == CACHE
+    assert pool.num_cached == 2
+
+
+def test_a_plan_writes_each_changed_page_once_as_it_is_now():
+    pool = make()
+    pool.take(ids(1, 2), ALICE)
+    pool.slots.return_ids(pool.detach(ids(2)), ALICE)
+    pool.take(ids(2, 3), BOB)
+    pages, windows = pool.take_writes()
+    assert pages.tolist() == [1, 2, 3]
+    assert windows.tolist() == pool.full_to_window[[1, 2, 3]].tolist()
+    assert len(pool.take_writes()[0]) == 0
+    pool.write_again(ids(2, 2))
+    assert pool.take_writes()[0].tolist() == [2]
