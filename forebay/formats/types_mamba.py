@@ -93,7 +93,7 @@ def _listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]
     given = fields.raw[name]
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise fields.wrong(name, "a list of layer types")
-    types = [_OLD_LAYER_TYPES.get(item, item) for item in given]
+    types: list[str] = [_OLD_LAYER_TYPES.get(item, item) for item in given]
     if not 0 < len(types) <= _MAX_LAYERS or not set(types) <= set(known):
         raise fields.wrong(name, f"a list of {', '.join(known)}")
     return types
@@ -210,7 +210,47 @@ def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
     return Fields({**fields.raw, **found}, fields.where)
 
 
+_GRANITE_FACTORS: Final = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
+
+
+def _parse_granitemoehybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    _only(fields, "position_embedding_type", "rope", "nope")
+    rope = fields.raw.get("position_embedding_type") == "rope"
+    values = _transformer(kind, fields, _mamba_or_attention(fields), **({} if rope else _NO_ROPE))
+    num_experts = _count(fields, "num_local_experts", default=8)
+    values["extra"] |= {
+        **_bamba_mixer(fields, _expanded(fields)),
+        **{name: _factor(fields, name) for name in _GRANITE_FACTORS},
+        "position_embedding_type": "rope" if rope else "nope",
+        "shared_intermediate_size": fields.size("shared_intermediate_size", default=1024),
+        "num_experts": num_experts,
+    }
+    if num_experts:
+        per_tok = fields.size("num_experts_per_tok", default=2, most=num_experts)
+        values["extra"]["num_experts_per_tok"] = per_tok
+    return values
+
+
+def _mamba_or_attention(fields: Fields) -> list[str]:
+    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    for name in ("layer_types", "layers_block_type"):
+        if fields.raw.get(name) is not None:
+            types = _listed_layers(fields, name, (MAMBA, FULL))
+            if len(types) != num_layers:
+                raise fields.wrong(name, f"a list of {num_layers}")
+            return types
+    return [MAMBA] * num_layers
+
+
+def _count(fields: Fields, name: str, *, default: int) -> int:
+    """A size that may be 0."""
+    return 0 if fields.raw.get(name) == 0 else fields.size(name, default=default)
+
+
 TYPES: Final[Mapping[str, ModelType]] = {
     "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
+    "granitemoehybrid": ModelType(
+        kv_heads_default=True, honours=frozenset(_GRANITE_FACTORS), parse=_parse_granitemoehybrid
+    ),
     "nemotron_h": ModelType(head_dim=128, parse=_parse_nemotron_h),
 }

@@ -27,28 +27,27 @@ class Activation(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec:
-    """`names`: what the checkpoint calls gate, up and down. The gate and the layer's output are multiplied by
-    `gate_scale` and `scale`."""
+    """`names`: what the checkpoint calls gate, up and down, or gate with up and down. The gate and the layer's output
+    are multiplied by `gate_scale` and `scale`."""
 
     name: str
     hidden_size: int
     intermediate_size: int
     bias: bool = False
     activation: Activation = Activation.SILU
-    names: tuple[str, str, str] = GATE_UP_DOWN
+    names: tuple[str, ...] = GATE_UP_DOWN
     gate_scale: float = 1.0
     scale: float = 1.0
 
     @property
     def gate_up(self) -> LinearParam:
-        gate, up, _ = self.names
-        names, size = [f"{self.name}.{gate}", f"{self.name}.{up}"], self.intermediate_size
+        names, size = [f"{self.name}.{part}" for part in self.names[:-1]], self.intermediate_size
         scales = ((size, self.gate_scale), (size, 1.0))
-        return linear(names, [size] * 2, self.hidden_size, bias=self.bias, scales=scales)
+        return linear(names, [2 * size // len(names)] * len(names), self.hidden_size, bias=self.bias, scales=scales)
 
     @property
     def down(self) -> LinearParam:
-        names, size = [f"{self.name}.{self.names[2]}"], self.hidden_size
+        names, size = [f"{self.name}.{self.names[-1]}"], self.hidden_size
         return linear(names, [size], self.intermediate_size, bias=self.bias, scales=((size, self.scale),))
 
     def params(self) -> tuple[TensorParam, ...]:

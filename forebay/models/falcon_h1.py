@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-from torch import Tensor
+from dataclasses import replace
 
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import PreNormSpec
-from forebay.layers.build import BlockSpec, Part, Parts
-from forebay.layers.context import ForwardContext
+from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec, Multipliers
 from forebay.layers.mlp import MlpSpec
-from forebay.layers.params import TensorParam, vector
+from forebay.layers.params import vector
+from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
 from forebay.models.mamba_mixers import mamba2_spec
-from forebay.pools.cache_spec import CacheSpec
 
 
 def describe(config: ModelConfig) -> DecoderSpec:
@@ -31,7 +28,7 @@ def describe(config: ModelConfig) -> DecoderSpec:
 def _block(config: ModelConfig, layer: int) -> BlockSpec:
     gate_scale, scale = config.extra["mlp_multipliers"]
     return PreNormSpec(
-        mixer=SideBySideSpec(attention=_attention(config, layer), mamba=_mamba(config, layer)),
+        mixer=SumSpec(first=_attention(config, layer), second=_mamba(config, layer)),
         mlp=MlpSpec(
             name=f"{layer_name(layer)}.feed_forward",
             hidden_size=config.hidden_size,
@@ -74,30 +71,3 @@ def _mamba(config: ModelConfig, layer: int) -> Mamba2Spec:
             output=extra["ssm_out_multiplier"],
         ),
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SideBySideSpec:
-    """attention(x) + mamba(x)."""
-
-    attention: AttentionSpec
-    mamba: Mamba2Spec
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.attention.params(), *self.mamba.params())
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (*self.attention.cache_specs(), *self.mamba.cache_specs())
-
-    def build(self, parts: Parts) -> Part:
-        return SideBySide(self, parts)
-
-
-class SideBySide:
-    def __init__(self, spec: SideBySideSpec, parts: Parts) -> None:
-        self._attention = spec.attention.build(parts)
-        self._mamba = spec.mamba.build(parts)
-
-    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """x [T, H] -> [T, H]."""
-        return self._attention(ctx, x) + self._mamba(ctx, x)

@@ -25,7 +25,7 @@ GIVEN: dict[str, Any] = {
 }
 
 # The fields without which transformers' defaults for a type contradict GIVEN.
-NEEDED: dict[str, dict[str, Any]] = {"falcon_h1": {}, "nemotron_h": {}}
+NEEDED: dict[str, dict[str, Any]] = {"falcon_h1": {}, "nemotron_h": {}, "granitemoehybrid": {}}
 
 
 def same(*names: str) -> dict[str, str]:
@@ -48,6 +48,11 @@ NAMES: dict[str, dict[str, str]] = {
     "falcon_h1": {
         **BAMBA,
         **same("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias", "ssm_multipliers", "mlp_multipliers"),
+    },
+    "granitemoehybrid": {
+        **BAMBA,
+        "num_experts": "num_local_experts",
+        **same("num_experts_per_tok", "shared_intermediate_size", "attention_multiplier", "residual_multiplier"),
     },
     "nemotron_h": {
         "mamba_n_heads": "mamba_num_heads",
@@ -129,6 +134,10 @@ def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         ("nemotron_h", {"n_group": 2}, "n_group"),
         ("nemotron_h", {"n_groups": 3}, "n_groups"),
+        ("granitemoehybrid", {"layer_types": ["mamba"]}, "layer_types"),
+        ("granitemoehybrid", {"position_embedding_type": "learned"}, "position_embedding_type"),
+        ("granitemoehybrid", {"logits_scaling": 0}, "logits_scaling"),
+        ("granitemoehybrid", {"num_experts_per_tok": 9}, "num_experts_per_tok"),
     ],
 )  # fmt: skip
 def test_what_is_not_honoured_is_refused(model_type, fields, message, read):

@@ -41,6 +41,13 @@ _NEMOTRON_H = {
     "time_step_min": 0.65,
 }
 
+_GRANITE_FACTORS = {
+    "embedding_multiplier": 3,
+    "logits_scaling": 0.6,
+    "residual_multiplier": 0.55,
+    "attention_multiplier": 0.2,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
     "falcon_h1-norm-after-gate-biases": (
@@ -94,5 +101,44 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h-no-attention": (
         "nemotron_h",
         {**_NEMOTRON_H, "layers_block_type": ["mamba", "mlp"], "n_groups": 1, "conv_kernel": 3},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **_MAMBA2,
+            **_GRANITE_FACTORS,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 40,
+        },
+    ),
+    "granitemoehybrid-dense-rope-tied": (
+        "granitemoehybrid",
+        {
+            **_MAMBA2,
+            "layer_types": ["attention", "mamba", "mamba"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+            "mamba_n_groups": 1,
+            "time_step_limit": [0.65, 0.72],
+        },
+    ),
+    "granitemoehybrid-biases-no-attention": (
+        "granitemoehybrid",
+        {
+            **_MAMBA2,
+            **_GRANITE_FACTORS,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 4,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_n_heads": 8,
+            "mamba_d_head": "auto",
+            "mamba_d_conv": 3,
+            "attention_bias": True,
+        },
     ),
 }

@@ -1,0 +1,42 @@
+"""Parts that work side by side on the same input, and whose outputs are added.
+
+Shape letters: T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forebay.layers.build import Parts, PartSpec
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import TensorParam
+from forebay.pools.cache_spec import CacheSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SumSpec:
+    """first(x) + second(x)."""
+
+    first: PartSpec
+    second: PartSpec
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.first.params(), *self.second.params())
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return (*self.first.cache_specs(), *self.second.cache_specs())
+
+    def build(self, parts: Parts) -> Sum:
+        return Sum(self, parts)
+
+
+class Sum:
+    def __init__(self, spec: SumSpec, parts: Parts) -> None:
+        self._first = spec.first.build(parts)
+        self._second = spec.second.build(parts)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        return self._first(ctx, x) + self._second(ctx, x)

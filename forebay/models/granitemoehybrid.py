@@ -1,0 +1,68 @@
+"""Granite 4 hybrids: a Mamba-2 mixer or attention, an MLP that all tokens share, and experts beside it in some models.
+
+Constants scale the embeddings, the logits, the attention's scores and what each part adds to the residual stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.blocks import PreNormSpec
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.mlp import MlpSpec
+from forebay.layers.routing import SoftmaxRouterSpec
+from forebay.layers.stacked_moe import StackedMoeSpec
+from forebay.layers.sums import SumSpec
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
+from forebay.models.mamba_mixers import mamba2_spec
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return replace(
+        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
+        embedding_scale=config.extra["embedding_multiplier"],
+        logits_scale=1 / config.extra["logits_scaling"],
+    )
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    shared = MlpSpec(
+        name=f"{layer_name(layer)}.shared_mlp",
+        hidden_size=config.hidden_size,
+        intermediate_size=config.extra["shared_intermediate_size"],
+        names=("input_linear", "output_linear"),
+    )
+    return PreNormSpec(
+        mixer=_mixer(config, layer),
+        mlp=SumSpec(first=_experts(config, layer), second=shared) if config.extra["num_experts"] else shared,
+        mixer_norm=norm_param(config, layer, "input_layernorm"),
+        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
+        norm_eps=config.rms_norm_eps,
+        residual_multiplier=config.extra["residual_multiplier"],
+    )
+
+
+def _mixer(config: ModelConfig, layer: int) -> PartSpec:
+    if config.extra["layer_types"][layer] == "linear_attention":
+        return mamba2_spec(config, f"{layer_name(layer)}.mamba")
+    bias, rope = config.attention_bias, config.extra["position_embedding_type"] == "rope"
+    attention = attention_spec(config, layer, qkv_bias=bias, o_bias=bias, rope=rope)
+    return replace(attention, scale=config.extra["attention_multiplier"])
+
+
+def _experts(config: ModelConfig, layer: int) -> StackedMoeSpec:
+    name, extra = f"{layer_name(layer)}.block_sparse_moe", config.extra
+    return StackedMoeSpec(
+        name=name,
+        router=SoftmaxRouterSpec(
+            name=f"{name}.router.layer",
+            hidden_size=config.hidden_size,
+            num_experts=extra["num_experts"],
+            num_experts_per_tok=extra["num_experts_per_tok"],
+            normalize=True,
+        ),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_experts=extra["num_experts"],
+    )
