@@ -11,6 +11,7 @@ import pytest
 from forebay.cli.main import main
 from forebay.cli.plan import describe_spec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
+from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, NEMOTRON_H_8B
 
 LLAMA_3_8B = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
@@ -93,3 +94,31 @@ def test_what_cannot_be_is_refused_as_serving_would(
 )
 def test_every_kind_of_layer_has_words(spec: CacheSpec, words: str) -> None:
     assert describe_spec(spec) == words
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_parameters", "kv_bytes", "window_bytes", "state_bytes"),
+    [
+        (FALCON_H1_0_5B, 0.521e9, 36 * 2 * 2 * 64 * 2, 0, 36 * (1792 * 3 * 2 + 24 * 64 * 128 * 4)),
+        (NEMOTRON_H_8B, 8.10e9, 4 * 2 * 8 * 128 * 2, 0, 24 * (10240 * 3 * 2 + 128 * 64 * 128 * 4)),
+        (GEMMA_3_27B, 27.0e9, 10 * 2 * 16 * 128 * 2, 52 * 2 * 16 * 128 * 2, 0),
+    ],
+    ids=["falcon-h1-0.5b", "nemotron-h-8b", "gemma-3-27b"],
+)
+def test_published_models_have_their_size_and_keep_what_their_papers_say(
+    shape: dict[str, Any],
+    num_parameters: float,
+    kv_bytes: int,
+    window_bytes: int,
+    state_bytes: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    words = ("--memory", "512GiB", "--mem-fraction-static", "0.9", "--dtype", "bfloat16")
+    found = plan(capsys, str(tmp_path), *words)
+    assert found["num_parameters"] == pytest.approx(num_parameters, rel=0.002)
+    assert found["sizes"]["kv_bytes_per_token"] == kv_bytes
+    assert found["sizes"]["window_bytes_per_token"] == window_bytes
+    assert found["sizes"]["state_bytes"] == state_bytes
+    assert sum(row["num_layers"] for row in found["layers"]) == shape["num_hidden_layers"]

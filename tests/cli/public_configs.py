@@ -1,0 +1,40 @@
+"""The shapes of published models, as facts: field values only, for planning without their weights."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+FALCON_H1_0_5B: Final[dict[str, Any]] = {
+    "model_type": "falcon_h1", "vocab_size": 32784, "hidden_size": 1024, "intermediate_size": 2048,
+    "num_hidden_layers": 36, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64,
+    "max_position_embeddings": 16384, "rope_theta": 1e11, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+    "mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128,
+    "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 128, "mamba_conv_bias": True, "mamba_proj_bias": False,
+    "mamba_rms_norm": False, "mamba_norm_before_gate": False, "mamba_use_mlp": True, "projectors_bias": False,
+}  # fmt: skip
+
+QWEN3_NEXT_80B_A3B: Final[dict[str, Any]] = {
+    "model_type": "qwen3_next", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 5120,
+    "num_hidden_layers": 48, "full_attention_interval": 4, "num_attention_heads": 16, "num_key_value_heads": 2,
+    "head_dim": 256, "partial_rotary_factor": 0.25, "rope_theta": 1e7, "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-6, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "num_experts": 512, "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+    "decoder_sparse_step": 1, "mlp_only_layers": [], "tie_word_embeddings": False,
+}  # fmt: skip
+
+NEMOTRON_H_8B: Final[dict[str, Any]] = {
+    "model_type": "nemotron_h", "vocab_size": 131072, "hidden_size": 4096, "intermediate_size": 21504,
+    "num_hidden_layers": 52, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 8192,
+    "layer_norm_epsilon": 1e-5, "mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8,
+    "conv_kernel": 4, "expand": 2, "chunk_size": 128, "mlp_hidden_act": "relu2", "tie_word_embeddings": False,
+}  # fmt: skip
+
+GEMMA_3_27B: Final[dict[str, Any]] = {
+    "model_type": "gemma3_text", "vocab_size": 262208, "hidden_size": 5376, "intermediate_size": 21504,
+    "num_hidden_layers": 62, "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128,
+    "query_pre_attn_scalar": 168, "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+}  # fmt: skip
