@@ -93,7 +93,7 @@ def _listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]
     given = fields.raw[name]
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise fields.wrong(name, "a list of layer types")
-    types: list[str] = [_OLD_LAYER_TYPES.get(item, item) for item in given]
+    types = [_OLD_LAYER_TYPES[item] if item in _OLD_LAYER_TYPES else item for item in given]
     if not 0 < len(types) <= _MAX_LAYERS or not set(types) <= set(known):
         raise fields.wrong(name, f"a list of {', '.join(known)}")
     return types
