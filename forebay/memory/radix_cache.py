@@ -20,7 +20,7 @@ from forebay.memory.cached_states import CachedStates
 from forebay.memory.cached_windows import CachedWindows
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import NO_PAGES, TOKEN_BYTES, Adoption, Match, Node, Pin, Root
+from forebay.memory.radix_node import NO_PAGES, NOWHERE, TOKEN_BYTES, Adoption, Match, Node, Pin, Root, no_match
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
 from forebay.memory.window_pool import WindowPool
 
@@ -206,7 +206,7 @@ class RadixCache:
     def pin(self, match: Match, namespace: str = "", priority: int = 0) -> Pin:
         """Hold what `match` found (of this very state of the tree): refresh its path, and keep it from eviction."""
         node = match.node
-        if node is _NOWHERE:
+        if node is NOWHERE:
             node = self._root(namespace)
         elif match.inside < len(node.key):
             node = self._split(node, match.inside)
@@ -471,13 +471,6 @@ class RadixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-
-_NOWHERE: Final = Root("")  # where a match ends in a namespace that does not exist yet
-
-
-def no_match(reason: MissReason) -> Match:
-    return Match(_NOWHERE, 0, [], 0, reason, 0, 0, 0)
 
 
 def _shared(key: bytes, position: int, edge: bytes) -> int:

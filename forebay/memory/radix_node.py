@@ -81,9 +81,20 @@ class Match(NamedTuple):
     window_tokens: int
     state_tokens: int
 
+    def given_up(self) -> Match:
+        """What to go on with when the state it ends at cannot be kept: nothing."""
+        return self._replace(node=NOWHERE, inside=0, chunks=[], num_tokens=0, reason=MissReason.STATE_MISSING)
+
     @property
     def pages(self) -> Ids:
         return np.concatenate(self.chunks) if self.chunks else NO_PAGES
+
+
+NOWHERE: Final = Root("")  # where a match ends in a namespace that does not exist yet
+
+
+def no_match(reason: MissReason) -> Match:
+    return Match(NOWHERE, 0, [], 0, reason, 0, 0, 0)
 
 
 @dataclass(slots=True, eq=False)

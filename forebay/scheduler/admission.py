@@ -15,8 +15,7 @@ import numpy as np
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_cache import no_match
-from forebay.memory.radix_node import Match
+from forebay.memory.radix_node import Match, no_match
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
@@ -117,8 +116,8 @@ class AdmissionPass:
                 match = no_match(MissReason.NONE) if num_kept else held.match(req)
                 if not num_kept and self._follows(req, match.num_tokens):
                     continue
-                report = self._report(req, match)
-                if not self._admit(req, match, waiting):
+                admitted = self._admit(req, match, waiting)
+                if admitted is None:
                     if req.overtaken >= MAX_OVERTAKES:
                         return
                     passed.append(req)
@@ -126,12 +125,12 @@ class AdmissionPass:
                 for earlier in passed:
                     earlier.overtaken += 1
                 budget -= req.extend_target - req.kv_len
-                yield req, report
+                yield req, self._report(req, admitted)
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         differs_at, there = self._held.cache.differs(req.key(len(req.tokens)), req.namespace)
         return CacheReport(
-            cached_tokens=self._held.kept.num_tokens(req) or match.num_tokens,
+            cached_tokens=req.kv_len,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
             window_tokens=match.window_tokens,
@@ -165,9 +164,15 @@ class AdmissionPass:
             and leader.tokens[:start] == req.tokens[:start]
         )
 
-    def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> bool:
+    def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> Match | None:
+        """Admit the request if there is room; with which hit, None for no room."""
         held = self._held
         pin = held.pin(req, match)
+        if not held.can_have_states and match.num_tokens:
+            # The state it would go on from takes the slot that it needs for its own: better to start than to wait.
+            held.unpin(pin, match)
+            match = match.given_up()
+            pin = held.pin(req, match)
         need, growth = held.pages_to_admit(req, pin), self._growth(req)
         reserve = 0 if self._alone else self._promised + growth
         if (
@@ -176,12 +181,12 @@ class AdmissionPass:
             or (req.num_retractions >= MAX_RETRACTIONS and not self._alone)
         ):
             held.unpin(pin, match)
-            return False
+            return None
         held.admit(req, match, pin, self._branches(req, match, waiting))
         self._promised += growth
         self._alone = False
         self._leaders.append(req)
-        return True
+        return match
 
     def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""

@@ -16,8 +16,8 @@ from forebay.memory.footprint import footprint, tracking_slots
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_cache import RadixCache, no_match
-from forebay.memory.radix_node import Match, Pin
+from forebay.memory.radix_cache import RadixCache
+from forebay.memory.radix_node import Match, Pin, no_match
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, Holder, Ids, Slots, as_ids
 from forebay.memory.window_pool import WindowPool
@@ -210,7 +210,7 @@ class Residencies:
         self.grow(batch, active)
         batch.prepare_for_decode(active)
         if self.states:
-            self.states.decode(batch, active, self.last_launched + 1)
+            self.states.decode(batch, active, self.last_launched + 1, self.last_committed)
 
     def launched(self, step: int) -> None:
         """The plan of `step` is complete."""

@@ -107,18 +107,21 @@ class StateKeeper:
         self.num_taken += 1
         return self.pool.take_one(req.id)
 
-    def decode(self, batch: ScheduleBatch, active: Ids | None, step: int) -> None:
-        """`step` decodes the requests (at the indices `active`); some reach a length at which they are tracked."""
+    def decode(self, batch: ScheduleBatch, active: Ids | None, step: int, committed: int) -> None:
+        """`step` decodes the requests (at the indices `active`), some of which reach a length at which they are
+        tracked; `committed` is the last step that has completed."""
         if not (self._extra_buffer and self._config.radix_cache):
             return
         lens = batch.seq_lens_cpu
         due = lens % self._config.state.track_interval == 0
         for i in np.flatnonzero(due).tolist() if active is None else active[due[active]].tolist():
             req, length = batch.reqs[i], int(lens[i])
-            assert req.tracking is not None
-            slot = req.tracking.next_buffer()
+            tracking = req.tracking
+            assert tracking is not None
+            tracking.complete(committed)
+            slot = tracking.next_buffer()
             if slot is not None:
-                req.tracking.track(Snapshot(step, length, slot))
+                tracking.track(Snapshot(step, length, slot))
                 self._snapshots.append((req.req_pool_idx, length, slot))
                 self.num_taken += 1
 

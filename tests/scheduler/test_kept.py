@@ -1,0 +1,81 @@
+"""Retracted requests that keep their memory on the host (C26)."""
+
+import pytest
+
+from forebay.base.errors import EngineError
+from forebay.config.engine_config import StateConfig
+from forebay.requests.request import Status
+from tests.scheduler.rig import Rig
+
+
+def pressed(depth: int = 0, *, host_bytes: int = 1 << 20, worth: int = 100, **state) -> Rig:
+    """Two requests of which only one can finish at a time."""
+    kept = StateConfig(page_bytes=10, retraction_host_bytes=host_bytes, recompute_bytes_per_token=worth, **state)
+    rig = Rig(page_size=1, num_pages=16, schedule_conservativeness=0.01, depth=depth, overlap_depth=depth, state=kept)
+    rig.add(4, max_new=9)
+    rig.add(4, max_new=9)
+    return rig
+
+
+def retract(rig: Rig):
+    while not rig.scheduler.counters.get("retractions"):
+        rig.step()
+    return rig.reqs[2]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("slots", [0, 12])
+def test_c26_what_was_kept_comes_back_and_nothing_is_computed_twice(depth, slots):
+    rig = pressed(depth, num_slots=slots, slot_bytes=20)
+    req = retract(rig)
+    rig.run()
+    (save,) = [kept for plan in rig.plans for kept in plan.saves]
+    (load,) = [kept for plan in rig.plans for kept in plan.loads]
+    assert save.request_id == load.request_id == req.id
+    assert len(save.pages) == len(load.pages)
+    assert (save.state_slot > 0) == (load.state_slot > 0) == (slots > 0)
+    resumed = next(plan for plan in rig.plans if plan.loads)
+    assert resumed.q_lens[0] == 1
+    assert load.state_slot not in resumed.clears
+    assert len(rig.tokens_of(req)) == 9
+    assert rig.scheduler.counters["retractions_kept"] == 1
+    assert rig.scheduler.held.kept.num_bytes == 0
+
+
+@pytest.mark.parametrize(("host_bytes", "worth"), [(50, 100), (1 << 20, 9)])
+def test_c26_without_room_or_where_copying_takes_longer_it_computes_again(host_bytes, worth):
+    rig = pressed(host_bytes=host_bytes, worth=worth)
+    req = retract(rig)
+    rig.run()
+    assert not any(plan.saves or plan.loads for plan in rig.plans)
+    assert len(rig.tokens_of(req)) == 9
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_an_aborted_request_drops_its_copy(depth):
+    rig = pressed(depth)
+    req = retract(rig)
+    rig.step()
+    assert req.status is Status.WAITING
+    rig.scheduler.abort(req.id, rig.now)
+    rig.run()
+    planned = [kept.request_id for plan in rig.plans for kept in plan.saves]
+    dropped = [id for plan in rig.plans for id in plan.drops]
+    assert planned == dropped == [req.id]
+    assert rig.scheduler.held.kept.num_bytes == 0
+
+
+def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
+    rig = pressed()
+    while not rig.scheduler.counters.get("retractions"):
+        plan = rig.launch()
+        if not plan.saves:
+            rig.commit()
+    req = rig.reqs[2]
+    assert plan.saves
+    rig.flights.clear()
+    rig.scheduler.fail(plan, EngineError("broken"), rig.now)
+    assert rig.scheduler.held.kept.num_tokens(req) == 0
+    rig.run()
+    assert len(rig.tokens_of(req)) == 9
+    assert not any(plan.loads for plan in rig.plans)

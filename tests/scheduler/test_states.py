@@ -1,0 +1,191 @@
+"""Recurrent states: what a step begins with, which snapshots it takes, and what becomes of them (C6, C18)."""
+
+import numpy as np
+import pytest
+
+from forebay.base.errors import EngineError
+from forebay.config.engine_config import StateConfig, StateStrategy
+from forebay.memory.slots import CACHE
+from forebay.requests.step_plan import StepPlan
+from forebay.requests.updates import MissReason
+from tests.scheduler.rig import Rig
+
+
+def hybrid(depth: int = 0, *, slots: int = 24, strategy=StateStrategy.EXTRA_BUFFER, track: int = 4, **changes) -> Rig:
+    changes.setdefault("page_size", 1 if strategy is StateStrategy.NO_BUFFER else 4)
+    state = StateConfig(num_slots=slots, strategy=strategy, track_interval=track, checkpoint_interval=1000)
+    return Rig(depth=depth, state=state, overlap_depth=depth, **changes)
+
+
+def snapshots(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return list(zip(plan.snap_seqs.tolist(), plan.snap_lens.tolist(), plan.snap_slots.tolist(), strict=True))
+
+
+def test_c6_a_new_request_begins_with_a_cleared_slot_of_its_own():
+    rig = hybrid()
+    rig.add(5)
+    rig.add(5)
+    plan = rig.step()
+    assert sorted(plan.clears.tolist()) == sorted(plan.state_slots.tolist())
+    assert len(set(plan.state_slots.tolist())) == 2
+    assert 0 not in plan.state_slots
+    decode = rig.step()
+    assert decode.state_slots.tolist() == plan.state_slots.tolist()
+    assert len(decode.clears) == len(decode.copy_src) == 0
+
+
+def test_c18_a_hit_copies_the_cached_state_and_clears_nothing():
+    rig = hybrid()
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    second = rig.add([*range(20), 50], max_new=1)
+    plan = rig.step()
+    assert (plan.copy_dst.tolist(), len(plan.clears)) == (plan.state_slots.tolist(), 0)
+    assert rig.scheduler.held.states.pool.owner[plan.copy_src] == CACHE
+    assert plan.q_lens.tolist() == [1], "the first request ended at a page's end, and its live state was kept"
+    assert second.cache_report.state_tokens == 20
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
+    rig = hybrid(depth)
+    rig.add(list(range(20)), max_new=2)
+    plan = rig.launch()
+    (_, length, slot) = snapshots(plan)[-1]
+    pool, states = rig.scheduler.held.states.pool, rig.scheduler.held.cache.states
+    assert (length, states.num_states) == (16, 0)
+    assert pool.owner[slot] == 1
+    rig.commit()
+    assert states.num_states == 1
+    assert pool.owner[slot] == CACHE
+
+
+def test_c20_kv_without_a_state_is_computed_again_and_a_state_kept_there():
+    rig = hybrid()
+    rig.add(list(range(30)), max_new=1)
+    rig.run()
+    branch = rig.add([*range(14), *range(60, 80)], max_new=1)
+    plan = rig.step()
+    report = branch.cache_report
+    assert (report.cached_tokens, report.kv_tokens, report.state_tokens) == (0, 12, 0)
+    assert report.miss_reason is MissReason.STATE_MISSING
+    assert (report.differs_at, report.token_here, report.token_there) == (14, 60, 14)
+    assert [length for _, length, _ in snapshots(plan)] == [12, 32]
+    rig.run()
+    again = rig.add([*range(14), *range(80, 99)], max_new=1)
+    rig.run()
+    assert again.cache_report.cached_tokens == 12
+
+
+def test_a_prompt_waits_for_one_under_way_that_will_leave_a_state_where_they_part():
+    rig = hybrid(chunked_prefill_size=16, context_length=128, num_pages=100)
+    rig.add([*range(40), 90, 91, 92, 93, 94], max_new=1)
+    second = rig.add([*range(40), 95, 96, 97, 98, 99], max_new=1)
+    plan = rig.step()
+    assert plan.num_extends == 1
+    rig.run()
+    assert second.cache_report.cached_tokens == 40
+
+
+def test_a_decoding_request_tracks_its_state_and_the_next_turn_goes_on_from_it():
+    rig = hybrid(sample=lambda row: 500, track=8)
+    first = rig.add(list(range(10)), max_new=19)
+    rig.run()
+    tracked = [n for plan in rig.plans for _, n, _ in snapshots(plan)]
+    assert tracked == [8, 16, 24]
+    turn = rig.add([*range(10), *rig.tokens_of(first), 60, 61], max_new=1)
+    rig.run()
+    assert turn.cache_report.cached_tokens == 28, "it ended at a page's end: the live state itself was kept"
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_the_live_one(depth):
+    rig = hybrid(depth, sample=lambda row: 500, track=4)
+    first = rig.add(list(range(7)), max_new=30)
+    while first.num_output < 10:
+        rig.step()
+    live, held = first.tracking.live, rig.scheduler.held
+    rig.scheduler.abort(first.id, rig.now)
+    rig.run()
+    assert (held.states.pool.owner[live] == CACHE) == (depth == 0)
+    assert held.states.cached.num_states == held.states.pool.capacity - held.states.pool.num_free
+    again = rig.add([*range(7), *[500] * 10], max_new=1)
+    rig.run()
+    assert again.cache_report.cached_tokens == 16
+
+
+def test_c3_tracking_slots_are_two_with_overlap_and_one_without():
+    for depth, width in ((0, 1), (1, 2)):
+        mapping = hybrid(depth).scheduler.held.rows.req_index_to_mamba_ping_pong_track_buffer_mapping
+        assert mapping.shape[1] == width
+
+
+def test_no_buffer_ends_chunks_at_checkpoints_and_copies_the_state_before_the_next():
+    rig = hybrid(strategy=StateStrategy.NO_BUFFER, context_length=128, num_pages=128)
+    rig.add(list(range(60)), max_new=3, checkpoints=[10])
+    first, second, third = rig.step(), rig.step(), rig.step()
+    assert [int(plan.q_lens[0]) for plan in (first, second, third)] == [10, 49, 1]
+    assert len(first.copy_src) == 0
+    assert second.copy_src.tolist() == third.copy_src.tolist() == first.state_slots.tolist()
+    assert all(len(plan.snap_slots) == 0 for plan in rig.plans)
+    rig.run()
+    for prompt, cached in ((range(60), 59), ([*range(10), 99], 10), ([*range(60), 1000, 1000, 1], 62)):
+        req = rig.add(list(prompt), max_new=1)
+        rig.run()
+        assert req.cache_report.cached_tokens == cached
+
+
+def test_a_hit_is_given_up_when_its_state_is_the_only_slot_that_could_be_had():
+    rig = hybrid(slots=2, max_running_requests=1)
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    req = rig.add([*range(20), 50], max_new=2)
+    rig.run()
+    assert len(rig.tokens_of(req)) == 2
+    assert req.cache_report.cached_tokens == 0
+    assert req.cache_report.miss_reason is MissReason.STATE_MISSING
+
+
+def test_snapshots_that_cannot_have_a_slot_are_skipped_and_counted():
+    rig = hybrid(slots=2, max_running_requests=1)
+    rig.add(list(range(20)), max_new=2)
+    plan = rig.step()
+    assert len(plan.snap_slots) == 0
+    assert rig.scheduler.state(0.0).counters["checkpoints.skipped"] == 1
+    rig.run()
+
+
+def test_c8_an_aborted_prompt_gives_back_every_slot():
+    rig = hybrid(1, chunked_prefill_size=8)
+    req = rig.add(list(range(40)), max_new=1)
+    rig.launch()
+    rig.launch()
+    rig.scheduler.abort(req.id, rig.now)
+    rig.scheduler.audit()
+    rig.run()
+    held = rig.scheduler.held
+    assert held.states.pool.num_free + held.states.cached.num_states == 24
+
+
+def test_a_failed_step_leaves_nothing_behind():
+    rig = hybrid()
+    rig.add(list(range(40)), max_new=1)
+    plan = rig.launch()
+    rig.flights.clear()
+    rig.scheduler.fail(plan, EngineError("broken"), rig.now)
+    rig.scheduler.audit()
+    assert rig.scheduler.held.states.pool.num_free == 24
+    assert rig.scheduler.held.cache.num_pages == 0
+
+
+def test_c7_a_prefill_pass_opens_exactly_one_group(monkeypatch):
+    rig = hybrid(max_running_requests=6, slots=40)
+    opened = []
+    pool = rig.scheduler.held.states.pool
+    begin = pool.alloc_group_begin
+    monkeypatch.setattr(pool, "alloc_group_begin", lambda n: (opened.append(n), begin(n)))
+    for _ in range(5):
+        rig.add(4, max_new=1)
+    rig.launch()
+    assert opened == [10], "five requests with a live and a tracking slot each"
+    assert np.count_nonzero(pool.owner > 0) == 10

@@ -1,0 +1,98 @@
+"""Sliding windows: pages come with the tokens and go as the window moves."""
+
+import pytest
+
+from forebay.config.engine_config import StateConfig
+from forebay.memory.footprint import window_pages_in_flight, window_pages_per_request
+from forebay.requests.step_plan import StepPlan
+from tests.scheduler.rig import Rig
+
+WINDOW = 8
+
+
+def windowed(depth: int = 0, *, rows: int = 2, chunk: int = 64, **changes) -> Rig:
+    """With as few window pages as the rows can need at most."""
+    needed = rows * window_pages_per_request(WINDOW, 4, depth) + window_pages_in_flight(chunk, 4, depth)
+    state = StateConfig(num_window_pages=needed, window=WINDOW)
+    changes = {"context_length": 200, "num_pages": 100, **changes}
+    return Rig(
+        depth=depth, overlap_depth=depth, max_running_requests=rows, chunked_prefill_size=chunk, state=state, **changes
+    )
+
+
+def writes(plan: StepPlan) -> dict[int, int]:
+    return dict(zip(plan.map_pages.tolist(), plan.map_windows.tolist(), strict=True))
+
+
+def test_every_token_has_a_window_location_beside_its_own():
+    rig = windowed()
+    rig.add(10, max_new=6)
+    while not rig.scheduler.idle:
+        plan = rig.step()
+        if plan is None:
+            continue
+        pool = rig.plans and rig.scheduler.held.windows.pool
+        assert len(plan.out_window_loc) == plan.num_tokens
+        assert (plan.out_window_loc >= pool.page_size).all(), "the padding page is nobody's"
+        assert (plan.out_window_loc % 4 == plan.out_cache_loc % 4).all()
+
+
+def test_a_long_decode_holds_no_more_than_its_window():
+    rig = windowed(rows=1)
+    rig.add(6, max_new=120)
+    pool = rig.scheduler.held.windows.pool
+    for _ in range(100):
+        rig.step()
+        held = pool.slots.capacity - pool.slots.num_free - pool.num_cached
+        assert held <= window_pages_per_request(WINDOW, 4, 0)
+    rig.run()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("chunk", [5, 16, 64])
+def test_the_least_number_of_window_pages_is_enough(depth, chunk):
+    rig = windowed(depth, rows=3, chunk=chunk)
+    for i in range(9):
+        rig.add(17 * i % 60 + 3, max_new=3 * i + 1)
+    rig.run(2000)
+    assert all(rig.finish_of(req) for req in rig.reqs.values())
+
+
+def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
+    rig = windowed()
+    rig.add(list(range(24)), max_new=1)
+    rig.run()
+    pool = rig.scheduler.held.windows.pool
+    second = rig.add([*range(24), 60, 61], max_new=14)
+    rig.step()
+    assert second.cache_report.cached_tokens == 24
+    assert pool.num_locked == 2
+    for kv_len, locked in ((26, 2), (27, 1), (30, 1), (31, 0)):
+        while len(second.tokens) <= kv_len:
+            rig.step()
+        rig.launch()  # decides what a query at position kv_len still reads
+        assert pool.num_locked == locked
+        rig.commit()
+    rig.run()
+
+
+def test_windows_that_were_evicted_are_computed_again_and_kept():
+    rig = windowed(rows=1, chunk=16)
+    rig.add(list(range(40)), max_new=1)
+    rig.run()
+    rig.scheduler.held.cache.windows.evict(100)
+    again = rig.add([*range(40), 1], max_new=1)
+    rig.run()
+    report = again.cache_report
+    assert (report.cached_tokens, report.kv_tokens, report.window_tokens) == (0, 40, 0)
+    third = rig.add([*range(40), 2], max_new=1)
+    rig.run()
+    assert third.cache_report.cached_tokens == 40
+
+
+def test_the_device_is_told_of_each_new_window_page_once():
+    rig = windowed()
+    rig.add(10, max_new=4)
+    first = rig.step()
+    assert sorted(writes(first)) == sorted(first.write_pages.tolist())
+    assert writes(rig.step()) == {}
