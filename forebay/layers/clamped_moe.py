@@ -74,4 +74,4 @@ class ClampedMoe:
 
 def _halves_from_turns(x: Tensor) -> Tensor:
     """[.., 2I], the first of each pair before all the second ones."""
-    return x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
+    return x.view(*x.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts
@@ -100,7 +101,9 @@ class SigmoidRouter:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         spec = self._spec
-        scores = self._ops.linear_f32(x, self._logits).sigmoid()
+        logits = self._ops.linear_f32(x, self._logits)
+        # torch's own sigmoid gives other bits to the last few entries of a tensor than to the rest: to other tokens.
+        scores = self._ops.mul_sigmoid(torch.ones_like(logits), logits)
         chosen_by = scores if self._corrections is None else scores + self._corrections
         ids = chosen_by.topk(spec.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(1, ids)
