@@ -18,6 +18,7 @@ MOE: Final = "moe"
 _OLD_LAYER_TYPES: Final = {"mamba": MAMBA, "attention": FULL}
 
 _MAX_LAYERS: Final = 4096
+_MAX_WIDTH: Final = 8  # the native convolution's
 _INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
 
 
@@ -54,7 +55,7 @@ def _expanded(fields: Fields) -> int:
 
 
 def _width(fields: Fields, name: str) -> int:
-    width = fields.size(name, default=4, most=64)
+    width = fields.size(name, default=4, most=_MAX_WIDTH)
     if width < 2:
         raise fields.wrong(name, "at least 2")
     return width
@@ -93,7 +94,7 @@ def _listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]
     given = fields.raw[name]
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise fields.wrong(name, "a list of layer types")
-    types = [_OLD_LAYER_TYPES[item] if item in _OLD_LAYER_TYPES else item for item in given]
+    types = [str(_OLD_LAYER_TYPES.get(item, item)) for item in given]
     if not 0 < len(types) <= _MAX_LAYERS or not set(types) <= set(known):
         raise fields.wrong(name, f"a list of {', '.join(known)}")
     return types
@@ -247,10 +248,81 @@ def _count(fields: Fields, name: str, *, default: int) -> int:
     return 0 if fields.raw.get(name) == 0 else fields.size(name, default=default)
 
 
+_MAMBA_POSITIONS: Final = 1 << 17
+"""Positions of a model whose configuration has no limit, since its state has no room for one: 131,072. The published
+ones were trained on 2,048 to 8,192 tokens, so that it is memory for the page tables, not the model, that this bounds.
+"""
+
+
+def _parse_mamba2(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    values = _mixers_only(kind, fields)
+    heads, head_dim = fields.size("num_heads", default=128), fields.size("head_dim", default=64)
+    intermediate = fields.size("expand", default=2, most=1024) * values["hidden_size"]
+    if heads * head_dim != intermediate:
+        raise fields.wrong("num_heads", f"such that with a head_dim of {head_dim} there are {intermediate} channels")
+    values["extra"] |= {
+        "mamba_n_heads": heads,
+        "mamba_d_head": head_dim,
+        "mamba_n_groups": _groups(fields, "n_groups", heads, default=8),
+        "mamba_d_state": fields.size("state_size", default=128),
+        "time_step_limit": _dt_limit(fields),
+    }
+    return values
+
+
+def _parse_mamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    values = _mixers_only(kind, fields)
+    hidden_size = values["hidden_size"]
+    intermediate = fields.size("expand", default=2, most=1024) * hidden_size
+    values["extra"] |= {
+        "mamba_intermediate_size": fields.size("intermediate_size", default=intermediate),
+        "mamba_d_state": fields.size("state_size", default=16),
+        "mamba_dt_rank": _rank(fields, "time_step_rank", hidden_size),
+    }
+    return values
+
+
+def _parse_falcon_mamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    values = _parse_mamba(kind, fields)
+    values["extra"]["mixer_rms_eps"] = fields.number("mixer_rms_eps", default=1e-6)
+    return values
+
+
+def _rank(fields: Fields, name: str, hidden_size: int) -> int:
+    return math.ceil(hidden_size / 16) if fields.raw.get(name) in (None, "auto") else fields.size(name)
+
+
+def _mixers_only(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    """Models without attention, and without anything else but mixers."""
+    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    return {
+        "vocab_size": fields.size("vocab_size"),
+        "hidden_size": fields.size("hidden_size"),
+        "intermediate_size": 0,
+        "num_layers": num_layers,
+        "num_heads": 0,
+        "num_kv_heads": 0,
+        "head_dim": 0,
+        "max_position_embeddings": fields.size("max_position_embeddings", default=_MAMBA_POSITIONS),
+        "rms_norm_eps": fields.number("layer_norm_epsilon", default=1e-5),
+        "rope_theta": 0.0,
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=kind.tied),
+        "extra": {
+            "layer_types": [MAMBA] * num_layers,
+            "mamba_d_conv": _width(fields, "conv_kernel"),
+            "mamba_conv_bias": fields.flag("use_conv_bias", default=True),
+            "mamba_proj_bias": fields.flag("use_bias", default=False),
+        },
+    }
+
+
 TYPES: Final[Mapping[str, ModelType]] = {
     "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
     "granitemoehybrid": ModelType(
         kv_heads_default=True, honours=frozenset(_GRANITE_FACTORS), parse=_parse_granitemoehybrid
     ),
+    "mamba": ModelType(tied=True, parse=_parse_mamba),
+    "mamba2": ModelType(parse=_parse_mamba2),
+    "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba),
     "nemotron_h": ModelType(head_dim=128, parse=_parse_nemotron_h),
 }

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
+from forebay.layers.mamba1 import Mamba1Spec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
-from forebay.layers.params import tensor, vector
+from forebay.layers.params import TensorParam, tensor, vector
 from forebay.models.decoder import DecoderSpec, decoder_spec
 
 
@@ -23,6 +24,10 @@ def backbone_decoder(config: ModelConfig, blocks: Sequence[BlockSpec]) -> Decode
 
 def backbone_layer(layer: int) -> str:
     return f"backbone.layers.{layer}"
+
+
+def backbone_norm(config: ModelConfig, layer: int) -> TensorParam:
+    return vector(f"{backbone_layer(layer)}.norm.weight", config.hidden_size)
 
 
 def mamba2_spec(config: ModelConfig, name: str) -> Mamba2Spec:
@@ -41,4 +46,19 @@ def mamba2_spec(config: ModelConfig, name: str) -> Mamba2Spec:
         conv_bias=extra["mamba_conv_bias"],
         out_bias=extra["mamba_proj_bias"],
         dt_limit=extra["time_step_limit"],
+    )
+
+
+def mamba1_spec(config: ModelConfig, name: str) -> Mamba1Spec:
+    """Without norms within the mixer."""
+    extra = config.extra
+    return Mamba1Spec(
+        name=name,
+        hidden_size=config.hidden_size,
+        intermediate_size=extra["mamba_intermediate_size"],
+        state_size=extra["mamba_d_state"],
+        rank=extra["mamba_dt_rank"],
+        width=extra["mamba_d_conv"],
+        bias=extra["mamba_proj_bias"],
+        conv_bias=extra["mamba_conv_bias"],
     )

@@ -7,11 +7,10 @@ from dataclasses import replace
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.blocks import SingleSpec
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.layers.params import vector
 from forebay.layers.relu2 import Relu2MlpSpec, Relu2MoeSpec
 from forebay.layers.routing import SigmoidRouterSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
-from forebay.models.mamba_mixers import backbone_decoder, backbone_layer, mamba2_spec
+from forebay.models.mamba_mixers import backbone_decoder, backbone_layer, backbone_norm, mamba2_spec
 
 
 def describe(config: ModelConfig) -> DecoderSpec:
@@ -21,7 +20,7 @@ def describe(config: ModelConfig) -> DecoderSpec:
 def _block(config: ModelConfig, layer: int) -> BlockSpec:
     return SingleSpec(
         mixer=_mixer(config, layer),
-        norm=vector(f"{backbone_layer(layer)}.norm.weight", config.hidden_size),
+        norm=backbone_norm(config, layer),
         norm_eps=config.rms_norm_eps,
     )
 

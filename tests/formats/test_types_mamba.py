@@ -25,7 +25,7 @@ GIVEN: dict[str, Any] = {
 }
 
 # The fields without which transformers' defaults for a type contradict GIVEN.
-NEEDED: dict[str, dict[str, Any]] = {"falcon_h1": {}, "nemotron_h": {}, "granitemoehybrid": {}}
+NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {"mamba2": {"num_heads": 16, "head_dim": 8}}
 
 
 def same(*names: str) -> dict[str, str]:
@@ -43,6 +43,15 @@ BAMBA = same(
     "time_step_limit",
 )
 
+MAMBA1 = {
+    "mamba_intermediate_size": "intermediate_size",
+    "mamba_d_state": "state_size",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_dt_rank": "time_step_rank",
+    "mamba_conv_bias": "use_conv_bias",
+    "mamba_proj_bias": "use_bias",
+}
+
 # What we call a type's own fields, and what transformers' configuration does.
 NAMES: dict[str, dict[str, str]] = {
     "falcon_h1": {
@@ -53,6 +62,18 @@ NAMES: dict[str, dict[str, str]] = {
         **BAMBA,
         "num_experts": "num_local_experts",
         **same("num_experts_per_tok", "shared_intermediate_size", "attention_multiplier", "residual_multiplier"),
+    },
+    "mamba": MAMBA1,
+    "falcon_mamba": {**MAMBA1, **same("mixer_rms_eps")},
+    "mamba2": {
+        "mamba_n_heads": "num_heads",
+        "mamba_d_head": "head_dim",
+        "mamba_n_groups": "n_groups",
+        "mamba_d_state": "state_size",
+        "mamba_d_conv": "conv_kernel",
+        "mamba_conv_bias": "use_conv_bias",
+        "mamba_proj_bias": "use_bias",
+        "time_step_limit": "time_step_limit",
     },
     "nemotron_h": {
         "mamba_n_heads": "mamba_num_heads",
@@ -72,7 +93,7 @@ NAMES: dict[str, dict[str, str]] = {
         ),
     },
 }
-EPSILON = {"nemotron_h": "layer_norm_epsilon"}
+EPSILON = dict.fromkeys(["nemotron_h", "mamba", "mamba2", "falcon_mamba"], "layer_norm_epsilon")
 
 
 @pytest.fixture
@@ -134,6 +155,11 @@ def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         ("nemotron_h", {"n_group": 2}, "n_group"),
         ("nemotron_h", {"n_groups": 3}, "n_groups"),
+        ("mamba2", {"num_heads": 3}, "num_heads"),
+        ("mamba2", {"n_groups": 3}, "n_groups"),
+        ("mamba", {"conv_kernel": 9}, "conv_kernel"),
+        ("mamba", {"time_step_rank": "large"}, "time_step_rank"),
+        ("mamba", {"hidden_act": "gelu"}, "hidden_act"),
         ("granitemoehybrid", {"layer_types": ["mamba"]}, "layer_types"),
         ("granitemoehybrid", {"position_embedding_type": "learned"}, "position_embedding_type"),
         ("granitemoehybrid", {"logits_scaling": 0}, "logits_scaling"),

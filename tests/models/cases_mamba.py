@@ -48,6 +48,8 @@ _GRANITE_FACTORS = {
     "attention_multiplier": 0.2,
 }
 
+_MAMBA2_ALONE = {"head_dim": 24, "state_size": 16, "expand": 2, "chunk_size": 8}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
     "falcon_h1-norm-after-gate-biases": (
@@ -140,5 +142,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_d_conv": 3,
             "attention_bias": True,
         },
+    ),
+    "mamba2": ("mamba2", {**_MAMBA2_ALONE, "num_heads": 4, "n_groups": 2}),
+    "mamba2-biases-tied": (
+        "mamba2",
+        {
+            **_MAMBA2_ALONE,
+            "num_heads": 12,
+            "head_dim": 8,
+            "n_groups": 1,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "tie_word_embeddings": True,
+            "time_step_limit": [0.65, 0.72],
+        },
+    ),
+    "mamba": ("mamba", {"state_size": 8, "intermediate_size": 96}),
+    "mamba-biases-untied": (
+        "mamba",
+        {
+            "state_size": 5,
+            "intermediate_size": 72,
+            "time_step_rank": 7,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "conv_kernel": 2,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "falcon_mamba": ("falcon_mamba", {"state_size": 8, "intermediate_size": 96, "mixer_rms_eps": 1e-3}),
+    "falcon_mamba-biases": (
+        "falcon_mamba",
+        {"state_size": 16, "intermediate_size": 48, "use_bias": True, "time_step_rank": 12, "conv_kernel": 5},
     ),
 }
