@@ -19,9 +19,9 @@ from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Pin, no_match
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import PAD, Holder, Ids, Slots, as_ids
+from forebay.memory.slots import PAD, Ids, Slots, as_ids
 from forebay.memory.window_pool import WindowPool
-from forebay.requests.request import Request, Status
+from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import Kept
 from forebay.scheduler.kept import KeptOnHost
@@ -398,41 +398,10 @@ class Residencies:
 
     # -- checking -------------------------------------------------------------------------------------------------
 
-    def audit(self, reqs: Iterable[Request]) -> None:
-        """Raise LedgerError (or fail an assertion) unless every row, page, window page and state slot has exactly one
-        holder (C8)."""
-        rows: list[int] = []
-        pins: list[Pin] = []
-        pages: list[Holder] = []
-        windows: list[Holder] = []
-        slots: list[Holder] = []
-        for req in reqs:
-            assert req.status in (Status.EXTENDING, Status.DECODING), f"{req} holds nothing"
-            assert req.pin is not None, f"{req} has no pin"
-            rows.append(req.req_pool_idx)
-            pins.append(req.pin)
-            own = self.rows.pages(req.req_pool_idx, req.pin.num_pages, req.num_pages)
-            pages.append(Holder(req.id, own))
-            windows += [self._windows_of(req.id, own)] if self.windows else []
-            slots += [self.states.holder(req)] if self.states else []
-        for leaving in self._leaving:
-            rows += [leaving.row] if leaving.row != PAD else []
-            pins += [leaving.pin] if leaving.pin else []
-            pages.append(Holder(leaving.request_id, leaving.pages))
-            windows.append(Holder(leaving.request_id, leaving.window_pages))
-            slots.append(Holder(leaving.request_id, leaving.state_slots))
-        self.rows.audit(rows)
-        self.cache.check(pins)
-        self.kv.audit([*_by_owner(pages), *self.cache.holders()])
-        if self.windows:
-            self.windows.pool.slots.audit([*_by_owner(windows), *self.cache.window_holders()])
-        if self.states:
-            self.states.pool.audit([*_by_owner(slots), *self.cache.state_holders()])
-
-    def _windows_of(self, request_id: int, own: Ids) -> Holder:
-        assert self.windows is not None
-        ids = self.windows.pool.full_to_window[own]
-        return Holder(request_id, ids[ids != PAD].astype(np.int64))
+    @property
+    def leaving(self) -> Iterable[Leaving]:
+        """What has been let go of and is not released yet."""
+        return self._leaving
 
     @property
     def pools(self) -> list[tuple[Slots, int]]:
@@ -454,11 +423,3 @@ class Residencies:
                     slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
                 num_lost += len(lost)
         return num_lost
-
-
-def _by_owner(holders: Iterable[Holder]) -> list[Holder]:
-    """One holder for each owner: a request may have let go of something and hold more."""
-    own: dict[int, list[Ids]] = {}
-    for holder in holders:
-        own.setdefault(holder.owner, []).append(holder.ids)
-    return [Holder(owner, np.concatenate(ids)) for owner, ids in own.items() if owner != PAD]

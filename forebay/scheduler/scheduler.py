@@ -22,6 +22,7 @@ from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
+from forebay.scheduler.audit import audit
 from forebay.scheduler.door import check_fits, check_room
 from forebay.scheduler.plan_builder import build_plan
 from forebay.scheduler.policy import rank, victim
@@ -352,9 +353,7 @@ class Scheduler:
             self.extending.remove(req)
             return
         i = self.running.index_of(req)
-        req.kv_len = int(self.running.seq_lens_cpu[i])
-        req.num_pages = ceil_div(req.kv_len, self.config.page_size)
-        req.window_start = int(self.running.window_starts_cpu[i])
+        self._learn(i)
         self.running.filter_batch(np.delete(np.arange(len(self.running)), i))
 
     # -- looking after itself -------------------------------------------------------------------------------------
@@ -365,12 +364,19 @@ class Scheduler:
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
-        self._learn_page_counts()
-        self.held.audit([*self.running.reqs, *self.extending])
+        self._learn_holdings()
+        audit(self.held, [*self.running.reqs, *self.extending])
 
-    def _learn_page_counts(self) -> None:
-        for req, seq_len in zip(self.running.reqs, self.running.seq_lens_cpu.tolist(), strict=True):
-            req.num_pages = ceil_div(seq_len, self.config.page_size)
+    def _learn_holdings(self) -> None:
+        """Tell the running requests what their batch knows of them."""
+        for i in range(len(self.running)):
+            self._learn(i)
+
+    def _learn(self, i: int) -> None:
+        req = self.running.reqs[i]
+        req.kv_len = int(self.running.seq_lens_cpu[i])
+        req.num_pages = ceil_div(req.kv_len, self.config.page_size)
+        req.window_start = int(self.running.window_starts_cpu[i])
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
