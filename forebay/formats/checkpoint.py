@@ -16,6 +16,7 @@ from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_names import ROPE_FACTORS, Architecture, architecture_of, hf_name
 from forebay.formats.gguf_types import U8, dequantize
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.formats.nested import text_name
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
@@ -81,12 +82,15 @@ def read_tensor(tensor: StoredTensor) -> npt.NDArray[np.float32]:
 def _open_folder(path: Path) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     files = [SafetensorsFile(file) for file in checkpoint_files(path)]
+    config = config_from_folder(path)
     for file in files:
-        for name in file.tensors:
+        for stored in file.tensors:
+            name = text_name(config.model_type, stored)
             if name in tensors:
-                raise ModelError(f"{file.path}: tensor {name!r} is in another file of the checkpoint as well")
-            tensors[name] = _PlainTensor(file, name)
-    return Checkpoint(path=path, config=config_from_folder(path), tensors=tensors, gguf_metadata={})
+                raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
+            if name:
+                tensors[name] = _PlainTensor(file, stored)
+    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={})
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -11,6 +11,7 @@ from forebay.formats.config_fields import Fields
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_names import hf_config
 from forebay.formats.model_types import MODEL_TYPES, model_type_of, refuse_unsupported
+from forebay.formats.nested import text_config
 from forebay.formats.safetensors import checkpoint_files, read_json
 
 
@@ -68,6 +69,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
 
 
 def _parse(raw: Mapping[str, Any], where: str, more_eos_token_ids: Any = None) -> ModelConfig:
+    raw = text_config(raw, where)
     model_type = model_type_of(raw, where)
     kind = MODEL_TYPES[model_type]
     refuse_unsupported(kind, raw, where)

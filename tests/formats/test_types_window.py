@@ -1,0 +1,160 @@
+"""config.json of models with short convolutions, windows and sinks: what is read, what is assumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from forebay.base.errors import ModelError
+from forebay.formats.model_config import ModelConfig, config_from_folder
+from forebay.formats.types_window import TYPES
+
+CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
+
+GIVEN: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+# The fields that a type cannot do without.
+NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {
+    "lfm2_moe": {"layer_types": [CONV, FULL] * 4},
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
+        raw = {"model_type": model_type, **GIVEN, **NEEDED[model_type], **fields}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        return config_from_folder(tmp_path)
+
+    return from_fields
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_defaults_are_those_of_transformers(model_type, read):
+    theirs = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type])
+    ours = read(model_type)
+    assert ours.rms_norm_eps == (theirs.norm_eps if model_type.startswith("lfm") else theirs.rms_norm_eps)
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.head_dim == getattr(theirs, "head_dim", 16)
+    assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or 0)
+    assert ours.attention_bias == getattr(theirs, "attention_bias", False)
+    assert ours.extra["layer_types"] == theirs.layer_types
+    rope = theirs.rope_parameters
+    assert ours.rope_theta == rope.get(FULL, rope)["rope_theta"]
+    for name, value in ours.extra.items():
+        if name not in ("layer_types", "ropes"):
+            assert value == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize("model_type", ["lfm3", "gemma3_text"])
+def test_each_kind_of_attention_has_its_own_rope(model_type, read):
+    theirs = AutoConfig.for_model(model_type, **GIVEN).rope_parameters
+    for kind, (theta, scaling) in read(model_type).extra["ropes"].items():
+        assert {"rope_type": "default", "rope_theta": theta, **(scaling or {})} == theirs[kind]
+
+
+def test_old_gemma3_files_name_both_bases_and_one_scaling(read):
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    theirs = AutoConfig.for_model("gemma3_text", **GIVEN, **old).rope_parameters
+    ropes = read("gemma3_text", **old).extra["ropes"]
+    assert ropes == {FULL: (5e5, {"rope_type": "linear", "factor": 8.0}), SLIDING: (2e3, None)}
+    assert theirs[FULL] == {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
+    assert theirs[SLIDING] == {"rope_type": "default", "rope_theta": 2e3}
+
+
+def test_a_published_gemma3_file_needs_no_more_than_it_says(tmp_path):
+    text = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    outer = {"model_type": "gemma3", "eos_token_id": [1, 106], "text_config": text, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    config = config_from_folder(tmp_path)
+    assert (config.model_type, config.vocab_size, config.num_heads, config.head_dim) == ("gemma3_text", 262208, 8, 256)
+    assert config.extra["layer_types"][4:7] == [SLIDING, FULL, SLIDING]
+    assert config.eos_token_ids == (1, 106)
+
+
+@pytest.mark.parametrize("inner", [None, [], {"model_type": "llama"}])
+def test_a_multimodal_file_without_a_language_model_is_refused(inner, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": inner}))
+    with pytest.raises(ModelError, match="text_config"):
+        config_from_folder(tmp_path)
+
+
+def test_the_first_lfm2_files_have_other_names(read):
+    old = read("lfm2", block_ff_dim=1536, tie_embedding=False, full_attn_idxs=[2, 5])
+    assert (old.intermediate_size, old.tie_word_embeddings) == (1024, False)
+    assert [i for i, kind in enumerate(old.extra["layer_types"]) if kind == FULL] == [2, 5]
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 256),
+        ({"block_auto_adjust_ff_dim": False}, 96),
+        ({"block_multiple_of": 1}, 64),
+        ({"block_multiple_of": 10, "block_ffn_dim_multiplier": 1.3}, 90),
+    ],
+)
+def test_lfm2_adjusts_its_intermediate_size(fields, expected, read):
+    assert read("lfm2", **fields).intermediate_size == expected
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache"),
+        ("lfm2", {"layer_types": [SLIDING] * 8}, "layer_types"),
+        ("lfm2", {"layer_types": [CONV]}, "layer_types"),
+        ("lfm2", {"block_ffn_dim_multiplier": 1e300}, "block_ffn_dim_multiplier"),
+        ("lfm2_moe", {"layer_types": None}, "layer_types"),
+        ("lfm2_moe", {"num_experts_per_tok": 33}, "num_experts_per_tok"),
+        ("lfm3", {"rope_theta": 1e4}, "rope_theta"),
+        ("lfm3", {"rope_parameters": {"rope_type": "default"}}, "rope_parameters"),
+        ("lfm3", {"rope_parameters": {FULL: {"rope_type": "proportional"}, SLIDING: {}}}, "partial_rotary_factor"),
+        ("gemma3_text", {"sliding_window": None}, "sliding_window"),
+        ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        ("gemma3_text", {"layer_types": [CONV] * 8}, "layer_types"),
+        ("gpt_oss", {"sliding_window": None}, "sliding_window"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)  # fmt: skip
+def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
+    with pytest.raises(ModelError, match=message):
+        read(model_type, **fields)
+
+
+HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), 1e300, "x", [], [[]], {}, {"a": 1}, [None] * 8]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
+    their_fields = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type]).to_dict()
+    old = ("rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern", "full_attn_idxs")
+    assert read(model_type).num_layers == 8
+    for name in {*their_fields, *old} - {"model_type"}:
+        for value in HOSTILE:
+            try:
+                config = read(model_type, **{name: value})
+            except ModelError:
+                continue
+            assert len(config.extra["layer_types"]) == config.num_layers > 0
