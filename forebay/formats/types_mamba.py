@@ -316,11 +316,71 @@ def _mixers_only(kind: ModelType, fields: Fields) -> dict[str, Any]:
     }
 
 
+_BAMBA_ROTATED: Final = 0.5
+
+
+def _parse_bamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    """Half of each head is rotated, whatever the file says in transformers, so that it must say nothing else."""
+    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    attention = set(fields.ints("attn_layer_indices", default=[]))
+    layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
+    values = _transformer(kind, _without_share(fields, _BAMBA_ROTATED), layers)
+    if values["head_dim"] % 4:
+        raise fields.wrong("head_dim", "a multiple of 4: the rotated half pairs its halves")
+    values["extra"] |= _bamba_mixer(fields, _expanded(fields))
+    return values
+
+
+def _without_share(fields: Fields, share: float) -> Fields:
+    """Without `partial_rotary_factor`, which is `share` where it is there."""
+    raw = dict(fields.raw)
+    rope = raw.get("rope_parameters")
+    for holder in (raw, rope):
+        if isinstance(holder, dict) and holder.get("partial_rotary_factor") not in (None, share):
+            raise Fields(holder, fields.where).wrong("partial_rotary_factor", f"{share}")
+    raw.pop("partial_rotary_factor", None)
+    if isinstance(rope, dict):
+        raw["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
+    return Fields(raw, fields.where)
+
+
+def _parse_jamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    attention = _every(fields, num_layers, "attn_layer", period=8, offset=4)
+    layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
+    values = _transformer(kind, fields, layers, **_NO_ROPE)
+    num_experts = fields.size("num_experts", default=16)
+    with_experts = _every(fields, num_layers, "expert_layer", period=2, offset=1) if num_experts > 1 else []
+    values["extra"] |= {
+        "num_experts": num_experts,
+        "num_experts_per_tok": fields.size("num_experts_per_tok", default=2, most=max(2, num_experts)),
+        "expert_layers": with_experts,
+        "mamba_intermediate_size": _expanded(fields),
+        "mamba_d_state": fields.size("mamba_d_state", default=16),
+        "mamba_d_conv": _width(fields, "mamba_d_conv"),
+        "mamba_dt_rank": _rank(fields, "mamba_dt_rank", values["hidden_size"]),
+        "mamba_conv_bias": fields.flag("mamba_conv_bias", default=True),
+        "mamba_proj_bias": fields.flag("mamba_proj_bias", default=False),
+    }
+    return values
+
+
+def _every(fields: Fields, num_layers: int, name: str, *, period: int, offset: int) -> list[int]:
+    """The layers i with i % `name`_period == `name`_offset."""
+    period = fields.size(f"{name}_period", default=period)
+    offset = _count(fields, f"{name}_offset", default=offset)
+    if offset >= period:
+        raise fields.wrong(f"{name}_offset", f"less than {name}_period, {period}")
+    return list(range(offset, num_layers, period))
+
+
 TYPES: Final[Mapping[str, ModelType]] = {
     "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
     "granitemoehybrid": ModelType(
         kv_heads_default=True, honours=frozenset(_GRANITE_FACTORS), parse=_parse_granitemoehybrid
     ),
+    "bamba": ModelType(rms_norm_eps=1e-5, parse=_parse_bamba),
+    "jamba": ModelType(parse=_parse_jamba),
     "mamba": ModelType(tied=True, parse=_parse_mamba),
     "mamba2": ModelType(parse=_parse_mamba2),
     "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba),

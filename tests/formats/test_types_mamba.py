@@ -63,6 +63,11 @@ NAMES: dict[str, dict[str, str]] = {
         "num_experts": "num_local_experts",
         **same("num_experts_per_tok", "shared_intermediate_size", "attention_multiplier", "residual_multiplier"),
     },
+    "bamba": BAMBA,
+    "jamba": {
+        "mamba_dt_rank": "mamba_dt_rank",
+        **same("mamba_d_state", "mamba_d_conv", "mamba_conv_bias", "mamba_proj_bias", "num_experts"),
+    },
     "mamba": MAMBA1,
     "falcon_mamba": {**MAMBA1, **same("mixer_rms_eps")},
     "mamba2": {
@@ -155,6 +160,10 @@ def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
         ("nemotron_h", {"n_group": 2}, "n_group"),
         ("nemotron_h", {"n_groups": 3}, "n_groups"),
+        ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
+        ("bamba", {"head_dim": 18}, "head_dim"),
+        ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset"),
+        ("jamba", {"expert_layer_period": 1}, "expert_layer_offset"),
         ("mamba2", {"num_heads": 3}, "num_heads"),
         ("mamba2", {"n_groups": 3}, "n_groups"),
         ("mamba", {"conv_kernel": 9}, "conv_kernel"),

@@ -50,6 +50,17 @@ _GRANITE_FACTORS = {
 
 _MAMBA2_ALONE = {"head_dim": 24, "state_size": 16, "expand": 2, "chunk_size": 8}
 
+_JAMBA = {
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_dt_rank": 5,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
     "falcon_h1-norm-after-gate-biases": (
@@ -175,5 +186,38 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_mamba-biases": (
         "falcon_mamba",
         {"state_size": 16, "intermediate_size": 48, "use_bias": True, "time_step_rank": 12, "conv_kernel": 5},
+    ),
+    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "bamba-biases-tied": (
+        "bamba",
+        {
+            **_MAMBA2,
+            "attn_layer_indices": [0, 2],
+            "mamba_n_groups": 4,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "time_step_limit": [0.65, 0.72],
+        },
+    ),
+    "jamba": ("jamba", _JAMBA),
+    "jamba-dense-biases-tied": (
+        "jamba",
+        {
+            **_JAMBA,
+            "num_experts": 1,
+            "attn_layer_offset": 0,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+            "mamba_d_conv": 2,
+            "mamba_dt_rank": "auto",
+            "tie_word_embeddings": True,
+        },
+    ),
+    "jamba-no-attention": (
+        "jamba",
+        {**_JAMBA, "num_hidden_layers": 2, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_offset": 0},
     ),
 }
