@@ -57,9 +57,9 @@ class StepPlan:
     """A frozen step: ids and lengths only, so that it prints, compares, replays, and can be sent to other ranks.
 
     It is carried out in this order: `saves` (copies to host memory, under the request's id, of what retracted requests
-    kept), `drops` (host copies that nobody will want again), row writes and window page writes, `clears` (state slots
-    that become zeros), copies of state slots, `loads` (host copies back into new places; then they are gone), and
-    then the model.
+    kept), `drops` (host copies that nobody will want again, if there are such), row writes and window page writes,
+    `clears` (state slots that become zeros), copies of state slots, `loads` (host copies back into new places; then
+    they are gone), and then the model.
 
     Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens that end at KV length
     `seq_lens[i]`; its tokens' KV goes to `out_cache_loc` (page * page_size + offset, in sequence order). An extend's

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from forebay.config.engine_config import StateConfig
 from forebay.requests.request import Request, Status
-from forebay.requests.step_plan import Kept
+from forebay.requests.step_plan import Kept, StepPlan
 
 
 @dataclass(slots=True)
@@ -83,10 +83,9 @@ class KeptOnHost:
                 if copy.req.status is Status.WAITING:
                     copy.req.resume_after = step
 
-    def failed(self, saves: tuple[Kept, ...], drops: tuple[int, ...]) -> None:
+    def failed(self, plan: StepPlan) -> None:
         """The step that was to do this did not complete: nobody may rely on these copies."""
-        self._drops += drops
-        for kept in saves:
-            copy = self._copies.get(kept.request_id)
-            if copy is not None:
-                self.drop(copy.req)
+        self._drops += [*plan.drops, *(kept.request_id for kept in plan.loads)]
+        for kept in plan.saves:
+            if kept.request_id in self._copies:
+                self.drop(self._copies[kept.request_id].req)

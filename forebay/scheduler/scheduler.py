@@ -276,7 +276,7 @@ class Scheduler:
         living = [req.req_pool_idx for req in [*self.running.reqs, *self.extending]]
         self.held.write_again(row for row in living if row in written)
         self.held.write_windows_again(plan.map_pages)
-        self.held.kept.failed(plan.saves, plan.drops)
+        self.held.kept.failed(plan)
         return updates
 
     def _land(self, plan: StepPlan) -> _Flight:

@@ -42,6 +42,27 @@ def test_c26_what_was_kept_comes_back_and_nothing_is_computed_twice(depth, slots
     assert rig.scheduler.held.kept.num_bytes == 0
 
 
+def test_c26_the_windows_that_are_still_read_come_back_too():
+    rig = pressed(num_window_pages=60, window=5, window_page_bytes=10)
+    retract(rig)
+    rig.run()
+    (save,) = [kept for plan in rig.plans for kept in plan.saves]
+    (load,) = [kept for plan in rig.plans for kept in plan.loads]
+    assert len(save.window_pages) == len(load.window_pages) == 4, "the next token reads four and itself"
+    assert 0 not in load.window_pages
+
+
+def test_an_abort_before_the_plan_that_copies_makes_no_copy():
+    rig = pressed()
+    while not rig.scheduler.counters.get("retractions"):
+        if (plan := rig.launch()) and not plan.saves:
+            rig.commit()
+    rig.scheduler.abort(1, rig.now)
+    rig.commit()
+    rig.run()
+    assert rig.scheduler.held.kept.num_bytes == 0
+
+
 @pytest.mark.parametrize(("host_bytes", "worth"), [(50, 100), (1 << 20, 9)])
 def test_c26_without_room_or_where_copying_takes_longer_it_computes_again(host_bytes, worth):
     rig = pressed(host_bytes=host_bytes, worth=worth)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import StateConfig, StateStrategy
+from forebay.config.engine_config import Ledger, StateConfig, StateStrategy
 from forebay.memory.slots import CACHE
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import MissReason
@@ -189,3 +189,44 @@ def test_c7_a_prefill_pass_opens_exactly_one_group(monkeypatch):
     rig.launch()
     assert opened == [10], "five requests with a live and a tracking slot each"
     assert np.count_nonzero(pool.owner > 0) == 10
+
+
+def test_a_hit_that_does_not_fit_yet_is_let_go_of_whole():
+    rig = hybrid(num_pages=16, schedule_conservativeness=1.0)
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    rig.add(list(range(100, 124)), max_new=16)
+    rig.step()
+    rig.add([*range(20), 50], max_new=30)
+    plan = rig.step()
+    assert plan.num_extends == 0
+    assert rig.scheduler.held.states.cached.num_locked == 0
+    rig.run()
+
+
+def test_without_the_prefix_cache_nothing_is_tracked_or_kept():
+    rig = hybrid(radix_cache=False, slots=8)
+    rig.add(list(range(20)), max_new=20)
+    rig.run()
+    assert not any(len(plan.snap_slots) for plan in rig.plans)
+    assert rig.scheduler.held.rows.slots_per_req == 1
+    assert rig.scheduler.held.states.pool.num_free == 8
+
+
+def test_equal_prompts_under_way_leave_one_state_in_the_cache():
+    rig = hybrid(1)
+    rig.add(list(range(20)), max_new=1)
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    assert rig.scheduler.held.states.cached.num_states == 2, "after 16 tokens, and after the last"
+    assert rig.scheduler.held.states.pool.num_free == 22
+
+
+def test_c8_leaked_slots_and_windows_are_quarantined_when_idle():
+    state = StateConfig(num_slots=8, num_window_pages=20, window=8)
+    rig = Rig(state=state, ledger=Ledger.COUNT)
+    held = rig.scheduler.held
+    held.states.pool.take_ids(2, 77)
+    held.windows.pool.slots.take_ids(1, 77)
+    assert rig.scheduler.reclaim_leaks() == 3
+    assert held.states.pool.num_quarantined == 2
