@@ -82,6 +82,11 @@ class Ops(RecurrenceOps, Protocol):
         """x * sigmoid(gate), [T, I] each (may be views into wider rows) -> [T, I]."""
         ...
 
+    def mul_softplus(self, scale: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+        """scale * log(1 + exp(x + bias)), in float32: x [T, I] (may be a view into wider rows), scale and bias [I]
+        float32 -> [T, I] float32."""
+        ...
+
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox).
 

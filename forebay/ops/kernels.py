@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_clamped_swiglu_{}": [*_ROWS, _F, _F],
     "fb_relu2_{}": _ROWS,
     "fb_mul_sigmoid_{}": [_P, _P, _L, _P, _L, _P, _L, _L],
+    "fb_mul_softplus_{}": [_P, _P, _P, _L, _P, _P, _L, _L],
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
     "fb_paged_attention_{}": _ATTENTION,
     "fb_combine_{}": [_P, _P, _P, _P, _P, _L, _L, _L],

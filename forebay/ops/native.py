@@ -56,6 +56,7 @@ class NativeOps(NativeRecurrence):
         self._clamped_swiglu = kernels.by_dtype("fb_clamped_swiglu_{}")
         self._relu2 = kernels.by_dtype("fb_relu2_{}")
         self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
+        self._mul_softplus = kernels.by_dtype("fb_mul_softplus_{}")
         self._apply_rope = kernels.by_dtype("fb_apply_rope_{}")
         self._paged_attention = kernels.by_dtype("fb_paged_attention_{}")
         self._combine = kernels.by_dtype("fb_combine_{}")
@@ -171,6 +172,14 @@ class NativeOps(NativeRecurrence):
         out = x.new_empty(rows, n)
         self._mul_sigmoid[x.dtype](
             self._pool, x.data_ptr(), x.stride(0), gate.data_ptr(), gate.stride(0), out.data_ptr(), rows, n
+        )
+        return out
+
+    def mul_softplus(self, scale: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+        rows, n = x.shape
+        out = torch.empty(rows, n)
+        self._mul_softplus[x.dtype](
+            self._pool, scale.data_ptr(), x.data_ptr(), x.stride(0), bias.data_ptr(), out.data_ptr(), rows, n
         )
         return out
 

@@ -75,6 +75,9 @@ class TorchOps(TorchRecurrence):
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return (x.float() * gate.float().sigmoid()).to(x.dtype)
 
+    def mul_softplus(self, scale: Tensor, x: Tensor, bias: Tensor) -> Tensor:
+        return scale * F.softplus(x.float() + bias)
+
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
         half = cos.shape[-1]

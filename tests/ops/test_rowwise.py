@@ -58,6 +58,16 @@ def test_silu_and_mul_at_the_ends_of_the_range(native: NativeOps, reference: Tor
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_mul_softplus_equals_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    x = normal((rows, width + 3), dtype, seed=1, scale=9)[:, 3:]
+    scale, bias = (normal((width,), torch.float32, seed=seed) for seed in (2, 3))
+    assert_close(native.mul_softplus(scale, x, bias), reference.mul_softplus(scale, x, bias))
+
+
+@pytest.mark.parametrize("rows", ROWS)
 def test_embedding_equals_the_reference(native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int) -> None:
     table = normal((50, 97), dtype, seed=1)
     ids = torch.randint(50, (rows,), generator=torch.Generator().manual_seed(2))

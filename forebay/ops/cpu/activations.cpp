@@ -48,6 +48,19 @@ void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n,
     });
 }
 
+template <class T>
+void mul_softplus(Pool& pool, const float* scale, const T* x, long ldx, const float* bias, float* out, long rows,
+                  long n) {
+    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            for_each_vector(n, [&](long i, long part) {
+                const Vec shifted = load_part(x + r * ldx + i, part) + load_part(bias + i, part);
+                store_part(out + r * n + i, load_part(scale + i, part) * softplus(shifted), part);
+            });
+        }
+    });
+}
+
 struct GatedNorm {
     long group_size;
     long weight_step;  // from one group's weights to the next's: group_size, or 0 if all share them
@@ -113,6 +126,10 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
     void fb_mul_sigmoid_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, T* out, long rows,         \
                                  long n) {                                                                             \
         zip_rows(*pool, x, ldx, gate, ldg, out, rows, n, [](Vec a, Vec b) { return a * sigmoid(b); });                 \
+    }                                                                                                                  \
+    void fb_mul_softplus_##suffix(Pool* pool, const float* scale, const T* x, long ldx, const float* bias, float* out, \
+                                  long rows, long n) {                                                                 \
+        mul_softplus(*pool, scale, x, ldx, bias, out, rows, n);                                                        \
     }                                                                                                                  \
     void fb_gated_rms_norm_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, const T* weight,        \
                                     T* out, long rows, long n, long group_size, long weight_step, float eps,           \
