@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -18,24 +18,34 @@ from forebay.ops import LinearWeight
 Scales = tuple[tuple[int, float], ...]
 """(number of rows, factor) for all rows of a weight, in their order; () where every factor is 1."""
 
+Rows = tuple[range, ...]
+"""Rows of joined tensors in the order in which they are wanted; () for all of them as they are."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorParam:
     """Checkpoint tensors `names` joined along their first dimension, `sizes` long each; `inner` is the rest of it.
 
-    `offset` is added to every entry when it is loaded: some families store norm weights as differences from 1.
-    `scales` are runs of rows, all of them or none, and what each is multiplied by when it is loaded: so a constant
-    multiplier of a layer's input or output costs nothing in a step.
+    `rows` of what is so joined make up the weight: so a step finds side by side what a family interleaves. `offset` is
+    added to every entry when it is loaded: some families store norm weights as differences from 1. `scales` are runs of
+    rows, all of them or none, and what each is multiplied by when it is loaded: so a constant multiplier of a layer's
+    input or output costs nothing in a step.
     """
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
     inner: tuple[int, ...] = ()
+    rows: Rows = ()
     offset: float = 0.0
     scales: Scales = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
+        return (sum(map(len, self.rows)) if self.rows else sum(self.sizes), *self.inner)
+
+    @property
+    def joined_shape(self) -> tuple[int, ...]:
+        """Before `rows` are taken."""
         return (sum(self.sizes), *self.inner)
 
     @property
@@ -73,21 +83,26 @@ def linear(
     in_features: int,
     *,
     bias: bool,
+    rows: Rows = (),
     scales: Scales = (),
     input_scale: float = 1.0,
 ) -> LinearParam:
-    """Layers `names` (`.weight` and `.bias` are added) with `sizes` outputs each, one below the other.
+    """Layers `names` (`.weight` and `.bias` are added) with `sizes` outputs each, one below the other (or their `rows`).
 
     The input is multiplied by `input_scale`, and runs of outputs by `scales`.
     """
     weights, biases = tuple(f"{name}.weight" for name in names), tuple(f"{name}.bias" for name in names)
-    scales = scales or ((sum(sizes), 1.0),)
+    scales = scales or ((sum(map(len, rows)) if rows else sum(sizes), 1.0),)
+    weight = TensorParam(names=weights, sizes=tuple(sizes), inner=(in_features,), rows=rows)
     return LinearParam(
-        weight=TensorParam(
-            names=weights, sizes=tuple(sizes), inner=(in_features,), scales=_needed(scales, input_scale)
-        ),
-        bias=TensorParam(names=biases, sizes=tuple(sizes), scales=_needed(scales)) if bias else None,
+        weight=replace(weight, scales=_needed(scales, input_scale)),
+        bias=replace(weight, names=biases, inner=(), scales=_needed(scales)) if bias else None,
     )
+
+
+def rows_of_blocks(*, count: int, block: int, first: int, size: int) -> Rows:
+    """`size` rows of each of `count` blocks that are `block` rows apart; `first` is the first of the first block's."""
+    return tuple(range(first + i * block, first + i * block + size) for i in range(count))
 
 
 def _needed(scales: Scales, more: float = 1.0) -> Scales:

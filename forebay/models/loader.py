@@ -77,7 +77,7 @@ class Loader:
 
     def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
         changed = bool(param.offset or param.scales)
-        result = torch.empty(param.shape, dtype=torch.float32 if float32 or changed else self._dtype)
+        result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self._dtype)
         flat, done = result.view(-1), 0
         for name in param.names:
             stored = self._checkpoint.tensors[name]
@@ -87,6 +87,8 @@ class Loader:
                 _copy(source, flat[done : done + len(source)])
                 done += len(source)
         assert done == len(flat), (param.names, done, len(flat))
+        if param.rows:
+            result = torch.cat([result[rows.start : rows.stop : rows.step] for rows in param.rows])
         if changed:
             _change(result, param)
             result = result.to(torch.float32 if float32 else self._dtype)
