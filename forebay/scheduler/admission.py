@@ -116,8 +116,8 @@ class AdmissionPass:
                 match = no_match(MissReason.NONE) if num_kept else held.match(req)
                 if not num_kept and self._follows(req, match.num_tokens):
                     continue
-                admitted = self._admit(req, match, waiting)
-                if admitted is None:
+                report = self._admit(req, match, waiting)
+                if report is None:
                     if req.overtaken >= MAX_OVERTAKES:
                         return
                     passed.append(req)
@@ -125,12 +125,12 @@ class AdmissionPass:
                 for earlier in passed:
                     earlier.overtaken += 1
                 budget -= req.extend_target - req.kv_len
-                yield req, self._report(req, admitted)
+                yield req, report
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         differs_at, there = self._held.cache.differs(req.key(len(req.tokens)), req.namespace)
         return CacheReport(
-            cached_tokens=req.kv_len,
+            cached_tokens=self._held.kept.num_tokens(req) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
             window_tokens=match.window_tokens,
@@ -164,8 +164,8 @@ class AdmissionPass:
             and leader.tokens[:start] == req.tokens[:start]
         )
 
-    def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> Match | None:
-        """Admit the request if there is room; with which hit, None for no room."""
+    def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> CacheReport | None:
+        """Admit the request if there is room; how it hit, None for no room."""
         held = self._held
         pin = held.pin(req, match)
         if not held.can_have_states and match.num_tokens:
@@ -182,11 +182,12 @@ class AdmissionPass:
         ):
             held.unpin(pin, match)
             return None
+        report = self._report(req, match)  # of the tree as it was matched: admitting may evict
         held.admit(req, match, pin, self._branches(req, match, waiting))
         self._promised += growth
         self._alone = False
         self._leaders.append(req)
-        return match
+        return report
 
     def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
