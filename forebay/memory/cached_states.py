@@ -38,6 +38,11 @@ class CachedStates:
     def num_evictable(self) -> int:
         return self.num_states - self.num_locked
 
+    @property
+    def has_useless(self) -> bool:
+        """Whether a state can be evicted that nobody will miss."""
+        return any(node.state_locks == 0 for node in self._ranks[_PASSED])
+
     def attach(self, node: Node, slot: int, owner: int) -> bool:
         """Adopt `owner`'s slot as the state at the end of `node`; False, and nothing is done, where there is one."""
         if node.state != PAD:

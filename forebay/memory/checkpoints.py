@@ -19,8 +19,8 @@ class Reason(IntEnum):
 
     INTERVAL = 0
     HINT = 1  # the end of a message or role, or where the client set a breakpoint
-    BRANCH = 2  # a cached or waiting prompt parts from this one here
-    END = 3  # the end of the prompt: this prompt again, and what follows it
+    END = 2  # the end of the prompt: this prompt again, and what follows it
+    BRANCH = 3  # a cached or waiting prompt parts from this one here: the only one that is no guess
 
 
 class Checkpoint(NamedTuple):
@@ -60,6 +60,6 @@ def plan_checkpoints(
 
 
 def _apart(length: int, reason: Reason, kept: Sequence[Checkpoint]) -> bool:
-    """Two places at which prompts really part are both worth it, however close."""
-    distance = 1 if reason is Reason.BRANCH else MIN_DISTANCE
+    """Places at which prompts really part are all worth it, however close, and so is the end."""
+    distance = 1 if reason >= Reason.END else MIN_DISTANCE
     return all(abs(length - other.length) >= distance for other in kept)

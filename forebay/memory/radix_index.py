@@ -62,7 +62,7 @@ class RadixIndex:
             if length < len(edge):
                 break
         tokens = position // TOKEN_BYTES
-        match = Match(node, inside, chunks, tokens, reason, tokens, tokens, tokens)
+        match = Match(node, inside, chunks, tokens, reason, tokens, tokens, tokens, reason)
         return match if self.states is None and self.windows is None else self._resumable(match)
 
     def _resumable(self, match: Match) -> Match:
@@ -91,6 +91,7 @@ class RadixIndex:
             match.kv_tokens,
             window_end * self.page_size,
             resumable * self.page_size,
+            match.reason,
         )
 
     def _state_ends(self, match: Match) -> list[int]:

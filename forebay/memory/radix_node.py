@@ -68,8 +68,8 @@ class Match(NamedTuple):
     """How far a prompt is cached and can be resumed. `pages` and `num_tokens` say what; `reason` why not more.
 
     `inside` is how many bytes of `node`'s key match (all of them, unless the prompt diverges within the edge). The KV
-    of `kv_tokens` is there; the last places in it at which windows and recurrent states allow to go on are
-    `window_tokens` and `state_tokens`, equal to `kv_tokens` where layers keep no such thing.
+    of `kv_tokens` is there, `kv_reason` says why not more; the last places in it at which windows and recurrent states
+    allow to go on are `window_tokens` and `state_tokens`, equal to `kv_tokens` where layers keep no such thing.
     """
 
     node: Node
@@ -80,6 +80,12 @@ class Match(NamedTuple):
     kv_tokens: int
     window_tokens: int
     state_tokens: int
+    kv_reason: MissReason
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether the KV ends where cached prompts go on without this one, rather than where they end."""
+        return self.kv_reason in (MissReason.NONE, MissReason.DIVERGED)
 
     def given_up(self) -> Match:
         """What to go on with when the state it ends at cannot be kept: nothing."""
@@ -94,7 +100,7 @@ NOWHERE: Final = Root("")  # where a match ends in a namespace that does not exi
 
 
 def no_match(reason: MissReason) -> Match:
-    return Match(NOWHERE, 0, [], 0, reason, 0, 0, 0)
+    return Match(NOWHERE, 0, [], 0, reason, 0, 0, 0, reason)
 
 
 @dataclass(slots=True, eq=False)

@@ -52,11 +52,11 @@ class Tracking:
             else:
                 self.ready.append(snapshot)
 
-    def pop_ahead(self, stop: int) -> list[int]:
+    def pop_ahead(self, stop: int) -> list[Checkpoint]:
         """The checkpoints that a chunk up to `stop` reaches, which are then behind."""
         reached = []
         while self.ahead and self.ahead[0].length <= stop:
-            reached.append(self.ahead.pop(0).length)
+            reached.append(self.ahead.pop(0))
         return reached
 
     @property

@@ -194,7 +194,8 @@ class AdmissionPass:
         if self._held.states is None:
             return []
         rivals = [other for other in waiting[:MAX_RIVALS] if other is not req and other.namespace == req.namespace]
-        return [match.kv_tokens, *(num_common(req.tokens, other.tokens) for other in rivals)]
+        cached = [match.kv_tokens] if match.is_branch else []
+        return [*cached, *(num_common(req.tokens, other.tokens) for other in rivals)]
 
     def _growth(self, req: Request) -> int:
         """Whoever was retracted before comes back only with room for all it may still generate."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
-from forebay.memory.checkpoints import Checkpoint, plan_checkpoints
+from forebay.memory.checkpoints import Checkpoint, Reason, plan_checkpoints
 from forebay.memory.hybrid_rows import StateRows
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Node, Pin
@@ -88,8 +88,8 @@ class StateKeeper:
         """`step` computes the request's tokens up to `stop`."""
         tracking = req.tracking
         assert tracking is not None
-        for length in tracking.pop_ahead(stop if self._extra_buffer else req.kv_len):
-            slot = self._take(req)
+        for length, reason in tracking.pop_ahead(stop if self._extra_buffer else req.kv_len):
+            slot = self._take(req, reason)
             if slot is None:
                 continue
             tracking.track(Snapshot(step, length, slot))
@@ -98,9 +98,14 @@ class StateKeeper:
             else:
                 self.pool.copy_from(tracking.live, slot)
 
-    def _take(self, req: Request) -> int | None:
-        """A slot for a snapshot, as long as there is one that nobody needs more."""
-        self.make_room(1)
+    def _take(self, req: Request, reason: Reason) -> int | None:
+        """A slot for a snapshot, as long as there is one that nobody needs more.
+
+        Only where prompts are known to part does a state give way that somebody may come back to. A guess takes what is
+        free or useless: one long prompt would otherwise push out as many conversations as it has messages.
+        """
+        if reason is Reason.BRANCH or self.cached.has_useless:
+            self.make_room(1)
         if not self.pool.num_free:
             self.num_skipped += 1
             return None

@@ -95,7 +95,7 @@ def test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is
 def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():
     tracking = Tracking(1, [], [Checkpoint(4, Reason.HINT), Checkpoint(9, Reason.END)])
     assert tracking.to_come == [4, 9]
-    assert tracking.pop_ahead(8) == [4]
+    assert tracking.pop_ahead(8) == [Checkpoint(4, Reason.HINT)]
     tracking.track(Snapshot(3, 4, 7))
     tracking.complete(2)
     assert not tracking.ready
