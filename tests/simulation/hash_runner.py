@@ -1,49 +1,95 @@
-"""A runner whose next token is a hash of every KV slot of the sequence, read through the page table.
+"""A runner whose next token is a hash of all that layers keep: every KV slot of the sequence, read through the page
+table, those of its last window, read through the window map, and its recurrent state.
 
-A wrong, stale or unwritten page, a wrong position, a missing row write or a wrong prefix hit changes the tokens. What
-could stay unseen by luck is an error by itself: see `RunnerError`.
+A wrong, stale or unwritten page or slot, a wrong position, a missing row write or a wrong prefix hit changes the
+tokens. What could stay unseen by luck is an error by itself: see `RunnerError`.
 
-Shape letters: S sequences in the step, E of them extends, T tokens, L longest sequence, P pages of it.
+Shape letters: S sequences in the step, E of them extends, T tokens, L longest sequence.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.slots import CACHE, FREE, PAD, Slots
-from forebay.requests.step_plan import I64, StepPlan, StepResult, TokenLogprob
-from tests.simulation.hashing import KEY, PLACE, U64, WEIGHT, logprob_of, mix_array
+from forebay.memory.slots import CACHE, PAD, Slots
+from forebay.memory.window_pool import WindowPool
+from forebay.requests.step_plan import I64, Kept, StepPlan, StepResult, TokenLogprob
+from forebay.scheduler.residency import Residencies
+from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_unique
+from tests.simulation.hashing import (
+    KEY,
+    PLACE,
+    STATE_KEY,
+    U64,
+    WEIGHT,
+    HashModel,
+    chain_values,
+    logprob_of,
+    mix_array,
+)
+from tests.simulation.host_memory import HostMemory
+from tests.simulation.state_memory import StateMemory
+from tests.simulation.window_memory import WindowMemory, WindowReads
 
-POISON: Final = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
 NO_TOKEN: Final = -1
-
-
-class RunnerError(Exception):
-    """A plan asked for something no correct plan asks for."""
+_NONE: Final = np.empty(0, dtype=np.int64)
+_NO_WORDS: Final = np.empty(0, dtype=np.uint64)
+Mask = npt.NDArray[np.bool_]
 
 
 class StepFailed(RuntimeError):
     """An injected fault: this step did not complete."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pools:
+    """The scheduler's pools: read to check who owns what, never to compute."""
+
+    kv: Slots
+    rows: Slots
+    windows: WindowPool | None = None
+    states: Slots | None = None
+
+    @classmethod
+    def of(cls, held: Residencies) -> Self:
+        return cls(
+            kv=held.kv,
+            rows=held.rows.slots,
+            windows=held.windows.pool if held.windows else None,
+            states=held.states.pool if held.states else None,
+        )
+
+
 class HashStep:
     """A launched step. Its KV is written and its tokens are sampled when `result` is called, not before: whoever
     believes that a launched step has completed will find poison."""
 
-    def __init__(self, runner: HashRunner, plan: StepPlan, locations: I64, mask: np.ndarray) -> None:
-        self.plan, self.locations, self.mask = plan, locations, mask
+    def __init__(
+        self,
+        runner: HashRunner,
+        plan: StepPlan,
+        locations: I64,
+        mask: Mask,
+        kept_lens: list[int],
+        windows: WindowReads | None,
+    ) -> None:
+        self.plan, self.locations, self.mask, self.kept_lens, self.windows = plan, locations, mask, kept_lens, windows
         self._runner = runner
+        ps, kv, rows = runner.page_size, runner.pools.kv, runner.pools.rows
         self.tenants: I64 = runner.tenant[plan.rows]
-        self.written_pages: I64 = plan.out_cache_loc // runner.page_size
-        self.writers: I64 = np.repeat(self.tenants, plan.q_lens)
-        self.pages_read: I64 = np.unique((locations // runner.page_size)[mask])
-        self.generations: I64 = runner.kv_slots.generation[self.pages_read]
-        self.row_generations: I64 = runner.row_slots.generation[plan.rows]
+        written, writers = plan.out_cache_loc // ps, np.repeat(self.tenants, plan.q_lens)
+        self.touched = [
+            Touched(kv, "pages", written, writers, np.unique((locations // ps)[mask])),
+            Touched(rows, "rows", plan.rows, rows.owner[plan.rows], plan.rows),
+        ]
+        self.touched += [windows.touched] if windows else []
 
     def result(self, *, fails: bool = False, poisoned: tuple[int, ...] = ()) -> StepResult:
         """What the step sampled; with `fails` it raises StepFailed instead and leaves garbage behind. The sequences
@@ -52,25 +98,20 @@ class HashStep:
 
 
 class HashRunner:
-    """`requests.step_plan.Runner` in numpy. Device state changes by plans only; `kv_slots` and `row_slots` (the
-    scheduler's pools) are read to check who owns what, never to compute.
+    """`requests.step_plan.Runner` in numpy. Device state changes by plans only.
 
     `salt` gives the salt of a request's namespace: what the adapter or the weights' version would be to a real model.
     """
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        kv_slots: Slots,
-        row_slots: Slots,
-        *,
-        vocab: int,
-        salt: Callable[[int], int],
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, pools: Pools, model: HashModel, *, salt: Callable[[int], int]) -> None:
         ps, rows = config.page_size, config.max_running_requests + 1
-        self.page_size, self.vocab, self.kv_slots, self.row_slots = ps, vocab, kv_slots, row_slots
+        self.page_size, self.pools, self.model = ps, pools, model
         self.table = np.zeros((rows, -(-config.context_length // ps)), dtype=np.int32)
-        self.kv: U64 = np.full((config.num_pages + 1) * ps, POISON, dtype=np.uint64)
+        self.pages = SlotBytes(pools.kv, ps)
+        self.kv = self.pages.words
+        self.windows = WindowMemory(pools.windows, pools.kv, ps, config.context_length) if pools.windows else None
+        self.states = StateMemory(pools.states) if pools.states else None
+        self.host = HostMemory(self.pages, self.windows, self.states)
         self.last_tokens = np.full(rows, NO_TOKEN, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.salts = np.zeros(rows, dtype=np.uint64)
@@ -78,9 +119,10 @@ class HashRunner:
         self.known: list[list[int]] = [[]] * rows
         self.wants_logprob = np.zeros(rows, dtype=bool)
         self.tenant = np.zeros(rows, dtype=np.int64)
+        self.row_of: dict[int, int] = {}
         self.kv_len = np.zeros(rows, dtype=np.int64)
         self.sampling = np.zeros(rows, dtype=bool)
-        self.broken: set[int] = set()  # requests with garbage in their KV: their tokens must never be seen
+        self.broken: set[int] = set()  # requests with garbage in their KV or state: their tokens must never be seen
         self.cached: dict[int, int] = {}  # where the first extend of each request began
         self.in_flight: deque[HashStep] = deque()
         self._salt = salt
@@ -89,24 +131,23 @@ class HashRunner:
     # -- launching: in the order of the plans, before the earlier ones completed ---------------------------------------
 
     def launch(self, plan: StepPlan) -> HashStep:
+        kept_lens = [int(self.kv_len[self.row_of[kept.request_id]]) for kept in plan.saves]
         self._write_table(plan)
+        if self.windows:
+            self.windows.write_map(plan)
         self._move_in(plan)
         self._check_lengths(plan)
-        longest = int(plan.seq_lens.max())
-        num_pages = -(-longest // self.page_size)
-        pages = self.table[plan.rows, :num_pages].astype(np.int64)
-        if self.page_size == 1:
-            locations = pages
-        else:
-            inside = self._ladder[: self.page_size]
-            locations = (pages[:, :, None] * self.page_size + inside).reshape(len(pages), -1)[:, :longest]
-        position = self._ladder[:longest]
-        mask = position < plan.seq_lens[:, None]
-        fresh = mask & (position >= (plan.seq_lens - plan.q_lens)[:, None])
-        if not np.array_equal(locations[fresh], plan.out_cache_loc):
-            raise RunnerError(f"out_cache_loc {plan.out_cache_loc} is not the page table's {locations[fresh]}")
-        step = HashStep(self, plan, locations, mask)
-        self._check_owners(step)
+        locations, mask = self._read_table(plan)
+        tenants = self.tenant[plan.rows]
+        self._check_owners(plan, locations, mask, tenants)
+        windows = self.windows.launch(plan, self.table, tenants) if self.windows else None
+        step = HashStep(self, plan, locations, mask, kept_lens, windows)
+        if self.states:
+            new = {admission.row for admission in plan.admissions}
+            admitted = np.array([row in new for row in plan.rows.tolist()])
+            step.touched.append(self.states.launch(plan, tenants, admitted))
+        if plan.loads:
+            self.host.check_loads(plan, self.table, self.row_of)
         self.in_flight.append(step)
         return step
 
@@ -114,7 +155,7 @@ class HashRunner:
         rows, columns, pages = plan.write_rows, plan.write_columns, plan.write_pages
         if not len(rows):
             return
-        if rows.min() <= PAD or pages.min() <= PAD or pages.max() > self.kv_slots.capacity or columns.min() < 0:
+        if rows.min() <= PAD or pages.min() <= PAD or pages.max() > self.pools.kv.capacity or columns.min() < 0:
             raise RunnerError(f"row write outside the pools: rows {rows}, columns {columns}, pages {pages}")
         self.table[rows, columns] = pages
         if (self.table[rows, columns] != pages).any():
@@ -125,6 +166,7 @@ class HashRunner:
         for admission in plan.admissions:
             row = admission.row
             self.tenant[row] = admission.request_id
+            self.row_of[admission.request_id] = row
             self.sampling[row] = False
             self.kv_len[row] = -1
             if list(plan.rows[: plan.num_extends]).count(row) != 1:
@@ -147,35 +189,54 @@ class HashRunner:
         self.kv_len[rows] = plan.seq_lens
         self.sampling[rows] = plan.sample_mask
 
-    def _check_owners(self, step: HashStep) -> None:
-        owner = self.kv_slots.owner
-        if (owner[step.written_pages] != step.writers).any():
-            raise RunnerError(
-                f"step {step.plan.step} writes pages {step.written_pages} of {owner[step.written_pages]} "
-                f"for requests {step.writers}"
-            )
-        if len(np.unique(step.plan.out_cache_loc)) != step.plan.num_tokens:
-            raise RunnerError(f"step {step.plan.step} writes one location twice: {step.plan.out_cache_loc}")
-        of = owner[step.locations // self.page_size]
-        if (step.mask & (of != CACHE) & (of != step.tenants[:, None])).any():
-            raise RunnerError(f"step {step.plan.step} reads pages that neither its request nor the cache holds")
+    def _read_table(self, plan: StepPlan) -> tuple[I64, Mask]:
+        """Where the KV of each sequence lies, up to the step's end: locations and mask, [S, L]."""
+        longest = int(plan.seq_lens.max())
+        pages = self.table[plan.rows, : -(-longest // self.page_size)].astype(np.int64)
+        if self.page_size == 1:
+            locations = pages
+        else:
+            inside = self._ladder[: self.page_size]
+            locations = (pages[:, :, None] * self.page_size + inside).reshape(len(pages), -1)[:, :longest]
+        position = self._ladder[:longest]
+        mask = position < plan.seq_lens[:, None]
+        fresh = mask & (position >= (plan.seq_lens - plan.q_lens)[:, None])
+        if not np.array_equal(locations[fresh], plan.out_cache_loc):
+            raise RunnerError(f"out_cache_loc {plan.out_cache_loc} is not the page table's {locations[fresh]}")
+        return locations, mask
+
+    def _check_owners(self, plan: StepPlan, locations: I64, mask: Mask, tenants: I64) -> None:
+        owner, written = self.pools.kv.owner, plan.out_cache_loc // self.page_size
+        writers = np.repeat(tenants, plan.q_lens)
+        if (owner[written] != writers).any():
+            raise RunnerError(f"step {plan.step} writes pages {written} of {owner[written]} for requests {writers}")
+        check_unique("a location", plan.out_cache_loc)
+        of = owner[locations // self.page_size]
+        if (mask & (of != CACHE) & (of != tenants[:, None])).any():
+            raise RunnerError(f"step {plan.step} reads pages that neither its request nor the cache holds")
+
+    # -- what others must leave alone ---------------------------------------------------------------------------------
 
     def check_in_flight(self) -> None:
         """What a launched step may still touch has not changed hands, and was not freed."""
-        owner, generation, rows = self.kv_slots.owner, self.kv_slots.generation, self.row_slots
         for step in self.in_flight:
-            if (owner[step.written_pages] != step.writers).any():
-                raise RunnerError(f"pages {step.written_pages} were released while step {step.plan.step} writes them")
-            if (owner[step.pages_read] <= FREE).any() or (generation[step.pages_read] != step.generations).any():
-                raise RunnerError(f"pages {step.pages_read} were released while step {step.plan.step} reads them")
-            at = step.plan.rows
-            if (rows.owner[at] <= FREE).any() or (rows.generation[at] != step.row_generations).any():
-                raise RunnerError(f"rows {at} were released while step {step.plan.step} uses them")
+            for touched in step.touched:
+                touched.check(step.plan.step)
 
-    def poison_free_pages(self) -> None:
-        pages = self.kv.reshape(-1, self.page_size)
-        pages[self.kv_slots.owner <= FREE] = POISON
-        pages[PAD] = POISON
+    def poison_free(self, pending: Iterable[Kept]) -> None:
+        """Poison whatever nobody holds, but for what is yet to be copied to the host: `pending` and by the steps in
+        flight."""
+        saves = [*pending, *(kept for step in self.in_flight for kept in step.plan.saves)]
+        pages, windows, slots = _NONE, _NONE, _NONE
+        if saves:
+            pages = np.concatenate([kept.pages for kept in saves])
+            windows = np.concatenate([kept.window_pages for kept in saves])
+            slots = np.array([kept.state_slot for kept in saves], dtype=np.int64)
+        self.pages.poison_free(pages)
+        if self.windows:
+            self.windows.bytes.poison_free(windows)
+        if self.states:
+            self.states.bytes.poison_free(slots)
 
     # -- executing: in the order of the launches ----------------------------------------------------------------------
 
@@ -185,26 +246,13 @@ class HashRunner:
         plan = step.plan
         self._settle(plan)
         if fails:
-            self.kv[plan.out_cache_loc] = POISON
-            self.broken.update(step.tenants.tolist())
-            raise StepFailed(f"step {plan.step} failed")
-        rows = plan.rows
-        tokens = np.concatenate([plan.input_ids, self.last_tokens[rows[plan.num_extends :]]])
-        slots = self._compute(step, tokens)
-        self._check_read(step, tokens, slots)
-        sampled = plan.sample_mask
-        digest = (slots * WEIGHT[: slots.shape[1]] * step.mask).sum(axis=1, dtype=np.uint64)[sampled]
-        values = mix_array(digest + self.counts[rows[sampled]] + self.seeds[rows[sampled]])
-        chosen = (values % np.uint64(self.vocab)).astype(np.int64)
-        self.last_tokens[rows[sampled]] = chosen
-        self.counts[rows[sampled]] += KEY[chosen]
-        self._break(step, poisoned)
-        return StepResult(
-            token_ids=chosen.tolist(),
-            failed=poisoned,
-            logprobs=self._logprobs(rows[sampled], chosen, values),
-            prompt_logprobs=self._prompt_logprobs(step, slots),
-        )
+            self._fail(step)
+        self.host.save(plan, step.kept_lens, self.broken)
+        self.host.drop(plan)
+        if self.states:
+            self.states.begin(plan)
+        self.host.load(plan, self.row_of)
+        return self._forward(step, poisoned)
 
     def _settle(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
@@ -216,38 +264,106 @@ class HashRunner:
             self.known[row] = list(tokens)
             self.wants_logprob[row] = admission.params.logprobs >= 0
 
-    def _compute(self, step: HashStep, tokens: I64) -> U64:
-        """Write the step's KV; returns the slots [S, L] of every sequence as they are afterwards."""
+    def _forward(self, step: HashStep, poisoned: tuple[int, ...]) -> StepResult:
+        """The model: write what the step's tokens leave, read what is there then, sample."""
         plan = step.plan
-        starts, ends = plan.seq_lens - plan.q_lens, np.cumsum(plan.q_lens)
-        at = self._ladder[: plan.num_seqs]
-        previous = self.kv[step.locations[at, np.maximum(starts - 1, 0)]]
-        before = np.where(starts > 0, previous, self.salts[plan.rows])
-        which = np.repeat(at, plan.q_lens)
-        positions = self._positions(starts, ends, plan.q_lens, which)
-        total = np.cumsum(KEY[tokens] * PLACE[positions], dtype=np.uint64)
-        offset = before - np.concatenate([np.zeros(1, dtype=np.uint64), total[ends[:-1] - 1]])
-        self.kv[plan.out_cache_loc] = total + offset[which]
-        self.kv[: self.page_size] = POISON
-        return self.kv[step.locations]
-
-    @staticmethod
-    def _positions(starts: I64, ends: I64, q_lens: I64, which: I64) -> I64:
-        return np.arange(len(which), dtype=np.int64) + (starts - ends + q_lens)[which]
-
-    def _check_read(self, step: HashStep, tokens: I64, slots: U64) -> None:
-        bad = ((slots == POISON) & step.mask).any(axis=1)
-        bad[step.plan.num_extends :] |= tokens[len(step.plan.input_ids) :] == NO_TOKEN
+        rows, ends = plan.rows, np.cumsum(plan.q_lens)
+        tokens = np.concatenate([plan.input_ids, self.last_tokens[rows[plan.num_extends :]]])
+        bad = np.zeros(plan.num_seqs, dtype=bool)
+        bad[plan.num_extends :] = tokens[len(plan.input_ids) :] == NO_TOKEN
+        which = np.repeat(self._ladder[: plan.num_seqs], plan.q_lens)
+        inside = np.arange(len(which), dtype=np.int64) - (ends - plan.q_lens)[which]
+        digest = self.counts[rows] + self.seeds[rows]
+        hidden = chain = self._chain(step, tokens, which, inside, ends)
+        if self.model.full:
+            self.kv[plan.out_cache_loc] = chain
+            self.pages.poison_padding()
+            slots = self.kv[step.locations]
+            bad |= ((slots == POISON) & step.mask).any(axis=1)
+            digest += (slots * WEIGHT[: slots.shape[1]] * step.mask).sum(axis=1, dtype=np.uint64)
+        if self.windows and step.windows:
+            read, more, gone = self.windows.compute(plan, step.windows, chain)
+            bad |= gone
+            digest += more
+            self._check_windows(step, read)
+        if self.states:
+            bad |= self.states.bad(plan)
+            keys = STATE_KEY[tokens] * (self.salts[rows] | np.uint64(1))[which]
+            after, more = self.states.compute(plan, keys, inside, which, ends)
+            digest += more
+            hidden = chain if self.model.full or self.model.window else after
         garbage = set(step.tenants[bad].tolist()) - self.broken
         if garbage:
-            raise RunnerError(f"step {step.plan.step} reads poison or no token for requests {sorted(garbage)}")
+            raise RunnerError(
+                f"step {plan.step} reads poison, no token or a state of another length for requests {sorted(garbage)}"
+            )
+        return self._sample(step, digest, hidden, ends, poisoned)
 
-    def _break(self, step: HashStep, poisoned: tuple[int, ...]) -> None:
-        sampling = np.flatnonzero(step.plan.sample_mask)
-        ends = np.cumsum(step.plan.q_lens)
-        for i in sampling[list(poisoned)].tolist():
-            self.kv[step.plan.out_cache_loc[ends[i] - step.plan.q_lens[i] : ends[i]]] = POISON
-            self.broken.add(int(step.tenants[i]))
+    def _chain(self, step: HashStep, tokens: I64, which: I64, inside: I64, ends: I64) -> U64:
+        """The chain values of the step's tokens [T], from what the model keeps of the token before."""
+        plan = step.plan
+        starts = plan.seq_lens - plan.q_lens
+        if self.model.full:
+            previous = self.kv[step.locations[self._ladder[: plan.num_seqs], np.maximum(starts - 1, 0)]]
+        elif self.windows and step.windows:
+            previous = self.windows.chain_before(plan, step.windows)
+        else:
+            return _NO_WORDS
+        before = np.where(starts > 0, previous, self.salts[plan.rows])
+        total = np.cumsum(KEY[tokens] * PLACE[starts[which] + inside], dtype=np.uint64)
+        offset = before - np.concatenate([np.zeros(1, dtype=np.uint64), total[ends[:-1] - 1]])
+        return total + offset[which]
+
+    def _check_windows(self, step: HashStep, read: U64) -> None:
+        plan = step.plan
+        for i in range(plan.num_extends):
+            start = int(plan.seq_lens[i] - plan.q_lens[i])
+            if start and int(step.tenants[i]) not in self.broken:
+                assert self.windows is not None
+                assert step.windows is not None
+                row = int(plan.rows[i])
+                right = chain_values(np.array(self.known[row][:start]), 0, int(self.salts[row]))
+                self.windows.check_content(step.windows, i, start, right, read)
+
+    def _sample(self, step: HashStep, digest: U64, hidden: U64, ends: I64, poisoned: tuple[int, ...]) -> StepResult:
+        plan = step.plan
+        rows = plan.rows[plan.sample_mask]
+        values = mix_array(digest[plan.sample_mask])
+        chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
+        self.last_tokens[rows] = chosen
+        self.counts[rows] += KEY[chosen]
+        for i in np.flatnonzero(plan.sample_mask)[list(poisoned)].tolist():
+            self._spoil(step, i, slice(ends[i] - plan.q_lens[i], ends[i]))
+        return StepResult(
+            token_ids=chosen.tolist(),
+            failed=poisoned,
+            logprobs=self._logprobs(rows, chosen, values),
+            prompt_logprobs=self._prompt_logprobs(plan, hidden, ends),
+        )
+
+    # -- what goes wrong ----------------------------------------------------------------------------------------------
+
+    def _spoil(self, step: HashStep, i: int, tokens: slice) -> None:
+        """Sequence i turned out not finite: garbage wherever the step wrote for it."""
+        plan = step.plan
+        self.kv[plan.out_cache_loc[tokens]] = POISON
+        if self.windows:
+            self.windows.bytes.words[plan.out_window_loc[tokens]] = POISON
+        if self.states:
+            self.states.spoil(np.append(plan.snap_slots[plan.snap_seqs == i], plan.state_slots[i]))
+        self.broken.add(int(step.tenants[i]))
+
+    def _fail(self, step: HashStep) -> None:
+        """The step stops halfway: whatever it was to write may hold anything."""
+        plan = step.plan
+        self.kv[plan.out_cache_loc] = POISON
+        if self.windows:
+            self.windows.bytes.words[plan.out_window_loc] = POISON
+        if self.states:
+            self.states.spoil(np.concatenate([plan.state_slots, plan.snap_slots, plan.copy_dst]))
+        self.host.spoil(plan)
+        self.broken.update(step.tenants.tolist())
+        raise StepFailed(f"step {plan.step} failed")
 
     # -- log-probabilities --------------------------------------------------------------------------------------------
 
@@ -260,17 +376,16 @@ class HashRunner:
             for token, value, asked in zip(chosen.tolist(), values.tolist(), wanted.tolist(), strict=True)
         ]
 
-    def _prompt_logprobs(self, step: HashStep, slots: U64) -> dict[int, list[TokenLogprob | None]] | None:
-        plan = step.plan
+    def _prompt_logprobs(self, plan: StepPlan, hidden: U64, ends: I64) -> dict[int, list[TokenLogprob | None]] | None:
         if not plan.prompt_logprobs:
             return None
         entries: dict[int, list[TokenLogprob | None]] = {}
         for i in plan.prompt_logprobs:
             tokens = self.known[int(plan.rows[i])]
-            stop = int(plan.seq_lens[i])
-            chunk = range(stop - int(plan.q_lens[i]), stop)
+            stop, count = int(plan.seq_lens[i]), int(plan.q_lens[i])
+            values = hidden[ends[i] - count : ends[i]].tolist()
             entries[i] = [
-                TokenLogprob(tokens[p + 1], logprob_of(int(slots[i, p])), 1) if p + 1 < len(tokens) else None
-                for p in chunk
+                TokenLogprob(tokens[p + 1], logprob_of(value), 1) if p + 1 < len(tokens) else None
+                for p, value in zip(range(stop - count, stop), values, strict=True)
             ]
         return entries

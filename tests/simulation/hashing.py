@@ -1,30 +1,59 @@
 """The hash model's arithmetic, once for arrays (the runner) and once for Python's integers (the reference).
 
-All sums are modulo 2**64. Position p of a sequence has the KV value
+All sums and products are modulo 2**64. Position p of a sequence has the KV value
 
     chain[p] = chain[p - 1] + KEY[token[p]] * PLACE[p]          chain[-1] = salt of the namespace
 
-and the next token is a hash of every chain value up to p, of the tokens' counts, and of the request's seed.
+with a windowed layer another, chain[p] * WINDOW_FACTOR, and a recurrent layer's state after p + 1 tokens is
+
+    state[p] = state[p - 1] * FACTOR + STATE_KEY[token[p]] * (salt | 1)          state[-1] = 0
+
+which knows no positions, as a real one does not. The next token is a hash of every chain value up to p, of those in the
+window before it, of the state, of the tokens' counts, and of the request's seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 U64 = npt.NDArray[np.uint64]
+I64 = npt.NDArray[np.int64]
 
 MAX_VOCAB: Final = 1 << 12
 MAX_LEN: Final = 1 << 13
 _MASK: Final = (1 << 64) - 1
 _RNG = np.random.Generator(np.random.PCG64(2026))
-KEY: Final[U64] = _RNG.integers(0, 1 << 64, MAX_VOCAB, dtype=np.uint64) | np.uint64(1)
-PLACE: Final[U64] = _RNG.integers(0, 1 << 64, MAX_LEN, dtype=np.uint64) | np.uint64(1)
-WEIGHT: Final[U64] = _RNG.integers(0, 1 << 64, MAX_LEN, dtype=np.uint64) | np.uint64(1)
+
+
+def _odd(n: int) -> U64:
+    return _RNG.integers(0, 1 << 64, n, dtype=np.uint64) | np.uint64(1)
+
+
+def _powers(base: int) -> U64:
+    powers = [1]
+    for _ in range(MAX_LEN):
+        powers.append(powers[-1] * base & _MASK)
+    return np.array(powers, dtype=np.uint64)
+
+
+KEY: Final = _odd(MAX_VOCAB)
+PLACE: Final = _odd(MAX_LEN)
+WEIGHT: Final = _odd(MAX_LEN)
+WINDOW_WEIGHT: Final = _odd(MAX_LEN)
+STATE_KEY: Final = _odd(MAX_VOCAB)
+WINDOW_FACTOR: Final = 0x9E3779B97F4A7C15
+STATE_WEIGHT: Final = 0xD1342543DE82EF95
+FACTOR: Final = 0x5851F42D4C957F2D
+_FACTOR_POWERS: Final = _powers(FACTOR)
+_INVERSE_POWERS: Final = _powers(pow(FACTOR, -1, 1 << 64))
+_WINDOW_INVERSE: Final = np.uint64(pow(WINDOW_FACTOR, -1, 1 << 64))
 _KEY, _PLACE, _WEIGHT = KEY.tolist(), PLACE.tolist(), WEIGHT.tolist()
+_WINDOW_WEIGHT, _STATE_KEY = WINDOW_WEIGHT.tolist(), STATE_KEY.tolist()
 
 
 def mix(x: int) -> int:
@@ -56,22 +85,75 @@ class Generated:
         self.token_id, self.logprob = token_id, logprob
 
 
-def naive_generation(prompt: Sequence[int], *, salt: int, seed: int, vocab: int) -> Iterator[Generated]:
-    """The reference: the tokens that follow `prompt`, one after the other, from the token list alone."""
-    tokens = list(prompt)
-    chain, digest, counts = salt, 0, 0
-    position = 0
-    while True:
-        for token in tokens[position:]:
-            chain = (chain + _KEY[token] * _PLACE[position]) & _MASK
-            digest += chain * _WEIGHT[position]
-            counts += _KEY[token]
-            position += 1
-        value = mix((digest + counts + seed) & _MASK)
-        tokens.append(value % vocab)
-        yield Generated(tokens[-1], logprob_of(value))
+@dataclass(frozen=True, kw_only=True)
+class HashModel:
+    """What the next token depends on. `full`: layers that attend to all tokens; `window` in tokens, 0 for no windowed
+    layer, else at least 2; `recurrent`: layers with a state."""
+
+    vocab: int
+    full: bool = True
+    window: int = 0
+    recurrent: bool = False
+
+    def generate(self, prompt: Sequence[int], *, salt: int, seed: int) -> Iterator[Generated]:
+        """The reference: the tokens that follow `prompt`, one after the other, from the token list alone."""
+        tokens, window, scale = list(prompt), self.window, salt | 1
+        chain, digest, counts, state = salt, 0, 0, 0
+        windowed: list[int] = []
+        position = 0
+        while True:
+            for token in tokens[position:]:
+                chain = (chain + _KEY[token] * _PLACE[position]) & _MASK
+                digest += chain * _WEIGHT[position]
+                counts += _KEY[token]
+                state = (state * FACTOR + _STATE_KEY[token] * scale) & _MASK
+                windowed.append(chain * _WINDOW_WEIGHT[position])
+                position += 1
+            value = counts + seed
+            value += digest if self.full else 0
+            value += sum(windowed[-window:]) * WINDOW_FACTOR if window else 0
+            value += state * STATE_WEIGHT if self.recurrent else 0
+            value = mix(value & _MASK)
+            tokens.append(value % self.vocab)
+            yield Generated(tokens[-1], logprob_of(value))
+
+    def hidden(self, tokens: npt.NDArray[np.int32], salt: int) -> U64:
+        """What the model has at each position of a prompt before it is a log-probability."""
+        if self.full or self.window:
+            return chain_values(tokens, 0, salt)
+        return state_values(tokens, 0, salt)
 
 
 def chain_values(tokens: npt.NDArray[np.int32], start: int, before: int) -> U64:
     """Chain values of `tokens` at positions from `start` on; `before` is the value of position start - 1."""
     return np.uint64(before) + np.cumsum(KEY[tokens] * PLACE[start : start + len(tokens)], dtype=np.uint64)
+
+
+def state_values(tokens: npt.NDArray[np.int32], before: int, salt: int) -> U64:
+    """The state after each of `tokens`, from `before` on."""
+    inside = np.arange(len(tokens), dtype=np.int64)
+    one = np.zeros(len(tokens), dtype=np.int64)
+    keys = STATE_KEY[tokens] * np.uint64(salt | 1)
+    return scan(keys, np.array([before], dtype=np.uint64), inside, one, np.array([len(tokens)]))
+
+
+def scan(keys: U64, before: U64, inside: I64, which: I64, ends: I64) -> U64:
+    """The states of S sequences after each of their T tokens.
+
+    keys [T] are what the tokens add, before [S] the states to go on from; token t is number inside[t] of sequence
+    which[t], whose last token is in front of ends[which[t]]. Divided by the powers of FACTOR the recurrence is a sum.
+    """
+    if len(keys) == len(before):
+        return before * np.uint64(FACTOR) + keys
+    total = np.cumsum(keys * _INVERSE_POWERS[inside + 1], dtype=np.uint64)
+    offset = before - np.concatenate([np.zeros(1, dtype=np.uint64), total[ends[:-1] - 1]])
+    return (total + offset[which]) * _FACTOR_POWERS[inside + 1]
+
+
+def windowed(chain: U64) -> U64:
+    """The KV values of a windowed layer."""
+    return chain * np.uint64(WINDOW_FACTOR)
+
+
+def unwindowed(kv: U64) -> U64:
+    return kv * _WINDOW_INVERSE

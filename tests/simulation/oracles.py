@@ -10,11 +10,21 @@ import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.radix_node import Node
+from forebay.memory.slots import PAD
 from forebay.requests.request import Request, Status
-from forebay.requests.updates import Failure, FinishReason, MissReason, Update
+from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hash_runner import HashRunner
-from tests.simulation.hashing import Generated, chain_values, logprob_of, naive_generation, salt_of
+from tests.simulation.hashing import (
+    U64,
+    Generated,
+    HashModel,
+    chain_values,
+    logprob_of,
+    salt_of,
+    state_values,
+    windowed,
+)
 
 
 class Violation(AssertionError):
@@ -29,13 +39,12 @@ def require(holds: bool, what: str) -> None:
 class Tracked:
     """A request, what its client has heard, and what it must hear."""
 
-    def __init__(self, req: Request, vocab: int, now: float) -> None:
+    def __init__(self, req: Request, model: HashModel, config: SchedulerConfig, now: float) -> None:
+        self.model, self.config = model, config
         self.id, self.params, self.namespace = req.id, req.params, req.namespace
         self.prompt = req.tokens.tolist()
         self.salt = salt_of(req.namespace)
-        self.expected: Iterator[Generated] = naive_generation(
-            self.prompt, salt=self.salt, seed=req.params.seed, vocab=vocab
-        )
+        self.expected: Iterator[Generated] = model.generate(self.prompt, salt=self.salt, seed=req.params.seed)
         self.received: list[int] = []
         self.cached_tokens: int | None = None
         self.finish: FinishReason | None = None
@@ -81,13 +90,48 @@ class Tracked:
             f"request {self.id}: {report.cached_tokens} tokens reported as cached, the device began at {cached}",
         )
         require(report.cached_tokens < len(self.prompt), f"request {self.id}: the whole prompt is said to be cached")
+        self._check_report(report)
         if self.params.prompt_logprobs < 0:
             return
         require(report.miss_reason in (MissReason.PROMPT_LOGPROBS, MissReason.DISABLED), f"miss {report.miss_reason}")
-        chain = chain_values(np.array(self.prompt, dtype=np.int32), 0, self.salt).tolist()
-        right = [None, *zip(self.prompt[1:], map(logprob_of, chain[:-1]), strict=True)]
+        hidden = self.model.hidden(np.array(self.prompt, dtype=np.int32), self.salt).tolist()
+        right = [None, *zip(self.prompt[1:], map(logprob_of, hidden[:-1]), strict=True)]
         heard = [entry and (entry.token_id, entry.logprob) for entry in update.prompt_logprobs or []]
         require(heard == right, f"request {self.id}: prompt log-probabilities {heard}, not {right}")
+
+    def _check_report(self, report: CacheReport) -> None:
+        """The kinds agree with each other, and the reason with them (C20)."""
+        state, windowed, ps = self.config.state, bool(self.model.window), self.config.page_size
+        end = (len(self.prompt) - 1) // ps * ps
+        cached, kv = report.cached_tokens, report.kv_tokens
+        require(
+            cached <= min(report.state_tokens, report.window_tokens)
+            and max(report.state_tokens, report.window_tokens) <= kv <= end
+            and (bool(state.num_slots) or report.state_tokens == kv)
+            and (windowed or report.window_tokens == kv)
+            and (cached == kv or bool(state.num_slots) or windowed),
+            f"request {self.id}: the kinds disagree in {report}",
+        )
+        short = {
+            MissReason.NONE: cached == end > 0,
+            MissReason.DISABLED: not self.config.radix_cache and kv == 0,
+            MissReason.PROMPT_LOGPROBS: self.params.prompt_logprobs >= 0 and kv == 0,
+            MissReason.BELOW_PAGE: end == 0,
+            MissReason.EMPTY: kv == 0 < end,
+            MissReason.STATE_MISSING: cached < kv and report.state_tokens < kv,
+            MissReason.WINDOW_MISSING: cached < kv and report.window_tokens < kv,
+        }
+        require(short.get(report.miss_reason, cached == kv < end), f"request {self.id}: {report} has no such reason")
+        at = report.differs_at
+        require(
+            at == -1
+            or (
+                kv <= at < len(self.prompt)
+                and report.token_here == self.prompt[at] != report.token_there
+                and 0 <= report.token_there < self.model.vocab
+            ),
+            f"request {self.id}: {report} is not where its prompt leaves another",
+        )
 
     def _check_finish(self, update: Update) -> None:
         stopped = bool(update.token_ids) and self.received[-1] in self.params.stop_token_ids
@@ -114,8 +158,8 @@ class Tracked:
 class Oracles:
     """Every request's history, and the state of the scheduler after each call."""
 
-    def __init__(self, config: SchedulerConfig, scheduler: Scheduler, runner: HashRunner, vocab: int) -> None:
-        self.config, self.scheduler, self.runner, self.vocab = config, scheduler, runner, vocab
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler, runner: HashRunner) -> None:
+        self.config, self.scheduler, self.runner = config, scheduler, runner
         self.live: dict[int, Tracked] = {}
         self.log = hashlib.sha256()
         self.num_hits = self.num_finished = self.num_tokens = 0
@@ -123,7 +167,7 @@ class Oracles:
         self._checks = 0
 
     def added(self, req: Request, now: float) -> Tracked:
-        tracked = self.live[req.id] = Tracked(req, self.vocab, now)
+        tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now)
         return tracked
 
     def heard(self, updates: list[Update], now: float) -> list[Tracked]:
@@ -168,19 +212,40 @@ class Oracles:
             self.check_cache()
 
     def check_cache(self) -> None:
-        """Every cached page holds the KV of exactly the tokens that the tree says, in its namespace."""
+        """Every cached page, window and state holds what exactly the tokens that the tree says leave, in their
+        namespace."""
         for namespace, root in self.scheduler.held.cache._roots.items():
-            self._check_below(root, 0, salt_of(namespace))
+            salt = salt_of(namespace)
+            self._check_below(root, 0, salt, 0, salt)
 
-    def _check_below(self, node: Node, start: int, before: int) -> None:
-        ps = self.config.page_size
-        inside = np.arange(ps, dtype=np.int64)
+    def _check_below(self, node: Node, start: int, chain: int, state: int, salt: int) -> None:
         for child in node.children.values():
-            right = chain_values(np.frombuffer(child.key, dtype=np.int32), start, before)
-            kept = self.runner.kv[(child.pages[:, None] * ps + inside).ravel()]
-            if not np.array_equal(right, kept):
-                raise Violation(f"cached pages {child.pages} do not hold the KV of their tokens")
-            self._check_below(child, start + len(right), int(right[-1]))
+            tokens = np.frombuffer(child.key, dtype=np.int32)
+            right = chain_values(tokens, start, chain)
+            end = start + len(tokens)
+            self._check_pages(child, right)
+            after = int(state_values(tokens, state, salt)[-1]) if self.runner.states else 0
+            if child.state != PAD:
+                self._check_state(child.state, after, end)
+            self._check_below(child, end, int(right[-1]), after, salt)
+
+    def _check_pages(self, node: Node, right: U64) -> None:
+        runner, pages = self.runner, right.reshape(len(node.pages), -1)
+        if runner.model.full and not np.array_equal(pages, runner.pages.by_slot[node.pages]):
+            raise Violation(f"cached pages {node.pages} do not hold the KV of their tokens")
+        if runner.windows is None:
+            return
+        windows = runner.pools.windows.full_to_window[node.pages]
+        there = windows != PAD
+        if not np.array_equal(windowed(pages[there]), runner.windows.bytes.by_slot[windows[there]]):
+            raise Violation(f"cached windows {windows} of pages {node.pages} do not hold the KV of their tokens")
+
+    def _check_state(self, slot: int, right: int, length: int) -> None:
+        states = self.runner.states
+        if (int(states.states[slot]), int(states.lens[slot])) != (right, length):
+            raise Violation(
+                f"cached state {slot} is not that of its {length} tokens; it has read {int(states.lens[slot])}"
+            )
 
     def check_drained(self) -> None:
         """Nothing is left: all clients have their answer, and whatever is not cached is free."""
@@ -191,8 +256,18 @@ class Oracles:
         require(held.rows.available_size() == config.max_running_requests, "a row is not free although nobody runs")
         require(held.kv.num_free + held.cache.num_pages == config.num_pages, "a page is neither free nor cached")
         require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
+        if held.states:
+            cached = held.states.cached
+            require(held.states.pool.num_free + cached.num_states == config.state.num_slots, "a state slot is lost")
+            require(cached.num_locked == 0, "a state is locked although nobody runs")
+        if held.windows:
+            pool = held.windows.pool
+            require(pool.slots.num_free + pool.num_cached == config.state.num_window_pages, "a window page is lost")
+            require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
+        require(self.runner.host.copies.keys() <= set(held.kept._drops), "the host keeps what nobody will come for")
+        require(held.kept.num_bytes == 0, "host memory is booked although nobody is retracted")
 
 
 def reference_output(prompt: list[int], count: int, *, vocab: int, seed: int = 0, namespace: str = "") -> list[int]:
-    generated = naive_generation(prompt, salt=salt_of(namespace), seed=seed, vocab=vocab)
+    generated = HashModel(vocab=vocab).generate(prompt, salt=salt_of(namespace), seed=seed)
     return [g.token_id for g in islice(generated, count)]

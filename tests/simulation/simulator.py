@@ -26,7 +26,7 @@ from forebay.requests.updates import Update
 from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.policy import rank
 from forebay.scheduler.scheduler import Scheduler
-from tests.simulation.hash_runner import HashRunner, HashStep, StepFailed
+from tests.simulation.hash_runner import HashRunner, HashStep, Pools, StepFailed
 from tests.simulation.hashing import salt_of
 from tests.simulation.oracles import Oracles, Tracked, require
 from tests.simulation.workload import Conversations, Faults, Traffic, random_config, random_traffic
@@ -44,6 +44,11 @@ class Outcome:
     hits: int = 0
     retractions: int = 0
     recomputed: int = 0
+    kept: int = 0
+    state_hits: int = 0
+    window_hits: int = 0
+    checkpoints: int = 0
+    evicted_states: int = 0
     digest: str = ""
 
     def __add__(self, other: Outcome) -> Outcome:
@@ -89,14 +94,14 @@ class Simulation:
     ) -> None:
         self.config, self.traffic, self.rng = config, traffic, rng
         self.scheduler = make_scheduler(config)
+        self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
         self.runner = HashRunner(
             config,
-            self.scheduler.held.kv,
-            self.scheduler.held.rows.slots,
-            vocab=traffic.vocab,
-            salt=lambda id: salt_of(self.oracles.live[id].namespace) if id in self.oracles.live else 0,
+            Pools.of(self.scheduler.held),
+            traffic.model(config),
+            salt=self.salts.__getitem__,
         )
-        self.oracles = Oracles(config, self.scheduler, self.runner, traffic.vocab)
+        self.oracles = Oracles(config, self.scheduler, self.runner)
         self.capacity = min(config.context_length, config.num_pages * config.page_size)  # tokens, for one request
         self.conversations = Conversations(rng, traffic, self.capacity)
         self.flights: deque[tuple[StepPlan, HashStep]] = deque()
@@ -108,19 +113,36 @@ class Simulation:
 
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()
+        prompt = self.conversations.prompt(params.max_new_tokens)
         self.add(
-            self.conversations.prompt(params.max_new_tokens),
+            prompt,
             params,
             priority=rng.randrange(3),
             namespace=rng.choice(self.traffic.namespaces),
+            checkpoints=self.conversations.checkpoints(prompt),
         )
 
     def add(
-        self, prompt: Sequence[int], params: SamplingParams, *, priority: int = 0, namespace: str = ""
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        namespace: str = "",
+        checkpoints: Sequence[int] = (),
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
-        req = Request(self.num_added, prompt, params, priority=priority, namespace=namespace, arrival=self.now)
+        self.salts[self.num_added] = salt_of(namespace)
+        req = Request(
+            self.num_added,
+            prompt,
+            params,
+            priority=priority,
+            namespace=namespace,
+            arrival=self.now,
+            checkpoints=checkpoints,
+        )
         too_large, full = self._too_large(req), self._full(req)
         try:
             self.scheduler.add(req, self.now)
@@ -194,7 +216,7 @@ class Simulation:
 
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now)
-        self.runner.poison_free_pages()
+        self.runner.poison_free([*(plan.saves if plan else ()), *self.scheduler.held.kept._saves])
         if plan is None:
             return None
         self.num_steps += 1
@@ -240,6 +262,9 @@ class Simulation:
         log = self.oracles.log
         for column in (plan.rows, plan.seq_lens, plan.out_cache_loc, plan.input_ids, plan.write_pages):
             log.update(column.tobytes())
+        if self.config.state.num_slots or self.config.state.num_window_pages:
+            for column in (plan.out_window_loc, plan.state_slots, plan.snap_lens, plan.snap_slots, plan.copy_src):
+                log.update(column.tobytes())
 
     # -- whole runs ---------------------------------------------------------------------------------------------------
 
@@ -283,15 +308,21 @@ class Simulation:
         return 10 + retries * alone
 
     def outcome(self) -> Outcome:
-        counters = self.scheduler.counters
+        counters, held = self.scheduler.counters, self.scheduler.held
+        hits = self.oracles.num_hits
         return Outcome(
             requests=self.num_added,
             refused=self.num_refused,
             steps=self.num_steps,
             tokens=self.oracles.num_tokens,
-            hits=self.oracles.num_hits,
+            hits=hits,
             retractions=int(counters.get("retractions", 0)),
             recomputed=int(counters.get("recomputed_tokens", 0)),
+            kept=held.kept.num_kept,
+            state_hits=hits if held.states else 0,
+            window_hits=hits if held.windows else 0,
+            checkpoints=held.states.num_taken if held.states else 0,
+            evicted_states=held.states.cached.num_evicted if held.states else 0,
             digest=self.oracles.log.hexdigest(),
         )
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
 
-from forebay.config.engine_config import EvictionPolicy, Ledger, SchedulePolicy, SchedulerConfig
+from forebay.config.engine_config import (
+    EvictionPolicy,
+    Ledger,
+    SchedulePolicy,
+    SchedulerConfig,
+    StateConfig,
+    StateStrategy,
+)
+from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
+from tests.simulation.hashing import HashModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +42,27 @@ class Traffic:
     sharing: float = 0.6  # chance that a prompt begins like an earlier conversation
     stopping: float = 0.5  # chance of stop tokens
     tick_s: float = 0.01
+    hints: float = 0.0  # chance that a request names lengths at which others will go on
     faults: Faults = field(default_factory=Faults)
+
+    def model(self, config: SchedulerConfig) -> HashModel:
+        """The model that has the layers of `config`; without full attention where pages have no bytes."""
+        state = config.state
+        return HashModel(
+            vocab=self.vocab,
+            full=state.page_bytes > 0 or not (state.num_slots or state.num_window_pages),
+            window=state.window if state.num_window_pages else 0,
+            recurrent=state.num_slots > 0,
+        )
 
 
 def random_config(rng: Random) -> SchedulerConfig:
+    kinds = rng.choice(["plain", "plain", "states", "states", "windows", "both"])
     page_size = rng.choice([1, 1, 2, 3, 4, 7, 8, 16])
+    strategy = rng.choice(list(StateStrategy)) if page_size == 1 else StateStrategy.EXTRA_BUFFER
     num_pages = max(2, rng.choice([12, 24, 48, 96, 200]) // page_size + rng.randrange(4))
     hurried = rng.random() < 0.15
-    return SchedulerConfig(
+    config = SchedulerConfig(
         page_size=page_size,
         num_pages=num_pages,
         max_running_requests=rng.choice([1, 2, 4, 8, 8]),
@@ -57,6 +80,41 @@ def random_config(rng: Random) -> SchedulerConfig:
         stall_timeout_s=0.1 if hurried else 60.0,
         ledger=Ledger.RAISE,
     )
+    state = StateConfig(
+        num_slots=_num_slots(rng, config, strategy) if kinds in ("states", "both") else 0,
+        strategy=strategy,
+        track_interval=page_size * rng.choice([1, 2, 4]),
+        checkpoint_interval=rng.choice([4, 16, 1024]),
+        page_bytes=100 * page_size if kinds == "plain" or rng.random() < 0.7 else 0,
+        slot_bytes=1000 if kinds in ("states", "both") else 0,
+        retraction_host_bytes=rng.choice([0, 3000, 1 << 30]),
+        recompute_bytes_per_token=rng.choice([150, 1 << 20]),
+    )
+    if kinds in ("windows", "both"):
+        state = _with_windows(rng, config, state)
+    return replace(config, state=state)
+
+
+def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) -> int:
+    """Few: what running requests need, and some to cache states in."""
+    extra_buffer = strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
+    per_request = 1 + tracking_slots(extra_buffer, config.overlap_depth)
+    return config.max_running_requests * per_request + rng.choice([1, 2, 4, 16])
+
+
+def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> StateConfig:
+    """What running requests need at least, and some to cache windows in; a step computes no more than all of them."""
+    window, depth = rng.choice([2, 3, 5, 8, 17, 40]), config.overlap_depth
+    window = min(window, config.context_length)
+    step = min(config.chunked_prefill_size, config.max_running_requests * config.context_length)
+    pages = config.max_running_requests * window_pages_per_request(window, config.page_size, depth)
+    pages += window_pages_in_flight(step, config.page_size, depth)
+    return replace(
+        state,
+        window=window,
+        num_window_pages=pages + rng.choice([0, 0, 2, 16]),
+        window_page_bytes=50 * config.page_size,
+    )
 
 
 def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
@@ -73,6 +131,7 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
         sharing=rng.choice([0.0, 0.8, 0.95]),
         stopping=0.1 if pressed else rng.choice([0.0, 0.3, 0.7]),
         tick_s=rng.choice([0.001, 0.02]),
+        hints=rng.choice([0.0, 0.5]),
         faults=Faults()
         if calm
         else Faults(
@@ -113,6 +172,12 @@ class Conversations:
         more = rng.randint(0, min(6, max(room, 0))) if prompt else rng.randint(1, traffic.longest_prompt)
         prompt += [rng.randrange(traffic.vocab) for _ in range(more)]
         return prompt or [rng.randrange(traffic.vocab)]
+
+    def checkpoints(self, prompt: Sequence[int]) -> list[int]:
+        """Lengths that a client might name, not all of them sensible."""
+        if self._rng.random() >= self._traffic.hints:
+            return []
+        return sorted(self._rng.randrange(len(prompt) + 3) for _ in range(3))
 
     def remember(self, tokens: list[int]) -> None:
         self._past.append(tokens)

@@ -1,0 +1,105 @@
+"""What retracted requests keep in the memory of the hash model's host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.requests.step_plan import Kept, StepPlan
+from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_ids
+from tests.simulation.hashing import U64
+from tests.simulation.state_memory import StateMemory
+from tests.simulation.window_memory import WindowMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostCopy:
+    """The words of `length` tokens in whole pages, [pages, page_size], and the state after them."""
+
+    length: int
+    kv: U64
+    windows: U64
+    state: np.uint64
+
+
+class HostMemory:
+    """Copies by request id."""
+
+    def __init__(self, pages: SlotBytes, windows: WindowMemory | None, states: StateMemory | None) -> None:
+        self.copies: dict[int, HostCopy] = {}
+        self._pages, self._windows, self._states = pages, windows, states
+
+    # -- launching ------------------------------------------------------------------------------------------------
+
+    def check_loads(self, plan: StepPlan, table: npt.NDArray[np.int32], row_of: Mapping[int, int]) -> None:
+        """A copy comes back to where its request is now, in the step that admits it."""
+        admitted = {admission.request_id for admission in plan.admissions}
+        for load in plan.loads:
+            if load.request_id not in admitted:
+                raise RunnerError(f"step {plan.step} loads request {load.request_id}, which it does not admit")
+            row = row_of[load.request_id]
+            pages = table[row, : len(load.pages)]
+            if not np.array_equal(pages, load.pages) or (self._pages.slots.owner[pages] != load.request_id).any():
+                raise RunnerError(f"step {plan.step} loads into pages {load.pages}; the row has {pages}")
+            if self._states and load.state_slot != plan.state_slots[plan.rows == row][0]:
+                raise RunnerError(f"step {plan.step} loads into slot {load.state_slot} of another request")
+            if self._windows:
+                windows = self._windows.full_to_window[pages[len(pages) - len(load.window_pages) :]]
+                if not np.array_equal(windows, load.window_pages):
+                    raise RunnerError(f"step {plan.step} loads into window pages {load.window_pages} of {windows}")
+
+    # -- executing ------------------------------------------------------------------------------------------------
+
+    def save(self, plan: StepPlan, lens: Sequence[int], broken: AbstractSet[int]) -> None:
+        """`lens` are the tokens that the requests have computed when it is the step's turn."""
+        for kept, length in zip(plan.saves, lens, strict=True):
+            check_ids(self._pages.slots, "saved pages", kept.pages)
+            if len(kept.pages) * self._pages.by_slot.shape[1] - length not in range(self._pages.by_slot.shape[1]):
+                raise RunnerError(f"request {kept.request_id} has {length} tokens and saves pages {kept.pages}")
+            if self._states and self._states.lens[kept.state_slot] != length and kept.request_id not in broken:
+                raise RunnerError(
+                    f"request {kept.request_id} has {length} tokens and saves a state of "
+                    f"{self._states.lens[kept.state_slot]}"
+                )
+            if kept.request_id in self.copies:
+                raise RunnerError(f"request {kept.request_id} is on the host already")
+            self.copies[kept.request_id] = self._copy(kept, length)
+
+    def _copy(self, kept: Kept, length: int) -> HostCopy:
+        windows = self._windows.bytes.by_slot[kept.window_pages] if self._windows else self._pages.by_slot[:0]
+        state = self._states.states[kept.state_slot] if self._states else POISON
+        return HostCopy(length=length, kv=self._pages.by_slot[kept.pages], windows=windows, state=state)
+
+    def drop(self, plan: StepPlan) -> None:
+        """Copies that a failed step was to make may not be there."""
+        for request_id in plan.drops:
+            self.copies.pop(request_id, None)
+
+    def load(self, plan: StepPlan, row_of: Mapping[int, int]) -> None:
+        for load in plan.loads:
+            copy = self.copies.pop(load.request_id, None)
+            if copy is None:
+                raise RunnerError(f"step {plan.step} loads request {load.request_id}; the host has nothing of it")
+            at = plan.rows == row_of[load.request_id]
+            start = int((plan.seq_lens - plan.q_lens)[at][0])
+            if (start, len(load.pages), len(load.window_pages)) != (copy.length, len(copy.kv), len(copy.windows)):
+                raise RunnerError(f"request {load.request_id} goes on at {start}, {copy.length} tokens were kept")
+            self._pages.by_slot[load.pages] = copy.kv
+            if self._windows:
+                self._windows.bytes.by_slot[load.window_pages] = copy.windows
+            if self._states:
+                self._states.put(load.state_slot, copy.state, copy.length)
+
+    def spoil(self, plan: StepPlan) -> None:
+        """A step fails: what it was to copy, here or back, may hold anything."""
+        for kept in plan.saves:
+            gone = self._copy(kept, 0)
+            self.copies[kept.request_id] = HostCopy(
+                length=0, kv=np.full_like(gone.kv, POISON), windows=np.full_like(gone.windows, POISON), state=POISON
+            )
+        for load in plan.loads:
+            self._pages.by_slot[load.pages] = POISON
