@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, cast
 
 from forebay.base.errors import Overloaded, PayloadTooLarge, Unavailable, from_code
@@ -129,9 +129,16 @@ class AsyncEngine:
         return cast(Failure, self.dead)
 
     def submit(
-        self, *, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0, namespace: str = ""
+        self,
+        *,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        namespace: str = "",
+        checkpoints: Sequence[int] = (),
     ) -> Stream:
-        """Send a request; never waits. What the scheduler refuses comes as the stream's one update.
+        """Send a request; never waits. What the scheduler refuses comes as the stream's one update. `checkpoints` are
+        lengths of the prompt from which others are likely to go on.
 
         Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
         queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
@@ -148,6 +155,7 @@ class AsyncEngine:
             params=params,
             priority=priority,
             namespace=namespace,
+            checkpoints=list(checkpoints),
         )
         try:
             self._send(frame)

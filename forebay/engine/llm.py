@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -26,9 +26,18 @@ from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
-from forebay.text.tokenizer import Message, Tokenizer
+from forebay.text.resumption import ChatPrompt, Message
+from forebay.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
+
+
+class _Wanted(NamedTuple):
+    """What is to be submitted for an output; others may go on from the first `checkpoints` tokens of its prompt."""
+
+    output: RequestOutput
+    params: SamplingParams
+    checkpoints: list[int]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -94,15 +103,8 @@ class LLM:
         `use_tqdm` (the field's name for it) shows a progress bar on standard error. A request that fails does so by
         itself, see `RequestOutput.error`.
         """
-        listed = _as_prompts(prompts)
-        params = _as_params(sampling_params, len(listed))
-        outputs = [self._output(prompt) for prompt in listed]
-        with _bar(len(outputs), shown=use_tqdm) as bar:
-            task = bar.add_task("generating", total=len(outputs))
-            self._run(outputs, params, lambda: bar.advance(task))
-        for output in outputs:
-            output.text = self.tokenizer.decode(output.token_ids)
-        return outputs
+        outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
+        return self._generate(outputs, [[]] * len(outputs), sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -114,34 +116,61 @@ class LLM:
     ) -> list[RequestOutput]:
         """Continue one conversation, or each of several. `variables` go to the chat template."""
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        prompts = [self.tokenizer.encode_chat(list(talk), **variables) for talk in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        prompts = [self._chat_prompt(list(talk), variables) for talk in conversations]  # type: ignore[arg-type]
+        outputs = [self._output(prompt.token_ids) for prompt in prompts]
+        return self._generate(outputs, [prompt.checkpoints for prompt in prompts], sampling_params, use_tqdm)
+
+    def _chat_prompt(self, messages: list[Message], variables: dict[str, Any]) -> ChatPrompt:
+        if self.info.wants_checkpoints:
+            return self.tokenizer.encode_chat_prompt(messages, **variables)
+        return ChatPrompt(self.tokenizer.encode_chat(messages, **variables), [])
+
+    def _generate(
+        self,
+        outputs: list[RequestOutput],
+        checkpoints: list[list[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        params = _as_params(sampling_params, len(outputs))
+        wanted = [_Wanted(*each) for each in zip(outputs, params, checkpoints, strict=True)]
+        with _bar(len(outputs), shown=use_tqdm) as bar:
+            task = bar.add_task("generating", total=len(outputs))
+            self._run(wanted, lambda: bar.advance(task))
+        for output in outputs:
+            output.text = self.tokenizer.decode(output.token_ids)
+        return outputs
 
     def _output(self, prompt: Prompt) -> RequestOutput:
         if isinstance(prompt, str):
             return RequestOutput(prompt=prompt, prompt_token_ids=self.tokenizer.encode(prompt))
         return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
 
-    def _run(self, outputs: list[RequestOutput], params: list[SamplingParams], on_end: Callable[[], None]) -> None:
+    def _run(self, wanted: list[_Wanted], on_end: Callable[[], None]) -> None:
         """Feed the engine as rows come free, so that its queue, made for servers, never overflows."""
         live: dict[int, RequestOutput] = {}
-        waiting = deque(zip(outputs, params, strict=True))
+        waiting = deque(wanted)
         try:
             while waiting or live:
                 while waiting and len(live) < self.info.max_running_requests:
-                    output, wanted = waiting.popleft()
-                    live[self._next_id] = output
-                    self._take(self._add(output, wanted), live, on_end)
+                    item = waiting.popleft()
+                    live[self._next_id] = item.output
+                    self._take(self._add(item), live, on_end)
                 self._take(self._core.step(), live, on_end)
         finally:
             # Interrupted: whoever still runs would go on in the next call.
             for request_id in list(live):
                 self._core.abort(request_id)
 
-    def _add(self, output: RequestOutput, params: SamplingParams) -> list[Update]:
+    def _add(self, item: _Wanted) -> list[Update]:
         request_id, self._next_id = self._next_id, self._next_id + 1
         return self._core.add(
-            AddRequest(request_id=request_id, prompt_token_ids=output.prompt_token_ids, params=params)
+            AddRequest(
+                request_id=request_id,
+                prompt_token_ids=item.output.prompt_token_ids,
+                params=item.params,
+                checkpoints=item.checkpoints,
+            )
         )
 
     @staticmethod

@@ -52,15 +52,17 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
 
     async def prompts() -> list[Prompt]:
         messages = [message.for_template() for message in body.messages]
-        token_ids = await server.workers.run(
-            server.tokenizer.encode_chat,
-            messages,
-            size=1 << 20,  # templates always run in a worker
-            add_generation_prompt=body.add_generation_prompt,
-            max_tokens=server.engine.info.context_length,
+        options = {
+            "size": 1 << 20,  # templates always run in a worker
+            "add_generation_prompt": body.add_generation_prompt,
+            "max_tokens": server.engine.info.context_length,
             **body.template_variables,
-        )
-        return [Prompt(token_ids=token_ids)]
+        }
+        if not server.engine.info.wants_checkpoints:
+            return [Prompt(token_ids=await server.workers.run(server.tokenizer.encode_chat, messages, **options))]
+        encode, breakpoints = server.tokenizer.encode_chat_prompt, body.breakpoints
+        prompt = await server.workers.run(encode, messages, breakpoints=breakpoints, **options)
+        return [Prompt(token_ids=prompt.token_ids, checkpoints=tuple(prompt.checkpoints))]
 
     return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
 
@@ -325,6 +327,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
     first, last = generation.first_token_at, generation.last_token_at
     tokens = usage["completion_tokens"]
     rate = (tokens - 1) / (last - first) if first is not None and last is not None and last > first else 0.0
+    differs = usage["cache"]["differs"]
     reasons = ",".join(sorted({choice.finish or "abort" for choice in generation.choices}))
     log.info(
         event(
@@ -337,6 +340,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             tok_s=rate,
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage["cache"]["miss_reason"],
+            **({"differs_at": differs["position"]} if differs is not None else {}),
             **({"error": generation.error.code} if generation.error is not None else {}),
         )
     )

@@ -15,6 +15,7 @@ import msgspec
 from forebay.base.errors import ForebayError
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 from forebay.requests.updates import CacheReport, FinishReason, Update
+from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
 from forebay.server.logprobs import Scored
 from forebay.server.served_model import Engine, TokenStream
@@ -32,10 +33,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is None where the client sent ids."""
+    """`text` is None where the client sent ids. Others are likely to go on from the first `checkpoints` tokens."""
 
     token_ids: list[int]
     text: str | None = None
+    checkpoints: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +141,7 @@ class Generation:
 
     choices: list[Choice]
     num_prompt_tokens: int
+    table: TokenBytes
     started_at: float = field(default_factory=time.monotonic)
     first_token_at: float | None = None
     last_token_at: float | None = None
@@ -149,7 +152,7 @@ class Generation:
     def submit(cls, engine: Engine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
         """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
         choices: list[Choice] = []
-        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts))
+        generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)
         try:
             for prompt in prompts:
                 for number in range(order.count):
@@ -158,6 +161,7 @@ class Generation:
                         params=order.params_of(number),
                         priority=order.priority,
                         namespace=order.namespace,
+                        checkpoints=prompt.checkpoints,
                     )
                     choices.append(Choice(len(choices), prompt, stream, order, table))
         except BaseException:
@@ -194,13 +198,13 @@ class Generation:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
-        cached = sum(report.cached_tokens for report in reports.values())
+        cache = cache_usage(list(reports.values())[::-1], self.table)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self.num_prompt_tokens + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-            "cache": {"cached_tokens": cached, "miss_reason": self.choices[0].cache.miss_reason.value},
+            "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
+            "cache": cache,
         }
 
 

@@ -155,9 +155,10 @@ async def metrics(request: Request, server: ServerContext) -> Response:
 async def debug_state(request: Request, server: ServerContext) -> Response:
     """`frames.State` as JSON, for the console's strip and for tests:
 
-    `{"step", "num_running", "num_waiting", "num_waiting_tokens", "pools": [{"name": "kv"|"rows", "total", "free",
-    "running", "cached", "quarantined"}], "last_step_age_s", "oldest_wait_s", "counters": {name: number},
-    "map": [0 free | 1 running | 2 cached | 3 other, ...], "server": {"num_inside", "draining"}}`
+    `{"step", "num_running", "num_waiting", "num_waiting_tokens", "pools": [{"name": "kv"|"window"|"state"|"rows",
+    "total", "free", "running", "cached", "quarantined"}], "last_step_age_s", "oldest_wait_s",
+    "counters": {name: number}, "map": [0 free | 1 running | 2 cached | 3 other, ...],
+    "server": {"num_inside", "draining"}}`
     """
     state = await _state(server)
     if state is None:

@@ -26,6 +26,10 @@ _ENGINE_COUNTERS: Final = {
     "computed_prompt_tokens": "Tokens that went through the model as part of a prompt",
     "generated_tokens": "Tokens sampled so far, those of running choices included",
     "retractions": "Times that a running choice gave its pages up and waited again",
+    "retractions_kept": "Retractions whose KV and state were kept on the host",
+    "checkpoints.taken": "States written down for the prefix cache",
+    "checkpoints.skipped": "States that were wanted and had no slot",
+    "states_evicted": "States dropped from the prefix cache to make room",
     "evicted_pages": "Pages dropped from the prefix cache to make room",
     "leaked_pages": "Pages that nobody owned and that were set aside",
     "ledger_violations": "Slots that were freed, taken or used against the rules",
@@ -127,9 +131,13 @@ class _EngineCollector(Collector):
         yield from (slots, total, usage)
         yield from self._tokens(state)
         yield _misses(state)
+        whole = state.counters.get(f"misses.{MissReason.NONE}", 0)
+        yield CounterMetricFamily("forebay:cache_hit", "Choices whose prompt came whole from the prefix cache", whole)
+        dead = state.counters.get("dead_kv_tokens", 0)
+        yield _gauge("dead_kv_tokens", "Cached KV tokens with no state left to go on from", dead)
         for name, text in _ENGINE_COUNTERS.items():
             if name in state.counters:
-                metric = f"forebay:engine_{name.removeprefix('engine.')}"
+                metric = f"forebay:engine_{name.removeprefix('engine.').replace('.', '_')}"
                 yield CounterMetricFamily(metric, text, state.counters[name])
 
     def _tokens(self, state: State) -> Iterator[Metric]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag, ValidationError, model_validator
@@ -24,6 +25,7 @@ from forebay.server.validation import (
     refusal,
     validation_error,
 )
+from forebay.text.resumption import Breakpoint
 
 MAX_N: Final = 8
 MAX_PROMPTS: Final = 16
@@ -252,9 +254,17 @@ class CompletionRequest(Sampling):
         return self.prompt
 
 
+class CacheControl(Strict):
+    """A client's mark: others will go on from here."""
+
+    ignored = {"ttl": _one_of(None, "5m", "1h")}  # what is used stays, what is not goes
+    type: Literal["ephemeral"]
+
+
 class TextPart(Strict):
     type: Literal["text"]
     text: Text
+    cache_control: CacheControl | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -277,6 +287,15 @@ class ChatMessage(Strict):
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    cache_control: CacheControl | None = None
+
+    @property
+    def breakpoints(self) -> list[int]:
+        """Behind how many characters of the content the client set its marks."""
+        parts = [] if isinstance(self.content, str) else self.content
+        ends = accumulate(len(part.text) for part in parts)
+        marks = [end for end, part in zip(ends, parts, strict=True) if part.cache_control is not None]
+        return [*marks, len(self.for_template()["content"])] if self.cache_control is not None else marks
 
     def for_template(self) -> dict[str, str]:
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
@@ -307,6 +326,10 @@ class ChatRequest(Sampling):
                 INVALID_COMBINATION, "top_logprobs", "top_logprobs is only allowed with logprobs=true: set it"
             )
         return self
+
+    @property
+    def breakpoints(self) -> list[Breakpoint]:
+        return [Breakpoint(i, end) for i, message in enumerate(self.messages) for end in message.breakpoints]
 
     @property
     def template_variables(self) -> dict[str, Any]:
@@ -340,7 +363,7 @@ class DetokenizeRequest(Strict):
 
 
 REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
-_NESTED_TYPES: Final[tuple[type[Strict], ...]] = (ChatMessage, TextPart, StreamOptions, TemplateArguments)
+_NESTED_TYPES: Final[tuple[type[Strict], ...]] = (ChatMessage, TextPart, CacheControl, StreamOptions, TemplateArguments)
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +37,13 @@ class Engine(Protocol):
     @property
     def last_tick_age_s(self) -> float: ...
     def submit(
-        self, *, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0, namespace: str = ""
+        self,
+        *,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        namespace: str = "",
+        checkpoints: Sequence[int] = (),
     ) -> TokenStream: ...
     async def died(self) -> Failure: ...
     async def state(self) -> State: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from forebay.base.errors import Overloaded, Unavailable
 from forebay.engine.frames import PoolState, Ready, State
@@ -80,7 +80,7 @@ class FakeStream:
                 request_id=self.request_id,
                 token_ids=[token],
                 finish=finish,
-                cache=CacheReport(min(1, len(self.prompt)), MissReason.NOT_CACHED) if first else None,
+                cache=self._engine.cache if first else None,
                 logprobs=[self._score(token)] if self.params.logprobs >= 0 else None,
                 prompt_logprobs=self._prompt_scores() if first and self.params.prompt_logprobs >= 0 else None,
                 matched_stop=token if stops else None,
@@ -109,6 +109,7 @@ class FakeEngine:
         manual: bool = False,
         context_length: int = 8192,
         vocab_size: int = 49152,
+        wants_checkpoints: bool = False,
     ) -> None:
         self.script = script
         self.dead: Failure | None = None
@@ -118,6 +119,10 @@ class FakeEngine:
         self.running: dict[int, FakeStream] = {}
         self.submitted: list[FakeStream] = []
         self.namespaces: list[str] = []
+        self.checkpoints: list[list[int]] = []
+        self.counters = {"steps_total": 1.0}
+        self.hybrid_pools: list[PoolState] = []
+        self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
         self.aborted: list[int] = []
         self.flushed = 0
         self.peak = 0
@@ -132,6 +137,7 @@ class FakeEngine:
             load_seconds=0.1,
             report=[("memory", "kv", "1 GiB", "65536 tokens x 16 KiB")],
             pid=1,
+            wants_checkpoints=wants_checkpoints,
         )
         self._limit = max_running + max_queued
         self._manual = manual
@@ -141,7 +147,13 @@ class FakeEngine:
         self._stepper: asyncio.Task[None] | None = None
 
     def submit(
-        self, *, prompt_token_ids: list[int], params: SamplingParams, priority: int = 0, namespace: str = ""
+        self,
+        *,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        priority: int = 0,
+        namespace: str = "",
+        checkpoints: Sequence[int] = (),
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")
@@ -151,6 +163,7 @@ class FakeEngine:
         self.running[stream.request_id] = stream
         self.submitted.append(stream)
         self.namespaces.append(namespace)
+        self.checkpoints.append(list(checkpoints))
         self.peak = max(self.peak, len(self.running))
         if self._stepper is None and not self._manual:
             self._stepper = asyncio.get_running_loop().create_task(self._step_forever())
@@ -190,11 +203,12 @@ class FakeEngine:
             num_waiting_tokens=0,
             pools=[
                 PoolState(name="kv", total=4096, free=4000 - running, running=running, cached=96),
+                *self.hybrid_pools,
                 PoolState(name="rows", total=64, free=64 - running, running=running),
             ],
             last_step_age_s=0.0,
             oldest_wait_s=0.0,
-            counters={"steps_total": 1.0},
+            counters=self.counters,
             map=[0, 1, 2],
         )
         return self.last_state

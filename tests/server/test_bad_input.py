@@ -16,6 +16,7 @@ from forebay.server.app import ROUTES
 from forebay.server.protocol import (
     IGNORED,
     REQUEST_TYPES,
+    CacheControl,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -51,7 +52,7 @@ NEVER_NUMBERS = [
 ]
 NEVER_IDS = ["-1", "49152", "49153", "2147483648", "9223372036854775808", "true", "1.5", '"x"']
 OUR_TYPES = sorted(
-    {kind.__name__ for kind in (*REQUEST_TYPES, ChatMessage, StreamOptions, TemplateArguments, TextPart)}
+    {kind.__name__ for kind in (*REQUEST_TYPES, CacheControl, ChatMessage, StreamOptions, TemplateArguments, TextPart)}
 )
 OUR_WORDS = [*OUR_TYPES, "constrained", "list[", "[key]", "Value error", "Input should", "function-", "<"]
 WRONG = ["[]", "{}", '""', '"x"', "[[]]", "[null]", "-1", "1.5", "true", '{"a": 1}', '[1, "a"]', "99999999999"]

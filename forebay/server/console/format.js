@@ -20,6 +20,8 @@ const MISS = {
   diverged: "then it diverged",
   not_cached_yet: "the rest is new",
   evicted: "the rest was evicted",
+  kv_present_state_missing: "no state to go on from",
+  kv_present_window_missing: "its window is gone",
   below_page: "the rest is shorter than a page",
   prompt_logprobs: "log-probabilities need every position",
   retracted: "computed again after a retraction",

@@ -6,7 +6,7 @@ import { plural, rate, whole } from "./format.js";
 const POLL_MS = 1000;
 const RETRY_MS = 4000;
 const HOLDERS = ["running", "cached", "quarantined", "free"];
-const NAMES = { kv: "KV pages", rows: "request rows" };
+const NAMES = { kv: "KV pages", window: "window pages", state: "state slots", rows: "request rows" };
 const CELL_CLASSES = ["free", "running", "cached", "quarantined"]; // frames.State.map's owner classes, in its order
 const SPARK_POINTS = 60;
 

@@ -1,0 +1,86 @@
+"""Where in a conversation's text others are likely to go on from: states and windows are worth keeping there.
+
+A place is found by rendering a variation of the conversation: as far as both texts agree, nothing of what varies has
+been said. These are hints: a wrong one costs a state that nobody uses, never a token.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+from forebay.base.errors import InvalidRequest
+
+MAX_LAST_MESSAGES: Final = 3  # ends of the last messages, from which a user who edits or tries again goes on
+MAX_BREAKPOINTS: Final = 8
+MAX_RENDERED_CHARS: Final = 4 << 20  # by all variations of one conversation together
+
+Message = dict[str, Any]
+Render = Callable[[list[Message]], str]
+
+
+class Breakpoint(NamedTuple):
+    """Where the client says that others will go on: behind `num_chars` characters of a message's content."""
+
+    message: int
+    num_chars: int
+
+
+class ChatPrompt(NamedTuple):
+    """The tokens of a conversation, and the numbers of them behind which others are likely to go on, ascending."""
+
+    token_ids: list[int]
+    checkpoints: list[int]
+
+
+def places(text: str, messages: Sequence[Message], breakpoints: Sequence[Breakpoint], render: Render) -> list[int]:
+    """Numbers of characters of `text`, which is all of `messages` rendered; ascending, each once.
+
+    `render` renders without a generation prompt. Whatever of it is refused is no place. The number of renderings is
+    bounded, and so is their size together: of a very long conversation only the first of these are looked for:
+    breakpoints, the end of what stands before the first message of the user (tools, system prompt), the last messages.
+    """
+    found = set()
+    affordable = MAX_RENDERED_CHARS // max(1, len(text))
+    for number, variation in enumerate(_variations(messages, breakpoints)):
+        if number >= affordable:
+            break
+        try:
+            found.add(_common_chars(text, render(variation)))
+        except InvalidRequest:
+            continue
+    return sorted(found - {0, len(text)})
+
+
+def _variations(messages: Sequence[Message], breakpoints: Sequence[Breakpoint]) -> Iterator[list[Message]]:
+    for message, num_chars in breakpoints[-MAX_BREAKPOINTS:]:
+        content = messages[message]["content"]
+        if num_chars >= len(content):
+            yield list(messages[: message + 1])
+        else:
+            yield [*messages[:message], _otherwise(messages[message], content[:num_chars])]
+    first = next((i for i, message in enumerate(messages) if message.get("role") == "user"), None)
+    if first is not None:
+        yield [*messages[:first], _otherwise(messages[first], "")]
+    for end in range(len(messages) - 1, max(0, len(messages) - 1 - MAX_LAST_MESSAGES), -1):
+        yield list(messages[:end])
+
+
+def _common_chars(text: str, other: str) -> int:
+    """How many characters both begin with, by halving: a loop over characters would take longer than the rendering."""
+    low, high = 0, min(len(text), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if text.startswith(other[low:middle], low) else (low, middle - 1)
+    return low
+
+
+def _otherwise(message: Message, beginning: str) -> Message:
+    """The same message with another continuation; what follows no text of people has."""
+    return {**message, "content": f"{beginning}\U000ffffd"}
+
+
+def token_counts(ends: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """How many tokens lie wholly before each of `positions`; `ends` are the ends of the tokens, in characters."""
+    return [count for position in positions if (count := bisect_right(ends, position))]

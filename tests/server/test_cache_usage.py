@@ -1,0 +1,155 @@
+"""What a client learns of the prefix cache, and what the engine learns of a conversation's places (C18, C20)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forebay.engine.frames import PoolState
+from forebay.requests.updates import CacheReport, MissReason
+from tests.server.conftest import Running
+from tests.server.fake_engine import FakeEngine
+
+Launch = Callable[..., Running]
+SYSTEM = {"role": "system", "content": "Answer in verse, and never in more than four lines."}
+CHAT = {"messages": [SYSTEM, {"role": "user", "content": "hello world"}], "max_tokens": 2}
+
+
+def chat(server: Running, **changes: Any) -> dict[str, Any]:
+    with server.client() as http:
+        answer = http.post("/v1/chat/completions", json={**CHAT, **changes})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def cached(server: Running, report: CacheReport, path: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    server.engine.cache = report
+    with server.client() as http:
+        found: dict[str, Any] = http.post(path, json={"max_tokens": 2, **body}).json()["usage"]["cache"]
+    return found
+
+
+def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> None:
+    """C20."""
+    server = launch()
+    report = CacheReport(32, MissReason.STATE_MISSING, kv_tokens=64, window_tokens=48, state_tokens=32)
+    assert cached(server, report, prompt="hello world") == {
+        "cached_tokens": 32,
+        "miss_reason": "kv_present_state_missing",
+        "matched_tokens": {"kv": 64, "window": 48, "state": 32},
+        "differs": None,
+    }
+
+
+def test_usage_shows_the_first_token_that_differs_in_text(launch: Launch) -> None:
+    """C20."""
+    server = launch()
+    (here,), (there,) = server.tokenizer.encode(" world"), server.tokenizer.encode("hello")
+    report = CacheReport(16, MissReason.DIVERGED, 16, 16, 16, differs_at=17, token_here=here, token_there=there)
+    found = cached(server, report, "/v1/chat/completions", **CHAT)
+    assert found["differs"] == {"position": 17, "here": " world", "there": "hello"}
+
+
+def test_control_tokens_and_half_characters_have_a_spelling_too(launch: Launch) -> None:
+    server = launch()
+    half = server.tokenizer.encode("\u00e9")[0]
+    report = CacheReport(16, MissReason.DIVERGED, differs_at=16, token_here=1, token_there=half)
+    assert cached(server, report, prompt="hello")["differs"] == {
+        "position": 16,
+        "here": "<|im_start|>",
+        "there": "\ufffd",
+    }
+
+
+def test_several_prompts_are_summed_and_the_first_one_is_explained(launch: Launch) -> None:
+    server = launch()
+    found = cached(server, CacheReport(8, MissReason.EVICTED, 8, 8, 8), prompt=["hello", "world"], n=2)
+    assert found["cached_tokens"] == 16
+    assert found["matched_tokens"]["kv"] == 16
+    assert found["miss_reason"] == "evicted"
+
+
+def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: Launch) -> None:
+    """C20."""
+    server = launch()
+    server.engine.hybrid_pools = [
+        PoolState(name="window", total=32, free=32, running=0),
+        PoolState(name="state", total=16, free=11, running=0, cached=5),
+    ]
+    server.engine.counters = {
+        "misses.none": 3.0,
+        "misses.kv_present_state_missing": 2.0,
+        "checkpoints.taken": 7.0,
+        "checkpoints.skipped": 1.0,
+        "states_evicted": 4.0,
+        "dead_kv_tokens": 160.0,
+    }
+    with server.client() as http:
+        text = http.get("/metrics").text
+    for line in (
+        "forebay:cache_hit_total 3.0",
+        'forebay:cache_miss_total{reason="kv_present_state_missing"} 2.0',
+        "forebay:engine_checkpoints_taken_total 7.0",
+        "forebay:engine_checkpoints_skipped_total 1.0",
+        "forebay:engine_states_evicted_total 4.0",
+        "forebay:dead_kv_tokens 160.0",
+        'forebay:pool_slots{holder="cached",pool="state"} 5.0',
+        'forebay:pool_size{pool="window"} 32.0',
+    ):
+        assert line in text, line
+
+
+def test_a_plain_model_gets_no_checkpoints(launch: Launch) -> None:
+    server = launch()
+    chat(server)
+    assert server.engine.checkpoints == [[]]
+
+
+def test_a_model_with_states_learns_where_conversations_go_on(launch: Launch) -> None:
+    """C18: in tokens of the prompt that the engine gets; of every choice's."""
+    server = launch(lambda: FakeEngine(wants_checkpoints=True))
+    chat(server, n=2)
+    prompt = server.engine.submitted[0].prompt
+    assert server.engine.checkpoints[0] == server.engine.checkpoints[1]
+    texts = [
+        server.tokenizer.decode(prompt[:count], skip_special_tokens=False) for count in server.engine.checkpoints[0]
+    ]
+    head = f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n"
+    assert texts == [head, f"{head}<|im_start|>user\n"]
+
+
+@pytest.mark.parametrize(
+    ("message", "ending"),
+    [
+        ({"content": "hello world", "cache_control": {"type": "ephemeral"}}, "hello world<|im_end|>\n"),
+        (
+            {
+                "content": [
+                    {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral", "ttl": "5m"}},
+                    {"type": "text", "text": " world"},
+                ]
+            },
+            "user\nhello",
+        ),
+    ],
+)
+def test_a_clients_cache_control_is_a_checkpoint(launch: Launch, message: dict[str, Any], ending: str) -> None:
+    """C18."""
+    server = launch(lambda: FakeEngine(wants_checkpoints=True))
+    chat(server, messages=[SYSTEM, {"role": "user", **message}])
+    prompt = server.engine.submitted[0].prompt
+    last = server.tokenizer.decode(prompt[: server.engine.checkpoints[0][-1]], skip_special_tokens=False)
+    assert last.endswith(ending)
+
+
+@pytest.mark.parametrize("mark", [{"type": "forever"}, {"type": "ephemeral", "ttl": "1 year"}, {}, "ephemeral"])
+def test_another_cache_control_is_refused_by_name(launch: Launch, mark: Any) -> None:
+    server = launch()
+    with server.client() as http:
+        body = {**CHAT, "messages": [{"role": "user", "content": "hello", "cache_control": mark}]}
+        answer = http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert "cache_control" in answer.json()["error"]["param"]
