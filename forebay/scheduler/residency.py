@@ -148,7 +148,8 @@ class Residencies:
         req.pin = pin
         req.num_pages = pin.num_pages + need
         req.extend_target = len(req.tokens)
-        req.kv_len = req.kv_committed = self.kept.num_tokens(req) or match.num_tokens
+        req.kv_len = self.kept.num_tokens(req) or match.num_tokens
+        req.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
         self._write(req.req_pool_idx, 0, np.concatenate([match.pages, pages.ids]))
         if self.windows:
             req.window_start = self.windows.pool.first_needed(req.kv_len)
