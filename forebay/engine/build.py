@@ -23,6 +23,7 @@ from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import describe, load
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
+from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.allocator import keep_freed_memory
 from forebay.scheduler.scheduler import Scheduler
@@ -87,6 +88,9 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         vocab_size=checkpoint.config.vocab_size,
         dtype=DTYPES[config.dtype],
         device=config.device,
+        num_window_pages=budget.num_window_pages,
+        num_state_slots=budget.num_state_slots,
+        ssm_dtype=DTYPES[config.mamba_ssm_dtype],
     )
 
 
@@ -123,13 +127,22 @@ def _report(
     config: EngineConfig, budget: MemoryBudget, model: Model, runner: ModelRunner, ops: Ops, load_seconds: float
 ) -> Report:
     """Rows (section, item, value, reason) for the start-up table and /server_info: planned against actual."""
-    planned, actual = budget.kv_bytes, runner.kv.num_bytes
+    cache = runner.cache
+    pools = (
+        ("KV cache", budget.kv_bytes, cache.bytes_of(FullAttention) + cache.bytes_of(LatentAttention)),
+        ("window KV", budget.window_bytes, cache.bytes_of(SlidingWindow)),
+        ("recurrent states", budget.state_bytes, cache.bytes_of(RecurrentState)),
+    )
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{config.dtype} on {config.device}"),
         ("model", "kernels", ops.name, f"{config.kernels} asked, {config.num_threads} threads"),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
-        ("memory", "KV cache allocated", human_bytes(actual), f"{human_bytes(planned)} planned"),
+        *(
+            ("memory", f"{name} allocated", human_bytes(actual), f"{human_bytes(planned)} planned")
+            for name, planned, actual in pools
+            if planned or actual
+        ),
         ("memory", "process", human_bytes(_resident_bytes()), "resident after warm-up"),
     ]
 

@@ -10,12 +10,14 @@ import mmap
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import PAD
+from forebay.memory.slots import PAD, Ids
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
 
 
@@ -34,6 +36,17 @@ class StateLayer(NamedTuple):
 
     conv: Tensor
     ssm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class CpuCopy:
+    """A request's part of every tensor, in the order of the pool's layers."""
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
 
 
 class CachePool:
@@ -110,6 +123,36 @@ class CachePool:
         """Slots dst [n] int64 become what slots src [n] are; no slot is in both."""
         for tensor in self.state_tensors():
             tensor.index_copy_(0, dst, tensor.index_select(0, src))
+
+    # -- copies on the host (C26) -------------------------------------------------------------------------------------
+
+    def get_cpu_copy(self, pages: Ids, window_pages: Ids, slot: int) -> CpuCopy:
+        """What lies in KV pages [n], window pages [m] and a state slot (PAD for none), copied to the host."""
+        return CpuCopy(
+            tuple(
+                tensor.index_select(0, index).to("cpu", copy=True)
+                for tensor, index in self._places(pages, window_pages, slot)
+            )
+        )
+
+    def load_cpu_copy(self, copy: CpuCopy, pages: Ids, window_pages: Ids, slot: int) -> None:
+        """Put a copy into other places, as many as it was taken from."""
+        for source, (tensor, index) in zip(copy.parts, self._places(pages, window_pages, slot), strict=True):
+            tensor.index_copy_(0, index, source.to(tensor.device, non_blocking=True))
+
+    def _places(self, pages: Ids, window_pages: Ids, slot: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each tensor, by page or by slot, and where in it a request's part lies."""
+        index = {
+            SlidingWindow: window_pages,
+            RecurrentState: np.array([slot] if slot != PAD else [], dtype=np.int64),
+        }
+        for spec, layer in zip(self.specs, self._layers, strict=True):
+            at = torch.from_numpy(index.get(type(spec), pages)).to(layer[0].device)
+            if isinstance(layer, StateLayer):
+                yield from ((tensor, at) for tensor in layer if tensor.numel())
+            else:
+                for tensor in layer[: 1 if _shared(layer) else 2]:
+                    yield tensor.view(-1, self.page_size, *tensor.shape[1:]), at
 
     # -- padding ------------------------------------------------------------------------------------------------------
 

@@ -16,11 +16,13 @@ from torch import Tensor
 from forebay.memory.slots import PAD, Ids
 from forebay.models.model import Model
 from forebay.ops import Ops
-from forebay.pools.kv_pool import KvPool
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
+from forebay.pools.window_pages import WindowPages
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult, TokenLogprob
 from forebay.runtime.bounds import PoolBounds
+from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.penalties import Penalties
 from forebay.runtime.row_options import RowOptions
@@ -104,28 +106,34 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, ops: Ops, *, kv: KvPool, rows: RequestRows, vocab_size: int, max_num_tokens: int
+        self, model: Model, ops: Ops, *, cache: CachePool, rows: RequestRows, vocab_size: int, max_num_tokens: int
     ) -> None:
-        self.kv, self.rows = kv, rows
+        self.cache, self.rows = cache, rows
+        self.host_copies = HostCopies(cache)
         self._model, self._ops = model, ops
         self._vocab_size = vocab_size
         device = rows.last_tokens.device
         self._bounds = PoolBounds(
             num_rows=rows.num_rows,
-            num_pages=kv.num_pages + 1,
+            num_pages=cache.num_pages + 1,
             pages_per_row=rows.req_to_token.shape[1],
-            page_size=kv.page_size,
+            page_size=cache.page_size,
             vocab_size=vocab_size,
+            num_window_pages=cache.num_window_pages + 1,
+            num_slots=cache.num_slots + 1,
         )
-        self._inputs = StepInputs(rows, kv, max_num_tokens=max_num_tokens, device=device)
+        self.windows = WindowPages(cache.num_pages, device=device) if cache.num_window_pages else None
+        self._inputs = StepInputs(rows, cache, self.windows, max_num_tokens=max_num_tokens, device=device)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Apply the plan's admissions and row writes, run the model, sample. IndexOutOfPool, with nothing done, for a
-        plan with an index that no pool has."""
+        """Carry the plan out in its order: copies to the host, admissions and writes, states, copies from the host, the
+        model, the sampling. IndexOutOfPool, with nothing done, for a plan with an index that no pool has."""
         self._bounds.check(plan)
+        if plan.saves or plan.drops:
+            self.host_copies.save(plan)
         for admission in plan.admissions:
             self._options.admit(admission)
             self._penalties.admit(admission)
@@ -135,6 +143,8 @@ class ModelRunner:
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else _NOTHING
         reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else _NOTHING
         inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
+        if plan.loads:
+            self.host_copies.load(plan)
         hidden = self._model.forward(inputs.ctx, inputs.input_ids)
         token_ids, logprobs = self._sample(hidden, inputs, sample_rows, wants, reporting)
         return LaunchedStep(
@@ -150,12 +160,34 @@ class ModelRunner:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
         drawing = SamplingParams(top_k=2, top_p=0.9, min_p=0.1)
         greedy = SamplingParams(temperature=0.0)
-        length = min(_WARM_UP_TOKENS, self.rows.req_to_token.shape[1] * self.kv.page_size)
+        length = min(_WARM_UP_TOKENS, self.rows.req_to_token.shape[1] * self.cache.page_size)
         for step, (params, num_extends) in enumerate([(drawing, 1), (greedy, 0)]):
-            self.launch(_plan_of_padding(step, params, num_extends, length)).result()
+            self.launch(self._plan_of_padding(step, params, num_extends, length)).result()
         # The last admission left the row greedy; what else the steps wrote is put back.
         self.rows.reset_padding()
-        self.kv.reset_padding()
+        self.cache.reset_padding()
+
+    def _plan_of_padding(self, step: int, params: SamplingParams, num_extends: int, length: int) -> StepPlan:
+        """An extend of `length` tokens or one decode of the padding row: its KV goes to the padding pages, its state to
+        the padding slot."""
+        q_len = length if num_extends else 1
+        padding = np.full(q_len, PAD, dtype=np.int64)
+        return StepPlan(
+            step=step,
+            num_extends=num_extends,
+            rows=padding[:1],
+            q_lens=np.full(1, q_len, dtype=np.int64),
+            seq_lens=np.full(1, q_len, dtype=np.int64),
+            out_cache_loc=padding,
+            input_ids=padding[: q_len * num_extends],
+            sample_mask=np.ones(1, dtype=np.bool_),
+            write_rows=_NOTHING,
+            write_columns=_NOTHING,
+            write_pages=_NOTHING,
+            out_window_loc=padding if self.windows is not None else _NOTHING,
+            state_slots=padding[:1] if self.cache.num_slots else _NOTHING,
+            admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=[], num_prompt=0),),
+        )
 
     def _sample(
         self, hidden: Tensor, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
@@ -201,25 +233,6 @@ class ModelRunner:
             chunks.append(_Chunk(extend, int(plan.q_lens[extend]), known, num_top, blocks))
             first += len(known)
         return tuple(chunks)
-
-
-def _plan_of_padding(step: int, params: SamplingParams, num_extends: int, length: int) -> StepPlan:
-    """An extend of `length` tokens or one decode of the padding row, all of whose KV goes to the padding page."""
-    q_len = length if num_extends else 1
-    return StepPlan(
-        step=step,
-        num_extends=num_extends,
-        rows=np.full(1, PAD, dtype=np.int64),
-        q_lens=np.full(1, q_len, dtype=np.int64),
-        seq_lens=np.full(1, q_len, dtype=np.int64),
-        out_cache_loc=np.full(q_len, PAD, dtype=np.int64),
-        input_ids=np.full(q_len * num_extends, PAD, dtype=np.int64),
-        sample_mask=np.ones(1, dtype=np.bool_),
-        write_rows=_NOTHING,
-        write_columns=_NOTHING,
-        write_pages=_NOTHING,
-        admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=[], num_prompt=0),),
-    )
 
 
 def _prompt_entries(chunk: _Chunk) -> list[TokenLogprob | None]:

@@ -2,7 +2,8 @@
 
 Shape letters: S sequences, T tokens, E tokens of extends, N sequences that sample, D of them that draw (are not
 greedy), L of them that want log-probabilities, W row writes, A admissions, X positions
-of prompts whose log-probabilities are wanted.
+of prompts whose log-probabilities are wanted, M window page writes, K snapshots, C clears and B copies of state slots.
+Sections about what the model does not keep are empty.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext
+from forebay.base.units import ceil_div
+from forebay.layers.context import ForwardContext, PagedKv
 from forebay.memory.slots import Ids
-from forebay.pools.kv_pool import KvPool
+from forebay.ops.recurrence import StateBatch
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
+from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.packing import Array, Packing
 
@@ -40,6 +44,16 @@ _SECTIONS: Final = {
     "write_columns": torch.int64,  # [W]
     "write_pages": torch.int32,  # [W]
     "targets": torch.int64,  # [X]: the token whose log-probability is wanted
+    "out_window_loc": torch.int64,  # [T]
+    "map_pages": torch.int64,  # [M]
+    "map_windows": torch.int32,  # [M]
+    "state_slots": torch.int32,  # [S]
+    "snap_start": torch.int32,  # [S + 1]
+    "snap_ends": torch.int32,  # [K], which of the T, exclusive
+    "snap_slots": torch.int32,  # [K]
+    "clears": torch.int64,  # [C]
+    "copy_src": torch.int64,  # [B]
+    "copy_dst": torch.int64,  # [B]
     "admit_rows": torch.int64,  # [A]
     **{
         name: torch.float64 if column.dtype.is_floating_point else torch.int64
@@ -68,9 +82,19 @@ class Inputs:
 class StepInputs:
     """Carries plans to the device in one copy each, and applies their row writes and admissions there."""
 
-    def __init__(self, rows: RequestRows, kv: KvPool, *, max_num_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: RequestRows,
+        cache: CachePool,
+        windows: WindowPages | None,
+        *,
+        max_num_tokens: int,
+        device: torch.device,
+    ) -> None:
         self._rows = rows
-        self._kv = kv
+        self._cache = cache
+        self._windows = windows
+        self._places = torch.arange(rows.num_rows, dtype=torch.int32, device=device)
         self._packing = Packing(_SECTIONS, device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, sample_rows: Ids, drawing: Ids, reporting: Ids, targets: Ids) -> Inputs:
@@ -95,6 +119,16 @@ class StepInputs:
             w,
             w,
             len(targets),
+            len(plan.out_window_loc),
+            len(plan.map_pages),
+            len(plan.map_pages),
+            len(plan.state_slots),
+            s + 1 if len(plan.state_slots) else 0,
+            len(plan.snap_slots),
+            len(plan.snap_slots),
+            len(plan.clears),
+            len(plan.copy_src),
+            len(plan.copy_src),
             a,
         )
         views = self._packing.begin((*counts, *[a] * len(SAMPLING_COLUMNS)))
@@ -110,17 +144,37 @@ class StepInputs:
             host["write_pages"][:] = plan.write_pages
         if a:
             _write_admissions(plan.admissions, host)
+        if self._windows is not None:
+            for name in ("out_window_loc", "map_pages", "map_windows"):
+                host[name][:] = getattr(plan, name)
+        if len(plan.state_slots):
+            _write_states(plan, host)
         self._packing.send(views)
         if w:
             self._rows.req_to_token.index_put_((device["write_rows"], device["write_columns"]), device["write_pages"])
         if a:
             self._admit(device)
+        if self._windows is not None and len(plan.map_pages):
+            self._windows.full_to_window.index_copy_(0, device["map_pages"], device["map_windows"])
+        if len(plan.clears):
+            self._cache.clear_states(device["clears"])
+        if len(plan.copy_src):
+            self._cache.copy_states(device["copy_src"], device["copy_dst"])
         return self._inputs(plan, device, max_seq_len=int(plan.seq_lens.max(initial=0)), num_samples=n)
 
     def _admit(self, device: dict[str, Tensor]) -> None:
         for name in SAMPLING_COLUMNS:
             column = self._rows[name]
             column.index_copy_(0, device["admit_rows"], device[name].to(column.dtype))
+
+    def _window(self, windows: WindowPages, device: dict[str, Tensor], max_seq_len: int) -> PagedKv:
+        rows = device["rows"]
+        num_columns = ceil_div(max_seq_len, self._cache.page_size)
+        return PagedKv(
+            page_table=windows.translate(self._rows.req_to_token, rows, num_columns),
+            rows=self._places[: len(rows)],
+            out_cache_loc=device["out_window_loc"],
+        )
 
     def _inputs(self, plan: StepPlan, device: dict[str, Tensor], *, max_seq_len: int, num_samples: int) -> Inputs:
         ids = device["input_ids"]
@@ -130,16 +184,23 @@ class StepInputs:
                 ids[len(plan.input_ids) :].copy_(last_tokens)
             else:
                 ids = last_tokens
+        full = PagedKv(page_table=self._rows.req_to_token, rows=device["rows"], out_cache_loc=device["out_cache_loc"])
         ctx = ForwardContext(
             positions=device["positions"],
-            out_cache_loc=device["out_cache_loc"],
-            rows=device["rows"],
             q_start=device["q_start"],
             seq_lens=device["seq_lens"],
-            page_table=self._rows.req_to_token,
-            page_size=self._kv.page_size,
+            page_size=self._cache.page_size,
             max_seq_len=max_seq_len,
-            kv=self._kv,
+            full=full,
+            window=full if self._windows is None else self._window(self._windows, device, max_seq_len),
+            states=StateBatch(
+                slots=device["state_slots"],
+                q_start=device["q_start"],
+                snap_start=device["snap_start"],
+                snap_ends=device["snap_ends"],
+                snap_slots=device["snap_slots"],
+            ),
+            cache=self._cache,
         )
         return Inputs(
             ctx=ctx,
@@ -151,6 +212,18 @@ class StepInputs:
             reporting=device["reporting"],
             targets=device["targets"],
         )
+
+
+def _write_states(plan: StepPlan, host: dict[str, Array]) -> None:
+    host["state_slots"][:] = plan.state_slots
+    host["clears"][:] = plan.clears
+    host["copy_src"][:] = plan.copy_src
+    host["copy_dst"][:] = plan.copy_dst
+    host["snap_start"][:] = np.searchsorted(plan.snap_seqs, np.arange(plan.num_seqs + 1))
+    if len(plan.snap_slots):
+        ends = host["q_start"][1:][plan.snap_seqs]
+        host["snap_ends"][:] = ends - (plan.seq_lens[plan.snap_seqs] - plan.snap_lens)
+        host["snap_slots"][:] = plan.snap_slots
 
 
 def _write_sequences(plan: StepPlan, host: dict[str, Array]) -> None:

@@ -37,15 +37,15 @@ class FakeModel:
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """[T, HIDDEN + 1]; the last column carries the poison of the token there."""
         x = self._embedding.index_select(0, input_ids)
-        ctx.kv.k(0).index_copy_(0, ctx.out_cache_loc, x.unsqueeze(1))
-        ctx.kv.v(0).index_copy_(0, ctx.out_cache_loc, -x.unsqueeze(1))
+        ctx.cache.kv(0).k.index_copy_(0, ctx.full.out_cache_loc, x.unsqueeze(1))
+        ctx.cache.kv(0).v.index_copy_(0, ctx.full.out_cache_loc, -x.unsqueeze(1))
         tokens = torch.arange(len(input_ids), dtype=torch.int32)
-        rows = ctx.rows.index_select(0, torch.searchsorted(ctx.q_start, tokens, right=True) - 1)
+        rows = ctx.full.rows.index_select(0, torch.searchsorted(ctx.q_start, tokens, right=True) - 1)
         mixed = torch.zeros_like(x)
         for position in range(ctx.max_seq_len):
-            page = ctx.page_table.index_select(0, rows)[:, position // ctx.page_size]
+            page = ctx.full.page_table.index_select(0, rows)[:, position // ctx.page_size]
             slot = page.long() * ctx.page_size + position % ctx.page_size
-            term = torch.sin(ctx.kv.k(0).index_select(0, slot).squeeze(1) * (position + 1))
+            term = torch.sin(ctx.cache.kv(0).k.index_select(0, slot).squeeze(1) * (position + 1))
             mixed = torch.where((position <= ctx.positions).unsqueeze(1), mixed * 0.5 + term, mixed)
         poison = torch.zeros(len(x), 1)
         for token, value in self.poison.items():

@@ -8,12 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.base.errors import ModelError
-from forebay.ops import make_ops
-from forebay.pools.cache_spec import FullAttention
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
-from forebay.runtime import ModelRunner, build_runner
+from forebay.runtime import ModelRunner
 from tests.runtime.fake_model import CONTEXT, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel, fake_runner, planner
 
 BAD_TOKEN = VOCAB - 1
@@ -181,9 +178,9 @@ def spoil(runner: ModelRunner, live: dict[int, int], pages: np.ndarray) -> None:
     """NaN wherever no live row has KV, pages from nowhere in the entries that no live row uses."""
     used = {int(pages[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE
             for row, length in live.items() for position in range(length)}  # fmt: skip
-    free = torch.tensor(sorted(set(range(len(runner.kv.k(0)))) - used))
-    runner.kv.k(0).index_fill_(0, free, float("nan"))
-    runner.kv.v(0).index_fill_(0, free, float("nan"))
+    free = torch.tensor(sorted(set(range(len(runner.cache.kv(0).k))) - used))
+    for tensor in runner.cache.kv(0):
+        tensor.index_fill_(0, free, float("nan"))
     for row in range(NUM_ROWS + 1):
         first_unused = -(-live.get(row, 0) // PAGE_SIZE)
         runner.rows.req_to_token[row, first_unused:] = NUM_ROWS * PAGES_PER_ROW
@@ -213,7 +210,7 @@ def test_garbage_in_the_padding_freed_pages_and_unused_entries_changes_no_live_r
 def assert_padding_holds(runner: ModelRunner) -> None:
     for name, column in type(runner.rows).declared.items():
         assert (runner.rows[name][0] == column.pad).all(), name
-    for side in (runner.kv.k(0), runner.kv.v(0)):
+    for side in runner.cache.kv(0):
         assert not side[:PAGE_SIZE].any()
 
 
@@ -277,23 +274,3 @@ def test_a_context_can_be_filled_to_its_last_position():
     plans.admit(1, prompt(1, CONTEXT - 2), WISHES["greedy"])
     assert plans.step(extends=[(1, CONTEXT - 2)]).failed == ()
     assert [plans.step(decodes=[1]).failed for _ in range(2)] == [(), ()]
-
-
-def test_layers_of_differing_kv_shape_are_refused():
-    class Uneven(FakeModel):
-        def cache_specs(self):
-            return [FullAttention(num_kv_heads=1, head_dim=8), FullAttention(num_kv_heads=2, head_dim=8)]
-
-    with pytest.raises(ModelError, match="2 KV shapes"):
-        build_runner(
-            Uneven(),
-            ops=make_ops("native", 1),
-            num_pages=2,
-            page_size=2,
-            max_running_requests=1,
-            context_length=4,
-            max_num_tokens=4,
-            vocab_size=VOCAB,
-            dtype=torch.float32,
-            device="cpu",
-        )

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.pools.kv_pool import KvPool
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import FullAttention
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
@@ -16,17 +17,10 @@ from forebay.runtime.step_inputs import Inputs, StepInputs
 NUM_ROWS, PAGES, PAGE_SIZE = 9, 8, 4
 
 
-def pools() -> tuple[RequestRows, KvPool]:
-    kv = KvPool(
-        num_layers=1,
-        num_pages=2,
-        page_size=PAGE_SIZE,
-        num_kv_heads=1,
-        head_dim=1,
-        dtype=torch.float32,
-        device="cpu",
-    )
-    return RequestRows(NUM_ROWS, PAGES), kv
+def pools() -> tuple[RequestRows, CachePool]:
+    specs = (FullAttention(num_kv_heads=1, head_dim=1),)
+    cache = CachePool(specs, num_pages=2, page_size=PAGE_SIZE, dtype=torch.float32, device="cpu")
+    return RequestRows(NUM_ROWS, PAGES), cache
 
 
 def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
@@ -86,16 +80,17 @@ def check(plan: StepPlan, inputs: Inputs, rows: RequestRows) -> None:
     assert ctx.q_start.tolist() == q_start
     assert ctx.positions.tolist() == positions
     assert inputs.input_ids.tolist() == tokens
-    assert ctx.rows.tolist() == plan.rows.tolist()
+    assert ctx.window is ctx.full, "no layer has a window"
+    assert ctx.full.rows.tolist() == plan.rows.tolist()
     assert ctx.seq_lens.tolist() == plan.seq_lens.tolist()
-    assert ctx.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
+    assert ctx.full.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
     assert ctx.max_seq_len == max(plan.seq_lens.tolist(), default=0)
     assert inputs.sample_rows.tolist() == sample_rows
     assert inputs.sample_lens.tolist() == sample_lens
     every = inputs.sample_tokens is None
     assert (list(range(plan.num_tokens)) if every else inputs.sample_tokens.tolist()) == sampled
-    for name, dtype in (("rows", torch.int32), ("q_start", torch.int32), ("positions", torch.int64)):
-        assert getattr(ctx, name).dtype == dtype
+    dtypes = (ctx.full.rows.dtype, ctx.q_start.dtype, ctx.positions.dtype)
+    assert dtypes == (torch.int32, torch.int32, torch.int64)
 
 
 @settings(max_examples=60, deadline=None)
@@ -103,9 +98,9 @@ def check(plan: StepPlan, inputs: Inputs, rows: RequestRows) -> None:
 def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_tokens):
     """C10: the page table and the sampling columns too are what the plans so far have written, and nothing else."""
     rng = np.random.default_rng(seed)
-    rows, kv = pools()
+    rows, cache = pools()
     rows.last_tokens.copy_(torch.from_numpy(rng.integers(0, 1000, NUM_ROWS + 1)))
-    staging = StepInputs(rows, kv, max_num_tokens=max_num_tokens, device=torch.device("cpu"))
+    staging = StepInputs(rows, cache, None, max_num_tokens=max_num_tokens, device=torch.device("cpu"))
     table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
     params: dict[int, SamplingParams] = {}
     for step in range(5):

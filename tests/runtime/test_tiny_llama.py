@@ -94,12 +94,12 @@ def test_company_cuts_and_a_poisoned_cache_change_no_bit(tiny, native_ops, param
         plans.admit(row, random_ids(6, seed=row), (GREEDY, DRAWN)[row % 2])
     plans.admit(3, tokens, params)
     for layer in range(3):
-        plans.runner.kv.k(layer).fill_(float("nan"))
-        plans.runner.kv.v(layer).fill_(float("nan"))
+        for tensor in plans.runner.cache.kv(layer):
+            tensor.fill_(float("nan"))
     plans.step(extends=[(1, 6), (3, 4)])
     results = [(plans.step(extends=[(2, 6), (3, 5), (4, 2)], decodes=[1]), 1)]
     slot = int(plans.pages[2, 0]) * PAGE_SIZE
-    plans.runner.kv.k(1)[slot] = float("nan")
+    plans.runner.cache.kv(1).k[slot] = float("nan")
     bad = plans.step(decodes=[1, 2, 3])
     assert bad.failed == (1,)
     results += [(bad, 2), *((plans.step(decodes=[3, 1]), 0) for _ in range(5))]

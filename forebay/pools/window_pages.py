@@ -1,0 +1,23 @@
+"""Where the device finds a page of windowed layers: they have fewer pages than those that keep all tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD
+from forebay.pools.table import Column, Table
+
+
+class WindowPages(Table):
+    """Row p is about page p; `full_to_window` is its window page, or PAD where the windows have moved past it."""
+
+    full_to_window = Column(torch.int32, pad=PAD)
+
+    def __init__(self, num_pages: int, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_pages + 1, device=device)
+
+    def translate(self, page_table: Tensor, rows: Tensor, num_columns: int) -> Tensor:
+        """The first columns of `rows` [S] of a page table, as window pages: [S, num_columns] int32."""
+        pages = page_table[:, :num_columns].index_select(0, rows)
+        return self.full_to_window.index_select(0, pages.view(-1)).view(pages.shape)

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.memory.slots import PAD
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import (
+    FullAttention,
+    LatentAttention,
+    RecurrentState,
+    SlidingWindow,
+    cache_sizes,
+)
+
+EVERYTHING = (
+    FullAttention(num_kv_heads=2, head_dim=5),
+    RecurrentState(conv=(6, 3), ssm=(2, 4, 3)),
+    SlidingWindow(num_kv_heads=1, head_dim=4, window=8),
+    LatentAttention(rank=6, rope_dim=2),
+    FullAttention(num_kv_heads=1, head_dim=4, v_head_dim=6),
+    RecurrentState(conv=(5, 2)),
+)
+
+
+def pool(specs=EVERYTHING, *, num_pages: int = 4, page_size: int = 3, dtype=torch.float32) -> CachePool:
+    return CachePool(
+        specs,
+        num_pages=num_pages,
+        page_size=page_size,
+        num_window_pages=3,
+        num_slots=2,
+        dtype=dtype,
+        ssm_dtype=torch.float32,
+        device="cpu",
+    )
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_layer_has_zeros_of_its_own_with_one_place_more_than_can_be_used(dtype):
+    """C5, C6"""
+    cache = pool(dtype=dtype)
+    shapes = [tuple(tensor.shape) for tensor in (*cache.kv_tensors(), *cache.state_tensors())]
+    assert shapes == [
+        (15, 2, 5),
+        (15, 2, 5),
+        (12, 1, 4),
+        (12, 1, 4),
+        (15, 1, 8),
+        (15, 1, 4),
+        (15, 1, 6),
+        (3, 6, 3),
+        (3, 2, 4, 3),
+        (3, 5, 2),
+    ]
+    tensors = [*cache.kv_tensors(), *cache.state_tensors()]
+    for i, tensor in enumerate(tensors):
+        assert not tensor.any()
+        tensor.fill_(i + 1)
+    assert [int(tensor.flatten()[0]) for tensor in tensors] == list(range(1, 11))
+    assert (cache.state(1).conv.dtype, cache.state(1).ssm.dtype) == (dtype, torch.float32)
+
+
+def test_latent_values_lie_within_the_keys_rows():
+    cache = pool()
+    k, v = cache.kv(3)
+    k[4] = torch.arange(8.0)
+    assert v[4].flatten().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("dtype", "ssm_itemsize"), [(torch.float32, 4), (torch.bfloat16, 4)])
+def test_the_bytes_are_those_that_sizing_reckons_with(dtype, ssm_itemsize):
+    cache = pool(dtype=dtype)
+    sizes = cache_sizes(EVERYTHING, itemsize=dtype.itemsize, ssm_itemsize=ssm_itemsize)
+    assert cache.bytes_of(FullAttention) + cache.bytes_of(LatentAttention) == 15 * sizes.kv_bytes_per_token
+    assert cache.bytes_of(SlidingWindow) == 12 * sizes.window_bytes_per_token
+    assert cache.bytes_of(RecurrentState) == 3 * sizes.state_bytes
+    assert cache.num_bytes == 15 * sizes.kv_bytes_per_token + 12 * sizes.window_bytes_per_token + 3 * sizes.state_bytes
+    assert sizes.window == 8
+
+
+def test_a_layer_that_keeps_something_else_is_not_handed_out():
+    with pytest.raises(AssertionError, match="RecurrentState"):
+        pool().kv(1)
+    with pytest.raises(AssertionError, match="FullAttention"):
+        pool().state(0)
+
+
+def test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer():
+    cache = pool()
+    for tensor in cache.state_tensors():
+        tensor.copy_(torch.rand(tensor.shape) + 1)
+    before = [tensor.clone() for tensor in cache.state_tensors()]
+    cache.copy_states(torch.tensor([2]), torch.tensor([1]))
+    cache.clear_states(torch.tensor([2]))
+    for tensor, was in zip(cache.state_tensors(), before, strict=True):
+        assert torch.equal(tensor[1], was[2])
+        assert not tensor[2].any()
+        assert torch.equal(tensor[PAD], was[PAD])
+
+
+def test_c26_a_copy_on_the_host_comes_back_into_other_places():
+    cache = pool()
+    for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
+        tensor.copy_(torch.rand(tensor.shape))
+    before = [tensor.clone() for tensor in (*cache.kv_tensors(), *cache.state_tensors())]
+    copy = cache.get_cpu_copy(ids(3, 1), ids(2), 1)
+    for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
+        tensor.fill_(float("nan"))
+    cache.load_cpu_copy(copy, ids(2, 4), ids(3), 2)
+    tensors = [*cache.kv_tensors(), *cache.state_tensors()]
+    moves = [(3, 2), (1, 4)]
+    for i, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
+        if i in (2, 3):  # windows
+            assert torch.equal(tensor[9:12], was[6:9])
+        elif i < 7:
+            assert all(torch.equal(tensor[3 * d : 3 * d + 3], was[3 * s : 3 * s + 3]) for s, d in moves)
+        else:
+            assert torch.equal(tensor[2], was[1])
+    sizes = cache_sizes(EVERYTHING, itemsize=4, ssm_itemsize=4)
+    expected = 6 * sizes.kv_bytes_per_token + 3 * sizes.window_bytes_per_token + sizes.state_bytes
+    assert copy.num_bytes == expected
+
+
+def test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone():
+    cache = pool()
+    for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
+        tensor.fill_(float("nan"))
+    cache.reset_padding()
+    for tensor in cache.kv_tensors():
+        assert not tensor[:3].any()
+        assert tensor[3:].isnan().all()
+    for tensor in cache.state_tensors():
+        assert not tensor[0].any()
+        assert tensor[1:].isnan().all()
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
+def test_a_large_cache_takes_no_memory_until_it_is_written():
+    before = resident_bytes()
+    cache = pool([FullAttention(num_kv_heads=2, head_dim=5)], num_pages=200_000, page_size=16)
+    assert cache.num_bytes > 240 << 20
+    assert resident_bytes() - before < 32 << 20
+    cache.kv(0).k[: 64 << 14].fill_(1.0)
+    assert resident_bytes() - before >= 32 << 20
