@@ -215,7 +215,7 @@ def _num_rows(demand: MemoryDemand) -> tuple[int, str]:
 
 
 def _why_memory(demand: MemoryDemand) -> str:
-    needs = ["a page of its own"]
+    needs = ["a page of its own"] if demand.page_bytes else []
     if demand.window_bytes_per_token:
         needs.append(f"{demand.window_pages(1) - demand.window_pages(0)} window pages")
     if demand.state_bytes:
