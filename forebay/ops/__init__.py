@@ -9,7 +9,7 @@
     o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
 
 There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
-the ops of recurrent layers are in recurrence.py. `TorchOps` (reference.py, reference_recurrence.py) is the definition in
+those of recurrent layers are in recurrence.py. `TorchOps` (reference.py, reference_recurrence.py) is the definition in
 torch; `NativeOps` (native.py, native_recurrence.py) the C++ twin in cpu/, compiled for this machine on first use
 (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
 q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so may

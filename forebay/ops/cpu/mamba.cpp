@@ -10,16 +10,17 @@
 namespace {
 
 constexpr long kPartBytes = 16384;  // of float32 state: half of the smallest L1
+constexpr long kChannels = 64;      // of a part, in Mamba-1
+constexpr long kPrepareGrain = 16;  // tokens
 
 long rows_of_part(long row_entries) {
     return std::max(4L, kPartBytes / static_cast<long>(sizeof(float)) / row_entries / 4 * 4);
 }
 
-// `Row` rows of state, `columns` each: state = state * decay(row, i) + x[row] * b, and sums[row] = state @ c. b and c are
-// padded with zeros to whole vectors. Every row's sum is the same whatever the number of rows.
+// `kRows` rows of state, `columns` each: state = state * decay(row, i) + x[row] * b, and returns state @ c of each row. b
+// and c are padded with zeros to whole vectors. A row's result is the same whatever the number of rows.
 template <int kRows, class S, class Decay>
-inline void advance_rows(S* state, long columns, const float* x, const float* b, const float* c, const Decay& decay,
-                         float* sums) {
+inline __m128 advance_rows(S* state, long columns, const float* x, const float* b, const float* c, Decay decay) {
     Vec sum[4], input[kRows];
     for (int r = 0; r < kRows; ++r) input[r] = set1(x[r]);
     for (Vec& s : sum) s = zero();
@@ -32,48 +33,35 @@ inline void advance_rows(S* state, long columns, const float* x, const float* b,
             sum[r] = fma(after, ci, sum[r]);
         }
     });
-    alignas(16) float all[4];
-    _mm_store_ps(all, hsum4(sum[0], sum[1], sum[2], sum[3]));
-    for (int r = 0; r < kRows; ++r) sums[r] = all[r];
+    return hsum4(sum[0], sum[1], sum[2], sum[3]);
 }
 
-// As advance_rows, for any number of rows; decay_of(row) makes the decay of the rows from there on.
-template <class S, class DecayOf>
-void advance(S* state, long rows, long columns, const float* x, const float* b, const float* c,
-             const DecayOf& decay_of, float* sums) {
+// As advance_rows, for any number of rows: decay_of(row) is the decay of the rows from there on, and finish(row, count,
+// results) takes in up to four results.
+template <class S, class DecayOf, class Finish>
+void advance(S* state, long rows, long columns, const float* x, const float* b, const float* c, DecayOf decay_of,
+             Finish finish) {
     long r = 0;
-    for (; r + 4 <= rows; r += 4) advance_rows<4>(state + r * columns, columns, x + r, b, c, decay_of(r), sums + r);
-    for (; r < rows; ++r) advance_rows<1>(state + r * columns, columns, x + r, b, c, decay_of(r), sums + r);
+    for (; r + 4 <= rows; r += 4) {
+        finish(r, 4, advance_rows<4>(state + r * columns, columns, x + r, b, c, decay_of(r)));
+    }
+    for (; r < rows; ++r) finish(r, 1, advance_rows<1>(state + r * columns, columns, x + r, b, c, decay_of(r)));
 }
 
-// One item's working memory, from the thread's scratch: four vectors and a spare block of state.
+// One item's working memory, from the thread's scratch.
 template <class S>
 struct Work {
     float* x;      // [rows]: the step's width times the input
     float* width;  // [rows]
-    float* sums;   // [rows]
-    float* b;      // [columns]
-    float* c;      // [columns]
     S* spare;      // [rows][columns]
 
     Work(long rows, long columns) {
-        const long r = round_up(rows, W), d = round_up(columns, W);
-        x = static_cast<float*>(thread_scratch((3 * r + 2 * d) * sizeof(float) + rows * columns * sizeof(S)));
-        width = x + r;
-        sums = width + r;
-        b = sums + r;
-        c = b + d;
-        spare = reinterpret_cast<S*>(c + d);
+        const long padded = round_up(rows, W);
+        x = static_cast<float*>(thread_scratch(2 * padded * sizeof(float) + rows * columns * sizeof(S)));
+        width = x + padded;
+        spare = reinterpret_cast<S*>(width + padded);
     }
 };
-
-// out [n] = sums + d * x, with d of each entry.
-template <class T, class SkipOf>
-void store_outputs(const T* x, const float* sums, const SkipOf& skip_of, long n, T* out) {
-    for_each_vector(n, [&](long i, long part) {
-        store_part(out + i, fma(skip_of(i, part), load_part(x + i, part), load_part(sums + i, part)), part);
-    });
-}
 
 template <class T, class S>
 struct Mamba2 {
@@ -99,29 +87,50 @@ struct Mamba2 {
     float dt_max;
 };
 
-// The steps' widths and decays, [tokens, heads] each: an exp for one head costs as much as for a vector of them.
+// What parts share, in float32 and for all tokens at once: it would cost a part as much as its own work.
+struct Prepared {
+    long columns;  // state_size padded with zeros to whole vectors
+    std::unique_ptr<float[]> memory;
+    float* b;       // [tokens, groups, columns]
+    float* c;       // [tokens, groups, columns]
+    float* widths;  // [tokens, heads]
+    float* decays;  // [tokens, heads]
+
+    Prepared(long tokens, long groups, long heads, long state_size) : columns(round_up(state_size, W)) {
+        const long rows = tokens * groups * columns, steps = tokens * heads;
+        memory = std::make_unique_for_overwrite<float[]>(2 * (rows + steps));
+        b = memory.get();
+        c = b + rows;
+        widths = c + rows;
+        decays = widths + steps;
+    }
+};
+
+template <class T>
+void widen_groups(const T* from, long groups, long state_size, long columns, float* to) {
+    for (long g = 0; g < groups; ++g) widen_row(from + g * state_size, state_size, set1(1.0f), to + g * columns);
+}
+
 template <class T, class S>
-void find_steps(Pool& pool, const Mamba2<T, S>& call, float* widths, float* decays) {
+void prepare_token(const Mamba2<T, S>& call, long t, const Prepared& ready) {
+    const long row = t * call.groups * ready.columns, step = t * call.heads;
+    widen_groups(call.b + t * call.ldb, call.groups, call.state_size, ready.columns, ready.b + row);
+    widen_groups(call.c + t * call.ldc, call.groups, call.state_size, ready.columns, ready.c + row);
     const Vec least = set1(call.dt_min), most = set1(call.dt_max);
-    pool.run(call.batch.num_tokens(), 64, [&](long begin, long end) {
-        for (long t = begin; t < end; ++t) {
-            for_each_vector(call.heads, [&](long i, long part) {
-                const Vec raw = load_part(call.dt + t * call.lddt + i, part) + load_part(call.dt_bias + i, part);
-                const Vec width = min(most, max(least, softplus(raw)));
-                store_part(widths + t * call.heads + i, width, part);
-                store_part(decays + t * call.heads + i, exp(width * load_part(call.a + i, part)), part);
-            });
-        }
+    for_each_vector(call.heads, [&](long i, long part) {
+        const Vec raw = load_part(call.dt + t * call.lddt + i, part) + load_part(call.dt_bias + i, part);
+        const Vec width = min(most, max(least, softplus(raw)));
+        store_part(ready.widths + step + i, width, part);
+        store_part(ready.decays + step + i, exp(width * load_part(call.a + i, part)), part);
     });
 }
 
 template <class T, class S>
 void mamba2_scan(Pool& pool, const Mamba2<T, S>& call) {
-    const long steps = call.batch.num_tokens() * call.heads;
-    const auto memory = std::make_unique_for_overwrite<float[]>(2 * steps);
-    const float *widths = memory.get(), *decays = widths + steps;
-    find_steps(pool, call, memory.get(), memory.get() + steps);
-
+    const Prepared ready(call.batch.num_tokens(), call.groups, call.heads, call.state_size);
+    pool.run(call.batch.num_tokens(), kPrepareGrain, [&](long t, long end) {
+        for (; t < end; ++t) prepare_token(call, t, ready);
+    });
     const long p = call.head_size, n = call.state_size, most = std::min(p, rows_of_part(n));
     const long parts_of_head = (p + most - 1) / most;
     for_each_part(pool, call.batch, call.heads * parts_of_head, [&](long seq, long part) {
@@ -130,18 +139,20 @@ void mamba2_scan(Pool& pool, const Mamba2<T, S>& call) {
         const Work<S> work(rows, n);
         const StateBlock<S> block(call.state, call.heads * p * n, {entry * n, rows, n, n}, call.batch.slots[seq],
                                   work.spare);
-        const Vec skip = set1(call.d[head]);
+        const __m128 skip = _mm_set1_ps(call.d[head]);
         const auto run = [&](long begin, long end) {
             for (long t = begin; t < end; ++t) {
                 const T* x = call.x + t * call.ldx + entry;
-                const Vec decay = set1(decays[t * call.heads + head]);
-                widen_row(x, rows, set1(widths[t * call.heads + head]), work.x);
-                widen_row(call.b + t * call.ldb + group * n, n, set1(1.0f), work.b);
-                widen_row(call.c + t * call.ldc + group * n, n, set1(1.0f), work.c);
-                advance(block.row(0), rows, n, work.x, work.b, work.c,
-                        [&](long) { return [=](int, long, long) { return decay; }; }, work.sums);
-                store_outputs(x, work.sums, [=](long, long) { return skip; }, rows,
-                              call.out + (t * call.heads) * p + entry);
+                T* out = call.out + t * call.heads * p + entry;
+                const Vec decay = set1(ready.decays[t * call.heads + head]);
+                const long row = (t * call.groups + group) * ready.columns;
+                widen_row(x, rows, set1(ready.widths[t * call.heads + head]), work.x);
+                advance(
+                    block.row(0), rows, n, work.x, ready.b + row, ready.c + row,
+                    [=](long) { return [=](int, long, long) { return decay; }; },
+                    [=](long r, long count, __m128 y) {
+                        store4(out + r, _mm_add_ps(y, _mm_mul_ps(skip, load4(x + r, count))), count);
+                    });
             }
         };
         for_each_stretch(call.batch, seq, run, [&](long slot) { block.copy_to(slot); });
@@ -170,30 +181,38 @@ struct Mamba1 {
 
 template <class T, class S>
 void mamba1_scan(Pool& pool, const Mamba1<T, S>& call) {
-    const long n = call.state_size, most = std::min(call.channels, rows_of_part(n));
-    const long parts = (call.channels + most - 1) / most;
+    const long n = call.state_size, columns = round_up(n, W), tokens = call.batch.num_tokens();
+    const auto memory = std::make_unique_for_overwrite<float[]>(2 * tokens * columns);
+    float *b = memory.get(), *c = b + tokens * columns;
+    for (long t = 0; t < tokens; ++t) {
+        widen_row(call.b + t * call.ldb, n, set1(1.0f), b + t * columns);
+        widen_row(call.c + t * call.ldc, n, set1(1.0f), c + t * columns);
+    }
+    const long parts = (call.channels + kChannels - 1) / kChannels;
     for_each_part(pool, call.batch, parts, [&](long seq, long part) {
-        const long first = part * most, rows = std::min(most, call.channels - first);
+        const long first = part * kChannels, rows = std::min(kChannels, call.channels - first);
         const Work<S> work(rows, n);
         const StateBlock<S> block(call.state, call.channels * n, {first * n, rows, n, n}, call.batch.slots[seq],
                                   work.spare);
         const auto run = [&](long begin, long end) {
             for (long t = begin; t < end; ++t) {
                 const T *x = call.x + t * call.ldx + first, *dt = call.dt + t * call.lddt + first;
+                const float* skip = call.d + first;
+                T* out = call.out + t * call.channels + first;
                 for_each_vector(rows, [&](long i, long part) {
                     const Vec width = softplus(load_part(dt + i, part) + load_part(call.dt_bias + first + i, part));
                     store(work.width + i, width);
                     store(work.x + i, width * load_part(x + i, part));
                 });
-                widen_row(call.b + t * call.ldb, n, set1(1.0f), work.b);
-                widen_row(call.c + t * call.ldc, n, set1(1.0f), work.c);
                 const auto decay_of = [&](long r0) {
                     const float *a = call.a + (first + r0) * n, *width = work.width + r0;
                     return [=](int r, long i, long part) { return exp(load_part(a + r * n + i, part) * set1(width[r])); };
                 };
-                advance(block.row(0), rows, n, work.x, work.b, work.c, decay_of, work.sums);
-                store_outputs(x, work.sums, [&](long i, long part) { return load_part(call.d + first + i, part); }, rows,
-                              call.out + t * call.channels + first);
+                advance(block.row(0), rows, n, work.x, b + t * columns, c + t * columns, decay_of,
+                        [=](long r, long count, __m128 y) {
+                            const __m128 skipped = _mm_mul_ps(load4(skip + r, count), load4(x + r, count));
+                            store4(out + r, _mm_add_ps(y, skipped), count);
+                        });
             }
         };
         for_each_stretch(call.batch, seq, run, [&](long slot) { block.copy_to(slot); });

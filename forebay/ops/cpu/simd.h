@@ -27,6 +27,7 @@ inline void store_n(float* p, Vec x, long n) { _mm512_mask_storeu_ps(p, first_la
 
 inline Vec widen(__m256i x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))}; }
 inline __m256i narrow(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
+inline __m128i narrow_quarter(__m128 x) { return reinterpret_cast<__m128i>(_mm_cvtneps_pbh(x)); }
 inline Vec load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
 inline Vec load_n(const bf16* p, long n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
@@ -81,6 +82,7 @@ inline __m128i narrow(Vec x) {
                                              16);
     return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
 }
+inline __m128i narrow_quarter(__m128 x) { return narrow({_mm256_castps128_ps256(x)}); }
 inline Vec load(const bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
 
@@ -135,6 +137,14 @@ inline float hmax(Vec a) {
 
 inline Vec zero() { return set1(0.0f); }
 
+// Four entries.
+inline __m128 quarter(const float* p) { return _mm_loadu_ps(p); }
+inline __m128 quarter(const bf16* p) {
+    return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 16));
+}
+inline void store_quarter(float* p, __m128 x) { _mm_storeu_ps(p, x); }
+inline void store_quarter(bf16* p, __m128 x) { _mm_storel_epi64(reinterpret_cast<__m128i*>(p), narrow_quarter(x)); }
+
 inline __m128 fold128(Vec a) {
     const __m256 half = fold256(a);
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
@@ -146,6 +156,22 @@ inline __m128 hsum4(Vec a, Vec b, Vec c, Vec d) {
 }
 
 inline float hsum(Vec a) { return _mm_cvtss_f32(hsum4(a, a, a, a)); }
+
+// The first 1 to 4 entries at p.
+template <class T>
+inline __m128 load4(const T* p, long n) {
+    if (n == 4) return quarter(p);
+    T lanes[4] = {};
+    std::memcpy(lanes, p, n * sizeof(T));
+    return quarter(lanes);
+}
+template <class T>
+inline void store4(T* p, __m128 x, long n) {
+    if (n == 4) return store_quarter(p, x);
+    T lanes[4];
+    store_quarter(lanes, x);
+    std::memcpy(p, lanes, n * sizeof(T));
+}
 
 // exp within 1 ulp or so for x <= 88.7, +inf above, 0 below -103.97 and for -inf; NaN stays NaN.
 // x = n ln2 + r, |r| <= ln2 / 2, with ln2 in two parts (Cody and Waite); exp(r) by Taylor to degree 7.
