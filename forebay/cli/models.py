@@ -1,4 +1,4 @@
-"""`forebay models list|pull|inspect`."""
+"""`forebay models list|pull|inspect|make`."""
 
 from __future__ import annotations
 
@@ -13,23 +13,29 @@ from rich.table import Table
 from forebay.base.errors import ConfigError
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser
+from forebay.cli.make_model import add_options, make
 from forebay.cli.progress import pull_default_model
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
 from forebay.formats.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.store import cached, find_model, models_folder, short_name
+from forebay.pools.cache_spec import cache_sizes
 
 CONTEXTS = (1024, 8192, 32768, 131072)
 PIPED_WIDTH = 500
 
 
 def run(words: Sequence[str]) -> int:
-    summary = "list: the models in the cache. pull: fetch the default model. inspect: what a model is and needs."
-    parser = Parser("models", summary, "list|pull|inspect [MODEL]")
-    parser.option("action", nargs="?", default="list", help="list, pull or inspect")
-    parser.option("model", nargs="?", help="for inspect: a path or a name from the list")
+    summary = (
+        "list: the models in the cache. pull: fetch the default model. inspect: what a model is and needs.\n"
+        "make: write a small random model with the default model's tokenizer."
+    )
+    parser = Parser("models", summary, "list|pull|inspect [MODEL]|make NAME --like TYPE [options]")
+    parser.option("action", nargs="?", default="list", help="list, pull, inspect or make")
+    parser.option("model", nargs="?", help="inspect: a path or a name from the list. make: the new name")
+    add_options(parser)
     own = parser.parse(words).own
-    if own.model and own.action != "inspect":
+    if own.model and own.action in ("list", "pull"):
         raise ConfigError(f"`forebay models {own.action}` takes no model: only the default model is pulled")
     if own.action == "list":
         _list()
@@ -37,8 +43,10 @@ def run(words: Sequence[str]) -> int:
         print(pull_default_model())
     elif own.action == "inspect":
         inspect(own.model)
+    elif own.action == "make":
+        print(make(own.model, own))
     else:
-        raise ConfigError(f"there is no `forebay models {own.action}`: use list, pull or inspect")
+        raise ConfigError(f"there is no `forebay models {own.action}`: use list, pull, inspect or make")
     return 0
 
 
@@ -90,15 +98,23 @@ def _quantisation(checkpoint: Checkpoint) -> str:
 
 
 def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    model = checkpoint.config
+    from forebay.models import describe  # brings torch, which nothing but this needs here
+
+    model, specs = checkpoint.config, describe(checkpoint.config).cache_specs()
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
     for dtype, item_bytes in ITEM_BYTES.items():
-        per_token = model.kv_bytes_per_token(item_bytes)
-        contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
-        kv = ", ".join(f"{human_bytes(per_token * context)} for {context:,}" for context in contexts)
+        sizes = cache_sizes(specs, itemsize=item_bytes, ssm_itemsize=ITEM_BYTES["float32"])
+        kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
         rows.append((f"memory, {dtype}", f"weights {human_bytes(parameters * item_bytes)}"))
-        rows.append(("", f"KV {human_bytes(per_token)} a token: {kv}"))
+        rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
+        if sizes.window:
+            window = sizes.window_bytes_per_token * sizes.window
+            rows.append(("", f"window {human_bytes(window)} a request, once it has {sizes.window:,} tokens"))
+        if sizes.state_bytes:
+            state = human_bytes(sizes.state_bytes)
+            rows.append(("", f"state {state} a request, however long, with scans in float32"))
     memory = available_memory()
     return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]
 

@@ -17,22 +17,23 @@ def pull_default_model() -> Path:
     if target.is_file():
         return target
     print(f"fetching {DEFAULT_MODEL.name} ({human_bytes(DEFAULT_MODEL.num_bytes)}), once", file=sys.stderr)
-    with byte_progress() as progress:
+    with byte_progress("download") as progress:
         path = ensure_default_model(progress)
     print(f"{path} ({human_bytes(path.stat().st_size)}, sha256 checked)", file=sys.stderr)
     return path
 
 
 @contextmanager
-def byte_progress() -> Iterator[Progress | None]:
+def byte_progress(what: str) -> Iterator[Progress]:
+    """A bar of bytes done, named `what`; nothing at all where nobody watches."""
     if not sys.stderr.isatty():
-        yield None
+        yield lambda done, total: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
     from rich.progress import Progress as Bar
 
-    columns = TextColumn("download"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    columns = TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn()
     with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("download", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,103 @@
+"""`forebay models make`: a small random model of any kind that is served, to try things with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.base.errors import ConfigError
+from forebay.base.units import human_bytes
+from forebay.cli.arguments import Parser, whole
+from forebay.cli.progress import byte_progress
+from forebay.formats.gguf import GgufFile
+from forebay.formats.model_config import config_from_folder, config_from_gguf
+from forebay.formats.safetensors import SINGLE_NAME
+from forebay.formats.small_configs import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, SMALL_TYPES, small_config
+from forebay.formats.store import find_model, models_folder
+from forebay.text.tokenizer_saving import save_tokenizer
+
+DTYPES: Final = ("bfloat16", "float16", "float32")
+
+
+def add_options(parser: Parser) -> None:
+    parser.option("--like", metavar="TYPE", help=f"make: the kind of model: {', '.join(SMALL_TYPES)}")
+    parser.option("--out", metavar="FOLDER", help="make: where to", default_text="NAME in the cache")
+    parser.option("--hidden-size", type=whole(1, 1 << 16), default=DEFAULT_HIDDEN_SIZE, metavar="N", help="make: width")
+    parser.option("--num-layers", type=whole(1, 1024), default=DEFAULT_NUM_LAYERS, metavar="N", help="make: depth")
+    parser.option("--dtype", choices=DTYPES, default=DTYPES[0], metavar="TYPE", help="make: of the weights")
+    parser.option("--seed", type=whole(0), default=0, metavar="N", help="make: of the weights")
+    parser.option("--set", action="append", metavar="FIELD=VALUE", help="make: any field of config.json, repeatable")
+
+
+def make(name: str | None, own: argparse.Namespace) -> Path:
+    """Write the model and return its folder. ConfigError for a name that is taken, and for a model that cannot be."""
+    if own.like is None:
+        raise ConfigError("say what it shall be like: `forebay models make NAME --like falcon_h1`")
+    target = _target(name, own.out)
+    donor = GgufFile(find_model(None))
+    fields = _fields(donor, own)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".make-") as scratch:
+            made = Path(scratch) / target.name
+            made.mkdir()
+            save_tokenizer(donor.metadata, made)
+            _write_model(made, fields, own)
+            os.rename(made, target)  # in one step: a folder is there whole, or not at all
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written ({error})") from error
+    return target
+
+
+def _target(name: str | None, out: str | None) -> Path:
+    if out is None and (not name or name != Path(name).name or name.startswith(".")):
+        raise ConfigError(f"{name or ''!r} is no plain name for a model: `forebay models make NAME --like TYPE`")
+    target = models_folder() / str(name) if out is None else Path(out).expanduser().absolute()
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} is there already: remove it, or choose another name or --out")
+    return target
+
+
+def _fields(donor: GgufFile, own: argparse.Namespace) -> dict[str, Any]:
+    """The new config.json; tokens are the default model's, whose tokenizer comes with it."""
+    tokens = config_from_gguf(donor)
+    shape = {"hidden_size": own.hidden_size, "num_layers": own.num_layers}
+    return {
+        **small_config(own.like, **shape, vocab_size=tokens.vocab_size),
+        "dtype": own.dtype,
+        "bos_token_id": tokens.bos_token_id,
+        "eos_token_id": list(tokens.eos_token_ids),
+        **_given(own.set or ()),
+    }
+
+
+def _given(assignments: Sequence[str]) -> dict[str, Any]:
+    """`layer_types=["conv"]` is JSON, and what is not JSON is text."""
+    given: dict[str, Any] = {}
+    for assignment in assignments:
+        field, equals, value = assignment.partition("=")
+        if not field or not equals:
+            raise ConfigError(f"--set {assignment}: write FIELD=VALUE")
+        try:
+            given[field] = json.loads(value)
+        except ValueError:
+            given[field] = value
+    return given
+
+
+def _write_model(folder: Path, fields: dict[str, Any], own: argparse.Namespace) -> None:
+    from forebay.models.random_weights import write_random_weights  # brings torch, which nothing but this needs here
+
+    (folder / "config.json").write_text(json.dumps(fields, indent=2), "utf-8")
+    config = config_from_folder(folder)
+    with byte_progress("weights") as progress:
+        path = folder / SINGLE_NAME
+        count = write_random_weights(config, path, dtype=own.dtype, seed=own.seed, progress=progress)
+    size = human_bytes(path.stat().st_size)
+    print(f"{config.model_type}: {config.num_layers} layers, {count / 1e6:,.1f} M weights, {size}", file=sys.stderr)

@@ -1,0 +1,69 @@
+"""Random weights for a model that nobody has trained, sane in scale: what it computes stays finite and varied."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from forebay.formats.model_config import ModelConfig
+from forebay.formats.safetensors_writer import write_safetensors
+from forebay.models import describe
+from forebay.models.loader import Progress
+
+_DTYPES: Final = {
+    "bfloat16": ("BF16", torch.bfloat16),
+    "float16": ("F16", torch.float16),
+    "float32": ("F32", torch.float32),
+}
+_NORM_SPREAD: Final = 0.1
+_BIAS_SPREAD: Final = 0.02
+# What Mamba is initialised with: time steps between these, decays between these (arXiv 2312.00752, section 3.6;
+# arXiv 2405.21060, its code).
+_TIME_STEPS: Final = (0.001, 0.1)
+_DECAYS: Final = (1.0, 16.0)
+
+
+def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: int, progress: Progress) -> int:
+    """Write a safetensors file with all that a model of this configuration needs, and return how many weights it is.
+
+    The same seed gives the same file. `dtype` is `bfloat16`, `float16` or `float32`.
+    """
+    storage, torch_dtype = _DTYPES[dtype]
+    params = {name: (shape, param.offset) for param in describe(config).params() for name, shape in param.parts()}
+    total = sum(math.prod(shape) for shape, _ in params.values())
+    generator = torch.Generator().manual_seed(seed)
+
+    def values() -> Iterator[bytes]:
+        done = 0
+        for name, (shape, offset) in params.items():
+            tensor = random_tensor(name, shape, generator, offset=offset).to(torch_dtype)
+            yield tensor.view(-1).view(torch.uint8).numpy().tobytes()
+            done += tensor.nbytes
+            progress(done, total * torch_dtype.itemsize)
+
+    with path.open("xb") as file:
+        write_safetensors(file, {name: shape for name, (shape, _) in params.items()}, storage, values())
+    return total
+
+
+def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator, *, offset: float) -> Tensor:
+    """What a checkpoint's tensor of this name may hold; `offset` is added to it when it is loaded."""
+    kind = name.removesuffix(".weight").rpartition(".")[2]
+    if kind == "A_log":
+        return _uniform(shape, generator, *_DECAYS).log()
+    if kind == "dt_bias" or name.endswith("dt_proj.bias"):
+        steps = _uniform(shape, generator, *map(math.log, _TIME_STEPS)).exp()
+        return steps + torch.log(-torch.expm1(-steps))  # softplus of it is the time step
+    values = torch.randn(shape, generator=generator)
+    if kind == "D" or ("norm" in kind and len(shape) == 1):
+        return 1.0 - offset + _NORM_SPREAD * values
+    return values * (_BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5)
+
+
+def _uniform(shape: tuple[int, ...], generator: torch.Generator, low: float, high: float) -> Tensor:
+    return low + (high - low) * torch.rand(shape, generator=generator)

@@ -1,0 +1,81 @@
+"""Small random models: of every type, sane, and what transformers makes of the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.model_config import config_from_folder
+from forebay.formats.small_configs import SMALL_TYPES, small_config
+from forebay.models.random_weights import random_tensor, write_random_weights
+from tests.models.drive import Driver
+from tests.models.tiny import VOCAB, random_ids
+
+
+def make(folder: Path, model_type: str, *, hidden_size: int = 64, num_layers: int = 4, seed: int = 0, **fields) -> Path:
+    config = small_config(model_type, hidden_size=hidden_size, num_layers=num_layers, vocab_size=VOCAB)
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    (folder / "config.json").write_text(json.dumps({**config, **ids, "dtype": "float32", **fields}))
+    path = folder / "model.safetensors"
+    path.unlink(missing_ok=True)
+    write_random_weights(config_from_folder(folder), path, dtype="float32", seed=seed, progress=lambda *_: None)
+    return folder
+
+
+@pytest.mark.parametrize("model_type", SMALL_TYPES)
+def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load, tmp_path):
+    path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
+    oracle = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = oracle(torch.tensor([ids]), use_cache=False).logits[0]
+    (logits,) = Driver(load(path)).step([(1, ids)])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    assert 0.05 < logits.std() < 20
+
+
+@pytest.mark.parametrize("model_type", SMALL_TYPES)
+@pytest.mark.parametrize(("hidden_size", "num_layers"), [(32, 1), (512, 7)])
+def test_widths_and_depths_may_vary(model_type, hidden_size, num_layers, tmp_path):
+    config = small_config(model_type, hidden_size=hidden_size, num_layers=num_layers, vocab_size=VOCAB)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = models.describe(config_from_folder(tmp_path))
+    assert (len(spec.blocks), spec.embedding.shape) == (num_layers, (VOCAB, hidden_size))
+
+
+def test_the_same_seed_gives_the_same_file(tmp_path):
+    path = make(tmp_path, "falcon_h1") / "model.safetensors"
+    first = path.read_bytes()
+    make(tmp_path, "falcon_h1")
+    assert path.read_bytes() == first
+    make(tmp_path, "falcon_h1", seed=1)
+    assert path.read_bytes() != first
+
+
+def test_norms_stored_as_differences_from_one_are_small():
+    generator = torch.Generator().manual_seed(0)
+    stored = random_tensor("model.layers.0.input_layernorm.weight", (400,), generator, offset=1.0)
+    plain = random_tensor("model.layers.0.input_layernorm.weight", (400,), generator, offset=0.0)
+    assert abs(float(stored.mean())) < 0.05
+    assert abs(float(plain.mean()) - 1) < 0.05
+
+
+def test_time_steps_and_decays_are_those_that_mamba_starts_with():
+    generator = torch.Generator().manual_seed(0)
+    steps = torch.nn.functional.softplus(random_tensor("mamba.dt_bias", (400,), generator, offset=0.0))
+    decays = random_tensor("mamba.A_log", (400,), generator, offset=0.0).exp()
+    assert 0.001 <= float(steps.min()) < 0.01 < float(steps.max()) <= 0.1 + 1e-6
+    assert 1 <= float(decays.min()) < 2 < 15 < float(decays.max()) <= 16
+
+
+def test_progress_counts_the_bytes_written(tmp_path):
+    make(tmp_path, "lfm2")
+    config, seen = config_from_folder(tmp_path), []
+    write_random_weights(config, tmp_path / "w", dtype="bfloat16", seed=0, progress=lambda *now: seen.append(now))
+    assert seen == sorted(seen)
+    assert seen[-1] == (open_checkpoint(tmp_path).num_bytes // 2,) * 2
