@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from forebay.base import fault
@@ -64,6 +65,12 @@ def drain(core: EngineCore, client: Client, each: Callable[[], None] = lambda: N
     assert core.idle
     core.scheduler.audit()
     assert all(pool.running == 0 and pool.quarantined == 0 for pool in core.scheduler.state(0.0).pools)
+
+
+def test_a_request_keeps_the_lengths_from_which_others_may_go_on() -> None:
+    core, _ = fake_core()
+    core.add(msgspec.structs.replace(wanted(1, [1, 2, 3, 4]), checkpoints=[2, 3]))
+    assert [req.checkpoints for req in core.scheduler.waiting] == [(2, 3)]
 
 
 @DEPTHS
