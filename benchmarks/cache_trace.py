@@ -369,7 +369,7 @@ def main() -> None:
             print_losses(console, setup, played, len(trace[0]))
     table.title = f"reused of {played.reusable:,} reusable tokens{', shifted' if args.shift else ''}"
     console.print(table)
-    others = Table("one state kept", "reused", title="the same trace, with states kept")
+    others = Table("state kept", "reused", title="the same trace by other rules, nothing evicted")
     for name, policy in policies():
         others.add_row(name, f"{share_of(policy, played.events):.1%}")
     console.print(others)

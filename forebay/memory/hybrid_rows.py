@@ -21,20 +21,22 @@ class StateRows(ReqToTokenPool):
     """What both hybrid pools have: the mappings from a row to its slots, and handing them out together.
 
     `req_index_to_mamba_index_mapping` is int32 `[rows + 1]`, `req_index_to_mamba_ping_pong_track_buffer_mapping` int32
-    `[rows + 1, tracking slots]`: sized by rows, whatever the number of slots. Row 0 maps to slot 0.
+    `[rows + 1, tracking slots]`: sized by rows, whatever the number of slots. Row 0 maps to slot 0. Both are views of
+    one table.
     """
 
     mamba_pool: MambaPool
     num_tracking: int
+    _row_slots: npt.NDArray[np.int32]
     req_index_to_mamba_index_mapping: npt.NDArray[np.int32]
     req_index_to_mamba_ping_pong_track_buffer_mapping: npt.NDArray[np.int32]
 
     def _add_states(self, mamba_size: int, num_tracking: int, ledger: Ledger) -> None:
         self.mamba_pool = MambaPool(mamba_size, ledger=ledger)
         self.num_tracking = num_tracking
-        rows = self.slots.num_rows
-        self.req_index_to_mamba_index_mapping = np.zeros(rows, dtype=np.int32)
-        self.req_index_to_mamba_ping_pong_track_buffer_mapping = np.zeros((rows, num_tracking), dtype=np.int32)
+        self._row_slots = np.zeros((self.slots.num_rows, 1 + num_tracking), dtype=np.int32)
+        self.req_index_to_mamba_index_mapping = self._row_slots[:, 0]
+        self.req_index_to_mamba_ping_pong_track_buffer_mapping = self._row_slots[:, 1:]
 
     @property
     def slots_per_req(self) -> int:
@@ -46,29 +48,28 @@ class StateRows(ReqToTokenPool):
         A slot's content is undefined: clear it or copy into it before a step reads it.
         """
         new = [req for req in reqs if req.req_pool_idx == PAD]
-        need = len(new) * self.slots_per_req
-        if need > self.mamba_pool.num_free:
-            raise OutOfSlots(self.mamba_pool.name, need, self.mamba_pool.num_free)
+        width, pool = self.slots_per_req, self.mamba_pool
+        need = len(new) * width
+        if need > pool.num_free:
+            raise OutOfSlots(pool.name, need, pool.num_free)
         rows = super().alloc(reqs)
-        take = self.mamba_pool.take_one
-        for req in new:
-            row, owner = req.req_pool_idx, req.id
-            self.req_index_to_mamba_index_mapping[row] = take(owner)
-            if self.num_tracking:
-                tracking = [take(owner) for _ in range(self.num_tracking)]
-                self.req_index_to_mamba_ping_pong_track_buffer_mapping[row] = tracking
+        if len(new) == 1:
+            req = new[0]
+            self._row_slots[req.req_pool_idx] = [pool.take_one(req.id) for _ in range(width)]
+        elif new:
+            owners = np.repeat(as_ids([req.id for req in new]), width)
+            self._row_slots[[req.req_pool_idx for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
         return rows
 
     def slots_of(self, row: int) -> list[int]:
         """The row's slots, the live one first."""
-        tracking: list[int] = self.req_index_to_mamba_ping_pong_track_buffer_mapping[row].tolist()
-        return [int(self.req_index_to_mamba_index_mapping[row]), *tracking]
+        slots: list[int] = self._row_slots[row].tolist()
+        return slots
 
     def take_slots(self, row: int) -> list[int]:
         """The row's slots, the live one first, which are now the caller's to free or to give away."""
         slots = self.slots_of(row)
-        self.req_index_to_mamba_index_mapping[row] = PAD
-        self.req_index_to_mamba_ping_pong_track_buffer_mapping[row] = PAD
+        self._row_slots[row] = PAD
         return slots
 
     def free_mamba_cache(self, req: RowHolder) -> None:
@@ -79,15 +80,12 @@ class StateRows(ReqToTokenPool):
         """Every row and slot is free, and every mapping zero."""
         super().clear()
         self.mamba_pool.clear()
-        self.req_index_to_mamba_index_mapping[:] = PAD
-        self.req_index_to_mamba_ping_pong_track_buffer_mapping[:] = PAD
+        self._row_slots[:] = PAD
 
     def audit(self, rows: Sequence[int]) -> None:
         super().audit(rows)
         free = np.setdiff1d(np.arange(self.slots.num_rows), rows)
-        assert not self.req_index_to_mamba_index_mapping[free].any(), "a free row, or the padding row, has a state slot"
-        tracking = self.req_index_to_mamba_ping_pong_track_buffer_mapping[free]
-        assert not tracking.any(), "a free row, or the padding row, has a tracking slot"
+        assert not self._row_slots[free].any(), "a free row, or the padding row, has a state slot or a tracking slot"
 
     @contextmanager
     def group(self, n: int) -> Iterator[None]:
