@@ -208,13 +208,14 @@ class Slots:
         Costs O(capacity): for tests and for idle moments, not for every step.
         """
         self._book_drawn()
-        claimed = np.full(self.capacity + 1, FREE, dtype=np.int64)
-        claimed[PAD] = QUARANTINE
-        claimed[self.owner == QUARANTINE] = QUARANTINE
-        for holder in [*holders, Holder(GROUP, np.array(self._group, dtype=np.int64))]:
-            if (claimed[holder.ids] > FREE).any() or len(np.unique(holder.ids)) != len(holder.ids):
-                raise LedgerError(f"{self.name}: {_few(holder.ids)} of {_name(holder.owner)} have another holder too")
-            claimed[holder.ids] = holder.owner
+        held = [*holders, Holder(GROUP, np.array(self._group, dtype=np.int64))]
+        ids = np.concatenate([holder.ids for holder in held])
+        times = np.bincount(ids, minlength=self.capacity + 1) + (self.owner == QUARANTINE)
+        if (times[ids] > 1).any():
+            wrong = next(holder for holder in reversed(held) if (times[holder.ids] > 1).any())
+            raise LedgerError(f"{self.name}: {_few(wrong.ids)} of {_name(wrong.owner)} have another holder too")
+        claimed = np.where(self.owner == QUARANTINE, QUARANTINE, FREE)
+        claimed[ids] = np.repeat([holder.owner for holder in held], [len(holder.ids) for holder in held])
         booked = np.where(self.owner <= FREE, FREE, self.owner)
         if (claimed != booked).any():
             bad = int(np.flatnonzero(claimed != booked)[0])
@@ -224,7 +225,7 @@ class Slots:
                 f"{np.count_nonzero(claimed != booked)} slots differ in all"
             )
         free = self._stack[: self._top]
-        if len(np.unique(free)) != len(free) or (booked[free] != FREE).any():
+        if (np.bincount(free) > 1).any() or (booked[free] != FREE).any():
             raise LedgerError(f"{self.name}: the free list holds a slot twice, or one that is not free")
         if self._top != np.count_nonzero(booked == FREE):
             raise LedgerError(
