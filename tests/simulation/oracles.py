@@ -118,7 +118,8 @@ class Tracked:
             MissReason.PROMPT_LOGPROBS: self.params.prompt_logprobs >= 0 and kv == 0,
             MissReason.BELOW_PAGE: end == 0,
             MissReason.EMPTY: kv == 0 < end,
-            MissReason.STATE_MISSING: cached < kv and report.state_tokens < kv,
+            # Of a state that is there, too: a hit is given up before its request waits for a slot for its own.
+            MissReason.STATE_MISSING: cached < kv and (report.state_tokens < kv or cached == 0),
             MissReason.WINDOW_MISSING: cached < kv and report.window_tokens < kv,
         }
         require(short.get(report.miss_reason, cached == kv < end), f"request {self.id}: {report} has no such reason")
