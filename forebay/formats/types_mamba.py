@@ -3,115 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.formats.config_fields import Fields
-from forebay.formats.model_type import FULL, ModelType, parse_transformer
-
-MAMBA: Final = "linear_attention"
-HYBRID: Final = "hybrid"
-MLP: Final = "mlp"
-MOE: Final = "moe"
-
-# What configurations of before transformers 5 call the types of layers.
-_OLD_LAYER_TYPES: Final = {"mamba": MAMBA, "attention": FULL}
-
-_MAX_LAYERS: Final = 4096
-_MAX_WIDTH: Final = 8  # the native convolution's
-_INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
-
-
-def _bamba_mixer(fields: Fields, intermediate: int) -> dict[str, Any]:
-    """The names that Bamba gave a Mamba-2 mixer's fields; Falcon-H1 and Granite have them too."""
-    heads = fields.size("mamba_n_heads", default=128)
-    if intermediate % heads:
-        raise fields.wrong("mamba_n_heads", f"a divisor of the mixer's {intermediate} channels")
-    auto = fields.raw.get("mamba_d_head") in (None, "auto")
-    head_dim = intermediate // heads if auto else fields.size("mamba_d_head")
-    if heads * head_dim != intermediate:
-        raise fields.wrong("mamba_d_head", f"{intermediate // heads}: {intermediate} channels for {heads} heads")
-    return {
-        "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_n_groups": _groups(fields, "mamba_n_groups", heads, default=1),
-        "mamba_d_state": fields.size("mamba_d_state", default=256),
-        "mamba_d_conv": _width(fields, "mamba_d_conv"),
-        "mamba_conv_bias": fields.flag("mamba_conv_bias", default=True),
-        "mamba_proj_bias": fields.flag("mamba_proj_bias", default=False),
-        "time_step_limit": _dt_limit(fields),
-    }
-
-
-def _groups(fields: Fields, name: str, heads: int, *, default: int) -> int:
-    groups = fields.size(name, default=default)
-    if heads % groups:
-        raise fields.wrong(name, f"a divisor of the mixer's {heads} heads")
-    return groups
-
-
-def _expanded(fields: Fields) -> int:
-    return fields.size("mamba_expand", default=2, most=1024) * fields.size("hidden_size")
-
-
-def _width(fields: Fields, name: str) -> int:
-    width = fields.size(name, default=4, most=_MAX_WIDTH)
-    if width < 2:
-        raise fields.wrong(name, "at least 2")
-    return width
-
-
-def _dt_limit(fields: Fields) -> tuple[float, float]:
-    given = fields.raw.get("time_step_limit")
-    if given is None:
-        return 0.0, math.inf
-    values = [math.inf if item == _INFINITY else item for item in given] if isinstance(given, list | tuple) else []
-    if len(values) != 2 or not all(_is_number(item) for item in values) or not 0 <= values[0] <= values[1]:
-        raise fields.wrong("time_step_limit", "a lower and an upper bound, of at least 0")
-    return float(values[0]), float(values[1])
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _factor(fields: Fields, name: str) -> float:
-    return _factors(fields, name, 1)[0] if fields.raw.get(name) is not None else 1.0
-
-
-def _factors(fields: Fields, name: str, count: int) -> list[float]:
-    """Multipliers: a list of `count`, where there is more than one; each 1 where the file is silent."""
-    given = fields.raw.get(name)
-    values = [1.0] * count if given is None else [given] if count == 1 else given
-    if not isinstance(values, list) or len(values) != count:
-        raise fields.wrong(name, f"a list of {count} numbers")
-    if not all(_is_number(value) and math.isfinite(value) and value for value in values):
-        raise fields.wrong(name, "finite and not 0")
-    return [float(value) for value in values]
-
-
-def _listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]:
-    given = fields.raw[name]
-    if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
-        raise fields.wrong(name, "a list of layer types")
-    types = [str(_OLD_LAYER_TYPES.get(item, item)) for item in given]
-    if not 0 < len(types) <= _MAX_LAYERS or not set(types) <= set(known):
-        raise fields.wrong(name, f"a list of {', '.join(known)}")
-    return types
-
-
-def _only(fields: Fields, name: str, *values: str) -> None:
-    if fields.raw.get(name) not in (None, *values):
-        raise fields.wrong(name, " or ".join(values))
-
-
-def _transformer(kind: ModelType, fields: Fields, layer_types: Sequence[str], **renamed: Any) -> dict[str, Any]:
-    """As a plain transformer, but for the layers' types; `renamed` are fields under the names that those have."""
-    raw = {name: value for name, value in fields.raw.items() if name not in ("layer_types", "layers_block_type")}
-    values = parse_transformer(kind, Fields({**raw, **renamed}, fields.where))
-    values["extra"]["layer_types"] = list(layer_types)
-    return values
-
+from forebay.formats.mamba_fields import (
+    HYBRID,
+    MAMBA,
+    MAX_LAYERS,
+    MLP,
+    MOE,
+    NO_ROPE,
+    bamba_mixer,
+    count_of,
+    expanded,
+    factor,
+    factors,
+    groups_of,
+    hybrid_transformer,
+    kernel_width,
+    listed_layers,
+    only,
+    rank_of,
+    renamed,
+    step_limit,
+)
+from forebay.formats.model_type import FULL, ModelType
 
 _FALCON_H1_FACTORS: Final = (
     "lm_head_multiplier",
@@ -125,14 +42,14 @@ _FALCON_H1_FACTORS: Final = (
 
 
 def _parse_falcon_h1(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    values = _transformer(kind, fields, [HYBRID] * fields.size("num_hidden_layers", most=_MAX_LAYERS))
-    expanded = "mamba_d_ssm" in fields.raw and fields.raw["mamba_d_ssm"] is None
-    intermediate = _expanded(fields) if expanded else fields.size("mamba_d_ssm", default=1024)
+    values = hybrid_transformer(kind, fields, [HYBRID] * fields.size("num_hidden_layers", most=MAX_LAYERS))
+    by_factor = "mamba_d_ssm" in fields.raw and fields.raw["mamba_d_ssm"] is None
+    intermediate = expanded(fields) if by_factor else fields.size("mamba_d_ssm", default=1024)
     values["extra"] |= {
-        **_bamba_mixer(fields, intermediate),
-        **{name: _factor(fields, name) for name in _FALCON_H1_FACTORS},
-        "mlp_multipliers": _factors(fields, "mlp_multipliers", 2),
-        "ssm_multipliers": _factors(fields, "ssm_multipliers", 5),
+        **bamba_mixer(fields, intermediate),
+        **{name: factor(fields, name) for name in _FALCON_H1_FACTORS},
+        "mlp_multipliers": factors(fields, "mlp_multipliers", 2),
+        "ssm_multipliers": factors(fields, "ssm_multipliers", 5),
         "projectors_bias": fields.flag("projectors_bias", default=False),
         "mamba_rms_norm": fields.flag("mamba_rms_norm", default=False),
         "mamba_norm_before_gate": fields.flag("mamba_norm_before_gate", default=True),
@@ -148,26 +65,25 @@ _OLD_NEMOTRON_H_NAMES: Final = {
     "mamba_conv_bias": "use_conv_bias",
 }
 _NEMOTRON_H_LETTERS: Final = {"M": MAMBA, "E": MOE, "*": FULL, "-": MLP}
-_NO_ROPE: Final = {"rope_theta": None, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": None}
 
 
 def _parse_nemotron_h(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, _OLD_NEMOTRON_H_NAMES)
-    _only(fields, "mlp_hidden_act", "relu2")
-    _only(fields, "mamba_hidden_act", "silu")
+    fields = renamed(fields, _OLD_NEMOTRON_H_NAMES)
+    only(fields, "mlp_hidden_act", "relu2")
+    only(fields, "mamba_hidden_act", "silu")
     layers = _nemotron_h_layers(fields)
     eps = fields.number("layer_norm_epsilon", default=1e-5)
     inner = fields.size("intermediate_size", default=21504)
     sizes = {"num_hidden_layers": len(layers), "rms_norm_eps": eps, "intermediate_size": inner}
-    values = _transformer(kind, fields, layers, **sizes, **_NO_ROPE)
+    values = hybrid_transformer(kind, fields, layers, **sizes, **NO_ROPE)
     heads = fields.size("mamba_num_heads", default=128)
     values["tie_word_embeddings"] = False
     values["extra"] |= {
         "mamba_n_heads": heads,
         "mamba_d_head": fields.size("mamba_head_dim", default=64),
-        "mamba_n_groups": _groups(fields, "n_groups", heads, default=8),
+        "mamba_n_groups": groups_of(fields, "n_groups", heads, default=8),
         "mamba_d_state": fields.size("ssm_state_size", default=128),
-        "mamba_d_conv": _width(fields, "conv_kernel"),
+        "mamba_d_conv": kernel_width(fields, "conv_kernel"),
         "mamba_conv_bias": fields.flag("use_conv_bias", default=True),
         "mamba_proj_bias": fields.flag("use_bias", default=False),
         # What transformers computes a prompt with; its own field time_step_limit has no effect there.
@@ -181,11 +97,11 @@ def _parse_nemotron_h(kind: ModelType, fields: Fields) -> dict[str, Any]:
 def _nemotron_h_layers(fields: Fields) -> list[str]:
     for name in ("layers_block_type", "layer_types"):
         if fields.raw.get(name) is not None:
-            return _listed_layers(fields, name, (MAMBA, FULL, MLP, MOE))
+            return listed_layers(fields, name, (MAMBA, FULL, MLP, MOE))
     pattern = fields.raw.get("hybrid_override_pattern")
     if pattern is None:
         return [MAMBA, MOE, FULL, MLP]
-    if not isinstance(pattern, str) or not 0 < len(pattern) <= _MAX_LAYERS or set(pattern) - set(_NEMOTRON_H_LETTERS):
+    if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_LAYERS or set(pattern) - set(_NEMOTRON_H_LETTERS):
         raise fields.wrong("hybrid_override_pattern", f"of the letters {''.join(_NEMOTRON_H_LETTERS)}")
     return [_NEMOTRON_H_LETTERS[letter] for letter in pattern]
 
@@ -205,23 +121,17 @@ def _nemotron_h_experts(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
-    """Old names count where they are there, as in transformers."""
-    found = {new: fields.raw[old] for old, new in names.items() if old in fields.raw}
-    return Fields({**fields.raw, **found}, fields.where)
-
-
 _GRANITE_FACTORS: Final = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
 
 
 def _parse_granitemoehybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    _only(fields, "position_embedding_type", "rope", "nope")
+    only(fields, "position_embedding_type", "rope", "nope")
     rope = fields.raw.get("position_embedding_type") == "rope"
-    values = _transformer(kind, fields, _mamba_or_attention(fields), **({} if rope else _NO_ROPE))
-    num_experts = _count(fields, "num_local_experts", default=8)
+    values = hybrid_transformer(kind, fields, _mamba_or_attention(fields), **({} if rope else NO_ROPE))
+    num_experts = count_of(fields, "num_local_experts", default=8)
     values["extra"] |= {
-        **_bamba_mixer(fields, _expanded(fields)),
-        **{name: _factor(fields, name) for name in _GRANITE_FACTORS},
+        **bamba_mixer(fields, expanded(fields)),
+        **{name: factor(fields, name) for name in _GRANITE_FACTORS},
         "position_embedding_type": "rope" if rope else "nope",
         "shared_intermediate_size": fields.size("shared_intermediate_size", default=1024),
         "num_experts": num_experts,
@@ -233,19 +143,14 @@ def _parse_granitemoehybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
 
 
 def _mamba_or_attention(fields: Fields) -> list[str]:
-    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     for name in ("layer_types", "layers_block_type"):
         if fields.raw.get(name) is not None:
-            types = _listed_layers(fields, name, (MAMBA, FULL))
+            types = listed_layers(fields, name, (MAMBA, FULL))
             if len(types) != num_layers:
                 raise fields.wrong(name, f"a list of {num_layers}")
             return types
     return [MAMBA] * num_layers
-
-
-def _count(fields: Fields, name: str, *, default: int) -> int:
-    """A size that may be 0."""
-    return 0 if fields.raw.get(name) == 0 else fields.size(name, default=default)
 
 
 _MAMBA_POSITIONS: Final = 1 << 17
@@ -263,9 +168,9 @@ def _parse_mamba2(kind: ModelType, fields: Fields) -> dict[str, Any]:
     values["extra"] |= {
         "mamba_n_heads": heads,
         "mamba_d_head": head_dim,
-        "mamba_n_groups": _groups(fields, "n_groups", heads, default=8),
+        "mamba_n_groups": groups_of(fields, "n_groups", heads, default=8),
         "mamba_d_state": fields.size("state_size", default=128),
-        "time_step_limit": _dt_limit(fields),
+        "time_step_limit": step_limit(fields),
     }
     return values
 
@@ -277,7 +182,7 @@ def _parse_mamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
     values["extra"] |= {
         "mamba_intermediate_size": fields.size("intermediate_size", default=intermediate),
         "mamba_d_state": fields.size("state_size", default=16),
-        "mamba_dt_rank": _rank(fields, "time_step_rank", hidden_size),
+        "mamba_dt_rank": rank_of(fields, "time_step_rank", hidden_size),
     }
     return values
 
@@ -288,13 +193,9 @@ def _parse_falcon_mamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
     return values
 
 
-def _rank(fields: Fields, name: str, hidden_size: int) -> int:
-    return math.ceil(hidden_size / 16) if fields.raw.get(name) in (None, "auto") else fields.size(name)
-
-
 def _mixers_only(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """Models without attention, and without anything else but mixers."""
-    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     return {
         "vocab_size": fields.size("vocab_size"),
         "hidden_size": fields.size("hidden_size"),
@@ -309,7 +210,7 @@ def _mixers_only(kind: ModelType, fields: Fields) -> dict[str, Any]:
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=kind.tied),
         "extra": {
             "layer_types": [MAMBA] * num_layers,
-            "mamba_d_conv": _width(fields, "conv_kernel"),
+            "mamba_d_conv": kernel_width(fields, "conv_kernel"),
             "mamba_conv_bias": fields.flag("use_conv_bias", default=True),
             "mamba_proj_bias": fields.flag("use_bias", default=False),
         },
@@ -321,13 +222,13 @@ _BAMBA_ROTATED: Final = 0.5
 
 def _parse_bamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """Half of each head is rotated, whatever the file says in transformers, so that it must say nothing else."""
-    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = set(fields.ints("attn_layer_indices", default=[]))
     layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
-    values = _transformer(kind, _without_share(fields, _BAMBA_ROTATED), layers)
+    values = hybrid_transformer(kind, _without_share(fields, _BAMBA_ROTATED), layers)
     if values["head_dim"] % 4:
         raise fields.wrong("head_dim", "a multiple of 4: the rotated half pairs its halves")
-    values["extra"] |= _bamba_mixer(fields, _expanded(fields))
+    values["extra"] |= bamba_mixer(fields, expanded(fields))
     return values
 
 
@@ -345,20 +246,20 @@ def _without_share(fields: Fields, share: float) -> Fields:
 
 
 def _parse_jamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    num_layers = fields.size("num_hidden_layers", most=_MAX_LAYERS)
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = _every(fields, num_layers, "attn_layer", period=8, offset=4)
     layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
-    values = _transformer(kind, fields, layers, **_NO_ROPE)
+    values = hybrid_transformer(kind, fields, layers, **NO_ROPE)
     num_experts = fields.size("num_experts", default=16)
     with_experts = _every(fields, num_layers, "expert_layer", period=2, offset=1) if num_experts > 1 else []
     values["extra"] |= {
         "num_experts": num_experts,
         "num_experts_per_tok": fields.size("num_experts_per_tok", default=2, most=max(2, num_experts)),
         "expert_layers": with_experts,
-        "mamba_intermediate_size": _expanded(fields),
+        "mamba_intermediate_size": expanded(fields),
         "mamba_d_state": fields.size("mamba_d_state", default=16),
-        "mamba_d_conv": _width(fields, "mamba_d_conv"),
-        "mamba_dt_rank": _rank(fields, "mamba_dt_rank", values["hidden_size"]),
+        "mamba_d_conv": kernel_width(fields, "mamba_d_conv"),
+        "mamba_dt_rank": rank_of(fields, "mamba_dt_rank", values["hidden_size"]),
         "mamba_conv_bias": fields.flag("mamba_conv_bias", default=True),
         "mamba_proj_bias": fields.flag("mamba_proj_bias", default=False),
     }
@@ -368,10 +269,76 @@ def _parse_jamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
 def _every(fields: Fields, num_layers: int, name: str, *, period: int, offset: int) -> list[int]:
     """The layers i with i % `name`_period == `name`_offset."""
     period = fields.size(f"{name}_period", default=period)
-    offset = _count(fields, f"{name}_offset", default=offset)
+    offset = count_of(fields, f"{name}_offset", default=offset)
     if offset >= period:
         raise fields.wrong(f"{name}_offset", f"less than {name}_period, {period}")
     return list(range(offset, num_layers, period))
+
+
+def _parse_zamba2(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    only(fields, "hidden_act", "gelu")
+    if not fields.flag("tie_word_embeddings", default=True):
+        raise fields.wrong("tie_word_embeddings", "true: without it transformers ties the shared blocks neither")
+    if fields.flag("use_long_context", default=False):
+        raise fields.wrong("use_long_context", "false: another base of the rotary embedding is not supported")
+    if fields.raw.get("layers_block_type") is None:
+        raise fields.wrong("layers_block_type", f"a list of {MAMBA} and {HYBRID}")
+    layers = listed_layers(fields, "layers_block_type", (MAMBA, HYBRID))
+    if len(layers) != fields.size("num_hidden_layers"):
+        raise fields.wrong("num_hidden_layers", f"{len(layers)}, as many as there are types")
+    rope = fields.flag("use_mem_rope", default=False)
+    hidden_size = fields.size("hidden_size")
+    changed = {
+        "hidden_act": None,
+        "intermediate_size": fields.size("intermediate_size", default=4 * hidden_size),
+        "head_dim": _zamba2_head_dim(fields),
+        "mlp_bias": fields.flag("add_bias_linear", default=False),
+        **({} if rope else NO_ROPE),
+    }
+    values = hybrid_transformer(kind, fields, layers, **changed)
+    values["extra"] |= {
+        **_zamba2_mixer(fields),
+        "use_mem_rope": rope,
+        "num_mem_blocks": fields.size("num_mem_blocks", default=1),
+        "adapter_rank": fields.size("adapter_rank", default=128),
+        "use_shared_attention_adapter": _zamba2_adapters(fields, values),
+    }
+    return values
+
+
+def _zamba2_mixer(fields: Fields) -> dict[str, Any]:
+    heads, intermediate = fields.size("n_mamba_heads", default=8), expanded(fields)
+    if intermediate % heads or fields.raw.get("mamba_headdim") not in (None, intermediate // heads):
+        raise fields.wrong("n_mamba_heads", f"a divisor of {intermediate} channels, and mamba_headdim what is left")
+    return {
+        "mamba_n_heads": heads,
+        "mamba_d_head": intermediate // heads,
+        "mamba_n_groups": groups_of(fields, "mamba_ngroups", heads, default=1),
+        "mamba_d_state": fields.size("mamba_d_state", default=64),
+        "mamba_d_conv": kernel_width(fields, "mamba_d_conv"),
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": fields.flag("add_bias_linear", default=False),
+        # What transformers computes a prompt with.
+        "time_step_limit": (fields.number("time_step_min", default=0.001), math.inf),
+    }
+
+
+def _zamba2_head_dim(fields: Fields) -> int:
+    """Attention's input is twice as wide as the model."""
+    name = "head_dim" if fields.raw.get("attention_head_dim") is None else "attention_head_dim"
+    width = 2 * fields.size("hidden_size")
+    if fields.raw.get("attention_hidden_size") not in (None, width):
+        raise fields.wrong("attention_hidden_size", f"{width}")
+    return fields.size(name, default=max(1, width // fields.size("num_attention_heads")))
+
+
+def _zamba2_adapters(fields: Fields, values: Mapping[str, Any]) -> bool:
+    """Whether q, k and v have adapters, which are all as wide as the attention's input."""
+    adapters = fields.flag("use_shared_attention_adapter", default=False)
+    width = 2 * values["hidden_size"]
+    if adapters and any(values[heads] * values["head_dim"] != width for heads in ("num_heads", "num_kv_heads")):
+        raise fields.wrong("use_shared_attention_adapter", f"false: q, k and v are not all {width} wide")
+    return adapters
 
 
 TYPES: Final[Mapping[str, ModelType]] = {
@@ -381,6 +348,9 @@ TYPES: Final[Mapping[str, ModelType]] = {
     ),
     "bamba": ModelType(rms_norm_eps=1e-5, parse=_parse_bamba),
     "jamba": ModelType(parse=_parse_jamba),
+    "zamba2": ModelType(
+        kv_heads_default=True, rms_norm_eps=1e-5, tied=True, honours=frozenset({"hidden_act"}), parse=_parse_zamba2
+    ),
     "mamba": ModelType(tied=True, parse=_parse_mamba),
     "mamba2": ModelType(parse=_parse_mamba2),
     "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba),

@@ -25,7 +25,10 @@ GIVEN: dict[str, Any] = {
 }
 
 # The fields without which transformers' defaults for a type contradict GIVEN.
-NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {"mamba2": {"num_heads": 16, "head_dim": 8}}
+NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {
+    "mamba2": {"num_heads": 16, "head_dim": 8},
+    "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
+}
 
 
 def same(*names: str) -> dict[str, str]:
@@ -67,6 +70,12 @@ NAMES: dict[str, dict[str, str]] = {
     "jamba": {
         "mamba_dt_rank": "mamba_dt_rank",
         **same("mamba_d_state", "mamba_d_conv", "mamba_conv_bias", "mamba_proj_bias", "num_experts"),
+    },
+    "zamba2": {
+        "mamba_n_heads": "n_mamba_heads",
+        "mamba_d_head": "mamba_headdim",
+        "mamba_n_groups": "mamba_ngroups",
+        **same("mamba_d_state", "mamba_d_conv", "num_mem_blocks", "adapter_rank", "use_mem_rope"),
     },
     "mamba": MAMBA1,
     "falcon_mamba": {**MAMBA1, **same("mixer_rms_eps")},
@@ -164,6 +173,11 @@ def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
         ("bamba", {"head_dim": 18}, "head_dim"),
         ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset"),
         ("jamba", {"expert_layer_period": 1}, "expert_layer_offset"),
+        ("zamba2", {"hidden_act": "silu"}, "hidden_act"),
+        ("zamba2", {"use_long_context": True}, "use_long_context"),
+        ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("zamba2", {"num_hidden_layers": 3}, "num_hidden_layers"),
+        ("zamba2", {"use_shared_attention_adapter": True}, "use_shared_attention_adapter"),
         ("mamba2", {"num_heads": 3}, "num_heads"),
         ("mamba2", {"n_groups": 3}, "n_groups"),
         ("mamba", {"conv_kernel": 9}, "conv_kernel"),
@@ -192,4 +206,4 @@ def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read):
                 config = read(**{**fields, name: value})
             except ModelError:
                 continue
-            assert len(models.describe(config).blocks) == config.num_layers
+            assert models.describe(config).max_positions == config.max_position_embeddings

@@ -61,6 +61,16 @@ _JAMBA = {
     "num_experts_per_tok": 2,
 }
 
+_ZAMBA2 = {
+    "mamba_ngroups": 2,
+    "mamba_d_state": 16,
+    "n_mamba_heads": 8,
+    "mamba_headdim": 12,
+    "adapter_rank": 7,
+    "chunk_size": 8,
+    "time_step_min": 0.65,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
     "falcon_h1-norm-after-gate-biases": (
@@ -220,4 +230,27 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "jamba",
         {**_JAMBA, "num_hidden_layers": 2, "attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_offset": 0},
     ),
+    "zamba2": (
+        "zamba2",
+        {**_ZAMBA2, "num_hidden_layers": 5, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid", "hybrid"]},
+    ),
+    "zamba2-blocks-in-turn-adapters-rope": (
+        "zamba2",
+        {
+            **_ZAMBA2,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["hybrid", "hybrid", "mamba", "hybrid"],
+            "num_mem_blocks": 2,
+            # Wider, float32 itself is 1.6e-4 from float64 in this case: no residual goes around the shared blocks.
+            "hidden_size": 24,
+            "num_attention_heads": 2,
+            "attention_head_dim": 24,
+            "n_mamba_heads": 4,
+            "use_shared_attention_adapter": True,
+            "use_mem_rope": True,
+            "add_bias_linear": True,
+            "mamba_ngroups": 1,
+        },
+    ),
+    "zamba2-no-attention": ("zamba2", {**_ZAMBA2, "layers_block_type": ["mamba"] * 3, "time_step_min": 0.001}),
 }

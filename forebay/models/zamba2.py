@@ -1,0 +1,125 @@
+"""Zamba 2: Mamba-2 mixers; before some of them a transformer block, one of a few whose weights take turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.build import Block, Parts
+from forebay.layers.context import ForwardContext
+from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
+from forebay.layers.params import TensorParam, vector
+from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
+from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
+from forebay.models.mamba_mixers import mamba2_spec
+from forebay.pools.cache_spec import CacheSpec
+
+_MIXER_EPS = 1e-5  # transformers has no field for it
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return replace(
+        decoder_spec(config, [_stack(config)]),
+        norm=vector("model.final_layernorm.weight", config.hidden_size),
+    )
+
+
+def _stack(config: ModelConfig) -> StackSpec:
+    hybrids = [layer for layer, kind in enumerate(config.extra["layer_types"]) if kind == "hybrid"]
+    # Block i is stored with the layer that uses it first.
+    shared = tuple(_shared(config, layer) for layer in hybrids[: config.extra["num_mem_blocks"]])
+    uses = {layer: _use(config, layer, number, shared) for number, layer in enumerate(hybrids)}
+    layers = tuple(_layer(config, layer, uses.get(layer)) for layer in range(config.num_layers))
+    return StackSpec(shared=shared, layers=layers, norm_eps=config.rms_norm_eps)
+
+
+def _shared(config: ModelConfig, layer: int) -> SharedTransformerSpec:
+    return SharedTransformerSpec(
+        name=f"{layer_name(layer)}.shared_transformer",
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        mlp_bias=config.mlp_bias,
+        norm_eps=config.rms_norm_eps,
+        rope=rope_spec(config) if config.extra["use_mem_rope"] else None,
+    )
+
+
+def _use(config: ModelConfig, layer: int, number: int, shared: tuple[SharedTransformerSpec, ...]) -> UseSpec:
+    return UseSpec(
+        shared=shared[number % len(shared)],
+        number=number,
+        output_name=f"{layer_name(layer)}.linear",
+        rank=config.extra["adapter_rank"],
+        on_attention=config.extra["use_shared_attention_adapter"],
+    )
+
+
+def _layer(config: ModelConfig, layer: int, use: UseSpec | None) -> LayerSpec:
+    name = layer_name(layer) if use is None else f"{layer_name(layer)}.mamba_decoder"
+    return LayerSpec(
+        use=use,
+        mixer=replace(mamba2_spec(config, f"{name}.mamba"), norm=GatedNorm(eps=_MIXER_EPS)),
+        norm=vector(f"{name}.input_layernorm.weight", config.hidden_size),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerSpec:
+    """`use` of a shared block before the mixer, None for none."""
+
+    use: UseSpec | None
+    mixer: Mamba2Spec
+    norm: TensorParam
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*(() if self.use is None else self.use.params()), *self.mixer.params(), self.norm)
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return (*(() if self.use is None else self.use.cache_specs()), *self.mixer.cache_specs())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackSpec:
+    """All layers as one block, since many of them want what the first one gets."""
+
+    shared: tuple[SharedTransformerSpec, ...]
+    layers: tuple[LayerSpec, ...]
+    norm_eps: float
+
+    def params(self) -> tuple[TensorParam, ...]:
+        shared = (param for block in self.shared for param in block.params())
+        return (*shared, *(param for layer in self.layers for param in layer.params()))
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return tuple(spec for layer in self.layers for spec in layer.cache_specs())
+
+    def build(self, parts: Parts) -> Block:
+        return Stack(self, parts)
+
+
+class Stack:
+    def __init__(self, spec: StackSpec, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._eps = spec.norm_eps
+        shared = [SharedTransformer(part, parts) for part in spec.shared]
+        self._layers = []
+        for layer in spec.layers:
+            use = None if layer.use is None else Use(layer.use, shared[layer.use.number % len(shared)], parts)
+            self._layers.append((use, layer.mixer.build(parts), parts.weights.tensor(layer.norm)))
+
+    def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
+        """Without a shared block x += mixer(norm(x)); with one x += mixer(norm(x + use(x, first x)))."""
+        ops, eps = self._ops, self._eps
+        embedded = residual + x
+        for use, mixer, norm in self._layers:
+            if use is None:
+                x = mixer(ctx, ops.add_rms_norm(x, residual, norm, eps))
+            else:
+                residual.add_(x)
+                x = mixer(ctx, ops.rms_norm(residual + use(ctx, residual, embedded), norm, eps))
+        return x
