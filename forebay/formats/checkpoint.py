@@ -16,8 +16,10 @@ from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_names import ROPE_FACTORS, Architecture, architecture_of, hf_name
 from forebay.formats.gguf_types import U8, dequantize
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.nested import text_name
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
+from forebay.formats.tensor_names import GATE_UP
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
@@ -80,17 +82,34 @@ def read_tensor(tensor: StoredTensor) -> npt.NDArray[np.float32]:
 
 
 def _open_folder(path: Path) -> Checkpoint:
-    tensors: dict[str, StoredTensor] = {}
-    files = [SafetensorsFile(file) for file in checkpoint_files(path)]
     config = config_from_folder(path)
-    for file in files:
+    names = MODEL_TYPES[config.model_type].names
+    tensors: dict[str, StoredTensor] = {}
+    for file in [SafetensorsFile(file) for file in checkpoint_files(path)]:
         for stored in file.tensors:
-            name = text_name(config.model_type, stored)
-            if name in tensors:
+            name = names.here(text_name(config.model_type, stored), config.num_layers)
+            if not name:
+                continue
+            found = _experts_of(file, stored, name) if names.is_stack(name) else {name: _PlainTensor(file, stored)}
+            if not found.keys().isdisjoint(tensors):
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
-            if name:
-                tensors[name] = _PlainTensor(file, stored)
+            tensors.update(found)
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={})
+
+
+def _experts_of(file: SafetensorsFile, stored: str, name: str) -> Mapping[str, StoredTensor]:
+    """The matrices that are stacked in one tensor, each under a name of its own: of gate_up_proj, [E, 2I, H], an
+    expert's gate is in the first half of the rows."""
+    shape, (prefix, _, kind) = file.tensors[stored].shape, name.rpartition(".")
+    parts = ("gate_proj", "up_proj") if kind == GATE_UP else (kind,)
+    if len(shape) != 3 or 0 in shape or shape[1] % len(parts):
+        raise ModelError(f"{file.path}: {stored!r} has the shape {shape}, not one matrix for each expert")
+    rows = shape[1] // len(parts)
+    return {
+        f"{prefix}.{expert}.{part}.weight": _ExpertTensor(file, stored, expert, slice(i * rows, (i + 1) * rows))
+        for expert in range(shape[0])
+        for i, part in enumerate(parts)
+    }
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -153,6 +172,23 @@ class _PlainTensor:
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         view = self._file.view(self._tensor.name)
         yield view.reshape(math.prod(self.shape[:-1]), -1) if view.size else view.reshape(0, 0)
+
+
+class _ExpertTensor:
+    """Some rows of one matrix of a stack in a safetensors file."""
+
+    def __init__(self, file: SafetensorsFile, name: str, expert: int, rows: slice) -> None:
+        self._file = file
+        self._tensor = file.tensors[name]
+        self._at = (expert, rows)
+        experts, every_row, width = self._tensor.shape
+        self.shape = (rows.stop - rows.start, width)
+        self.bfloat16 = self._tensor.dtype == "BF16"
+        self.num_bytes = self._tensor.num_bytes * self.shape[0] // (experts * every_row)
+        self.storage = self._tensor.dtype
+
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        yield self._file.view(self._tensor.name)[self._at]
 
 
 class _BlockTensor:

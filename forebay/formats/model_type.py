@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from forebay.formats.config_fields import Fields
 from forebay.formats.rope_config import rope_theta_and_scaling
+from forebay.formats.tensor_names import AS_STORED, TensorNames
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
@@ -86,7 +87,7 @@ class ModelType:
     `uses_window` whether its `sliding_window` counts at all; `window` is the window of a file without that field, which
     a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
     `honours` names fields that other types refuse because they would change what is computed. `parse` returns
-    `ModelConfig`'s values, without its model_type.
+    `ModelConfig`'s values, without its model_type. `names` is about the tensors of safetensors files.
     """
 
     head_dim: int = 0
@@ -101,3 +102,4 @@ class ModelType:
     extra: Callable[[Fields, int], dict[str, Any]] = _no_extra
     honours: frozenset[str] = frozenset()
     parse: Callable[[ModelType, Fields], dict[str, Any]] = parse_transformer
+    names: TensorNames = AS_STORED

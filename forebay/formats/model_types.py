@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
-from forebay.formats import types_mamba, types_window
+from forebay.formats import types_delta, types_mamba, types_window
 from forebay.formats.config_fields import Fields
 from forebay.formats.model_type import ModelType
 
@@ -66,6 +66,7 @@ MODEL_TYPES: Final = {
     ),
     "olmo2": ModelType(kv_heads_default=True, rms_norm_eps=1e-5),
     "qwen3_moe": ModelType(window=4096, uses_window=_when_asked, extra=_moe_extra),
+    **types_delta.TYPES,
     **types_mamba.TYPES,
     **types_window.TYPES,
 }

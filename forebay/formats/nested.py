@@ -33,6 +33,12 @@ _NESTED: Final = {
         ),
         others=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
     ),
+    "qwen3_5_text": Nested(
+        outer_type="qwen3_5", prefixes=(("model.language_model.", "model."),), others=("model.visual.",)
+    ),
+    "qwen3_5_moe_text": Nested(
+        outer_type="qwen3_5_moe", prefixes=(("model.language_model.", "model."),), others=("model.visual.",)
+    ),
 }
 _TEXT_TYPES: Final = {nested.outer_type: text for text, nested in _NESTED.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
@@ -48,6 +48,25 @@ def rope_theta_and_scaling(
     if rope_type in ("llama3", "yarn"):
         values.setdefault("original_max_position_embeddings", max_positions)
     return theta, {"rope_type": rope_type, **_checked(values, rope_type, where)}
+
+
+def without_partial_rotary(
+    raw: Mapping[str, Any], where: str, *, default: float, ignored: Collection[str] = ()
+) -> tuple[float, dict[str, Any]]:
+    """Which share of a head's dimensions is rotated, and the configuration without the fields that say so, and without
+    those of the rope that are to be `ignored`. What is left is one of a rope over all dimensions."""
+    names = ("rope_scaling", "rope_parameters")
+    parameters: dict[str, Any] = next((raw[n] for n in names if isinstance(raw.get(n), dict) and raw[n]), {})
+    given = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
+    share = _positive(where, "partial_rotary_factor", default if given is None else given)
+    if share > 1:
+        raise ModelError(f"{where}: partial_rotary_factor is {share}; it must be at most 1")
+    left = {name: value for name, value in raw.items() if name != "partial_rotary_factor"}
+    dropped = {"partial_rotary_factor", *ignored}
+    for name in names:
+        if isinstance(left.get(name), dict):
+            left[name] = {key: value for key, value in left[name].items() if key not in dropped}
+    return share, left
 
 
 def _check_keys(parameters: Mapping[str, Any], rope_type: str, where: str) -> None:

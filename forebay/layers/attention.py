@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear, vector
+from forebay.layers.params import LinearParam, Rows, TensorParam, linear, rows_of_blocks, vector
 from forebay.layers.rotary import RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
@@ -30,8 +30,9 @@ class AttentionSpec:
 
     `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, whose names end
     in `norm_name`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
-    head's output is multiplied by the logistic function of its entry of the layer `gate_proj`. The input, k and the
-    output are multiplied by `input_scale`, `key_scale` and `output_scale`.
+    head's output is multiplied by the logistic function of its entry of the layer `gate_proj`. `output_gate`: each
+    entry of the output is multiplied by that of its own gate, which `q_proj` has behind each head's q. The input, k and
+    the output are multiplied by `input_scale`, `key_scale` and `output_scale`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class AttentionSpec:
     scale: float = 0.0
     sinks: bool = False
     head_gate: bool = False
+    output_gate: bool = False
     output_name: str = "o_proj"
     norm_name: str = "norm"
     input_scale: float = 1.0
@@ -65,10 +67,26 @@ class AttentionSpec:
 
     @property
     def qkv(self) -> LinearParam:
+        """Of q, k, v and, with an `output_gate`, the gates."""
         names = [f"{self.name}.{part}_proj" for part in ("q", "k", "v")]
-        sizes = (self.q_size, self.kv_size, self.kv_size)
-        scales = tuple(zip(sizes, (1.0, self.key_scale, 1.0), strict=True))
-        return linear(names, sizes, self.hidden_size, bias=self.qkv_bias, scales=scales, input_scale=self.input_scale)
+        q_and_gate = (1 + self.output_gate) * self.q_size
+        scales = ((self.q_size, 1.0), (self.kv_size, self.key_scale), (self.kv_size, 1.0))
+        return linear(
+            names,
+            [q_and_gate, self.kv_size, self.kv_size],
+            self.hidden_size,
+            bias=self.qkv_bias,
+            rows=self._gates_last(q_and_gate) if self.output_gate else (),
+            scales=(*scales, (self.q_size, 1.0)) if self.output_gate else scales,
+            input_scale=self.input_scale,
+        )
+
+    def _gates_last(self, q_and_gate: int) -> Rows:
+        q, gates = (
+            rows_of_blocks(count=self.num_heads, block=2 * self.head_dim, first=first, size=self.head_dim)
+            for first in (0, self.head_dim)
+        )
+        return (*q, range(q_and_gate, q_and_gate + 2 * self.kv_size), *gates)
 
     @property
     def gate(self) -> LinearParam:
@@ -126,7 +144,7 @@ class Attention:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
         spec, ops = self._spec, self._ops
-        q, k, v = self._project(x)
+        q, k, v, gate = self._project(x)
         if self._cos_sin is not None:
             ops.apply_rope(q, k, ctx.positions, self._cos_sin)
         k_cache, v_cache = ctx.cache.kv(self._layer)
@@ -145,18 +163,22 @@ class Attention:
             spec.sliding_window,
             self._sinks,
         ).flatten(1)
+        if spec.output_gate:
+            out = ops.mul_sigmoid(out, gate)
         if self._gate is not None:
             out = ops.mul_sigmoid(out, ops.linear(x, self._gate).repeat_interleave(spec.head_dim, dim=-1))
         return ops.linear(out, self._output)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so."""
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so, and the gates [T, Hq * D]
+        where there are any, or [T, 0]."""
         spec, ops = self._spec, self._ops
-        q, k, v = torch.split(ops.linear(x, self._qkv), [spec.q_size, spec.kv_size, spec.kv_size], dim=-1)
+        gates = spec.q_size if spec.output_gate else 0
+        q, k, v, gate = torch.split(ops.linear(x, self._qkv), [spec.q_size, spec.kv_size, spec.kv_size, gates], dim=-1)
         if spec.qk_norm is QkNorm.FULL:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k, v = (part.view(len(x), spec.num_kv_heads, spec.head_dim) for part in (k, v))
         if spec.qk_norm is QkNorm.HEAD:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
-        return q, k, v
+        return q, k, v, gate

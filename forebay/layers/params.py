@@ -87,7 +87,7 @@ def linear(
     scales: Scales = (),
     input_scale: float = 1.0,
 ) -> LinearParam:
-    """Layers `names` (`.weight` and `.bias` are added) with `sizes` outputs each, one below the other (or their `rows`).
+    """Layers `names` (`.weight` and `.bias` are added) of `sizes` outputs, one below the other, or `rows` of them.
 
     The input is multiplied by `input_scale`, and runs of outputs by `scales`.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tests.models import cases_mamba, cases_window
+from tests.models import cases_delta, cases_mamba, cases_window
 
 VOCAB = 96
 
@@ -81,6 +81,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     ),
+    **cases_delta.CASES,
     **cases_mamba.CASES,
     **cases_window.CASES,
 }
@@ -107,7 +108,8 @@ def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
     with torch.no_grad():
         for name, tensor in _weights(model):
             values = torch.randn(tensor.shape, generator=generator)
-            tensor.copy_(1 + 0.3 * values if "norm" in name else 0.15 * values)
+            # Norms are 1, or stored as differences from it and 0.
+            tensor.copy_(tensor.mean() + 0.3 * values if "norm" in name else 0.15 * values)
     return model
 
 

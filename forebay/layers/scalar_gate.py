@@ -1,0 +1,50 @@
+"""A part whose output is multiplied, for each token, by one gate: the shared expert of Qwen's mixtures.
+
+Shape letters: T tokens, H hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.layers.build import Parts, PartSpec
+from forebay.layers.context import ForwardContext
+from forebay.layers.params import LinearParam, TensorParam, linear
+from forebay.pools.cache_spec import CacheSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScalarGateSpec:
+    """part(x) * sigmoid(gate(x)); `gate` is the checkpoint's name of a linear layer with one output."""
+
+    gate: str
+    part: PartSpec
+    hidden_size: int
+
+    @property
+    def gate_layer(self) -> LinearParam:
+        return linear([self.gate], [1], self.hidden_size, bias=False)
+
+    def params(self) -> tuple[TensorParam, ...]:
+        return (*self.gate_layer.tensors(), *self.part.params())
+
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return self.part.cache_specs()
+
+    def build(self, parts: Parts) -> ScalarGate:
+        return ScalarGate(self, parts)
+
+
+class ScalarGate:
+    def __init__(self, spec: ScalarGateSpec, parts: Parts) -> None:
+        self._ops = parts.ops
+        self._gate = parts.weights.linear(spec.gate_layer)
+        self._part = spec.part.build(parts)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        gate = self._ops.linear(x, self._gate)
+        return self._part(ctx, x) * self._ops.mul_sigmoid(torch.ones_like(gate), gate)

@@ -1,0 +1,45 @@
+"""Qwen 3.5's language model with a mixture of experts, beside a gated one that all tokens share, in every layer."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.mlp import MlpSpec, MoeSpec
+from forebay.layers.routing import SoftmaxRouterSpec
+from forebay.layers.scalar_gate import ScalarGateSpec
+from forebay.layers.sums import SumSpec
+from forebay.models.decoder import DecoderSpec, layer_name
+from forebay.models.qwen3_5_text import delta_spec, qwen_block, qwen_decoder, separate_inputs
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    delta = delta_spec(config, layer, separate_inputs(config))
+    return qwen_block(config, layer, delta=delta, mlp=qwen_experts(config, layer, normalize=True))
+
+
+def qwen_experts(config: ModelConfig, layer: int, *, normalize: bool) -> PartSpec:
+    extra, name = config.extra, f"{layer_name(layer)}.mlp"
+    experts = MoeSpec(
+        name=name,
+        router=SoftmaxRouterSpec(
+            name=f"{name}.gate",
+            hidden_size=config.hidden_size,
+            num_experts=extra["num_experts"],
+            num_experts_per_tok=extra["num_experts_per_tok"],
+            normalize=normalize,
+        ),
+        hidden_size=config.hidden_size,
+        intermediate_size=extra["moe_intermediate_size"],
+        num_experts=extra["num_experts"],
+    )
+    shared = MlpSpec(
+        name=f"{name}.shared_expert",
+        hidden_size=config.hidden_size,
+        intermediate_size=extra["shared_expert_intermediate_size"],
+    )
+    gated = ScalarGateSpec(gate=f"{name}.shared_expert_gate", part=shared, hidden_size=config.hidden_size)
+    return SumSpec(first=experts, second=gated)

@@ -1,0 +1,89 @@
+"""Qwen 3.5's language model: gated delta nets, and among every few of them attention whose output is gated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.attention import AttentionSpec, QkNorm
+from forebay.layers.blocks import PreNormSpec
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.gated_delta import GatedDeltaSpec
+from forebay.layers.params import Rows
+from forebay.models.decoder import (
+    DecoderSpec,
+    attention_spec,
+    decoder_spec,
+    layer_name,
+    mlp_spec,
+    norm_param,
+    rope_spec,
+)
+
+_NORM_OFFSET = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    delta = delta_spec(config, layer, separate_inputs(config))
+    return qwen_block(config, layer, delta=delta, mlp=mlp_spec(config, layer))
+
+
+def separate_inputs(config: ModelConfig) -> Sequence[tuple[str, int]]:
+    extra = config.extra
+    keys = extra["linear_num_key_heads"] * extra["linear_key_head_dim"]
+    values = extra["linear_num_value_heads"] * extra["linear_value_head_dim"]
+    heads = extra["linear_num_value_heads"]
+    return (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads))
+
+
+def qwen_decoder(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
+    spec = decoder_spec(config, blocks)
+    return replace(spec, norm=replace(spec.norm, offset=_NORM_OFFSET))
+
+
+def qwen_block(config: ModelConfig, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:
+    """With attention instead of the delta net in the layers that have it."""
+    mixer_norm, mlp_norm = (
+        replace(norm_param(config, layer, name), offset=_NORM_OFFSET)
+        for name in ("input_layernorm", "post_attention_layernorm")
+    )
+    return PreNormSpec(
+        mixer=delta if config.extra["layer_types"][layer] == "linear_attention" else _attention(config, layer),
+        mlp=mlp,
+        mixer_norm=mixer_norm,
+        mlp_norm=mlp_norm,
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def _attention(config: ModelConfig, layer: int) -> AttentionSpec:
+    bias = config.attention_bias
+    return replace(
+        attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
+        norm_offset=_NORM_OFFSET,
+        rope=replace(rope_spec(config), dim=config.extra["rotary_dim"]),
+        output_gate=True,
+    )
+
+
+def delta_spec(
+    config: ModelConfig, layer: int, inputs: Sequence[tuple[str, int]], input_rows: Rows = ()
+) -> GatedDeltaSpec:
+    extra = config.extra
+    return GatedDeltaSpec(
+        name=f"{layer_name(layer)}.linear_attn",
+        hidden_size=config.hidden_size,
+        num_key_heads=extra["linear_num_key_heads"],
+        num_value_heads=extra["linear_num_value_heads"],
+        key_head_dim=extra["linear_key_head_dim"],
+        value_head_dim=extra["linear_value_head_dim"],
+        width=extra["linear_conv_kernel_dim"],
+        norm_eps=config.rms_norm_eps,
+        inputs=inputs,
+        input_rows=input_rows,
+    )

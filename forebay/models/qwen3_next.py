@@ -1,0 +1,54 @@
+"""Qwen3-Next: as Qwen 3.5 with experts, but what the delta net's first layers give is grouped by key head."""
+
+from __future__ import annotations
+
+from forebay.formats.model_config import ModelConfig
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.params import Rows, rows_of_blocks
+from forebay.models.decoder import DecoderSpec, mlp_spec
+from forebay.models.qwen3_5_moe_text import qwen_experts
+from forebay.models.qwen3_5_text import delta_spec, qwen_block, qwen_decoder
+
+
+def describe(config: ModelConfig) -> DecoderSpec:
+    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: ModelConfig, layer: int) -> BlockSpec:
+    extra = config.extra
+    keys, values = extra["linear_num_key_heads"], extra["linear_num_value_heads"]
+    joined = 2 * keys * extra["linear_key_head_dim"] + 2 * values * extra["linear_value_head_dim"]
+    inputs = (("in_proj_qkvz", joined), ("in_proj_ba", 2 * values))
+    delta = delta_spec(config, layer, inputs, _by_kind(config, joined))
+    return qwen_block(config, layer, delta=delta, mlp=_mlp(config, layer))
+
+
+def _by_kind(config: ModelConfig, joined: int) -> Rows:
+    """Of each key head `in_proj_qkvz` has q, k, v and the gate of its value heads, and `in_proj_ba`, whose rows begin
+    at `joined`, their rates and decays; wanted is q of all heads, then k of all, and so on."""
+    extra = config.extra
+    heads = extra["linear_num_key_heads"]
+    key, group = extra["linear_key_head_dim"], extra["linear_num_value_heads"] // heads
+    value = group * extra["linear_value_head_dim"]
+
+    def of_each(first: int, size: int) -> Rows:
+        return rows_of_blocks(count=heads, block=2 * key + 2 * value, first=first, size=size)
+
+    rates, decays = (
+        rows_of_blocks(count=heads, block=2 * group, first=joined + first, size=group) for first in (0, group)
+    )
+    return (
+        *of_each(0, key),
+        *of_each(key, key),
+        *of_each(2 * key, value),
+        *of_each(2 * key + value, value),
+        *rates,
+        *decays,
+    )
+
+
+def _mlp(config: ModelConfig, layer: int) -> PartSpec:
+    extra = config.extra
+    if layer in extra["mlp_only_layers"] or (layer + 1) % extra["decoder_sparse_step"]:
+        return mlp_spec(config, layer)
+    return qwen_experts(config, layer, normalize=extra["norm_topk_prob"])

@@ -1,0 +1,101 @@
+"""config.json of models with delta rules and latent attention: what is read, what is assumed, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from forebay import models
+from forebay.base.errors import ModelError
+from forebay.formats.model_config import ModelConfig, config_from_folder
+from forebay.formats.types_delta import TYPES
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+GIVEN: dict[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+# Fields of ours that transformers computes or calls otherwise.
+NOT_COMPARED = ("layer_types", "rotary_dim")
+
+
+@pytest.fixture
+def read(tmp_path):
+    def from_fields(model_type: str, **fields: Any) -> ModelConfig:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **GIVEN, **fields}))
+        return config_from_folder(tmp_path)
+
+    return from_fields
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_silence_means_what_it_means_to_transformers(model_type, read):
+    ours, theirs = read(model_type), AutoConfig.for_model(model_type, **GIVEN)
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.attention_bias == theirs.attention_bias
+    assert ours.head_dim == theirs.head_dim
+    assert ours.num_layers == theirs.num_hidden_layers
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.extra["layer_types"] == theirs.layer_types
+    for name, value in ours.extra.items():
+        if name not in NOT_COMPARED:
+            assert value == getattr(theirs, name), name
+
+
+@pytest.mark.parametrize(
+    "rope", [{}, {"partial_rotary_factor": 0.5}, {"rope_parameters": {"partial_rotary_factor": 1}}]
+)
+def test_the_share_of_a_head_that_is_rotated_is_read_wherever_it_is(rope, read):
+    theirs = AutoConfig.for_model("qwen3_next", **GIVEN, **rope).rope_parameters["partial_rotary_factor"]
+    assert read("qwen3_next", **rope).extra["rotary_dim"] == 256 * theirs
+
+
+def test_a_language_model_is_found_within_a_multimodal_one(read):
+    inner = {**GIVEN, "model_type": "qwen3_5_text", "tie_word_embeddings": True}
+    config = read("qwen3_5", text_config=inner, vision_config={}, tie_word_embeddings=True)
+    assert (config.model_type, config.tie_word_embeddings) == ("qwen3_5_text", True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "message"),
+    [
+        ("qwen3_5_text", {"layer_types": [FULL] * 7}, "layer_types"),
+        ("qwen3_5_text", {"layer_types": ["sliding_attention"] * 8}, "layer_types"),
+        ("qwen3_5_text", {"linear_num_key_heads": 3}, "linear_num_value_heads"),
+        ("qwen3_5_text", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim"),
+        ("qwen3_5_text", {"linear_conv_kernel_dim": 9}, "linear_conv_kernel_dim"),
+        ("qwen3_5_text", {"partial_rotary_factor": 0.001}, "partial_rotary_factor"),
+        ("qwen3_5_text", {"partial_rotary_factor": 2}, "partial_rotary_factor"),
+        ("qwen3_5_text", {"rope_parameters": {"rope_type": "default", "surprise": 1}}, "surprise"),
+        ("qwen3_5_text", {"hidden_act": "gelu"}, "hidden_act"),
+        ("qwen3_next", {"num_experts_per_tok": 600}, "num_experts_per_tok"),
+    ],
+)  # fmt: skip
+def test_what_is_not_honoured_is_refused(model_type, fields, message, read):
+    with pytest.raises(ModelError, match=message):
+        read(model_type, **fields)
+
+
+HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), "x", [], [[]], {}, {"a": 1}, [None] * 8, [LINEAR] * 8]
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read):
+    fields = AutoConfig.for_model(model_type, **{**GIVEN, "num_experts": 4, "num_experts_per_tok": 2}).to_dict()
+    for name in fields.keys() - {"model_type"}:
+        for value in HOSTILE:
+            try:
+                config = read(**{**fields, name: value})
+            except ModelError:
+                continue
+            assert len(models.describe(config).blocks) == config.num_layers

@@ -1,0 +1,99 @@
+"""Cases of the models with gated delta nets, Kimi delta attention and latent attention; see `CASES` in tiny.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LINEAR, FULL = "linear_attention", "full_attention"
+
+_DELTA_NET = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "layer_types": [LINEAR, FULL, LINEAR],
+    "head_dim": 16,
+}
+_MOE = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 20,
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
+    "qwen3_5_text-one-key-head-biases-tied": (
+        "qwen3_5_text",
+        {
+            **_DELTA_NET,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 1,
+            "linear_key_head_dim": 20,
+            "linear_conv_kernel_dim": 2,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "qwen3_5_text-pattern": (
+        "qwen3_5_text",
+        {
+            **_DELTA_NET,
+            "layer_types": None,
+            "num_hidden_layers": 4,
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_conv_kernel_dim": 3,
+            "rope_parameters": {
+                "rope_type": "linear",
+                "rope_theta": 5_000.0,
+                "factor": 4.0,
+                "partial_rotary_factor": 1.0,
+            },
+        },
+    ),
+    "qwen3_5_text-no-attention": (
+        "qwen3_5_text",
+        {**_DELTA_NET, "layer_types": [LINEAR] * 2, "num_hidden_layers": 2, "linear_num_key_heads": 6},
+    ),
+    "qwen3_next": ("qwen3_next", {**_DELTA_NET, **_MOE}),
+    "qwen3_next-some-dense-biases": (
+        "qwen3_next",
+        {
+            **_DELTA_NET,
+            **_MOE,
+            "linear_num_key_heads": 3,
+            "num_hidden_layers": 4,
+            "layer_types": None,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+        },
+    ),
+    "qwen3_next-one-head": (
+        "qwen3_next",
+        {
+            **_DELTA_NET,
+            **_MOE,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_conv_kernel_dim": 3,
+            "partial_rotary_factor": 0.75,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", {**_DELTA_NET, **_MOE}),
+    "qwen3_5_moe_text-all-experts": (
+        "qwen3_5_moe_text",
+        {
+            **_DELTA_NET,
+            **_MOE,
+            "layer_types": [FULL, LINEAR, LINEAR],
+            "num_experts_per_tok": 6,
+            "linear_value_head_dim": 5,
+        },
+    ),
+}

@@ -1,0 +1,75 @@
+"""Checkpoints that name or stack their tensors otherwise than transformers saves them give the same model."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
+
+from tests.models.drive import Driver
+from tests.models.tiny import BASE, CASES, random_ids
+
+IDS = random_ids(20, seed=3)
+
+
+@pytest.fixture
+def changed(tiny, tmp_path, load):
+    """The logits of a case whose tensors are changed."""
+
+    def logits(case, change):
+        tensors = change(load_file(tiny(case).path / "model.safetensors"))
+        save_file(tensors, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text((tiny(case).path / "config.json").read_text())
+        (found,) = Driver(load(tmp_path)).step([(1, IDS)])
+        return found
+
+    return logits
+
+
+def stacked(tensors):
+    """All of a layer's experts in one tensor, gate above up, as published mixtures of Qwen 3.5 have them."""
+    result = {name: values for name, values in tensors.items() if ".experts." not in name}
+    layers = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
+    for layer in layers:
+        count = sum(
+            re.fullmatch(re.escape(layer) + r"\.experts\.\d+\.up_proj\.weight", name) is not None for name in tensors
+        )
+        gate, up, down = (
+            torch.stack([tensors[f"{layer}.experts.{i}.{part}_proj.weight"] for i in range(count)])
+            for part in ("gate", "up", "down")
+        )
+        result[f"{layer}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+        result[f"{layer}.experts.down_proj"] = down
+    return result
+
+
+@pytest.mark.parametrize("case", ["qwen3_5_moe_text", "qwen3_next-some-dense-biases"])
+def test_stacked_experts_are_the_same_model(case, tiny, changed):
+    torch.testing.assert_close(changed(case, stacked), tiny(case).logits(IDS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
+def test_what_drafts_tokens_is_left_in_the_file(case, tiny, changed):
+    found = changed(case, lambda tensors: {**tensors, "mtp.layers.0.mlp.up_proj.weight": torch.ones(2, 2)})
+    torch.testing.assert_close(found, tiny(case).logits(IDS), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5", "qwen3_5_moe"])
+def test_the_language_model_of_a_multimodal_checkpoint_is_served(model_type, tmp_path, load):
+    text_type = f"{model_type}_text"
+    text = {**BASE, **CASES[text_type][1], "model_type": text_type}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "depth": 1, "num_heads": 2, "out_hidden_size": 48}
+    config = AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    oracle = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    oracle.save_pretrained(tmp_path)
+    assert any(".visual." in name for name in load_file(tmp_path / "model.safetensors"))
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == model_type
+    with torch.no_grad():
+        expected = oracle(input_ids=torch.tensor([IDS]), use_cache=False).logits[0]
+    (found,) = Driver(load(tmp_path)).step([(1, IDS)])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
