@@ -1,0 +1,69 @@
+"""From a configuration to the division of memory, to the scheduler's limits, and to who fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forebay.config.engine_config import StateStrategy
+from forebay.engine.sizing import capacity, memory_demand, scheduler_config, sizes_of
+from forebay.memory.budget import MemoryDemand, divide_memory
+from forebay.pools.cache_spec import FullAttention, RecurrentState, SlidingWindow
+from tests.engine.engine_fakes import CONFIG
+
+SPECS = (
+    FullAttention(num_kv_heads=2, head_dim=16),
+    RecurrentState(conv=(32, 3), ssm=(4, 8, 16)),
+    SlidingWindow(num_kv_heads=1, head_dim=16, window=20),
+)
+LARGE = replace(CONFIG, kv_cache_bytes=1 << 22, max_total_tokens=None)
+
+
+def demand_of(**changes: object) -> MemoryDemand:
+    config = replace(LARGE, **changes)  # type: ignore[arg-type]
+    return memory_demand(config, sizes_of(config, SPECS), 4096)
+
+
+@pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])
+def test_scans_states_have_a_type_of_their_own(ssm_dtype: str, state_bytes: int) -> None:
+    assert sizes_of(replace(CONFIG, mamba_ssm_dtype=ssm_dtype), SPECS).state_bytes == state_bytes
+
+
+def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() -> None:
+    sizes = sizes_of(LARGE, SPECS)
+    demand = memory_demand(LARGE, sizes, 100)
+    budget = divide_memory(demand)
+    limits = scheduler_config(LARGE, budget, sizes, weight_bytes=1 << 20)
+    assert limits.context_length == 100
+    assert (limits.num_pages, limits.max_running_requests) == (budget.num_pages, budget.max_running_requests)
+    state = limits.state
+    assert (state.num_slots, state.num_window_pages, state.window) == (
+        budget.num_state_slots,
+        budget.num_window_pages,
+        20,
+    )
+    assert (state.page_bytes, state.window_page_bytes) == (4 * 2 * 2 * 16 * 4, 4 * 2 * 16 * 4)
+    assert state.slot_bytes == sizes.state_bytes
+    assert 0 < state.recompute_bytes_per_token < 1 << 20
+
+
+@pytest.mark.parametrize("strategy", list(StateStrategy))
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("context", [8, 100, 256])
+def test_what_is_said_to_fit_fits_in_every_pool(strategy: StateStrategy, depth: int, context: int) -> None:
+    demand = demand_of(mamba_scheduler_strategy=strategy, overlap_depth=depth)
+    budget = divide_memory(demand)
+    fits = capacity(demand, budget, context)
+    pages = -(-context // budget.page_size)
+    assert 1 <= fits.num_requests <= budget.max_running_requests
+    assert (fits.num_requests + fits.num_cached_beside) * pages <= budget.num_pages
+    live = fits.num_requests * (1 + demand.num_tracking)
+    assert live + fits.num_cached_beside <= budget.num_state_slots
+    assert demand.window_pages(fits.num_requests) <= budget.num_window_pages
+    assert fits.num_cached_beside <= fits.num_cached_idle <= budget.num_state_slots
+
+
+def test_without_a_prefix_cache_no_conversation_stays() -> None:
+    demand = demand_of(radix_cache=False)
+    assert capacity(demand, divide_memory(demand), 100)[2:] == (0, 0)
