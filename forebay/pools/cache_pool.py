@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import PAD, Ids
+from forebay.memory.slots import PAD
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
 
 
@@ -36,6 +35,15 @@ class StateLayer(NamedTuple):
 
     conv: Tensor
     ssm: Tensor
+
+
+class Places(NamedTuple):
+    """Where a request's part of the caches lies: pages and window pages in the order of its tokens, and its state slot
+    or none. int64."""
+
+    pages: Tensor
+    window_pages: Tensor
+    slots: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,33 +134,24 @@ class CachePool:
 
     # -- copies on the host (C26) -------------------------------------------------------------------------------------
 
-    def get_cpu_copy(self, pages: Ids, window_pages: Ids, slot: int) -> CpuCopy:
-        """What lies in KV pages [n], window pages [m] and a state slot (PAD for none), copied to the host."""
-        return CpuCopy(
-            tuple(
-                tensor.index_select(0, index).to("cpu", copy=True)
-                for tensor, index in self._places(pages, window_pages, slot)
-            )
-        )
+    def get_cpu_copy(self, places: Places) -> CpuCopy:
+        """What the device's work so far leaves at these places, without waiting for it."""
+        return CpuCopy(tuple(_to_host(tensor.index_select(0, at)) for tensor, at in self._parts(places)))
 
-    def load_cpu_copy(self, copy: CpuCopy, pages: Ids, window_pages: Ids, slot: int) -> None:
+    def load_cpu_copy(self, copy: CpuCopy, places: Places) -> None:
         """Put a copy into other places, as many as it was taken from."""
-        for source, (tensor, index) in zip(copy.parts, self._places(pages, window_pages, slot), strict=True):
-            tensor.index_copy_(0, index, source.to(tensor.device, non_blocking=True))
+        for source, (tensor, at) in zip(copy.parts, self._parts(places), strict=True):
+            tensor.index_copy_(0, at, source.to(tensor.device, non_blocking=True))
 
-    def _places(self, pages: Ids, window_pages: Ids, slot: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self, places: Places) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor, by page or by slot, and where in it a request's part lies."""
-        index = {
-            SlidingWindow: window_pages,
-            RecurrentState: np.array([slot] if slot != PAD else [], dtype=np.int64),
-        }
         for spec, layer in zip(self.specs, self._layers, strict=True):
-            at = torch.from_numpy(index.get(type(spec), pages)).to(layer[0].device)
             if isinstance(layer, StateLayer):
-                yield from ((tensor, at) for tensor in layer if tensor.numel())
-            else:
-                for tensor in layer[: 1 if _shared(layer) else 2]:
-                    yield tensor.view(-1, self.page_size, *tensor.shape[1:]), at
+                yield from ((tensor, places.slots) for tensor in layer if tensor.numel())
+                continue
+            at = places.window_pages if isinstance(spec, SlidingWindow) else places.pages
+            for tensor in layer[: 1 if _shared(layer) else 2]:
+                yield tensor.view(-1, self.page_size, *tensor.shape[1:]), at
 
     # -- padding ------------------------------------------------------------------------------------------------------
 
@@ -177,6 +176,12 @@ class CachePool:
 
 def _bytes(layer: KvLayer | StateLayer) -> int:
     return layer[0].nbytes + (0 if _shared(layer) else layer[1].nbytes)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if tensor.is_cuda:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return tensor
 
 
 def _shared(layer: KvLayer | StateLayer) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from forebay.pools.cache_pool import CachePool, CpuCopy
+from forebay.pools.cache_pool import CachePool, CpuCopy, Places
 from forebay.requests.step_plan import StepPlan
+
+
+class NoHostCopy(Exception):
+    """A plan loads what was never saved, or is gone."""
 
 
 class HostCopies:
@@ -13,19 +17,23 @@ class HostCopies:
         self._cache = cache
         self._copies: dict[int, CpuCopy] = {}
 
-    def save(self, plan: StepPlan) -> None:
-        """Make the plan's copies, then drop what it names: nothing, where the step that was to save it has failed."""
-        for kept in plan.saves:
-            copy = self._cache.get_cpu_copy(kept.pages, kept.window_pages, kept.state_slot)
-            self._copies[kept.request_id] = copy
-        for request_id in plan.drops:
-            self._copies.pop(request_id, None)
+    def check(self, plan: StepPlan) -> None:
+        """Raise NoHostCopy for a load of nothing."""
+        there = (self._copies.keys() | {kept.request_id for kept in plan.saves}) - set(plan.drops)
+        missing = sorted({kept.request_id for kept in plan.loads} - there)
+        if missing:
+            raise NoHostCopy(f"requests {missing} have no copy on the host; requests {sorted(there)} have")
 
-    def load(self, plan: StepPlan) -> None:
-        """Bring the plan's copies back; they are gone then."""
-        for kept in plan.loads:
-            copy = self._copies.pop(kept.request_id)
-            self._cache.load_cpu_copy(copy, kept.pages, kept.window_pages, kept.state_slot)
+    def save(self, request_id: int, places: Places) -> None:
+        self._copies[request_id] = self._cache.get_cpu_copy(places)
+
+    def drop(self, request_id: int) -> None:
+        """Nothing happens where there is none: the step that was to save it may have failed."""
+        self._copies.pop(request_id, None)
+
+    def load(self, request_id: int, places: Places) -> None:
+        """Bring the copy back; it is gone then."""
+        self._cache.load_cpu_copy(self._copies.pop(request_id), places)
 
     @property
     def num_bytes(self) -> int:

@@ -109,7 +109,7 @@ class ModelRunner:
         self, model: Model, ops: Ops, *, cache: CachePool, rows: RequestRows, vocab_size: int, max_num_tokens: int
     ) -> None:
         self.cache, self.rows = cache, rows
-        self.host_copies = HostCopies(cache)
+        self._copies = HostCopies(cache)
         self._model, self._ops = model, ops
         self._vocab_size = vocab_size
         device = rows.last_tokens.device
@@ -123,17 +123,18 @@ class ModelRunner:
             num_slots=cache.num_slots + 1,
         )
         self.windows = WindowPages(cache.num_pages, device=device) if cache.num_window_pages else None
-        self._inputs = StepInputs(rows, cache, self.windows, max_num_tokens=max_num_tokens, device=device)
+        self._inputs = StepInputs(rows, cache, self.windows, self._copies, max_num_tokens=max_num_tokens, device=device)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Carry the plan out in its order: copies to the host, admissions and writes, states, copies from the host, the
-        model, the sampling. IndexOutOfPool, with nothing done, for a plan with an index that no pool has."""
+        model, the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
+        """
         self._bounds.check(plan)
-        if plan.saves or plan.drops:
-            self.host_copies.save(plan)
+        if plan.loads:
+            self._copies.check(plan)
         for admission in plan.admissions:
             self._options.admit(admission)
             self._penalties.admit(admission)
@@ -143,8 +144,6 @@ class ModelRunner:
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else _NOTHING
         reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else _NOTHING
         inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
-        if plan.loads:
-            self.host_copies.load(plan)
         hidden = self._model.forward(inputs.ctx, inputs.input_ids)
         token_ids, logprobs = self._sample(hidden, inputs, sample_rows, wants, reporting)
         return LaunchedStep(
@@ -155,6 +154,11 @@ class ModelRunner:
             logprobs,
             self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else (),
         )
+
+    @property
+    def host_copy_bytes(self) -> int:
+        """What retracted requests keep in host memory."""
+        return self._copies.num_bytes
 
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""

@@ -1,9 +1,9 @@
 """A step's plan on its way to the device.
 
 Shape letters: S sequences, T tokens, E tokens of extends, N sequences that sample, D of them that draw (are not
-greedy), L of them that want log-probabilities, W row writes, A admissions, X positions
-of prompts whose log-probabilities are wanted, M window page writes, K snapshots, C clears and B copies of state slots.
-Sections about what the model does not keep are empty.
+greedy), L of them that want log-probabilities, W row writes, A admissions, X positions of prompts whose
+log-probabilities are wanted, M window page writes, K snapshots, C clears and B copies of state slots, H pages and slots
+that are saved to the host or loaded from there. Sections about what the model does not keep are empty.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from torch import Tensor
 
 from forebay.base.units import ceil_div
 from forebay.layers.context import ForwardContext, PagedKv
-from forebay.memory.slots import Ids
+from forebay.memory.slots import PAD, Ids
 from forebay.ops.recurrence import StateBatch
-from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_pool import CachePool, Places
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.packing import Array, Packing
 
 SAMPLING_COLUMNS: Final = tuple(SamplingRows.declared)
@@ -54,6 +55,7 @@ _SECTIONS: Final = {
     "clears": torch.int64,  # [C]
     "copy_src": torch.int64,  # [B]
     "copy_dst": torch.int64,  # [B]
+    "kept": torch.int64,  # [H]: of each save, then of each load, its pages, its window pages, its slot
     "admit_rows": torch.int64,  # [A]
     **{
         name: torch.float64 if column.dtype.is_floating_point else torch.int64
@@ -80,13 +82,14 @@ class Inputs:
 
 
 class StepInputs:
-    """Carries plans to the device in one copy each, and applies their row writes and admissions there."""
+    """Carries plans to the device in one copy each, and does there what a plan does before the model runs."""
 
     def __init__(
         self,
         rows: RequestRows,
         cache: CachePool,
         windows: WindowPages | None,
+        copies: HostCopies,
         *,
         max_num_tokens: int,
         device: torch.device,
@@ -94,6 +97,7 @@ class StepInputs:
         self._rows = rows
         self._cache = cache
         self._windows = windows
+        self._copies = copies
         self._places = torch.arange(rows.num_rows, dtype=torch.int32, device=device)
         self._packing = Packing(_SECTIONS, device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
@@ -101,58 +105,32 @@ class StepInputs:
         """Send `plan`. `sample_rows` are the rows that sample, `drawing` and `reporting` indices into them, `targets`
         the tokens after each position of the extends in `plan.prompt_logprobs`.
         """
-        s, t, n, w, a = plan.num_seqs, plan.num_tokens, len(sample_rows), len(plan.write_rows), len(plan.admissions)
-        counts = (
-            s,
-            s + 1,
-            s,
-            t,
-            t,
-            t,
-            plan.num_decodes,
-            n,
-            n,
-            n,
-            len(drawing),
-            len(reporting),
-            w,
-            w,
-            w,
-            len(targets),
-            len(plan.out_window_loc),
-            len(plan.map_pages),
-            len(plan.map_pages),
-            len(plan.state_slots),
-            s + 1 if len(plan.state_slots) else 0,
-            len(plan.snap_slots),
-            len(plan.snap_slots),
-            len(plan.clears),
-            len(plan.copy_src),
-            len(plan.copy_src),
-            a,
-        )
-        views = self._packing.begin((*counts, *[a] * len(SAMPLING_COLUMNS)))
+        views = self._packing.begin(_counts(plan, len(sample_rows), len(drawing), len(reporting), len(targets)))
         host, device = views.host, views.device
         host["drawing"][:] = drawing
         host["reporting"][:] = reporting
         host["targets"][:] = targets
         host["sample_rows"][:] = sample_rows
         _write_sequences(plan, host)
-        if w:
-            host["write_rows"][:] = plan.write_rows
-            host["write_columns"][:] = plan.write_columns
-            host["write_pages"][:] = plan.write_pages
-        if a:
-            _write_admissions(plan.admissions, host)
-        if self._windows is not None:
-            for name in ("out_window_loc", "map_pages", "map_windows"):
-                host[name][:] = getattr(plan, name)
+        _write_changes(plan, host)
+        if len(plan.out_window_loc):
+            host["out_window_loc"][:] = plan.out_window_loc
         if len(plan.state_slots):
             _write_states(plan, host)
         self._packing.send(views)
-        if w:
+        self._change(plan, device)
+        return self._inputs(plan, device, max_seq_len=int(plan.seq_lens.max(initial=0)), num_samples=len(sample_rows))
+
+    def _change(self, plan: StepPlan, device: dict[str, Tensor]) -> None:
+        """All that comes before the model, in the order that `StepPlan` says."""
+        places = _places(plan, device["kept"]) if plan.saves or plan.loads else []
+        for kept, at in zip(plan.saves, places, strict=False):
+            self._copies.save(kept.request_id, at)
+        for request_id in plan.drops:
+            self._copies.drop(request_id)
+        if len(plan.write_rows):
             self._rows.req_to_token.index_put_((device["write_rows"], device["write_columns"]), device["write_pages"])
-        if a:
+        if plan.admissions:
             self._admit(device)
         if self._windows is not None and len(plan.map_pages):
             self._windows.full_to_window.index_copy_(0, device["map_pages"], device["map_windows"])
@@ -160,7 +138,8 @@ class StepInputs:
             self._cache.clear_states(device["clears"])
         if len(plan.copy_src):
             self._cache.copy_states(device["copy_src"], device["copy_dst"])
-        return self._inputs(plan, device, max_seq_len=int(plan.seq_lens.max(initial=0)), num_samples=n)
+        for kept, at in zip(plan.loads, places[len(plan.saves) :], strict=True):
+            self._copies.load(kept.request_id, at)
 
     def _admit(self, device: dict[str, Tensor]) -> None:
         for name in SAMPLING_COLUMNS:
@@ -214,13 +193,76 @@ class StepInputs:
         )
 
 
+def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_targets: int) -> tuple[int, ...]:
+    """How long the sections are, in their order."""
+    s, t, w, a = plan.num_seqs, plan.num_tokens, len(plan.write_rows), len(plan.admissions)
+    m, k, b = len(plan.map_pages), len(plan.snap_slots), len(plan.copy_src)
+    states = len(plan.state_slots)
+    return (
+        *(s, s + 1, s),
+        *(t, t, t),
+        plan.num_decodes,
+        *(n, n, n),
+        num_drawing,
+        num_reporting,
+        *(w, w, w),
+        num_targets,
+        len(plan.out_window_loc),
+        *(m, m),
+        *(states, states + 1 if states else 0),
+        *(k, k),
+        len(plan.clears),
+        *(b, b),
+        sum(_sizes(plan)) if plan.saves or plan.loads else 0,
+        a,
+        *[a] * len(SAMPLING_COLUMNS),
+    )
+
+
+def _sizes(plan: StepPlan) -> list[int]:
+    """The lengths of the parts of the section `kept`, three for each save and load."""
+    return [
+        size
+        for kept in (*plan.saves, *plan.loads)
+        for size in (len(kept.pages), len(kept.window_pages), int(kept.state_slot != PAD))
+    ]
+
+
+def _places(plan: StepPlan, kept: Tensor) -> list[Places]:
+    parts = torch.split(kept, _sizes(plan))
+    return [Places(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
+
+
+def _write_changes(plan: StepPlan, host: dict[str, Array]) -> None:
+    """What happens before the model runs: in most steps little of it."""
+    if len(plan.write_rows):
+        host["write_rows"][:] = plan.write_rows
+        host["write_columns"][:] = plan.write_columns
+        host["write_pages"][:] = plan.write_pages
+    if plan.admissions:
+        _write_admissions(plan.admissions, host)
+    if len(plan.map_pages):
+        host["map_pages"][:] = plan.map_pages
+        host["map_windows"][:] = plan.map_windows
+    if len(plan.clears):
+        host["clears"][:] = plan.clears
+    if len(plan.copy_src):
+        host["copy_src"][:] = plan.copy_src
+        host["copy_dst"][:] = plan.copy_dst
+    at = 0
+    for kept in (*plan.saves, *plan.loads):
+        slots = (kept.state_slot,) if kept.state_slot != PAD else ()
+        for ids in (kept.pages, kept.window_pages, slots):
+            host["kept"][at : at + len(ids)] = ids
+            at += len(ids)
+
+
 def _write_states(plan: StepPlan, host: dict[str, Array]) -> None:
     host["state_slots"][:] = plan.state_slots
-    host["clears"][:] = plan.clears
-    host["copy_src"][:] = plan.copy_src
-    host["copy_dst"][:] = plan.copy_dst
-    host["snap_start"][:] = np.searchsorted(plan.snap_seqs, np.arange(plan.num_seqs + 1))
+    start = host["snap_start"]
+    start[:] = 0
     if len(plan.snap_slots):
+        np.cumsum(np.bincount(plan.snap_seqs, minlength=plan.num_seqs), out=start[1:])
         ends = host["q_start"][1:][plan.snap_seqs]
         host["snap_ends"][:] = ends - (plan.seq_lens[plan.snap_seqs] - plan.snap_lens)
         host["snap_slots"][:] = plan.snap_slots

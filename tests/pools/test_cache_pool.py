@@ -3,12 +3,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from forebay.memory.slots import PAD
-from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_pool import CachePool, Places
 from forebay.pools.cache_spec import (
     FullAttention,
     LatentAttention,
@@ -40,8 +39,8 @@ def pool(specs=EVERYTHING, *, num_pages: int = 4, page_size: int = 3, dtype=torc
     )
 
 
-def ids(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
+def places(*ids: list[int]) -> Places:
+    return Places(*(torch.tensor(some, dtype=torch.int64) for some in ids))
 
 
 def resident_bytes() -> int:
@@ -116,10 +115,10 @@ def test_c26_a_copy_on_the_host_comes_back_into_other_places():
     for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
         tensor.copy_(torch.rand(tensor.shape))
     before = [tensor.clone() for tensor in (*cache.kv_tensors(), *cache.state_tensors())]
-    copy = cache.get_cpu_copy(ids(3, 1), ids(2), 1)
+    copy = cache.get_cpu_copy(places([3, 1], [2], [1]))
     for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
         tensor.fill_(float("nan"))
-    cache.load_cpu_copy(copy, ids(2, 4), ids(3), 2)
+    cache.load_cpu_copy(copy, places([2, 4], [3], [2]))
     tensors = [*cache.kv_tensors(), *cache.state_tensors()]
     moves = [(3, 2), (1, 4)]
     for i, (tensor, was) in enumerate(zip(tensors, before, strict=True)):

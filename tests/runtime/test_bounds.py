@@ -7,28 +7,37 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forebay.requests.step_plan import StepPlan
+from forebay.requests.step_plan import Kept, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
+from tests.runtime.plans import ids
 
-BOUNDS = PoolBounds(num_rows=3, num_pages=5, pages_per_row=2, page_size=4, vocab_size=97)
-
-
-def ids(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int64)
-
-
+PLAIN = PoolBounds(num_rows=3, num_pages=5, pages_per_row=2, page_size=4, vocab_size=97)
+HYBRID = replace(PLAIN, num_window_pages=4, num_slots=9)
 PLAN = StepPlan(
     step=1,
     num_extends=1,
-    rows=ids(1, 2),
-    q_lens=ids(2, 1),
-    seq_lens=ids(2, 8),
-    out_cache_loc=ids(4, 5, 19),
-    input_ids=ids(0, 96),
+    rows=ids([1, 2]),
+    q_lens=ids([2, 1]),
+    seq_lens=ids([2, 8]),
+    out_cache_loc=ids([4, 5, 19]),
+    input_ids=ids([0, 96]),
     sample_mask=np.array([True, True]),
-    write_rows=ids(2),
-    write_columns=ids(1),
-    write_pages=ids(4),
+    write_rows=ids([2]),
+    write_columns=ids([1]),
+    write_pages=ids([4]),
+)
+HYBRID_PLAN = replace(
+    PLAN,
+    out_window_loc=ids([4, 5, 15]),
+    map_pages=ids([1, 4]),
+    map_windows=ids([0, 3]),
+    state_slots=ids([1, 8]),
+    snap_seqs=ids([0, 0, 1]),
+    snap_lens=ids([1, 2, 8]),
+    snap_slots=ids([2, 3, 4]),
+    clears=ids([5, 6]),
+    copy_src=ids([4, 4]),
+    copy_dst=ids([1, 7]),
 )
 LARGEST = {
     "rows": 2,
@@ -39,17 +48,97 @@ LARGEST = {
     "write_columns": 1,
     "write_pages": 4,
 }
+LARGEST_HYBRID = {
+    "out_window_loc": 15,
+    "map_pages": 4,
+    "map_windows": 3,
+    "state_slots": 8,
+    "snap_seqs": 1,
+    "snap_slots": 8,
+    "clears": 8,
+    "copy_src": 8,
+    "copy_dst": 8,
+}
 
 
-def test_a_plan_inside_its_pools_passes_and_so_does_one_without_row_writes():
-    BOUNDS.check(PLAN)
-    BOUNDS.check(replace(PLAN, input_ids=ids(), write_rows=ids(), write_columns=ids(), write_pages=ids()))
+def with_last(plan: StepPlan, field: str, value: int) -> StepPlan:
+    values = getattr(plan, field).copy()
+    values[-1] = value
+    return replace(plan, **{field: values})
+
+
+def test_a_plan_inside_its_pools_passes_and_so_does_one_without_what_is_optional():
+    PLAIN.check(PLAN)
+    PLAIN.check(replace(PLAN, input_ids=ids([]), write_rows=ids([]), write_columns=ids([]), write_pages=ids([])))
+    HYBRID.check(HYBRID_PLAN)
+    HYBRID.check(replace(PLAN, out_window_loc=ids([0, 0, 0]), state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("field", LARGEST)
 @pytest.mark.parametrize("beyond", [-1, 1, 2**31, -(2**31)])
 def test_every_index_of_a_plan_is_checked_at_both_ends(field, beyond):
-    values = getattr(PLAN, field).copy()
-    values[-1] = beyond if beyond < 0 else LARGEST[field] + beyond
     with pytest.raises(IndexOutOfPool, match=field):
-        BOUNDS.check(replace(PLAN, **{field: values}))
+        PLAIN.check(with_last(PLAN, field, beyond if beyond < 0 else LARGEST[field] + beyond))
+
+
+@pytest.mark.parametrize("field", LARGEST_HYBRID)
+@pytest.mark.parametrize("beyond", [-1, 1, 2**31, -(2**31)])
+def test_every_index_of_states_and_windows_is_checked_at_both_ends(field, beyond):
+    with pytest.raises(IndexOutOfPool, match=field):
+        HYBRID.check(with_last(HYBRID_PLAN, field, beyond if beyond < 0 else LARGEST_HYBRID[field] + beyond))
+
+
+@pytest.mark.parametrize("field", ["map_pages", "snap_slots", "clears", "copy_src", "copy_dst"])
+def test_padding_is_not_written_by_name(field):
+    """C14"""
+    with pytest.raises(IndexOutOfPool, match=field):
+        HYBRID.check(with_last(HYBRID_PLAN, field, 0))
+
+
+@pytest.mark.parametrize(
+    ("field", "slot"),
+    [
+        ("state_slots", 1),  # two sequences with one live state
+        ("snap_slots", 1),  # a snapshot onto a live state
+        ("snap_slots", 2),
+        ("clears", 5),
+        ("copy_dst", 1),
+        ("copy_dst", 4),  # source and destination at once
+        ("copy_dst", 5),  # cleared and copied to
+        ("clears", 4),  # cleared before it is copied
+    ],
+)
+def test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused(field, slot):
+    with pytest.raises(IndexOutOfPool, match="more than once"):
+        HYBRID.check(with_last(HYBRID_PLAN, field, slot))
+
+
+def test_many_padded_sequences_may_name_slot_zero_and_one_source_many_destinations():
+    HYBRID.check(replace(HYBRID_PLAN, state_slots=ids([0, 0])))
+
+
+@pytest.mark.parametrize("lens", [[0, 2, 8], [1, 3, 8], [2, 1, 8], [1, 1, 8], [1, 2, 7], [1, 2, 9]])
+def test_snapshots_lie_inside_what_the_step_computes_and_in_order(lens):
+    with pytest.raises(IndexOutOfPool, match="snap_lens"):
+        HYBRID.check(replace(HYBRID_PLAN, snap_lens=ids(lens)))
+
+
+@pytest.mark.parametrize("field", ["out_window_loc", "state_slots"])
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_column_that_the_model_reads_must_be_whole(field, count):
+    with pytest.raises(IndexOutOfPool, match=field):
+        HYBRID.check(replace(HYBRID_PLAN, **{field: ids([1] * count)}))
+
+
+@pytest.mark.parametrize("field", ["saves", "loads"])
+@pytest.mark.parametrize("wrong", [{"pages": 0}, {"pages": 5}, {"window_pages": 0}, {"window_pages": 4}, {"slot": 9}])
+def test_places_of_host_copies_are_checked(field, wrong):
+    places = {"pages": 4, "window_pages": 3, "slot": 8} | wrong
+    kept = Kept(
+        request_id=3,
+        pages=ids([1, places["pages"]]),
+        window_pages=ids([1, places["window_pages"]]),
+        state_slot=places["slot"],
+    )
+    with pytest.raises(IndexOutOfPool, match="of a copy"):
+        HYBRID.check(replace(HYBRID_PLAN, **{field: (kept,)}))

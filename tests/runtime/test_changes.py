@@ -1,0 +1,163 @@
+"""What a plan does to the caches before the model runs, and what the model is told of states and windows, against
+lists."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
+from forebay.pools.request_rows import RequestRows
+from forebay.pools.window_pages import WindowPages
+from forebay.requests.step_plan import Kept, StepPlan
+from forebay.runtime.host_copies import HostCopies
+from forebay.runtime.step_inputs import Inputs, StepInputs
+from tests.runtime.plans import ids
+from tests.runtime.test_step_inputs import CPU, NUM_ROWS, PAGE_SIZE, PAGES, random_plan
+
+SPECS = (
+    RecurrentState(conv=(2, 3), ssm=(2, 2)),
+    FullAttention(num_kv_heads=1, head_dim=2),
+    SlidingWindow(num_kv_heads=1, head_dim=2, window=6),
+    LatentAttention(rank=2, rope_dim=1),
+    RecurrentState(conv=(3, 1)),
+)
+NUM_PAGES, NUM_WINDOWS, NUM_SLOTS = 98, 12, 40
+
+
+class Lists:
+    """The pools by page, window page and slot: one number each, which fills every tensor there."""
+
+    def __init__(self) -> None:
+        self.pages, self.windows, self.slots = ([0.0] * (n + 1) for n in (NUM_PAGES, NUM_WINDOWS, NUM_SLOTS))
+        self.on_host: dict[int, tuple[list[float], list[float], float]] = {}
+        self.table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
+        self.full_to_window = [0] * (NUM_PAGES + 1)
+
+    def apply(self, plan: StepPlan) -> None:
+        for kept in plan.saves:
+            pages, windows = [self.pages[i] for i in kept.pages], [self.windows[i] for i in kept.window_pages]
+            self.on_host[kept.request_id] = (pages, windows, self.slots[kept.state_slot])
+        for request_id in plan.drops:
+            self.on_host.pop(request_id, None)
+        self.table[plan.write_rows, plan.write_columns] = plan.write_pages
+        for page, window in zip(plan.map_pages.tolist(), plan.map_windows.tolist(), strict=True):
+            self.full_to_window[page] = window
+        for slot in plan.clears:
+            self.slots[slot] = 0.0
+        for src, dst in zip(plan.copy_src, plan.copy_dst, strict=True):
+            self.slots[dst] = self.slots[src]
+        for kept in plan.loads:
+            pages, windows, self.slots[kept.state_slot] = self.on_host.pop(kept.request_id)
+            for i, page in enumerate(kept.pages):
+                self.pages[page] = pages[i]
+            for i, page in enumerate(kept.window_pages):
+                self.windows[page] = windows[i]
+
+
+def tensors(cache: CachePool, lists: Lists) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor, and what the list that it belongs to says about it."""
+    for i, spec in enumerate(SPECS):
+        if isinstance(spec, RecurrentState):
+            of_layer, entries = cache.state(i), lists.slots
+        else:
+            of_layer, entries = cache.kv(i), lists.windows if isinstance(spec, SlidingWindow) else lists.pages
+        for tensor in of_layer:
+            rows = torch.tensor(entries).repeat_interleave(tensor.shape[0] // len(entries))
+            yield tensor, rows.view(-1, *[1] * (tensor.dim() - 1)).expand(tensor.shape)
+
+
+def random_kept(rng: np.random.Generator, request_id: int) -> Kept:
+    pages, windows = rng.permutation(NUM_PAGES)[:5] + 1, rng.permutation(NUM_WINDOWS)[:3] + 1
+    slot = int(rng.integers(1, NUM_SLOTS + 1))
+    return Kept(request_id=request_id, pages=pages, window_pages=windows, state_slot=slot)
+
+
+def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -> StepPlan:
+    plan = random_plan(rng, step)
+    slots = rng.permutation(NUM_SLOTS) + 1
+    places = [(i, length) for i in range(plan.num_seqs) for length in range(plan.seq_lens[i], 0, -1)]
+    places = [(i, n) for i, n in places if n > plan.seq_lens[i] - plan.q_lens[i] and rng.random() < 0.3]
+    snapshots = np.array(sorted(places), dtype=np.int64).reshape(-1, 2)[:15]
+    mapped = rng.permutation(NUM_PAGES)[: int(rng.integers(0, 4))] + 1
+    cleared, copied = (int(n) for n in rng.integers(0, 3, 2))
+    saved = {int(i) for i in rng.integers(0, 9, 2)} - on_host
+    there = sorted(on_host | saved)
+    return dataclasses.replace(
+        plan,
+        out_window_loc=rng.integers(0, (NUM_WINDOWS + 1) * PAGE_SIZE, plan.num_tokens),
+        map_pages=mapped,
+        map_windows=rng.integers(0, NUM_WINDOWS + 1, len(mapped)),
+        state_slots=slots[: plan.num_seqs],
+        snap_seqs=snapshots[:, 0],
+        snap_lens=snapshots[:, 1],
+        snap_slots=slots[10 : 10 + len(snapshots)],
+        clears=slots[30 : 30 + cleared],
+        copy_src=slots[:copied],
+        copy_dst=slots[35 : 35 + copied],
+        saves=tuple(random_kept(rng, i) for i in saved),
+        drops=tuple(i for i in (20, *there[1:]) if rng.random() < 0.3),
+        loads=tuple(random_kept(rng, i) for i in there[:1]),
+    )
+
+
+def check_context(plan: StepPlan, inputs: Inputs, lists: Lists) -> None:
+    window, states = inputs.ctx.window, inputs.ctx.states
+    columns = -(-int(plan.seq_lens.max(initial=0)) // PAGE_SIZE)
+    pages = lists.table[plan.rows, :columns].tolist()
+    assert window.page_table.tolist() == [[lists.full_to_window[page] for page in row] for row in pages]
+    assert window.rows.tolist() == list(range(plan.num_seqs))
+    assert window.out_cache_loc.tolist() == plan.out_window_loc.tolist()
+    assert states.slots.tolist() == plan.state_slots.tolist()
+    got = []
+    for i in range(plan.num_seqs):
+        for j in range(int(states.snap_start[i]), int(states.snap_start[i + 1])):
+            before_end = int(states.q_start[i + 1] - states.snap_ends[j])
+            got.append((i, int(plan.seq_lens[i]) - before_end, int(states.snap_slots[j])))
+    assert got == list(zip(*(ids.tolist() for ids in (plan.snap_seqs, plan.snap_lens, plan.snap_slots)), strict=True))
+    told = [window.page_table, window.rows, *(getattr(states, field.name) for field in dataclasses.fields(states))]
+    assert {tensor.dtype for tensor in told} == {torch.int32}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), max_num_tokens=st.sampled_from([1, 100]))
+def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_tokens):
+    """C6, C26: in the promised order, in every tensor of every layer, and nowhere else."""
+    rng, lists = np.random.default_rng(seed), Lists()
+    cache = CachePool(
+        SPECS,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        num_window_pages=NUM_WINDOWS,
+        num_slots=NUM_SLOTS,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    rows, windows, copies = RequestRows(NUM_ROWS, PAGES), WindowPages(NUM_PAGES), HostCopies(cache)
+    staging = StepInputs(rows, cache, windows, copies, max_num_tokens=max_num_tokens, device=CPU)
+    for step in range(5):
+        for entries in (lists.pages, lists.windows, lists.slots):  # as if a model had written everywhere
+            entries[:] = rng.integers(1, 1 << 20, len(entries)).astype(float).tolist()
+        for tensor, expected in tensors(cache, lists):
+            tensor.copy_(expected)
+        plan = random_hybrid_plan(rng, step, set(lists.on_host))
+        plan = dataclasses.replace(plan, loads=tuple(k for k in plan.loads if k.request_id not in plan.drops))
+        copies.check(plan)
+        lists.apply(plan)
+        inputs = staging.stage(plan, plan.rows[plan.sample_mask], ids([]), ids([]), ids([]))
+        check_context(plan, inputs, lists)
+        for tensor, expected in tensors(cache, lists):
+            assert torch.equal(tensor, expected)
+        assert copies.num_bytes == len(lists.on_host) * copy_bytes()
+
+
+def copy_bytes() -> int:
+    full, window, latent, state = 5 * PAGE_SIZE * 4, 3 * PAGE_SIZE * 4, 5 * PAGE_SIZE * 3, (6 + 4) + 3
+    return 4 * (full + window + latent + state)
