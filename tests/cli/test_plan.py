@@ -11,7 +11,7 @@ import pytest
 from forebay.cli.main import main
 from forebay.cli.plan import describe_spec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
-from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, NEMOTRON_H_8B
+from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, NEMOTRON_H_8B, QWEN3_NEXT_80B_A3B
 
 LLAMA_3_8B = {
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
@@ -100,10 +100,11 @@ def test_every_kind_of_layer_has_words(spec: CacheSpec, words: str) -> None:
     ("shape", "num_parameters", "kv_bytes", "window_bytes", "state_bytes"),
     [
         (FALCON_H1_0_5B, 0.521e9, 36 * 2 * 2 * 64 * 2, 0, 36 * (1792 * 3 * 2 + 24 * 64 * 128 * 4)),
+        (QWEN3_NEXT_80B_A3B, 79.67e9, 12 * 2 * 2 * 256 * 2, 0, 36 * (8192 * 3 * 2 + 32 * 128 * 128 * 4)),
         (NEMOTRON_H_8B, 8.10e9, 4 * 2 * 8 * 128 * 2, 0, 24 * (10240 * 3 * 2 + 128 * 64 * 128 * 4)),
         (GEMMA_3_27B, 27.0e9, 10 * 2 * 16 * 128 * 2, 52 * 2 * 16 * 128 * 2, 0),
     ],
-    ids=["falcon-h1-0.5b", "nemotron-h-8b", "gemma-3-27b"],
+    ids=["falcon-h1-0.5b", "qwen3-next-80b-a3b", "nemotron-h-8b", "gemma-3-27b"],
 )
 def test_published_models_have_their_size_and_keep_what_their_papers_say(
     shape: dict[str, Any],
