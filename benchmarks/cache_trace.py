@@ -212,12 +212,13 @@ class Setup:
         num_pages = num_conversations * ceil_div(CONTEXT, ps)
         spare = NUM_RUNNING // 2 if self.scarce else 4 * num_conversations
         slots = NUM_RUNNING * (1 + tracking_slots(self.strategy is StateStrategy.EXTRA_BUFFER, depth)) + spare
-        window = window_pages_per_request(WINDOW, ps, depth)
+        interval = ceil_div(TRACK_TOKENS, ps) * ps
+        window = window_pages_per_request(WINDOW, ps, depth, interval if self.states else 0)
         windows = (NUM_RUNNING + spare) * window + window_pages_in_flight(CHUNK, ps, depth)
         state = StateConfig(
             num_slots=slots if self.states else 0,
             strategy=self.strategy,
-            track_interval=ceil_div(TRACK_TOKENS, ps) * ps,
+            track_interval=interval,
             num_window_pages=min(num_pages, windows) if "window" in self.kind else 0,
             window=WINDOW if "window" in self.kind else 0,
         )

@@ -33,6 +33,7 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddin
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         window_bytes_per_token=sizes.window_bytes_per_token,
         window=sizes.window,
+        track_interval=config.mamba_track_interval,
         state_bytes=sizes.state_bytes,
         radix_cache=config.radix_cache,
         extra_buffer=config.mamba_scheduler_strategy is StateStrategy.EXTRA_BUFFER,

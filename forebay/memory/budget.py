@@ -48,6 +48,7 @@ class MemoryDemand:
     kv_bytes_per_token: int
     window_bytes_per_token: int = 0
     window: int = 0
+    track_interval: int = 0
     state_bytes: int = 0
     radix_cache: bool = True
     extra_buffer: bool = True
@@ -97,7 +98,8 @@ class MemoryDemand:
         if not self.window_bytes_per_token:
             return 0
         depth, page = self.overlap_depth, self.page_size
-        per_request = window_pages_per_request(self.kept_window, page, depth)
+        tracked = self.track_interval if self.state_bytes else 0
+        per_request = window_pages_per_request(self.kept_window, page, depth, tracked)
         return num_requests * per_request + window_pages_in_flight(self.chunked_prefill_size, page, depth)
 
     def row_bytes(self, num_requests: int, context_length: int) -> int:

@@ -17,10 +17,16 @@ def footprint(kv_len: int, page_size: int, *, held_pages: int = 0, has_row: bool
     return Footprint(rows=0 if has_row else 1, pages=max(0, ceil_div(kv_len, page_size) - held_pages))
 
 
-def window_pages_per_request(window: int, page_size: int, depth: int) -> int:
-    """Window pages that a request needs at most for the tokens it still reads, with `depth` more steps in flight and
-    a page begun at either end."""
-    return ceil_div(window - 1 + depth, page_size) + 2
+def window_margin(page_size: int, track_interval: int) -> int:
+    """Tokens behind its window whose windows a request goes on holding, so that the place from which others will resume
+    has a whole one: the last page's end, or where its state was tracked last (`track_interval` 0: it is not)."""
+    return page_size + track_interval
+
+
+def window_pages_per_request(window: int, page_size: int, depth: int, track_interval: int = 0) -> int:
+    """Window pages that a request needs at most for the tokens it still reads and the margin behind them, with `depth`
+    more steps in flight and a page begun at either end."""
+    return ceil_div(window - 1 + depth + window_margin(page_size, track_interval), page_size) + 2
 
 
 def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int) -> int:

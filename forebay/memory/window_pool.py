@@ -24,10 +24,17 @@ class WindowPool:
     """
 
     def __init__(
-        self, num_window_pages: int, num_pages: int, *, page_size: int, window: int, ledger: Ledger = Ledger.RAISE
+        self,
+        num_window_pages: int,
+        num_pages: int,
+        *,
+        page_size: int,
+        window: int,
+        margin: int = 0,
+        ledger: Ledger = Ledger.RAISE,
     ) -> None:
         self.slots = Slots("window", num_window_pages, ledger=ledger)
-        self.page_size, self.window = page_size, window
+        self.page_size, self.window, self.margin = page_size, window, margin
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.num_cached = 0
@@ -41,6 +48,11 @@ class WindowPool:
     def first_needed(self, kv_len: int) -> int:
         """Index of the first page that the query at position `kv_len` reads, or any query after it."""
         return max(0, kv_len - self.window + 1) // self.page_size
+
+    def first_kept(self, kv_len: int | Ids) -> Ids:
+        """Index of the first page whose window a request with `kv_len` tokens goes on holding."""
+        first: Ids = np.maximum(np.asarray(kv_len) - self.window - self.margin + 1, 0) // self.page_size
+        return first
 
     def is_there(self, pages: Ids) -> npt.NDArray[np.bool_]:
         there: npt.NDArray[np.bool_] = self.full_to_window[pages] != PAD

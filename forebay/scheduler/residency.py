@@ -12,7 +12,7 @@ import numpy as np
 from forebay.base import fault
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
-from forebay.memory.footprint import footprint, tracking_slots
+from forebay.memory.footprint import footprint, tracking_slots, window_margin
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
@@ -69,7 +69,12 @@ class Residencies:
             )
         if kept.num_window_pages:
             windows = WindowPool(
-                kept.num_window_pages, config.num_pages, page_size=ps, window=kept.window, ledger=ledger
+                kept.num_window_pages,
+                config.num_pages,
+                page_size=ps,
+                window=kept.window,
+                margin=window_margin(ps, kept.track_interval if kept.num_slots else 0),
+                ledger=ledger,
             )
         self.rows = hybrid or ReqToTokenPool(rows, context, page_size=ps, ledger=ledger)
         self.cache = RadixCache(
@@ -82,7 +87,7 @@ class Residencies:
         if hybrid:
             self.states = StateKeeper(config, hybrid, self.cache)
         if self.cache.windows:
-            self.windows = WindowKeeper(self.cache.windows, self.rows, self._let_windows_go)
+            self.windows = WindowKeeper(self.cache.windows, self.rows)
 
     @property
     def available_pages(self) -> int:
@@ -190,7 +195,7 @@ class Residencies:
         """Before chunks are cut: let go of what the chunks before have moved the windows past."""
         if self.windows:
             for req in extending:
-                self.windows.move(req, self.windows.pool.first_needed(req.kv_len))
+                self.windows.slide(req)
 
     def extend(self, req: Request, stop: int) -> None:
         """The next step computes the request's tokens up to `stop`."""
@@ -364,11 +369,6 @@ class Residencies:
             return None
         self._adopt(req, last.length // self.page_size)
         return last.slot if self._give_state(req, last.slot) else None
-
-    def _let_windows_go(self, request_id: int, window_pages: Ids, unlocked: Ids) -> None:
-        self._let_go(
-            Leaving(after_step=self.last_launched, request_id=request_id, window_pages=window_pages, unlocked=unlocked)
-        )
 
     def _let_go(self, leaving: Leaving) -> None:
         if leaving.after_step <= self.last_committed:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from forebay.base.units import ceil_div
@@ -13,17 +11,18 @@ from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
 
-LetGo = Callable[[int, Ids, Ids], None]
-"""Request id, its own window pages, and cached pages whose windows it no longer reads."""
-
 
 class WindowKeeper:
     """A request holds the windows of its pages from `window_start` on: those of its pinned pages are locked, the others
-    are its own. There are always enough: what all rows can need at once is reserved when memory is divided."""
+    are its own. There are always enough: what all rows can need at once is reserved when memory is divided.
 
-    def __init__(self, cached: CachedWindows, rows: ReqToTokenPool, let_go: LetGo) -> None:
+    The window moves with what completed steps have written. So no step in flight reads what it moves past, which can
+    be given back at once; and what a step in flight writes has its whole window when the cache adopts it.
+    """
+
+    def __init__(self, cached: CachedWindows, rows: ReqToTokenPool) -> None:
         self.pool, self.cached = cached.pool, cached
-        self._rows, self._let_go = rows, let_go
+        self._rows = rows
         self._page_size = cached.pool.page_size
 
     def lock(self, pages: Ids) -> None:
@@ -47,24 +46,22 @@ class WindowKeeper:
             self.take(self._rows.pages(req.req_pool_idx, first, last), req.id)
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
-        """A step will decode the requests (at the indices `active`): the window of each has moved on by a token."""
-        first = np.maximum(batch.seq_lens_cpu - self.pool.window + 1, 0) // self._page_size
-        moved = first > batch.window_starts_cpu
+        """A step will decode the requests (at the indices `active`): the window of each may have moved on."""
+        moved = self.pool.first_kept(batch.seq_lens_cpu) > batch.window_starts_cpu
         for i in np.flatnonzero(moved).tolist() if active is None else active[moved[active]].tolist():
             req = batch.reqs[i]
             req.window_start = int(batch.window_starts_cpu[i])
-            self.move(req, int(first[i]))
+            self.slide(req)
             batch.window_starts_cpu[i] = req.window_start
 
-    def move(self, req: Request, first: int) -> None:
-        """The windows of pages in front of `first` are not read any more."""
+    def slide(self, req: Request) -> None:
+        """Give back what lies behind the window of the request's last completed token."""
+        first = int(self.pool.first_kept(req.committed_len))
         if first > req.window_start:
-            self._drop(req, req.window_start, first)
+            own, unlocked = self.leave(req, req.window_start, first)
+            self.pool.slots.return_ids(own, req.id)
+            self.pool.unlock(unlocked)
             req.window_start = first
-
-    def _drop(self, req: Request, start: int, stop: int) -> None:
-        own, unlocked = self.leave(req, start, stop)
-        self._let_go(req.id, own, unlocked)
 
     def leave(self, req: Request, start: int, stop: int) -> tuple[Ids, Ids]:
         """Detach the windows of its own pages in [start, stop); they, and the pinned pages there, to be unlocked."""

@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from forebay import models
-from forebay.config.engine_config import Ledger, SchedulerConfig
+from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.formats.checkpoint import open_checkpoint
+from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
 from forebay.ops import make_ops
+from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, Update
@@ -114,9 +116,30 @@ class Rig:
         radix_cache: bool = False,
         max_running_requests: int = 16,
         schedule_conservativeness: float = 1.0,
+        cached_states: int = 24,
+        strategy: StateStrategy = StateStrategy.EXTRA_BUFFER,
+        track_interval: int = 16,
+        retraction_host_bytes: int = 0,
     ) -> Engine:
-        """`num_tokens` is the size of the KV cache."""
+        """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
+        those that running requests need, where they have windows as few pages as can do."""
         num_pages = num_tokens // page_size
+        sizes = cache_sizes(self._model.cache_specs(), itemsize=self._dtype.itemsize, ssm_itemsize=4)
+        slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
+        per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval)
+        in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
+        state = StateConfig(
+            num_slots=max_running_requests * slots_per_req + cached_states if sizes.state_bytes else 0,
+            strategy=strategy,
+            track_interval=track_interval,
+            num_window_pages=max_running_requests * per_request + in_flight if sizes.window else 0,
+            window=sizes.window,
+            page_bytes=page_size * sizes.kv_bytes_per_token,
+            window_page_bytes=page_size * sizes.window_bytes_per_token,
+            slot_bytes=sizes.state_bytes,
+            retraction_host_bytes=retraction_host_bytes,
+            recompute_bytes_per_token=1 << 20,
+        )
         runner = build_runner(
             self._model,
             ops=self.ops,
@@ -128,6 +151,8 @@ class Rig:
             vocab_size=self._vocab_size,
             dtype=self._dtype,
             device="cpu",
+            num_window_pages=state.num_window_pages,
+            num_state_slots=state.num_slots,
         )
         scheduler = Scheduler(
             SchedulerConfig(
@@ -140,6 +165,7 @@ class Rig:
                 overlap_depth=overlap_depth,
                 schedule_conservativeness=schedule_conservativeness,
                 ledger=Ledger.RAISE,
+                state=state,
             )
         )
         return Engine(EngineCore(scheduler, runner, depth=overlap_depth, vocab_size=self._vocab_size))

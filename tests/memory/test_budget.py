@@ -176,7 +176,9 @@ def test_windows_hold_their_share_of_the_tokens() -> None:
 
 def test_windows_of_all_requests_come_before_the_ratio() -> None:
     budget = divide_memory(replace(WINDOWED, max_running_requests=20, swa_full_tokens_ratio=0.1))
-    assert budget.num_window_pages == 20 * 18 + 32  # 255 tokens and a page begun at either end; one step's chunks
+    assert (
+        budget.num_window_pages == 20 * 19 + 32
+    )  # 255 tokens, a page behind and one begun at either end; one step's chunks
     assert "what 20 requests need" in reasons(budget)["window pages"]
 
 

@@ -68,13 +68,26 @@ def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
     rig.step()
     assert second.cache_report.cached_tokens == 24
     assert pool.num_locked == 2
-    for kv_len, locked in ((26, 2), (27, 1), (30, 1), (31, 0)):
+    for kv_len, locked in ((30, 2), (31, 1), (34, 1), (35, 0)):
         while len(second.tokens) <= kv_len:
             rig.step()
-        rig.launch()  # decides what a query at position kv_len still reads
+        rig.launch()  # a page stays until it is a page behind the window
         assert pool.num_locked == locked
         rig.commit()
     rig.run()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize("num_prompt", [9, 10, 21, 24])
+def test_c18_the_same_prompt_and_the_next_turn_find_their_window_whole(depth, num_prompt):
+    rig = windowed(depth, chunk=16)
+    first = rig.add(list(range(num_prompt)), max_new=13)
+    rig.run()
+    again = rig.add(list(range(num_prompt)), max_new=1)
+    turn = rig.add([*range(num_prompt), *rig.tokens_of(first), 1, 2], max_new=1)
+    rig.run()
+    assert again.cache_report.cached_tokens == (num_prompt - 1) // 4 * 4
+    assert turn.cache_report.cached_tokens == (num_prompt + 12) // 4 * 4
 
 
 def test_windows_that_were_evicted_are_computed_again_and_kept():

@@ -107,7 +107,8 @@ def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> S
     window, depth = rng.choice([2, 3, 5, 8, 17, 40]), config.overlap_depth
     window = min(window, config.context_length)
     step = min(config.chunked_prefill_size, config.max_running_requests * config.context_length)
-    pages = config.max_running_requests * window_pages_per_request(window, config.page_size, depth)
+    tracked = state.track_interval if state.num_slots else 0
+    pages = config.max_running_requests * window_pages_per_request(window, config.page_size, depth, tracked)
     pages += window_pages_in_flight(step, config.page_size, depth)
     return replace(
         state,

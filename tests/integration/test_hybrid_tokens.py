@@ -1,0 +1,190 @@
+"""C19, C26, C28 for models with recurrent states and sliding windows: tiny float32 models of each kind on the native
+kernels, whose tokens must be the same, and log-probabilities equal to the bit, whatever is around a request."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from forebay.config.engine_config import StateStrategy
+from forebay.requests.sampling_params import SamplingParams
+from tests.integration.rig import Engine, Result, Rig
+from tests.models.tiny import VOCAB, make_tiny
+
+# Of each kind of state one, alone and beside attention; windows, with sinks and beside convolutions.
+MODELS = ("falcon_h1", "nemotron_h", "mamba2", "jamba", "qwen3_5_text", "lfm3", "gemma3_text", "gpt_oss")
+STRATEGIES = list(StateStrategy)
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True, logprobs=2)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A rig, prompts, and what each of them gives alone in an engine of its own."""
+
+    rig: Rig
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    alone: list[Any]
+
+    @classmethod
+    def of(cls, rig: Rig, prompts: list[list[int]], params: list[SamplingParams]) -> Known:
+        alone = [scores(rig.engine().run([prompt], wanted))[0] for prompt, wanted in zip(prompts, params, strict=True)]
+        return cls(rig, prompts, params, alone)
+
+    def check(self, engine: Engine, **run: Any) -> list[Result]:
+        results = engine.run(self.prompts, self.params, **run)
+        assert scores(results) == self.alone
+        return results
+
+
+def scores(results: list[Result]) -> list[Any]:
+    return [(result.token_ids, result.logprobs) for result in results]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    path = make_tiny(request.param, tmp_path_factory.mktemp(request.param)).path
+    made = Rig(path, dtype=torch.float32, kernels="native", num_threads=1, context_length=256)
+    if not made.ops.name.startswith("native"):
+        pytest.skip("only the native kernels compute a row alike in every company")
+    return made
+
+
+@pytest.fixture(scope="module")
+def known(rig: Rig) -> Known:
+    """Prompts that share parts of a trunk, and prompts of their own."""
+    rng = random.Random(0)
+    trunk = [rng.randrange(3, VOCAB) for _ in range(70)]
+    prompts = []
+    for i in range(10):
+        own = [rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 60))]
+        prompts.append(trunk[: rng.randrange(71)] + own if i % 2 else own)
+    return Known.of(rig, prompts, [greedy(8 + i) for i in range(10)])
+
+
+def drawn_shape(rng: random.Random) -> dict[str, Any]:
+    strategy = rng.choice(STRATEGIES)
+    return {
+        "page_size": 1 if strategy is StateStrategy.NO_BUFFER else rng.choice([1, 4, 16]),
+        "num_tokens": rng.choice([192, 256, 4096]),
+        "chunked_prefill_size": rng.choice([3, 7, 16, 512]),
+        "overlap_depth": rng.choice([0, 1, 2]),
+        "radix_cache": rng.random() < 0.8,
+        "max_running_requests": rng.choice([3, 16]),
+        "schedule_conservativeness": rng.choice([0.0, 1.0]),
+        "cached_states": rng.choice([1, 4, 40]),
+        "strategy": strategy,
+        "track_interval": rng.choice([16, 32]),
+        "retraction_host_bytes": rng.choice([0, 1 << 30]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_c28_no_shape_of_the_engine_changes_a_bit(known: Known, seed: int) -> None:
+    """Two passes over one engine, so that the second meets what the first left in the cache."""
+    rng = random.Random(seed)
+    shape = drawn_shape(rng)
+    engine = known.rig.engine(**shape)
+    for _ in range(2):
+        results = engine.run(known.prompts, known.params, apart=rng.randrange(3))
+        assert scores(results) == known.alone, shape
+
+
+@pytest.mark.parametrize("overlap_depth", [0, 1])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_c19_a_conversation_resumes_from_its_states(rig: Rig, page_size: int, overlap_depth: int) -> None:
+    """Turn after turn, each from what the one before left, and the last two branching off an earlier one."""
+    rng = random.Random(page_size)
+    engine = rig.engine(page_size=page_size, radix_cache=True, overlap_depth=overlap_depth)
+    history = [rng.randrange(3, VOCAB) for _ in range(40)]
+    turns = []
+    for _ in range(4):
+        (result,) = engine.run([history], greedy(20))
+        turns.append((list(history), result))
+        history = history + result.token_ids + [rng.randrange(3, VOCAB) for _ in range(9)]
+    branch = turns[1][0][:50] + [5, 6, 7]
+    for prompt in (branch, branch + [8]):
+        (result,) = engine.run([prompt], greedy(20))
+        turns.append((prompt, result))
+    for prompt, result in turns:
+        assert scores([result]) == scores(rig.engine().run([prompt], greedy(20)))
+    for (before, said), (prompt, result) in zip(turns, turns[1:4], strict=False):
+        assert result.cached_tokens >= len(before) + len(said.token_ids) - 1 - 2 * 16, prompt
+    assert turns[-1][1].cached_tokens == (len(branch) - 1) // page_size * page_size
+
+
+def test_c19_hits_of_every_length_around_pages(rig: Rig) -> None:
+    """C-3: a trunk whose states were kept everywhere, left at every length, in a warm and in a partly evicted cache."""
+    rng = random.Random(3)
+    trunk = [rng.randrange(3, VOCAB) for _ in range(35)]
+    engine = rig.engine(page_size=4, radix_cache=True, cached_states=200)
+    for shared in (*range(1, 36, 3), 15, 16, 17, 35):
+        prompt = trunk[:shared] + [3, 4, 5]
+        for _ in range(2):
+            (result,) = engine.run([prompt], greedy(3))
+            assert scores([result]) == scores(rig.engine().run([prompt], greedy(3))), shared
+        assert result.cached_tokens == (len(prompt) - 1) // 4 * 4
+        if shared % 2:
+            engine.core.scheduler.held.cache.evict(3)
+
+
+@pytest.mark.parametrize("retraction_host_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("overlap_depth", [0, 1])
+def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
+    rig: Rig, overlap_depth: int, retraction_host_bytes: int
+) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(8)]
+    known = Known.of(rig, prompts, [greedy(40)] * 8)
+    engine = rig.engine(
+        page_size=4,
+        num_tokens=100,
+        chunked_prefill_size=16,
+        overlap_depth=overlap_depth,
+        radix_cache=True,
+        schedule_conservativeness=0.0,
+        retraction_host_bytes=retraction_host_bytes,
+    )
+    known.check(engine)
+    assert engine.count("retractions") >= 3
+    assert (engine.count("retractions_kept") > 0) == (retraction_host_bytes > 0)
+    assert engine.core._runner.host_copy_bytes == 0
+
+
+@pytest.mark.parametrize("overlap_depth", [0, 1])
+def test_c27_those_who_leave_early_change_nothing_for_those_who_stay(known: Known, overlap_depth: int) -> None:
+    engine = known.rig.engine(
+        page_size=4, num_tokens=512, chunked_prefill_size=16, overlap_depth=overlap_depth, radix_cache=True
+    )
+    results = engine.run(
+        known.prompts,
+        known.params,
+        abort=lambda number, result: number % 3 == 0 and len(result.token_ids) >= number // 3,
+    )
+    for number, (result, alone) in enumerate(zip(scores(results), known.alone, strict=True)):
+        if number % 3:
+            assert result == alone
+        else:
+            assert result[0] == alone[0][: len(result[0])]
+    known.check(engine)
+
+
+def test_c9_a_flush_with_requests_under_way_changes_nothing(known: Known) -> None:
+    engine = known.rig.engine(page_size=4, radix_cache=True, chunked_prefill_size=16)
+    flushes = iter(range(1_000_000))
+
+    def flush(number: int, result: Result) -> bool:
+        if next(flushes) % 7 == 0:
+            engine.flush_cache()
+        return False
+
+    known.check(engine, abort=flush)
+    engine.flush_cache()
+    assert [result.cached_tokens for result in known.check(engine)][0] == 0
