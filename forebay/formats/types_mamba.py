@@ -29,6 +29,8 @@ from forebay.formats.mamba_fields import (
     step_limit,
 )
 from forebay.formats.model_type import FULL, ModelType
+from forebay.formats.rope_config import without_partial_rotary
+from forebay.formats.tensor_names import DOWN, GATE_UP, TensorNames
 
 _FALCON_H1_FACTORS: Final = (
     "lm_head_multiplier",
@@ -64,6 +66,8 @@ _OLD_NEMOTRON_H_NAMES: Final = {
     "mamba_dt_min": "time_step_min",
     "mamba_conv_bias": "use_conv_bias",
 }
+# transformers' own name of what its checkpoints call backbone; what drafts tokens (`mtp.`) is not served.
+_NEMOTRON_H_NAMES: Final = TensorNames(renamed=((r"^model\.", "backbone."),), unused=("mtp.",))
 _NEMOTRON_H_LETTERS: Final = {"M": MAMBA, "E": MOE, "*": FULL, "-": MLP}
 
 
@@ -121,6 +125,15 @@ def _nemotron_h_experts(fields: Fields) -> dict[str, Any]:
     }
 
 
+# Of experts, which are stacked, and their router.
+_GRANITE_NAMES: Final = TensorNames(
+    renamed=(
+        (r"\.block_sparse_moe\.input_linear\.weight$", f".block_sparse_moe.experts.{GATE_UP}"),
+        (r"\.block_sparse_moe\.output_linear\.weight$", f".block_sparse_moe.experts.{DOWN}"),
+        (r"\.router\.layer\.weight$", ".router.weight"),
+    ),
+    stacked_experts=True,
+)
 _GRANITE_FACTORS: Final = ("embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier")
 
 
@@ -153,6 +166,7 @@ def _mamba_or_attention(fields: Fields) -> list[str]:
     return [MAMBA] * num_layers
 
 
+_MAMBA_NAMES: Final = TensorNames(renamed=((r"^backbone\.embedding\.", "backbone.embeddings."),))
 _MAMBA_POSITIONS: Final = 1 << 17
 """Positions of a model whose configuration has no limit, since its state has no room for one: 131,072. The published
 ones were trained on 2,048 to 8,192 tokens, so that it is memory for the page tables, not the model, that this bounds.
@@ -225,24 +239,14 @@ def _parse_bamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = set(fields.ints("attn_layer_indices", default=[]))
     layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
-    values = hybrid_transformer(kind, _without_share(fields, _BAMBA_ROTATED), layers)
+    share, raw = without_partial_rotary(fields.raw, fields.where, default=_BAMBA_ROTATED)
+    if share != _BAMBA_ROTATED:
+        raise fields.wrong("partial_rotary_factor", f"{_BAMBA_ROTATED}, not {share}")
+    values = hybrid_transformer(kind, Fields(raw, fields.where), layers)
     if values["head_dim"] % 4:
         raise fields.wrong("head_dim", "a multiple of 4: the rotated half pairs its halves")
     values["extra"] |= bamba_mixer(fields, expanded(fields))
     return values
-
-
-def _without_share(fields: Fields, share: float) -> Fields:
-    """Without `partial_rotary_factor`, which is `share` where it is there."""
-    raw = dict(fields.raw)
-    rope = raw.get("rope_parameters")
-    for holder in (raw, rope):
-        if isinstance(holder, dict) and holder.get("partial_rotary_factor") not in (None, share):
-            raise Fields(holder, fields.where).wrong("partial_rotary_factor", f"{share}")
-    raw.pop("partial_rotary_factor", None)
-    if isinstance(rope, dict):
-        raw["rope_parameters"] = {key: value for key, value in rope.items() if key != "partial_rotary_factor"}
-    return Fields(raw, fields.where)
 
 
 def _parse_jamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
@@ -344,15 +348,18 @@ def _zamba2_adapters(fields: Fields, values: Mapping[str, Any]) -> bool:
 TYPES: Final[Mapping[str, ModelType]] = {
     "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
     "granitemoehybrid": ModelType(
-        kv_heads_default=True, honours=frozenset(_GRANITE_FACTORS), parse=_parse_granitemoehybrid
+        kv_heads_default=True,
+        honours=frozenset(_GRANITE_FACTORS),
+        parse=_parse_granitemoehybrid,
+        names=_GRANITE_NAMES,
     ),
     "bamba": ModelType(rms_norm_eps=1e-5, parse=_parse_bamba),
     "jamba": ModelType(parse=_parse_jamba),
     "zamba2": ModelType(
         kv_heads_default=True, rms_norm_eps=1e-5, tied=True, honours=frozenset({"hidden_act"}), parse=_parse_zamba2
     ),
-    "mamba": ModelType(tied=True, parse=_parse_mamba),
-    "mamba2": ModelType(parse=_parse_mamba2),
-    "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba),
-    "nemotron_h": ModelType(head_dim=128, parse=_parse_nemotron_h),
+    "mamba": ModelType(tied=True, parse=_parse_mamba, names=_MAMBA_NAMES),
+    "mamba2": ModelType(parse=_parse_mamba2, names=_MAMBA_NAMES),
+    "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba, names=_MAMBA_NAMES),
+    "nemotron_h": ModelType(head_dim=128, parse=_parse_nemotron_h, names=_NEMOTRON_H_NAMES),
 }

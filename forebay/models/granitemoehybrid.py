@@ -10,9 +10,8 @@ from dataclasses import replace
 from forebay.formats.model_config import ModelConfig
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.layers.mlp import MlpSpec
+from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.routing import SoftmaxRouterSpec
-from forebay.layers.stacked_moe import StackedMoeSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
 from forebay.models.mamba_mixers import mamba2_spec
@@ -51,12 +50,12 @@ def _mixer(config: ModelConfig, layer: int) -> PartSpec:
     return replace(attention, scale=config.extra["attention_multiplier"])
 
 
-def _experts(config: ModelConfig, layer: int) -> StackedMoeSpec:
+def _experts(config: ModelConfig, layer: int) -> MoeSpec:
     name, extra = f"{layer_name(layer)}.block_sparse_moe", config.extra
-    return StackedMoeSpec(
+    return MoeSpec(
         name=name,
         router=SoftmaxRouterSpec(
-            name=f"{name}.router.layer",
+            name=f"{name}.router",
             hidden_size=config.hidden_size,
             num_experts=extra["num_experts"],
             num_experts_per_tok=extra["num_experts_per_tok"],
