@@ -24,12 +24,22 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def _made(backend: str) -> Ops:
+    ops = make_ops(backend, 2)
+    if backend == "native" and ops.name == "torch":
+        pytest.skip("no native ops on this machine")
+    return ops
+
+
 @pytest.fixture(scope="session", params=["torch", "native"])
 def ops(request: pytest.FixtureRequest) -> Ops:
-    found = make_ops(request.param, 2)
-    if request.param == "native" and found.name == "torch":
-        pytest.skip("no native ops on this machine")
-    return found
+    return _made(request.param)
+
+
+@pytest.fixture(scope="session")
+def native() -> Ops:
+    """What gives the same bits whatever the steps."""
+    return _made("native")
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ NUM_SNAPSHOTS = 8  # state slots besides the rows' own
 class Driver:
     """Rows 1..NUM_ROWS of `context` tokens each, over pages dealt out in a seeded shuffle; unwritten KV is NaN.
 
-    Row r's live state is slot r; slots above NUM_ROWS are for snapshots. Windowed layers have a page table of their own,
-    another shuffle.
+    Row r's live state is slot r; slots above NUM_ROWS are for snapshots. Windowed layers have a page table of their
+    own, another shuffle.
     """
 
     def __init__(
@@ -82,6 +82,11 @@ class Driver:
         )
         hidden = self.model.forward(ctx, torch.tensor(tokens, dtype=torch.int64))
         return list(self.model.logits(hidden).split(counts.tolist()))
+
+    def restart(self, row: int) -> None:
+        """Row `row` is handed to a new sequence; its pages hold what the last one left there."""
+        self.lens[row] = 0
+        self.cache.clear_states(torch.tensor([row]))
 
     def resume(self, row: int, slot: int, source: int, length: int) -> None:
         """Row `row` goes on from snapshot `slot`, which row `source` took at `length` tokens."""

@@ -8,21 +8,12 @@ import torch
 from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.models import Model
-from forebay.ops import Ops, make_ops
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import CASES, random_ids
 
 LENGTH = 24
 IDS = random_ids(LENGTH, seed=5)
 OTHERS = {row: random_ids(LENGTH, seed=row) for row in range(2, NUM_ROWS + 1)}
-
-
-@pytest.fixture(scope="module")
-def native() -> Ops:
-    ops = make_ops("native", 2)
-    if ops.name == "torch":
-        pytest.skip("no native ops on this machine")
-    return ops
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

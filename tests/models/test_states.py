@@ -1,0 +1,86 @@
+"""Sequences that go on from another's prefix, and rows that are used again: KV, windows and recurrent states (C6, C18).
+
+For models without recurrent states a snapshot is nothing and the shared pages are all.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.models import Model
+from tests.models.drive import NUM_ROWS, Driver
+from tests.models.test_oracle import TOLERANCE
+from tests.models.tiny import CASES, random_ids
+
+IDS, OTHER = random_ids(24, seed=6), random_ids(24, seed=7)
+SLOTS = {4: NUM_ROWS + 1, 9: NUM_ROWS + 2, 13: NUM_ROWS + 3}  # of the snapshots of row 1, by length
+
+
+def with_snapshots(model: Model, dtype: torch.dtype = torch.float32) -> Driver:
+    """Row 1 has 20 tokens: 11, two snapshots among them, then 9 between other rows, with a third at the third of them;
+    row 3 has a snapshot of its own."""
+    driver = Driver(model, dtype=dtype)
+    driver.step([(1, IDS[:11])], snapshots=[(0, 4, SLOTS[4]), (0, 9, SLOTS[9])])
+    batch = [(3, OTHER[:5]), (1, IDS[11:20]), (2, OTHER[:1])]
+    driver.step(batch, snapshots=[(0, 5, NUM_ROWS + 4), (1, 2, SLOTS[13])])
+    return driver
+
+
+def branches(driver: Driver) -> list[tuple[list[int], int, Tensor]]:
+    """What rows 4, 5 and 6 make of other tokens behind the lengths that row 1 had snapshots at: all tokens of the row,
+    how many of them were there, the logits of the rest. The longest first: each writes on over the shared pages."""
+    made = []
+    for row, length in ((4, 13), (5, 9), (6, 4)):
+        driver.resume(row, SLOTS[length], 1, length)
+        parts = [driver.step([(row, OTHER[first : first + 3])])[0] for first in range(0, 9, 3)]
+        made.append((IDS[:length] + OTHER[:9], length, torch.cat(parts)))
+    return made
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_sequence_goes_on_from_snapshots_inside_the_steps_of_another(case, tiny, load):
+    oracle = tiny(case)
+    for tokens, length, logits in branches(with_snapshots(load(oracle.path))):
+        torch.testing.assert_close(logits, oracle.logits(tokens)[length:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_what_goes_on_from_a_snapshot_has_the_bits_of_what_was_never_interrupted(case, dtype, tiny, native):
+    """C28; the snapshot itself, too, and the live states of those that took one."""
+    model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=dtype)
+    driver = with_snapshots(model, dtype)
+    for length, slot in (*SLOTS.items(), (20, 1)):
+        alone = Driver(model, dtype=dtype)
+        alone.step([(1, IDS[:length])])
+        for got, expected in zip(driver.cache.state_tensors(), alone.cache.state_tensors(), strict=True):
+            assert torch.equal(got[slot], expected[1]), f"at {length}"
+    for tokens, length, logits in branches(driver):
+        (whole,) = Driver(model, dtype=dtype).step([(1, tokens)])
+        assert torch.equal(logits, whole[length:]), f"from {length}"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_that_is_used_again_begins_as_if_it_were_new(case, tiny, native):
+    model = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=torch.float32)
+    driver = Driver(model)
+    driver.step([(2, IDS), (1, OTHER)])
+    driver.restart(1)
+    (again,) = driver.step([(1, IDS)])
+    (new,) = Driver(model).step([(1, IDS)])
+    assert torch.equal(again, new)
+
+
+def test_a_state_that_was_not_cleared_shows(tiny, native):
+    """So the tests above would notice."""
+    model = models.load(open_checkpoint(tiny("mamba2").path), ops=native, dtype=torch.float32)
+    driver = Driver(model)
+    driver.step([(1, OTHER)])
+    driver.lens[1] = 0
+    (again,) = driver.step([(1, IDS)])
+    (new,) = Driver(model).step([(1, IDS)])
+    assert (again - new)[0].abs().max() > 0.1
