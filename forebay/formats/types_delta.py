@@ -1,4 +1,4 @@
-"""Models with gated delta nets: Qwen3-Next and Qwen3.5, dense and with experts."""
+"""Models with gated delta nets or latent attention: Qwen3-Next, Qwen3.5 (dense and with experts), DeepSeek-V3."""
 
 from __future__ import annotations
 
@@ -67,6 +67,66 @@ def _qwen_experts(fields: Fields, *, num_experts: int, per_tok: int) -> dict[str
     }
 
 
+def _parse_deepseek_v3(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    _only(fields, "scoring_func", "sigmoid")
+    _only(fields, "topk_method", "noaux_tc")
+    _only(fields, "moe_layer_freq", 1)
+    values = _latent_transformer(kind, fields)
+    dense = 3 if fields.raw.get("first_k_dense_replace") is None else fields.size("first_k_dense_replace", default=0)
+    values["extra"] |= {
+        **_latent_attention(fields, q_rank=1536),
+        **_grouped_experts(fields, num_experts=256, scale=2.5, inner=2048, groups=8, best_groups=4),
+        "rope_interleave": fields.flag("rope_interleave", default=True),
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(values["num_layers"])],
+    }
+    return values
+
+
+def _latent_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    """As a plain transformer, whose heads have no size of their own but that of what is rotated."""
+    size = fields.size("qk_rope_head_dim", default=64)
+    renamed = {"head_dim": size, "num_key_value_heads": None}
+    values = parse_transformer(kind, Fields({**_without(fields, "layer_types").raw, **renamed}, fields.where))
+    values["extra"]["qk_rope_head_dim"] = size
+    return values
+
+
+def _latent_attention(fields: Fields, *, q_rank: int) -> dict[str, Any]:
+    no_q_rank = "q_lora_rank" in fields.raw and fields.raw["q_lora_rank"] is None
+    return {
+        "q_lora_rank": 0 if no_q_rank else fields.size("q_lora_rank", default=q_rank),
+        "kv_lora_rank": fields.size("kv_lora_rank", default=512),
+        "qk_nope_head_dim": fields.size("qk_nope_head_dim", default=128),
+        "v_head_dim": fields.size("v_head_dim", default=128),
+    }
+
+
+def _grouped_experts(
+    fields: Fields, *, num_experts: int, scale: float, inner: int, groups: int, best_groups: int
+) -> dict[str, Any]:
+    """In DeepSeek's names, of experts that are chosen from the best groups of them."""
+    num_experts = fields.size("n_routed_experts", default=num_experts)
+    groups = fields.size("n_group", default=groups)
+    if num_experts % groups or (groups > 1 and num_experts < 2 * groups):
+        raise fields.wrong("n_group", f"a divisor of {num_experts} experts that leaves two in a group")
+    best_groups = fields.size("topk_group", default=best_groups, most=groups)
+    return {
+        "num_experts": num_experts,
+        "num_experts_per_tok": fields.size("num_experts_per_tok", default=8, most=num_experts // groups * best_groups),
+        "moe_intermediate_size": fields.size("moe_intermediate_size", default=inner),
+        "n_shared_experts": fields.size("n_shared_experts", default=1),
+        "n_group": groups,
+        "topk_group": best_groups,
+        "norm_topk_prob": fields.flag("norm_topk_prob", default=True),
+        "routed_scaling_factor": fields.number("routed_scaling_factor", default=scale),
+    }
+
+
+def _only(fields: Fields, name: str, value: Any) -> None:
+    if fields.raw.get(name) not in (None, value):
+        raise fields.wrong(name, str(value))
+
+
 def _layer_types(fields: Fields, computed: Sequence[str]) -> list[str]:
     given = fields.raw.get("layer_types")
     types = list(computed) if given is None else given
@@ -103,8 +163,17 @@ def _without(fields: Fields, *names: str) -> Fields:
 # What drafts tokens (`mtp.`) is not served.
 _QWEN_NAMES: Final = TensorNames(unused=("mtp.",), stacked_experts=True)
 
+# Remote code in published files is what transformers has by now.
+_NOT_RUN: Final = frozenset({"auto_map"})
+
 TYPES: Final[Mapping[str, ModelType]] = {
     "qwen3_5_text": ModelType(head_dim=256, parse=_parse_qwen3_5, names=_QWEN_NAMES),
     "qwen3_next": ModelType(head_dim=256, parse=_parse_qwen3_next, names=_QWEN_NAMES),
     "qwen3_5_moe_text": ModelType(head_dim=256, parse=_parse_qwen3_5_moe, names=_QWEN_NAMES),
+    "deepseek_v3": ModelType(
+        kv_heads_default=True,
+        honours=_NOT_RUN,
+        parse=_parse_deepseek_v3,
+        names=TensorNames(stacked_experts=True, draft_layers=True),
+    ),
 }

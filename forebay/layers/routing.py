@@ -66,7 +66,8 @@ class SoftmaxRouter:
 class SigmoidRouterSpec:
     """The k best experts by a logistic function of each one's logit, plus the entry of `correction` where that names a
     tensor: it helps to choose and does not count. `normalize`: the weights are divided by their sum plus `epsilon`;
-    then they are multiplied by `scale`."""
+    then they are multiplied by `scale`. With several `groups` of experts, these are chosen from the best `best_groups`
+    by the sum of each group's two best, as DeepSeek-V3 does (arXiv 2412.19437, section 2.1.2)."""
 
     name: str
     hidden_size: int
@@ -76,6 +77,8 @@ class SigmoidRouterSpec:
     correction: str = ""
     epsilon: float = 0.0
     scale: float = 1.0
+    groups: int = 1
+    best_groups: int = 1
 
     @property
     def logits(self) -> LinearParam:
@@ -105,8 +108,18 @@ class SigmoidRouter:
         # torch's own sigmoid gives other bits to the last few entries of a tensor than to the rest: to other tokens.
         scores = self._ops.mul_sigmoid(torch.ones_like(logits), logits)
         chosen_by = scores if self._corrections is None else scores + self._corrections
+        if spec.groups > 1:
+            chosen_by = self._within_best_groups(chosen_by)
         ids = chosen_by.topk(spec.num_experts_per_tok, dim=-1).indices
         weights = scores.gather(1, ids)
         if spec.normalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + spec.epsilon)
         return ids, weights * spec.scale
+
+    def _within_best_groups(self, scores: Tensor) -> Tensor:
+        """scores [T, E], minus infinity where a token's expert is in none of its best groups."""
+        spec = self._spec
+        grouped = scores.view(len(scores), spec.groups, -1)
+        best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(spec.best_groups, dim=-1).indices
+        out = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter_(1, best, value=False)
+        return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).view_as(scores)

@@ -21,6 +21,17 @@ _MOE = {
     "shared_expert_intermediate_size": 20,
 }
 
+_LATENT = {
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "moe_intermediate_size": 24,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
     "qwen3_5_text-one-key-head-biases-tied": (
@@ -95,5 +106,47 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 6,
             "linear_value_head_dim": 5,
         },
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.8,
+            },
+        },
+    ),
+    "deepseek_v3-plain-routing-biases": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "q_lora_rank": None,
+            "first_k_dense_replace": 0,
+            "num_hidden_layers": 2,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 0.7,
+            "attention_bias": True,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek_v3-dense": (
+        "deepseek_v3",
+        {**_LATENT, "first_k_dense_replace": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "kv_lora_rank": 40},
     ),
 }

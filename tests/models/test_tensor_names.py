@@ -47,14 +47,22 @@ def stacked(tensors):
     return result
 
 
-@pytest.mark.parametrize("case", ["qwen3_5_moe_text", "qwen3_next-some-dense-biases"])
+@pytest.mark.parametrize("case", ["qwen3_5_moe_text", "qwen3_next-some-dense-biases", "deepseek_v3"])
 def test_stacked_experts_are_the_same_model(case, tiny, changed):
     torch.testing.assert_close(changed(case, stacked), tiny(case).logits(IDS), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
-def test_what_drafts_tokens_is_left_in_the_file(case, tiny, changed):
-    found = changed(case, lambda tensors: {**tensors, "mtp.layers.0.mlp.up_proj.weight": torch.ones(2, 2)})
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        ("qwen3_5_text", "mtp.norm.weight"),
+        ("qwen3_5_moe_text", "mtp.norm.weight"),
+        ("qwen3_next", "mtp.norm.weight"),
+        ("deepseek_v3", "model.layers.3.enorm.weight"),
+    ],
+)
+def test_what_drafts_tokens_is_left_in_the_file(case, name, tiny, changed):
+    found = changed(case, lambda tensors: {**tensors, name: torch.ones(2)})
     torch.testing.assert_close(found, tiny(case).logits(IDS), rtol=0, atol=1e-4)
 
 
