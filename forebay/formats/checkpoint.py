@@ -6,50 +6,26 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
 from forebay.formats.gguf import GgufFile, GgufTensor
-from forebay.formats.gguf_names import ROPE_FACTORS, Architecture, architecture_of, hf_name
+from forebay.formats.gguf_architecture import Architecture
+from forebay.formats.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.formats.gguf_types import U8, dequantize
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.nested import text_name
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
+from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.tensor_names import GATE_UP
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
 PIECE_ELEMENTS = 1 << 17
-
-
-class StoredTensor(Protocol):
-    """A tensor that has not been read yet.
-
-    `pieces` yields it in order as 2-D arrays of consecutive rows (a 1-D tensor is one row): float32, float16, or, where
-    `bfloat16` says so, the bits of bfloat16 as uint16.
-    """
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def bfloat16(self) -> bool: ...
-
-    @property
-    def storage(self) -> str:
-        """The file's name for how the values are stored: `BF16`, `Q4_1`."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        ...
-
-    def pieces(self) -> Iterator[npt.NDArray[Any]]: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,20 +48,12 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path)
 
 
-def read_tensor(tensor: StoredTensor) -> npt.NDArray[np.float32]:
-    """A whole tensor as float32, for inspection and tests."""
-    parts = [np.array(piece) for piece in tensor.pieces()]
-    if tensor.bfloat16:
-        parts = [(part.astype(np.uint32) << 16).view(np.float32) for part in parts]
-    whole = np.concatenate(parts) if parts else np.empty(0)
-    return whole.astype(np.float32).reshape(tensor.shape)
-
-
 def _open_folder(path: Path) -> Checkpoint:
+    files = [SafetensorsFile(file) for file in checkpoint_files(path)]
     config = config_from_folder(path)
     names = MODEL_TYPES[config.model_type].names
     tensors: dict[str, StoredTensor] = {}
-    for file in [SafetensorsFile(file) for file in checkpoint_files(path)]:
+    for file in files:
         for stored in file.tensors:
             name = names.here(text_name(config.model_type, stored), config.num_layers)
             if not name:
@@ -120,6 +88,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     for stored in file.tensors.values():
         if stored.name != ROPE_FACTORS:  # part of the configuration
             tensors.update(_gguf_tensors(file, stored, architecture, config))
+    tensors = architecture.restore(tensors)
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata=file.metadata)
 
 
@@ -130,11 +99,9 @@ def _gguf_tensors(
     name = hf_name(file, architecture, stored.name)
     raw = file.raw(stored.name)
     if "{}" in name:
-        if len(stored.shape) != 3 or stored.shape[0] != config.extra["num_experts"]:
-            raise ModelError(
-                f"{file.path}: {stored.name!r} has the shape {stored.shape}, not one matrix for each expert"
-            )
-        per_expert = raw.reshape(stored.shape[0], stored.shape[1], -1)
+        if len(stored.shape) not in (2, 3) or stored.shape[0] != config.extra["num_experts"]:
+            raise ModelError(f"{file.path}: {stored.name!r} has the shape {stored.shape}, not one part for each expert")
+        per_expert = raw.reshape(stored.shape[0], math.prod(stored.shape[1:-1]), -1)
         return {
             name.format(i): _BlockTensor(stored, per_expert[i], stored.shape[1:], None) for i in range(len(per_expert))
         }

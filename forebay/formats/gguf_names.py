@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from forebay.base.errors import ModelError
+from forebay.formats import gguf_window
 from forebay.formats.gguf import GgufFile
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """`interleaved_rope`: the rows of q and k are stored so that rotary pairs are neighbours, not halves."""
-
-    model_type: str
-    interleaved_rope: bool = False
-    block_names: Mapping[str, str]
-
+from forebay.formats.gguf_architecture import Architecture
 
 _ATTENTION: Final = {
     "attn_q": "self_attn.q_proj",
@@ -54,10 +45,10 @@ ARCHITECTURES: Final = {
     "qwen3moe": Architecture(model_type="qwen3_moe", block_names=_MOE),
     "smollm3": Architecture(model_type="smollm3", interleaved_rope=True, block_names=_PRE_NORM),
     "olmo2": Architecture(model_type="olmo2", block_names=_POST_NORM),
+    **gguf_window.ARCHITECTURES,
 }
 
-_TOP_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z_]+)\.(weight|bias)")
+_BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z_]+(?:\.[a-z_]+)?)\.(weight|bias)")
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _MAX_ROPE_FACTORS: Final = 4096
 
@@ -108,10 +99,11 @@ def architecture_of(file: GgufFile) -> Architecture:
 def hf_config(file: GgufFile) -> dict[str, Any]:
     """The file's metadata in the layout of a config.json."""
     architecture = architecture_of(file)
-    own = _own_metadata(file)
-    config: dict[str, Any] = {hf: own[key] for key, hf in _CONFIG_KEYS.items() if key in own}
+    own = _own_metadata(file, architecture)
+    names = {**_CONFIG_KEYS, **architecture.keys}
+    config: dict[str, Any] = {hf: own[key] for key, hf in names.items() if key in own}
     config["model_type"] = architecture.model_type
-    if "sliding_window" in config:
+    if "sliding_window" in config and "attention.sliding_window" not in architecture.keys:
         if architecture.model_type != "llama":
             raise ModelError(
                 f"{file.path}: a sliding window is not supported for {architecture.model_type} in GGUF files"
@@ -135,29 +127,31 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
             )
     config["rope_scaling"] = _rope_scaling(file, own)
     config.update(_token_ids(file.metadata))
+    architecture.configure(file, own, config)
     return config
 
 
 def hf_name(file: GgufFile, architecture: Architecture, name: str) -> str:
     """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; experts' names keep a `{}` for the number."""
     stem, _, kind = name.rpartition(".")
-    if stem in _TOP_NAMES:
-        return f"{_TOP_NAMES[stem]}.{kind}"
+    if stem in architecture.top_names:
+        return f"{architecture.top_names[stem]}.{kind}"
     match = _BLOCK_TENSOR.fullmatch(name)
     if match is None or match[2] not in architecture.block_names:
         raise ModelError(f"{file.path}: tensor {name!r} is not part of a {architecture.model_type} model as known here")
     return f"model.layers.{int(match[1])}.{architecture.block_names[match[2]]}.{match[3]}"
 
 
-def _own_metadata(file: GgufFile) -> dict[str, Any]:
+def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
     prefix = f"{file.metadata['general.architecture']}."
     own = {key[len(prefix) :]: value for key, value in file.metadata.items() if key.startswith(prefix)}
+    known = {*_CONFIG_KEYS, *_CHECKED_KEYS, *architecture.keys, *architecture.checked}
     for key, value in own.items():
-        if key not in _CONFIG_KEYS and key not in _CHECKED_KEYS:
+        if key not in known:
             raise ModelError(
                 f"{file.path}: the metadata key {prefix + key!r} is not supported: the results could be wrong"
             )
-        if not isinstance(value, int | float | str):
+        if not isinstance(value, int | float | str) and key not in architecture.checked:
             raise ModelError(f"{file.path}: {prefix + key!r} is a list: layers of different shapes are not supported")
     if own.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
         raise ModelError(f"{file.path}: {prefix}expert_weights_scale {own['expert_weights_scale']!r} is not supported")

@@ -119,6 +119,16 @@ def _q6_k(blocks: U8) -> F32:
     return values.reshape(-1, 256)
 
 
+def _mxfp4(blocks: U8) -> F32:
+    """Four-bit floats with a power of two for each block (OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1)."""
+    exponents = blocks[:, :1].astype(np.int32) - _E8M0_BIAS
+    nibbles = np.stack([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], axis=1).reshape(-1, 32)
+    return np.ldexp(_E2M1[nibbles], exponents)
+
+
+_E8M0_BIAS: Final = 127
+_E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
 GGML_TYPES: Final = {
     0: BlockType("F32", 1, 4, _f32),
     1: BlockType("F16", 1, 2, _f16),
@@ -129,4 +139,5 @@ GGML_TYPES: Final = {
     13: BlockType("Q5_K", 256, 176, _q5_k),
     14: BlockType("Q6_K", 256, 210, _q6_k),
     30: BlockType("BF16", 1, 2, _bf16),
+    39: BlockType("MXFP4", 32, 17, _mxfp4),
 }

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K")
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 
 # Where a block of a type that the package cannot quantize to has its float16 scales.
 _HALF_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}

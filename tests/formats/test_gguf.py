@@ -12,9 +12,10 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint, read_tensor
+from forebay.formats.checkpoint import open_checkpoint
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_types import GGML_TYPES, dequantize
+from forebay.formats.stored_tensor import read_tensor
 from tests.formats.gguf_files import TYPES, llama_metadata, llama_tensors, quantized, write_gguf
 
 TOKENIZER = {

@@ -46,10 +46,6 @@ def test_silence_means_what_it_means_to_transformers(read):
     assert config.extra == {"layer_types": ["full_attention"] * 4}
 
 
-def test_kv_bytes_count_both_halves_of_every_layer(read):
-    assert read(num_key_value_heads=2).kv_bytes_per_token(2) == 2 * 4 * 2 * 16 * 2
-
-
 # Those with a parser of their own have their defaults tested where that is.
 SHARED_PARSER = [name for name, kind in MODEL_TYPES.items() if kind.parse is parse_transformer]
 

@@ -66,6 +66,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3_text-pattern": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 5}),
+    "gemma3_text-gguf": (  # the format has no keys for the pattern, the second base and the scale
+        "gemma3_text",
+        {
+            "num_hidden_layers": 7,
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 12,
+            "rope_parameters": {
+                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5_000.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6}),
     "gpt_oss-full-first": (
         "gpt_oss",

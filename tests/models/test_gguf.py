@@ -38,7 +38,7 @@ def convert(tiny, case: str, path: Path) -> Path:
     config = tiny.oracle.config
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     tensors = {}
-    for name, values in _stacked_experts(load_file(tiny.path / "model.safetensors")).items():
+    for name, values in stacked_experts(load_file(tiny.path / "model.safetensors")).items():
         if interleaved and (match := re.search(r"\.(q|k)_proj\.", name)):
             heads = config.num_attention_heads if match[1] == "q" else config.num_key_value_heads
             values = _interleave(values, heads)
@@ -54,8 +54,8 @@ def _interleave(values, heads):
     return values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
 
-def _stacked_experts(tensors):
-    result = {name: values for name, values in tensors.items() if ".experts." not in name}
+def stacked_experts(tensors):
+    result = {name: values for name, values in tensors.items() if not re.search(r"\.experts\.\d", name)}
     for name in tensors:
         if ".experts.0." in name:
             count = sum(1 for other in tensors if re.sub(r"experts\.\d+", "experts.0", other) == name)

@@ -1,0 +1,58 @@
+"""A tensor of a checkpoint that has not been read yet, whatever the file it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+F32 = npt.NDArray[np.float32]
+
+
+class StoredTensor(Protocol):
+    """`pieces` yields it in order as 2-D arrays of consecutive rows (a 1-D tensor is one row): float32, float16, or,
+    where `bfloat16` says so, the bits of bfloat16 as uint16.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def bfloat16(self) -> bool: ...
+
+    @property
+    def storage(self) -> str:
+        """The file's name for how the values are stored: `BF16`, `Q4_1`."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes in the file."""
+        ...
+
+    def pieces(self) -> Iterator[npt.NDArray[Any]]: ...
+
+
+def read_tensor(tensor: StoredTensor) -> F32:
+    """A whole tensor as float32."""
+    parts = [np.array(piece) for piece in tensor.pieces()]
+    if tensor.bfloat16:
+        parts = [(part.astype(np.uint32) << 16).view(np.float32) for part in parts]
+    whole = np.concatenate(parts) if parts else np.empty(0)
+    return whole.astype(np.float32).reshape(tensor.shape)
+
+
+class ComputedTensor:
+    """A tensor that the file holds in another form: made of `sources`, when it is read, by `compute`."""
+
+    bfloat16 = False
+
+    def __init__(
+        self, shape: tuple[int, ...], sources: Sequence[StoredTensor], compute: Callable[[], Iterator[F32]]
+    ) -> None:
+        self.shape = shape
+        self.storage = sources[0].storage
+        self.num_bytes = sum(source.num_bytes for source in sources)
+        self.pieces = compute
