@@ -1,0 +1,209 @@
+"""A fake model that keeps all three kinds of things, and plans for it: windows that move, states, host copies."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forebay.layers.context import ForwardContext
+from forebay.memory.slots import PAD
+from forebay.ops import make_ops
+from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Kept, StepPlan, StepResult
+from forebay.runtime import LaunchedStep, ModelRunner, build_runner
+from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel
+from tests.runtime.plans import Planner, ids
+
+WINDOW = 6
+NUM_WINDOWS = NUM_ROWS * 5  # fewer than pages, so that window pages go round
+NUM_SLOTS = 2 * NUM_ROWS
+WISH = SamplingParams(temperature=0.0, logprobs=3)
+
+
+class FakeHybrid(FakeModel):
+    """Beside the full KV, which FakeModel reads: a window's and a state's. Its logits depend on every key in the window
+    and on every entry of both halves of the state, at each token, with the same arithmetic for every token."""
+
+    def cache_specs(self) -> Sequence[CacheSpec]:
+        window = SlidingWindow(num_kv_heads=1, head_dim=HIDDEN, window=WINDOW)
+        return (*super().cache_specs(), window, RecurrentState(conv=(HIDDEN, 2), ssm=(2, HIDDEN)))
+
+    def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
+        hidden = super().forward(ctx, input_ids)
+        x = self._embedding.index_select(0, input_ids)
+        k, v = ctx.cache.kv(1)
+        k.index_copy_(0, ctx.window.out_cache_loc, x.unsqueeze(1))
+        v.index_copy_(0, ctx.window.out_cache_loc, -x.unsqueeze(1))
+        states = _advance(ctx, x)
+        out = hidden.clone()
+        for i in range(len(ctx.seq_lens)):
+            for t in range(int(ctx.q_start[i]), int(ctx.q_start[i + 1])):
+                out[t, :HIDDEN] += self._window(ctx, i, int(ctx.positions[t])) + states[t]
+        return out
+
+    def _window(self, ctx: ForwardContext, i: int, position: int) -> Tensor:
+        pages = ctx.window.page_table[int(ctx.window.rows[i])].long()
+        mixed = torch.zeros(HIDDEN)
+        for read in range(max(0, position - WINDOW + 1), position + 1):
+            at = int(pages[read // ctx.page_size]) * ctx.page_size + read % ctx.page_size
+            mixed = mixed * 0.7 + torch.cos(ctx.cache.kv(1).k[at, 0] * (read + 2)) - ctx.cache.kv(1).v[at, 0]
+        return mixed
+
+
+def _advance(ctx: ForwardContext, x: Tensor) -> Tensor:
+    """The states' part of each token's logits; slot 0 is read and never written."""
+    tables, batch, out = ctx.cache.state(2), ctx.states, torch.zeros_like(x)
+    weights = torch.arange(1.0, 1 + HIDDEN)
+    for i, slot in enumerate(batch.slots.tolist()):
+        conv, ssm = tables.conv[slot], tables.ssm[slot]
+        snapshots = range(int(batch.snap_start[i]), int(batch.snap_start[i + 1]))
+        for t in range(int(batch.q_start[i]), int(batch.q_start[i + 1])):
+            ssm = torch.sin(ssm.roll(1, dims=1) + conv.T * 0.3 + x[t] * torch.tensor([[1.0], [0.5]]))
+            conv = torch.cat([conv[:, 1:], x[t].unsqueeze(1)], dim=1)
+            out[t] = (ssm[0] * weights).roll(2) + ssm[1] * 2 + (conv[:, 0] - conv[:, 1]) * 0.5
+            for j in snapshots:
+                if int(batch.snap_ends[j]) == t + 1:
+                    tables.conv[int(batch.snap_slots[j])], tables.ssm[int(batch.snap_slots[j])] = conv, ssm
+        if slot != PAD:
+            tables.conv[slot], tables.ssm[slot] = conv, ssm
+    return out
+
+
+def hybrid_runner(model: FakeModel | None = None) -> ModelRunner:
+    return build_runner(
+        model or FakeHybrid(),
+        ops=make_ops("native", 2),
+        num_pages=NUM_ROWS * PAGES_PER_ROW,
+        page_size=PAGE_SIZE,
+        num_window_pages=NUM_WINDOWS,
+        num_state_slots=NUM_SLOTS,
+        max_running_requests=NUM_ROWS,
+        context_length=CONTEXT,
+        max_num_tokens=64,
+        vocab_size=VOCAB,
+        dtype=torch.float32,
+        device="cpu",
+    )
+
+
+class HybridPlanner(Planner):
+    """A row's live slot is `slots[row]`. Windows behind a row's next query are given back after each plan, and handed
+    out again at the next."""
+
+    def __init__(self, runner: ModelRunner, *, seed: int = 0) -> None:
+        super().__init__(runner, page_size=PAGE_SIZE, num_rows=NUM_ROWS, pages_per_row=PAGES_PER_ROW, seed=seed)
+        order = torch.randperm(NUM_WINDOWS, generator=torch.Generator().manual_seed(seed)) + 1
+        self.free_windows: list[int] = order.tolist()
+        self.full_to_window = [PAD] * (NUM_ROWS * PAGES_PER_ROW + 1)
+        self.slots = list(range(NUM_ROWS + 1))
+        self._clears: list[int] = []
+        self._copies: list[tuple[int, int]] = []
+        self._mapped: list[int] = []
+        self.saves: list[Kept] = []
+        self.loads: list[Kept] = []
+        self.drops: list[int] = []
+        self._saved_lens: dict[int, int] = {}
+        self._shared: set[int] = set()
+
+    def begin(self, row: int, tokens: Sequence[int]) -> None:
+        """A new request, whose state begins with zeros."""
+        self.admit(row, tokens, WISH)
+        self._clears.append(self.slots[row])
+
+    def begin_from(self, row: int, tokens: Sequence[int], source: int, length: int, slot: int) -> None:
+        """A new request that shares the pages of `source`'s first tokens, `length` of them, and copies a state."""
+        self.admit(row, tokens, WISH)
+        self._copies.append((slot, self.slots[row]))
+        shared = length // PAGE_SIZE
+        self.pages[row, :shared] = self.pages[source, :shared]
+        self._writes += [(row, column, int(self.pages[row, column])) for column in range(shared)]
+        self._shared.update(self.pages[row, :shared].tolist())
+        self.lens[row] = length
+
+    def save(self, row: int) -> None:
+        """The request in `row` leaves, and the next plan keeps what it has; its windows are free at once."""
+        self.saves.append(self._kept(row))
+        self._saved_lens[row] = int(self.lens[row])
+        self._free_windows(row, PAGES_PER_ROW)
+
+    def load(self, row: int, request_id: int, tokens: Sequence[int]) -> None:
+        """The request that left row `request_id`, with all its tokens by now, goes on in `row`."""
+        self.admit(row, tokens, WISH)
+        length = self.lens[row] = self._saved_lens.pop(request_id)
+        count = -(-length // PAGE_SIZE)
+        self._writes += [(row, column, int(self.pages[row, column])) for column in range(count)]
+        self._take_windows(self.pages[row, max(0, length - WINDOW + 1) // PAGE_SIZE : count].tolist())
+        self.loads.append(dataclasses.replace(self._kept(row), request_id=request_id))
+
+    def _kept(self, row: int) -> Kept:
+        length = int(self.lens[row])
+        pages = self.pages[row, : -(-length // PAGE_SIZE)]
+        windows = [self.full_to_window[page] for page in pages[max(0, length - WINDOW + 1) // PAGE_SIZE :].tolist()]
+        return Kept(request_id=row, pages=pages.copy(), window_pages=ids(windows), state_slot=self.slots[row])
+
+    def plan(
+        self,
+        extends: Sequence[tuple[int, int]] = (),
+        decodes: Sequence[int] = (),
+        snapshots: Sequence[tuple[int, int, int]] = (),
+    ) -> StepPlan:
+        """Snapshots are (row, length, slot)."""
+        plan = super().plan(extends, decodes)
+        pages, offsets = plan.out_cache_loc // PAGE_SIZE, plan.out_cache_loc % PAGE_SIZE
+        self._take_windows([page for page in dict.fromkeys(pages.tolist()) if page and not self.full_to_window[page]])
+        windows = ids([self.full_to_window[page] for page in pages])
+        place = {int(row): i for i, row in enumerate(plan.rows)}
+        snaps = sorted((place[row], length, slot) for row, length, slot in snapshots)
+        plan = dataclasses.replace(
+            plan,
+            out_window_loc=windows * PAGE_SIZE + offsets,
+            map_pages=ids(self._mapped),
+            map_windows=ids([self.full_to_window[page] for page in self._mapped]),
+            state_slots=ids([self.slots[row] for row in plan.rows]),
+            snap_seqs=ids([i for i, _, _ in snaps]),
+            snap_lens=ids([length for _, length, _ in snaps]),
+            snap_slots=ids([slot for _, _, slot in snaps]),
+            clears=ids(self._clears),
+            copy_src=ids([src for src, _ in self._copies]),
+            copy_dst=ids([dst for _, dst in self._copies]),
+            saves=tuple(self.saves),
+            loads=tuple(self.loads),
+            drops=tuple(self.drops),
+        )
+        for done in (self._mapped, self._clears, self._copies, self.saves, self.loads, self.drops):
+            done.clear()
+        for row in plan.rows.tolist():
+            self._free_windows(row, max(0, int(self.lens[row]) - WINDOW + 1) // PAGE_SIZE)
+        return plan
+
+    def launch(
+        self,
+        extends: Sequence[tuple[int, int]] = (),
+        decodes: Sequence[int] = (),
+        snapshots: Sequence[tuple[int, int, int]] = (),
+    ) -> LaunchedStep:
+        return self.runner.launch(self.plan(extends, decodes, snapshots))
+
+    def step(
+        self,
+        extends: Sequence[tuple[int, int]] = (),
+        decodes: Sequence[int] = (),
+        snapshots: Sequence[tuple[int, int, int]] = (),
+    ) -> StepResult:
+        return self.launch(extends, decodes, snapshots).result()
+
+    def _take_windows(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.full_to_window[page] = self.free_windows.pop(0)
+            self._mapped.append(page)
+
+    def _free_windows(self, row: int, stop: int) -> None:
+        """Of the row's first pages; those that rows share are never free."""
+        for page in self.pages[row, :stop].tolist():
+            if page not in self._shared and self.full_to_window[page]:
+                self.free_windows.append(self.full_to_window[page])
+                self.full_to_window[page] = PAD
