@@ -18,7 +18,6 @@ from forebay.formats.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.formats.gguf_types import U8, dequantize
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.model_types import MODEL_TYPES
-from forebay.formats.nested import text_name
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.tensor_names import GATE_UP
@@ -55,7 +54,7 @@ def _open_folder(path: Path) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         for stored in file.tensors:
-            name = names.here(text_name(config.model_type, stored), config.num_layers)
+            name = names.here(stored, config.num_layers)
             if not name:
                 continue
             found = _experts_of(file, stored, name) if names.is_stack(name) else {name: _PlainTensor(file, stored)}

@@ -161,7 +161,9 @@ def _without(fields: Fields, *names: str) -> Fields:
 
 
 # What drafts tokens (`mtp.`) is not served.
-_QWEN_NAMES: Final = TensorNames(unused=("mtp.",), stacked_experts=True)
+_QWEN_NAMES: Final = TensorNames(
+    renamed=((r"^model\.language_model\.", "model."),), unused=("model.visual.", "mtp."), stacked_experts=True
+)
 
 # Remote code in published files is what transformers has by now.
 _NOT_RUN: Final = frozenset({"auto_map"})

@@ -8,6 +8,7 @@ from typing import Any, Final
 from forebay.formats.config_fields import MAX_SIZE, Fields
 from forebay.formats.model_type import FULL, SLIDING, ModelType, parse_transformer
 from forebay.formats.rope_config import rope_theta_and_scaling
+from forebay.formats.tensor_names import TensorNames
 
 CONV: Final = "conv"
 
@@ -37,6 +38,17 @@ _GEMMA3_SIZES: Final = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
 }
+
+# Published multimodal files have the first names, those saved by a model without a head the third.
+_GEMMA3_TENSORS: Final = TensorNames(
+    renamed=(
+        (r"^language_model\.model\.", "model."),
+        (r"^language_model\.lm_head\.", "lm_head."),
+        (r"^model\.language_model\.", "model."),
+    ),
+    unused=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
+_MAX_CONV_WIDTH: Final = 8  # the native convolution's
 
 
 def _parse_lfm2(kind: ModelType, fields: Fields) -> dict[str, Any]:
@@ -111,7 +123,7 @@ def _parse_convolutional(
     given = fields.raw.get("layer_types") or computed
     if not isinstance(given, list) or len(given) != values["num_layers"] or any(i not in possible for i in given):
         raise fields.wrong("layer_types", f"{values['num_layers']} of {' or '.join(possible)}")
-    width = fields.size("conv_L_cache", default=width, most=64)
+    width = fields.size("conv_L_cache", default=width, most=_MAX_CONV_WIDTH)
     if width < 2:
         raise fields.wrong("conv_L_cache", "at least 2: a convolution over one token keeps nothing")
     values["extra"] |= {
@@ -221,6 +233,7 @@ TYPES: Final[dict[str, ModelType]] = {
         windowed_layers=_gemma3_windowed,
         honours=frozenset({"hidden_act"}),
         parse=_parse_gemma3,
+        names=_GEMMA3_TENSORS,
     ),
     "gpt_oss": ModelType(
         head_dim=64,
