@@ -1,4 +1,5 @@
-"""Models with gated delta nets or latent attention: Qwen3-Next, Qwen3.5 (dense and with experts), DeepSeek-V3."""
+"""Models with delta rules or latent attention: Qwen3-Next, Qwen3.5 (dense and with experts), DeepSeek-V3, Kimi Linear,
+Ling 3 (`bailing_hybrid`)."""
 
 from __future__ import annotations
 
@@ -72,14 +73,114 @@ def _parse_deepseek_v3(kind: ModelType, fields: Fields) -> dict[str, Any]:
     _only(fields, "topk_method", "noaux_tc")
     _only(fields, "moe_layer_freq", 1)
     values = _latent_transformer(kind, fields)
-    dense = 3 if fields.raw.get("first_k_dense_replace") is None else fields.size("first_k_dense_replace", default=0)
     values["extra"] |= {
         **_latent_attention(fields, q_rank=1536),
         **_grouped_experts(fields, num_experts=256, scale=2.5, inner=2048, groups=8, best_groups=4),
         "rope_interleave": fields.flag("rope_interleave", default=True),
-        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(values["num_layers"])],
+        "mlp_layer_types": _mlp_layer_types(_without(fields, "mlp_layer_types"), values["num_layers"], dense=3),
     }
     return values
+
+
+# What else than DeepSeek Kimi and Ling call a field.
+_NAMES: Final = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+
+
+def _parse_kimi_linear(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    fields = _renamed(fields, _NAMES)
+    _only(fields, "moe_router_activation_func", "sigmoid")
+    _only(fields, "moe_layer_freq", 1)
+    _only(fields, "mla_use_nope", True)
+    _only(fields, "tie_word_embeddings", False)
+    values = _latent_transformer(kind, fields)
+    own = fields.raw.get("linear_attn_config") or {}
+    if not isinstance(own, dict):
+        raise fields.wrong("linear_attn_config", "an object")
+    own = _renamed(Fields(own, fields.where), _KIMI_LINEAR_NAMES).raw
+    linear = Fields({**fields.raw, **own}, fields.where)
+    values["extra"] |= {
+        **_latent_attention(fields, q_rank=0),
+        **_grouped_experts(fields, num_experts=256, scale=2.446, inner=1024, groups=1, best_groups=1),
+        **_kimi_delta(linear, heads=32, head_dim=128),
+        "rope_interleave": False,
+        "layer_types": _layer_types(fields, _kimi_layers(linear, values["num_layers"])),
+        "mlp_layer_types": _mlp_layer_types(fields, values["num_layers"], dense=1),
+    }
+    return values
+
+
+_KIMI_LINEAR_NAMES: Final = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+
+
+def _kimi_layers(fields: Fields, num_layers: int) -> list[str]:
+    """Files list the layers of both kinds, and count from 1."""
+    if "full_attn_layers" not in fields.raw or "kda_layers" not in fields.raw:
+        return [FULL if i and i % 4 == 0 else LINEAR for i in range(num_layers)]
+    full, linear = fields.ints("full_attn_layers", default=[]), fields.ints("kda_layers", default=[])
+    if sorted(full + linear) != list(range(1, num_layers + 1)):
+        raise fields.wrong("kda_layers", f"those of layers 1 to {num_layers} that full_attn_layers does not have")
+    return [FULL if i + 1 in full else LINEAR for i in range(num_layers)]
+
+
+def _parse_bailing_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    fields = _renamed(fields, _NAMES)
+    _only(fields, "tie_word_embeddings", False)
+    values = _latent_transformer(kind, fields)
+    # Where it is not a file of the model's makers, head_dim is what is rotated, and these are there as well.
+    heads, head_dim = values["num_heads"], fields.size("head_dim", default=128)
+    own = {"linear_conv_kernel_dim": fields.raw.get("short_conv_kernel_size"), **fields.raw}
+    group = fields.size("layer_group_size", default=6)
+    computed = [LINEAR if (i + 1) % group else FULL for i in range(values["num_layers"])]
+    bounded = fields.flag("kda_safe_gate", default=True)
+    values["extra"] |= {
+        **_latent_attention(_without(fields, "q_lora_rank"), q_rank=0),
+        **_grouped_experts(fields, num_experts=512, scale=2.5, inner=768, groups=8, best_groups=4),
+        **_kimi_delta(Fields(own, fields.where), heads=heads, head_dim=head_dim),
+        "rope_interleave": True,
+        "layer_types": _layer_types(fields, computed),
+        "mlp_layer_types": _mlp_layer_types(fields, values["num_layers"], dense=2),
+        "kda_lower_bound": _lower_bound(fields) if bounded else 0.0,
+    }
+    return values
+
+
+def _lower_bound(fields: Fields) -> float:
+    value = fields.raw.get("kda_lower_bound")
+    bound = -5.0 if value is None else value
+    if isinstance(bound, bool) or not isinstance(bound, int | float) or not -1e3 < bound < 0:
+        raise fields.wrong("kda_lower_bound", "a number below 0")
+    return float(bound)
+
+
+def _kimi_delta(fields: Fields, *, heads: int, head_dim: int) -> dict[str, Any]:
+    return {
+        "linear_num_heads": fields.size("linear_num_heads", default=heads),
+        "linear_head_dim": fields.size("linear_head_dim", default=head_dim),
+        "linear_conv_kernel_dim": _width(fields, "linear_conv_kernel_dim"),
+    }
+
+
+def _mlp_layer_types(fields: Fields, num_layers: int, *, dense: int) -> list[str]:
+    """The first layers have an MLP, the others experts, where the file does not say it of each."""
+    given = fields.raw.get("mlp_layer_types")
+    if given is None:
+        name = "first_k_dense_replace"
+        dense = dense if fields.raw.get(name) is None else fields.size(name, default=0)
+        return ["dense" if i < dense else "sparse" for i in range(num_layers)]
+    if not isinstance(given, list) or len(given) != num_layers or any(i not in ("dense", "sparse") for i in given):
+        raise fields.wrong("mlp_layer_types", f"{num_layers} of dense or sparse")
+    return given
 
 
 def _latent_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
@@ -156,6 +257,12 @@ def _width(fields: Fields, name: str) -> int:
     return width
 
 
+def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
+    """With the values of the fields on the left under the names on the right, too."""
+    there = {new: fields.raw[old] for old, new in names.items() if fields.raw.get(old) is not None}
+    return Fields({**fields.raw, **there}, fields.where)
+
+
 def _without(fields: Fields, *names: str) -> Fields:
     return Fields({name: value for name, value in fields.raw.items() if name not in names}, fields.where)
 
@@ -177,5 +284,13 @@ TYPES: Final[Mapping[str, ModelType]] = {
         honours=_NOT_RUN,
         parse=_parse_deepseek_v3,
         names=TensorNames(stacked_experts=True, draft_layers=True),
+    ),
+    "kimi_linear": ModelType(
+        kv_heads_default=True,
+        rms_norm_eps=1e-5,
+        honours=_NOT_RUN,
+        parse=_parse_kimi_linear,
+        # Published files call experts so, and those that transformers writes the MLPs of other layers, too.
+        names=TensorNames(renamed=((r"\.block_sparse_moe\.", ".mlp."),), draft_layers=True),
     ),
 }

@@ -68,15 +68,14 @@ def feed_forward(
     config: ModelConfig,
     layer: int,
     *,
-    name: str = "mlp",
     correction: str = "gate.e_score_correction_bias",
     expert_names: tuple[str, str, str] = GATE_UP_DOWN,
 ) -> PartSpec:
-    """An MLP, or experts under `name`, those numbered with parts of other names where a family has such."""
+    """An MLP, or experts beside a shared one; the names are the checkpoint's, behind `mlp.` and an expert's number."""
     extra = config.extra
     if extra["mlp_layer_types"][layer] == "dense":
         return mlp_spec(config, layer)
-    name = f"{layer_name(layer)}.{name}"
+    name = f"{layer_name(layer)}.mlp"
     experts = MoeSpec(
         name=name,
         router=SigmoidRouterSpec(

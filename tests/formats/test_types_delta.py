@@ -30,6 +30,7 @@ NAMES: dict[str, dict[str, str]] = {
     "qwen3_next": {"rotary_dim": ""},
     "qwen3_5_moe_text": {"rotary_dim": ""},
     "deepseek_v3": {"num_experts": "n_routed_experts", "layer_types": "", "mlp_layer_types": ""},
+    "kimi_linear": {"num_experts": "num_local_experts", "rope_interleave": ""},
 }
 FEW_EXPERTS = {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 
@@ -51,10 +52,12 @@ def test_silence_means_what_it_means_to_transformers(model_type, read):
     assert ours.attention_bias == theirs.attention_bias
     assert ours.head_dim == theirs.head_dim
     assert ours.num_layers == theirs.num_hidden_layers
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    if model_type != "kimi_linear":  # which has no positions
+        assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
     for name, value in ours.extra.items():
         if their_name := NAMES[model_type].get(name, name):
-            assert value == getattr(theirs, their_name), name
+            expected = getattr(theirs, their_name)
+            assert value == (0 if expected is None else expected), name
 
 
 @pytest.mark.parametrize(
@@ -63,6 +66,15 @@ def test_silence_means_what_it_means_to_transformers(model_type, read):
 def test_the_share_of_a_head_that_is_rotated_is_read_wherever_it_is(rope, read):
     theirs = AutoConfig.for_model("qwen3_next", **GIVEN, **rope).rope_parameters["partial_rotary_factor"]
     assert read("qwen3_next", **rope).extra["rotary_dim"] == 256 * theirs
+
+
+def test_published_kimi_files_have_what_is_linear_in_an_object_of_its_own(read):
+    linear = {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7], "head_dim": 32, "num_heads": 3}
+    fields = {"linear_attn_config": linear, "q_lora_rank": None, "head_dim": 72}
+    ours, theirs = read("kimi_linear", **fields), AutoConfig.for_model("kimi_linear", **GIVEN, **fields)
+    assert ours.extra["layer_types"] == theirs.layer_types == ([LINEAR] * 3 + [FULL]) * 2
+    assert (ours.extra["linear_num_heads"], ours.extra["linear_head_dim"]) == (3, 32)
+    assert (theirs.linear_num_heads, theirs.linear_head_dim) == (3, 32)
 
 
 def test_a_language_model_is_found_within_a_multimodal_one(read):
@@ -90,6 +102,11 @@ def test_a_language_model_is_found_within_a_multimodal_one(read):
         ("deepseek_v3", {"topk_group": 1, "num_experts_per_tok": 33}, "num_experts_per_tok"),
         ("deepseek_v3", {"qk_rope_head_dim": 7}, "head_dim"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope"),
+        ("kimi_linear", {"moe_router_activation_func": "softmax"}, "moe_router_activation_func"),
+        ("kimi_linear", {"mlp_layer_types": ["dense"] * 9}, "mlp_layer_types"),
+        ("kimi_linear", {"linear_attn_config": [LINEAR]}, "linear_attn_config"),
+        ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3]}}, "kda_layers"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )  # fmt: skip

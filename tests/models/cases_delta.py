@@ -31,6 +31,14 @@ _LATENT = {
     "head_dim": 8,
     "moe_intermediate_size": 24,
 }
+_KIMI = {
+    **_LATENT,
+    "linear_num_heads": 3,
+    "linear_head_dim": 12,
+    "layer_types": [LINEAR, FULL, LINEAR],
+    "num_experts": 6,
+    "num_experts_per_token": 2,
+}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
@@ -148,5 +156,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3-dense": (
         "deepseek_v3",
         {**_LATENT, "first_k_dense_replace": 3, "num_attention_heads": 3, "num_key_value_heads": 3, "kv_lora_rank": 40},
+    ),
+    "kimi_linear": ("kimi_linear", _KIMI),
+    "kimi_linear-grouped-plain-routing": (
+        "kimi_linear",
+        {
+            **_KIMI,
+            "q_lora_rank": None,
+            "layer_types": [FULL, LINEAR, LINEAR],
+            "linear_num_heads": 1,
+            "linear_head_dim": 20,
+            "linear_conv_kernel_dim": 2,
+            "num_expert_group": 3,
+            "topk_group": 2,
+            "num_experts_per_token": 4,
+            "num_shared_experts": 2,
+            "moe_renormalize": False,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+        },
+    ),
+    "kimi_linear-published-fields": (
+        "kimi_linear",
+        {
+            **_LATENT,
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "num_hidden_layers": 4,
+            "linear_attn_config": {
+                "full_attn_layers": [3],
+                "kda_layers": [1, 2, 4],
+                "head_dim": 8,
+                "num_heads": 4,
+                "short_conv_kernel_size": 3,
+            },
+            "first_k_dense_replace": 2,
+        },
     ),
 }
