@@ -115,6 +115,22 @@ def _nemotron_h(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _zamba2(shape: Shape) -> dict[str, Any]:
+    return {
+        "layers_block_type": shape.cycle("mamba", "mamba", "hybrid"),
+        "n_mamba_heads": 2 * shape.num_heads,
+        "mamba_headdim": shape.head_dim,
+        "mamba_ngroups": 1,
+        "mamba_d_state": 64,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "num_mem_blocks": 1,
+        "adapter_rank": 16,
+        "attention_head_dim": 2 * shape.head_dim,
+        "num_key_value_heads": shape.num_heads,
+    }
+
+
 def _jamba(shape: Shape) -> dict[str, Any]:
     return {
         "mamba_d_state": 16,
@@ -134,6 +150,41 @@ def _mamba(shape: Shape) -> dict[str, Any]:
 
 def _mamba2_alone(shape: Shape) -> dict[str, Any]:
     return {"num_heads": 2 * shape.num_heads, "state_size": 64, "n_groups": 1, "expand": 2}
+
+
+def _delta_net(shape: Shape) -> dict[str, Any]:
+    return {
+        "layer_types": shape.cycle(*["linear_attention"] * 3, "full_attention"),
+        "linear_num_key_heads": shape.num_heads,
+        "linear_num_value_heads": 2 * shape.num_heads,
+        "linear_key_head_dim": shape.head_dim,
+        "linear_value_head_dim": shape.head_dim,
+        "linear_conv_kernel_dim": 4,
+    }
+
+
+def _delta_net_with_experts(shape: Shape) -> dict[str, Any]:
+    return {**_delta_net(shape), **_experts(shape), "shared_expert_intermediate_size": shape.hidden_size}
+
+
+def _latent(shape: Shape) -> dict[str, Any]:
+    """Multi-head latent attention, and experts behind the first layer."""
+    return {
+        "q_lora_rank": 2 * shape.head_dim,
+        "kv_lora_rank": 2 * shape.head_dim,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": shape.head_dim,
+        "v_head_dim": shape.head_dim,
+        "head_dim": 16,
+        "num_key_value_heads": shape.num_heads,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": shape.hidden_size,
+    }
+
+
+def _deepseek_v3(shape: Shape) -> dict[str, Any]:
+    routing = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+    return {**_latent(shape), **routing}
 
 
 def _lfm2(shape: Shape) -> dict[str, Any]:
@@ -186,6 +237,11 @@ _OWN: Final[dict[str, Callable[[Shape], dict[str, Any]]]] = {
     "mamba2": _mamba2_alone,
     "falcon_mamba": _mamba,
     "nemotron_h": _nemotron_h,
+    "zamba2": _zamba2,
+    "qwen3_next": _delta_net_with_experts,
+    "qwen3_5_text": _delta_net,
+    "qwen3_5_moe_text": _delta_net_with_experts,
+    "deepseek_v3": _deepseek_v3,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
     "lfm3": _lfm3,
