@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.formats import gguf_window
+from forebay.formats import gguf_mamba, gguf_window
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import Architecture
 
@@ -45,10 +45,11 @@ ARCHITECTURES: Final = {
     "qwen3moe": Architecture(model_type="qwen3_moe", block_names=_MOE),
     "smollm3": Architecture(model_type="smollm3", interleaved_rope=True, block_names=_PRE_NORM),
     "olmo2": Architecture(model_type="olmo2", block_names=_POST_NORM),
+    **gguf_mamba.ARCHITECTURES,
     **gguf_window.ARCHITECTURES,
 }
 
-_BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z_]+(?:\.[a-z_]+)?)\.(weight|bias)")
+_BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_]+(?:\.[a-z_]+)??)(\.weight|\.bias|)")
 ROPE_FACTORS: Final = "rope_freqs.weight"
 _MAX_ROPE_FACTORS: Final = 4096
 
@@ -139,7 +140,7 @@ def hf_name(file: GgufFile, architecture: Architecture, name: str) -> str:
     match = _BLOCK_TENSOR.fullmatch(name)
     if match is None or match[2] not in architecture.block_names:
         raise ModelError(f"{file.path}: tensor {name!r} is not part of a {architecture.model_type} model as known here")
-    return f"model.layers.{int(match[1])}.{architecture.block_names[match[2]]}.{match[3]}"
+    return f"model.layers.{int(match[1])}.{architecture.block_names[match[2]]}{match[3]}"
 
 
 def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
@@ -153,7 +154,8 @@ def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
             )
         if not isinstance(value, int | float | str) and key not in architecture.checked:
             raise ModelError(f"{file.path}: {prefix + key!r} is a list: layers of different shapes are not supported")
-    if own.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
+    honoured = "expert_weights_scale" in architecture.keys
+    if not honoured and own.get("expert_weights_scale", 1.0) not in (0.0, 1.0):
         raise ModelError(f"{file.path}: {prefix}expert_weights_scale {own['expert_weights_scale']!r} is not supported")
     return own
 

@@ -93,8 +93,7 @@ def _parse_nemotron_h(kind: ModelType, fields: Fields) -> dict[str, Any]:
         # What transformers computes a prompt with; its own field time_step_limit has no effect there.
         "time_step_limit": (fields.number("time_step_min", default=0.001), math.inf),
     }
-    if MOE in layers:
-        values["extra"] |= _nemotron_h_experts(fields)
+    values["extra"] |= _nemotron_h_experts(fields) if MOE in layers else {"num_experts": 0}
     return values
 
 

@@ -121,6 +121,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_min": 0.001,
         },
     ),
+    # Nor has this one's.
+    "nemotron_h-gguf": (
+        "nemotron_h",
+        {**_NEMOTRON_H, "layers_block_type": ["mamba", "attention", "mlp"], "time_step_min": 0.001},
+    ),
     "nemotron_h-no-attention": (
         "nemotron_h",
         {**_NEMOTRON_H, "layers_block_type": ["mamba", "mlp"], "n_groups": 1, "conv_kernel": 3},
@@ -147,6 +152,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
             "mamba_n_groups": 1,
             "time_step_limit": [0.65, 0.72],
+        },
+    ),
+    # GGUF files of this family have neither rotary embedding nor a limit of the step width.
+    "granitemoehybrid-gguf": (
+        "granitemoehybrid",
+        {
+            **_MAMBA2,
+            "layer_types": ["mamba", "attention", "mamba"],
+            "num_local_experts": 0,
+            "shared_intermediate_size": 40,
+            "tie_word_embeddings": True,
         },
     ),
     "granitemoehybrid-biases-no-attention": (
