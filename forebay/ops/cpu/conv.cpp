@@ -79,19 +79,23 @@ void store_history(const Inputs<T>& inputs, long slot, long count, long end) {
     }
 }
 
-template <class T>
-void convolve_token(const Inputs<T>& inputs, long t, long count) {
+// kTaps 0: as many as the weight has.
+template <int kTaps, class T>
+void convolve_tokens(const Inputs<T>& inputs, long from, long to, long count) {
     const Conv<T>& conv = inputs.conv;
-    const T* rows[kMostTaps];
-    for (long j = 0; j < conv.taps; ++j) rows[j] = inputs.row(t - (conv.taps - 1) + j);
-    T* out = conv.out + t * conv.channels + inputs.first;
-    for_each_vector(count, [&](long i, long part) {
-        Vec sum = load(inputs.work.bias + i);
-        for (long j = 0; j < conv.taps; ++j) {
-            sum = fma(load_part(rows[j] + i, part), load(inputs.work.weight + j * kChannels + i), sum);
-        }
-        store_part(out + i, conv.silu ? silu(sum) : sum, part);
-    });
+    const long taps = kTaps > 0 ? kTaps : conv.taps;
+    for (long t = from; t < to; ++t) {
+        const T* rows[kMostTaps];
+        for (long j = 0; j < taps; ++j) rows[j] = inputs.row(t - (taps - 1) + j);
+        T* out = conv.out + t * conv.channels + inputs.first;
+        for_each_vector(count, [&](long i, long part) FOREBAY_INLINE_LAMBDA {
+            Vec sum = load(inputs.work.bias + i);
+            for (long j = 0; j < taps; ++j) {
+                sum = fma(load_part(rows[j] + i, part), load(inputs.work.weight + j * kChannels + i), sum);
+            }
+            store_part(out + i, conv.silu ? silu(sum) : sum, part);
+        });
+    }
 }
 
 template <class T>
@@ -104,7 +108,11 @@ void convolve_sequence(const Conv<T>& conv, long seq, long first, long count, co
     for_each_stretch(
         conv.batch, seq,
         [&](long from, long to) {
-            for (long t = from; t < to; ++t) convolve_token(inputs, t, count);
+            if (conv.taps == 4) {
+                convolve_tokens<4>(inputs, from, to, count);
+            } else {
+                convolve_tokens<0>(inputs, from, to, count);
+            }
             done = to;
         },
         [&](long snapshot) { store_history(inputs, snapshot, count, done); });

@@ -1,8 +1,9 @@
 // The gated delta rule, a token at a time.
 //
 // A head's state is [key channels, value channels], and its columns do not touch each other: a part is four vectors of
-// them, and each token walks its rows twice, to recall and to write. Shape letters as in recurrence.py.
+// them. Each token walks its rows once: it writes, reads its output, and recalls what the next token needs to know.
 #include <cmath>
+#include <utility>
 
 #include "activations.h"
 #include "recurrence.h"
@@ -10,7 +11,8 @@
 
 namespace {
 
-constexpr long kColumns = 4 * W;  // of a part: a state of 128 rows is then 32 KiB with AVX-512, 16 KiB with AVX2
+constexpr int kVectors = 4;
+constexpr long kColumns = kVectors * W;  // of a part: 128 rows of float32 are then 32 KiB with AVX-512, 16 KiB with AVX2
 
 template <class T, class S>
 struct Delta {
@@ -36,23 +38,12 @@ struct Delta {
     bool l2_norm;
 };
 
-// One item's working memory, from the thread's scratch. Those of key channels are padded to whole vectors.
-template <class S>
-struct Work {
+// What one token brings to all columns of a head: [key_size] each, padded to whole vectors.
+struct DeltaToken {
     float* q;
     float* k;
     float* decay;
     float* kept;  // k * decay
-    S* spare;     // [key_size][kColumns]
-
-    explicit Work(long key_size) {
-        const long n = round_up(key_size, W);
-        q = static_cast<float*>(thread_scratch(4 * n * sizeof(float) + key_size * kColumns * sizeof(S)));
-        k = q + n;
-        decay = k + n;
-        kept = decay + n;
-        spare = reinterpret_cast<S*>(kept + n);
-    }
 };
 
 template <class T>
@@ -60,85 +51,109 @@ Vec length_factor(const T* x, long n, float scale, bool l2_norm) {
     return set1(l2_norm ? scale / std::sqrt(sum_of_squares(x, n) + 1e-6f) : scale);
 }
 
-// What all columns of a head need of token t.
 template <class T, class S>
-void prepare(const Delta<T, S>& call, long t, long head, const Work<S>& work) {
+void prepare(const Delta<T, S>& call, long head, long t, const DeltaToken& token) {
     const long n = call.key_size, key_head = head / (call.value_heads / call.key_heads);
     const T *q = call.q + t * call.ldq + key_head * n, *k = call.k + t * call.ldk + key_head * n;
-    widen_row(q, n, length_factor(q, n, call.scale, call.l2_norm), work.q);
-    widen_row(k, n, length_factor(k, n, 1.0f, call.l2_norm), work.k);
-    const float* decay = call.log_decay + t * call.ldd + head * call.decays;
-    const Vec same = exp(set1(*decay));
+    widen_row(q, n, length_factor(q, n, call.scale, call.l2_norm), token.q);
+    widen_row(k, n, length_factor(k, n, 1.0f, call.l2_norm), token.k);
+    const float* log_decay = call.log_decay + t * call.ldd + head * call.decays;
+    const Vec same = exp(set1(*log_decay));
     for_each_vector(n, [&](long i, long part) {
-        const Vec d = call.decays == 1 ? same : exp(load_part(decay + i, part));
-        store(work.decay + i, d);
-        store(work.kept + i, load(work.k + i) * d);
+        const Vec decay = call.decays == 1 ? same : exp(load_part(log_decay + i, part));
+        store(token.decay + i, decay);
+        store(token.kept + i, load(token.k + i) * decay);
     });
 }
 
-// Token t of kVectors vectors of columns, the last of `part` lanes: v and out at the first of them.
-template <int kVectors, class T, class S>
-inline void advance_columns(S* state, long stride, long key_size, const Work<S>& work, const T* v, float beta, T* out,
-                            long part) {
-    const auto lanes = [&](int j) { return j + 1 < kVectors ? W : part; };
-    Vec even[kVectors], odd[kVectors];
-    for (int j = 0; j < kVectors; ++j) even[j] = odd[j] = zero();
-    const auto recall = [&](long key, Vec* sums) {
-        const Vec factor = set1(work.kept[key]);
-        const S* row = state + key * stride;
-        for (int j = 0; j < kVectors; ++j) sums[j] = fma(factor, load_part(row + j * W, lanes(j)), sums[j]);
-    };
-    long key = 0;
-    for (; key + 2 <= key_size; key += 2) {
-        recall(key, even);
-        recall(key + 1, odd);
-    }
-    if (key < key_size) recall(key, even);
+// Some vectors of a state's columns: kCount whole ones, or one of `lanes` lanes.
+template <int kCount, class S>
+struct Columns {
+    S* state;
+    long stride;
+    long key_size;
+    long lanes;
 
-    Vec written[kVectors], sum[kVectors];
-    for (int j = 0; j < kVectors; ++j) {
-        written[j] = set1(beta) * (load_part(v + j * W, lanes(j)) - (even[j] + odd[j]));
-        sum[j] = zero();
-    }
-    for (key = 0; key < key_size; ++key) {
-        const Vec decay = set1(work.decay[key]), k = set1(work.k[key]), q = set1(work.q[key]);
-        S* row = state + key * stride;
-        for (int j = 0; j < kVectors; ++j) {
-            const Vec after = fma(k, written[j], load_part(row + j * W, lanes(j)) * decay);
-            store_part(row + j * W, after, lanes(j));
-            sum[j] = fma(q, after, sum[j]);
+    long part() const { return kCount > 1 ? W : lanes; }
+
+    // recalled = token.kept @ state: what the state, once decayed, holds under the token's key.
+    FOREBAY_INLINE void recall(DeltaToken token, Vec* recalled) const {
+        for (int j = 0; j < kCount; ++j) recalled[j] = zero();
+        for (long key = 0; key < key_size; ++key) {
+            const Vec kept = set1(token.kept[key]);
+            const S* row = state + key * stride;
+            for (int j = 0; j < kCount; ++j) recalled[j] = fma(kept, load_part(row + j * W, part()), recalled[j]);
         }
     }
-    for (int j = 0; j < kVectors; ++j) store_part(out + j * W, sum[j], lanes(j));
+
+    // state = state * decay + k outer written, out = q @ state; and in the same walk what the next token recalls.
+    FOREBAY_INLINE void write(DeltaToken token, const Vec* written, DeltaToken next, Vec* out, Vec* recalled) const {
+        for (int j = 0; j < kCount; ++j) out[j] = recalled[j] = zero();
+        for (long key = 0; key < key_size; ++key) {
+            const Vec decay = set1(token.decay[key]), k = set1(token.k[key]), q = set1(token.q[key]);
+            const Vec kept = set1(next.kept[key]);
+            S* row = state + key * stride;
+            for (int j = 0; j < kCount; ++j) {
+                const Vec after = fma(k, written[j], load_part(row + j * W, part()) * decay);
+                out[j] = fma(q, after, out[j]);
+                recalled[j] = fma(kept, store_rounded(row + j * W, after, part()), recalled[j]);
+            }
+        }
+    }
+};
+
+// Tokens begin..end in the columns that begin at `first` of the head.
+template <int kCount, class T, class S>
+void advance_columns(const Delta<T, S>& call, long head, long first, Columns<kCount, S> columns, long begin, long end,
+                     DeltaToken token, DeltaToken next) {
+    Vec recalled[kCount], written[kCount], out[kCount];
+    prepare(call, head, begin, token);
+    columns.recall(token, recalled);
+    for (long t = begin; t < end; ++t, std::swap(token, next)) {
+        if (t + 1 < end) {
+            prepare(call, head, t + 1, next);
+        } else {
+            next = token;  // nobody asks what it recalls
+        }
+        const Vec beta = set1(call.beta[t * call.ldbeta + head]);
+        const T* v = call.v + t * call.ldv + head * call.value_size + first;
+        for (int j = 0; j < kCount; ++j) written[j] = beta * (load_part(v + j * W, columns.part()) - recalled[j]);
+        columns.write(token, written, next, out, recalled);
+        T* to = call.out + (t * call.value_heads + head) * call.value_size + first;
+        for (int j = 0; j < kCount; ++j) store_part(to + j * W, out[j], columns.part());
+    }
+}
+
+template <class T, class S>
+void delta_part(const Delta<T, S>& call, long seq, long head, long first, long count) {
+    const long keys = call.key_size, n = round_up(keys, W), entry = head * keys * call.value_size + first;
+    float* memory = static_cast<float*>(thread_scratch(8 * n * sizeof(float) + keys * count * sizeof(S)));
+    DeltaToken token{memory, memory + n, memory + 2 * n, memory + 3 * n};
+    DeltaToken next{memory + 4 * n, memory + 5 * n, memory + 6 * n, memory + 7 * n};
+    // Rows of some columns, as they lie in the table, are in so few of L1's sets that they drive each other out.
+    const bool in_place = call.batch.q_start[seq + 1] - call.batch.q_start[seq] == 1;
+    const StateBlock<S> block(call.state, call.value_heads * keys * call.value_size,
+                              {entry, keys, count, call.value_size}, call.batch.slots[seq], in_place,
+                              reinterpret_cast<S*>(memory + 8 * n));
+    run_block(call.batch, seq, block, [&](long begin, long end) {
+        if (begin == end) return;
+        if (count == kColumns) {
+            const Columns<kVectors, S> all{block.at(), block.stride(), keys, W};
+            return advance_columns(call, head, first, all, begin, end, token, next);
+        }
+        for_each_vector(count, [&](long i, long lanes) {
+            const Columns<1, S> some{block.at() + i, block.stride(), keys, lanes};
+            advance_columns(call, head, first + i, some, begin, end, token, next);
+        });
+    });
 }
 
 template <class T, class S>
 void gated_delta_rule(Pool& pool, const Delta<T, S>& call) {
-    const long keys = call.key_size, values = call.value_size, parts_of_head = (values + kColumns - 1) / kColumns;
+    const long parts_of_head = (call.value_size + kColumns - 1) / kColumns;
     for_each_part(pool, call.batch, call.value_heads * parts_of_head, [&](long seq, long part) {
-        const long head = part / parts_of_head, first = part % parts_of_head * kColumns;
-        const long columns = std::min(kColumns, values - first);
-        const Work<S> work(keys);
-        const StateBlock<S> block(call.state, call.value_heads * keys * values,
-                                  {head * keys * values + first, keys, columns, values}, call.batch.slots[seq],
-                                  work.spare);
-        const auto run = [&](long begin, long end) {
-            for (long t = begin; t < end; ++t) {
-                prepare(call, t, head, work);
-                const float beta = call.beta[t * call.ldbeta + head];
-                const T* v = call.v + t * call.ldv + head * values + first;
-                T* out = call.out + (t * call.value_heads + head) * values + first;
-                S* state = block.row(0);
-                if (columns == kColumns) {
-                    advance_columns<4>(state, block.stride(), keys, work, v, beta, out, W);
-                    continue;
-                }
-                for_each_vector(columns, [&](long i, long lanes) {
-                    advance_columns<1>(state + i, block.stride(), keys, work, v + i, beta, out + i, lanes);
-                });
-            }
-        };
-        for_each_stretch(call.batch, seq, run, [&](long slot) { block.copy_to(slot); });
+        const long first = part % parts_of_head * kColumns;
+        delta_part(call, seq, part / parts_of_head, first, std::min(kColumns, call.value_size - first));
     });
 }
 

@@ -1,30 +1,24 @@
-// Mamba's state-space scans, a token at a time.
+// Mamba's state-space scans, a token at a time. Shape letters as in recurrence.py.
 //
 // The state's rows (the entries of a head in Mamba-2, the channels in Mamba-1) do not touch each other: a part is as many
-// rows as L1 holds. Shape letters as in recurrence.py.
-#include <memory>
-
+// of them as L1 holds beside what the tokens bring. They are dense in the table, so that the work is done in place.
 #include "activations.h"
 #include "recurrence.h"
 
 namespace {
 
-constexpr long kPartBytes = 16384;  // of float32 state: half of the smallest L1
-constexpr long kChannels = 64;      // of a part, in Mamba-1
-constexpr long kPrepareGrain = 16;  // tokens
-
-long rows_of_part(long row_entries) {
-    return std::max(4L, kPartBytes / static_cast<long>(sizeof(float)) / row_entries / 4 * 4);
-}
+constexpr long kPartBytes = 16384;  // of float32 state, in Mamba-2: half of the smallest L1
+constexpr long kChannels = 64;      // of a part, in Mamba-1, where each has its own decays to find
+constexpr long kTokens = 8;         // prepared at a time
 
 // `kRows` rows of state, `columns` each: state = state * decay(row, i) + x[row] * b, and returns state @ c of each row. b
 // and c are padded with zeros to whole vectors. A row's result is the same whatever the number of rows.
 template <int kRows, class S, class Decay>
-inline __m128 advance_rows(S* state, long columns, const float* x, const float* b, const float* c, Decay decay) {
+FOREBAY_INLINE __m128 advance_rows(S* state, long columns, const float* x, const float* b, const float* c, Decay decay) {
     Vec sum[4], input[kRows];
     for (int r = 0; r < kRows; ++r) input[r] = set1(x[r]);
     for (Vec& s : sum) s = zero();
-    for_each_vector(columns, [&](long i, long part) {
+    for_each_vector(columns, [&](long i, long part) FOREBAY_INLINE_LAMBDA {
         const Vec bi = load(b + i), ci = load(c + i);
         for (int r = 0; r < kRows; ++r) {
             S* at = state + r * columns + i;
@@ -48,21 +42,6 @@ void advance(S* state, long rows, long columns, const float* x, const float* b, 
     for (; r < rows; ++r) finish(r, 1, advance_rows<1>(state + r * columns, columns, x + r, b, c, decay_of(r)));
 }
 
-// One item's working memory, from the thread's scratch.
-template <class S>
-struct Work {
-    float* x;      // [rows]: the step's width times the input
-    float* width;  // [rows]
-    S* spare;      // [rows][columns]
-
-    Work(long rows, long columns) {
-        const long padded = round_up(rows, W);
-        x = static_cast<float*>(thread_scratch(2 * padded * sizeof(float) + rows * columns * sizeof(S)));
-        width = x + padded;
-        spare = reinterpret_cast<S*>(width + padded);
-    }
-};
-
 template <class T, class S>
 struct Mamba2 {
     const T* x;  // token t's heads at t * ldx
@@ -85,77 +64,89 @@ struct Mamba2 {
     long state_size;
     float dt_min;
     float dt_max;
-};
 
-// What parts share, in float32 and for all tokens at once: it would cost a part as much as its own work.
-struct Prepared {
-    long columns;  // state_size padded with zeros to whole vectors
-    std::unique_ptr<float[]> memory;
-    float* b;       // [tokens, groups, columns]
-    float* c;       // [tokens, groups, columns]
-    float* widths;  // [tokens, heads]
-    float* decays;  // [tokens, heads]
-
-    Prepared(long tokens, long groups, long heads, long state_size) : columns(round_up(state_size, W)) {
-        const long rows = tokens * groups * columns, steps = tokens * heads;
-        memory = std::make_unique_for_overwrite<float[]>(2 * (rows + steps));
-        b = memory.get();
-        c = b + rows;
-        widths = c + rows;
-        decays = widths + steps;
+    // A part: a head's entries, or as many as fit.
+    long rows_of_part() const {
+        const long fit = kPartBytes / static_cast<long>(sizeof(float)) / state_size / 4 * 4;
+        return std::min(head_size, std::max(4L, fit));
     }
 };
 
-template <class T>
-void widen_groups(const T* from, long groups, long state_size, long columns, float* to) {
-    for (long g = 0; g < groups; ++g) widen_row(from + g * state_size, state_size, set1(1.0f), to + g * columns);
+// What some tokens bring to some rows of one head.
+struct Mamba2Tokens {
+    long rows;     // rounded up to whole vectors
+    long columns;  // likewise; zeros behind
+    float* x;      // [kTokens][rows]: dt' x
+    float* b;      // [kTokens][columns]
+    float* c;      // [kTokens][columns]
+    float dt[kTokens];
+    float decay[kTokens];
+
+    static long num_floats(long rows, long columns) { return kTokens * (round_up(rows, W) + 2 * round_up(columns, W)); }
+
+    Mamba2Tokens(long num_rows, long num_columns, float* memory)
+        : rows(round_up(num_rows, W)), columns(round_up(num_columns, W)), x(memory), b(x + kTokens * rows),
+          c(b + kTokens * columns) {}
+};
+
+// A few tokens at once, since the exponentials of one head's dt cost as much for one token as for a vector of them.
+template <class T, class S>
+void prepare(const Mamba2<T, S>& call, long head, long row, long rows, long first, long count, Mamba2Tokens& tokens) {
+    for (long t = 0; t < count; ++t) tokens.dt[t] = to_float(call.dt[(first + t) * call.lddt + head]);
+    for_each_vector(count, [&](long i, long part) {
+        const Vec dt = softplus(load_part(tokens.dt + i, part) + set1(call.dt_bias[head]));
+        const Vec clamped = min(set1(call.dt_max), max(set1(call.dt_min), dt));
+        store_part(tokens.dt + i, clamped, part);
+        store_part(tokens.decay + i, exp(clamped * set1(call.a[head])), part);
+    });
+    const long n = call.state_size, group = head / (call.heads / call.groups);
+    for (long t = 0; t < count; ++t) {
+        const T* x = call.x + (first + t) * call.ldx + head * call.head_size + row;
+        widen_row(x, rows, set1(tokens.dt[t]), tokens.x + t * tokens.rows);
+        widen_row(call.b + (first + t) * call.ldb + group * n, n, set1(1.0f), tokens.b + t * tokens.columns);
+        widen_row(call.c + (first + t) * call.ldc + group * n, n, set1(1.0f), tokens.c + t * tokens.columns);
+    }
+}
+
+// One prepared token; x and out at the first of the rows.
+template <class T, class S>
+void advance_token(S* state, long rows, long columns, const Mamba2Tokens& tokens, long t, const T* x, float skip,
+                   T* out) {
+    const Vec decay = set1(tokens.decay[t]);
+    const __m128 skip4 = _mm_set1_ps(skip);
+    advance(
+        state, rows, columns, tokens.x + t * tokens.rows, tokens.b + t * tokens.columns, tokens.c + t * tokens.columns,
+        [=](long) { return [=](int, long, long) { return decay; }; },
+        [=](long r, long count, __m128 y) {
+            store4(out + r, _mm_add_ps(y, _mm_mul_ps(skip4, load4(x + r, count))), count);
+        });
 }
 
 template <class T, class S>
-void prepare_token(const Mamba2<T, S>& call, long t, const Prepared& ready) {
-    const long row = t * call.groups * ready.columns, step = t * call.heads;
-    widen_groups(call.b + t * call.ldb, call.groups, call.state_size, ready.columns, ready.b + row);
-    widen_groups(call.c + t * call.ldc, call.groups, call.state_size, ready.columns, ready.c + row);
-    const Vec least = set1(call.dt_min), most = set1(call.dt_max);
-    for_each_vector(call.heads, [&](long i, long part) {
-        const Vec raw = load_part(call.dt + t * call.lddt + i, part) + load_part(call.dt_bias + i, part);
-        const Vec width = min(most, max(least, softplus(raw)));
-        store_part(ready.widths + step + i, width, part);
-        store_part(ready.decays + step + i, exp(width * load_part(call.a + i, part)), part);
+void mamba2_part(const Mamba2<T, S>& call, long seq, long head, long row, long rows) {
+    const long n = call.state_size, entry = head * call.head_size + row, floats = Mamba2Tokens::num_floats(rows, n);
+    float* memory = static_cast<float*>(thread_scratch(floats * sizeof(float) + rows * n * sizeof(S)));
+    Mamba2Tokens tokens(rows, n, memory);
+    const StateBlock<S> block(call.state, call.heads * call.head_size * n, {entry * n, rows, n, n},
+                              call.batch.slots[seq], true, reinterpret_cast<S*>(memory + floats));
+    run_block(call.batch, seq, block, [&](long begin, long end) {
+        for (long first = begin; first < end; first += kTokens) {
+            const long count = std::min(kTokens, end - first);
+            prepare(call, head, row, rows, first, count, tokens);
+            for (long t = 0; t < count; ++t) {
+                advance_token(block.at(), rows, n, tokens, t, call.x + (first + t) * call.ldx + entry, call.d[head],
+                              call.out + (first + t) * call.heads * call.head_size + entry);
+            }
+        }
     });
 }
 
 template <class T, class S>
 void mamba2_scan(Pool& pool, const Mamba2<T, S>& call) {
-    const Prepared ready(call.batch.num_tokens(), call.groups, call.heads, call.state_size);
-    pool.run(call.batch.num_tokens(), kPrepareGrain, [&](long t, long end) {
-        for (; t < end; ++t) prepare_token(call, t, ready);
-    });
-    const long p = call.head_size, n = call.state_size, most = std::min(p, rows_of_part(n));
-    const long parts_of_head = (p + most - 1) / most;
+    const long most = call.rows_of_part(), parts_of_head = (call.head_size + most - 1) / most;
     for_each_part(pool, call.batch, call.heads * parts_of_head, [&](long seq, long part) {
-        const long head = part / parts_of_head, first = part % parts_of_head * most, rows = std::min(most, p - first);
-        const long group = head / (call.heads / call.groups), entry = head * p + first;
-        const Work<S> work(rows, n);
-        const StateBlock<S> block(call.state, call.heads * p * n, {entry * n, rows, n, n}, call.batch.slots[seq],
-                                  work.spare);
-        const __m128 skip = _mm_set1_ps(call.d[head]);
-        const auto run = [&](long begin, long end) {
-            for (long t = begin; t < end; ++t) {
-                const T* x = call.x + t * call.ldx + entry;
-                T* out = call.out + t * call.heads * p + entry;
-                const Vec decay = set1(ready.decays[t * call.heads + head]);
-                const long row = (t * call.groups + group) * ready.columns;
-                widen_row(x, rows, set1(ready.widths[t * call.heads + head]), work.x);
-                advance(
-                    block.row(0), rows, n, work.x, ready.b + row, ready.c + row,
-                    [=](long) { return [=](int, long, long) { return decay; }; },
-                    [=](long r, long count, __m128 y) {
-                        store4(out + r, _mm_add_ps(y, _mm_mul_ps(skip, load4(x + r, count))), count);
-                    });
-            }
-        };
-        for_each_stretch(call.batch, seq, run, [&](long slot) { block.copy_to(slot); });
+        const long row = part % parts_of_head * most;
+        mamba2_part(call, seq, part / parts_of_head, row, std::min(most, call.head_size - row));
     });
 }
 
@@ -179,43 +170,58 @@ struct Mamba1 {
     long state_size;
 };
 
+// What one token brings to the channels of a part.
+struct Mamba1Token {
+    float* b;  // [columns], zeros behind
+    float* c;
+    float dt[kChannels];
+    float x[kChannels];  // dt' x
+};
+
+template <class T, class S>
+void prepare(const Mamba1<T, S>& call, long first, long count, long t, Mamba1Token& token) {
+    const T *x = call.x + t * call.ldx + first, *dt = call.dt + t * call.lddt + first;
+    for_each_vector(count, [&](long i, long part) {
+        const Vec width = softplus(load_part(dt + i, part) + load_part(call.dt_bias + first + i, part));
+        store_part(token.dt + i, width, part);
+        store_part(token.x + i, width * load_part(x + i, part), part);
+    });
+    widen_row(call.b + t * call.ldb, call.state_size, set1(1.0f), token.b);
+    widen_row(call.c + t * call.ldc, call.state_size, set1(1.0f), token.c);
+}
+
+template <class T, class S>
+void advance_token(const Mamba1<T, S>& call, S* state, long first, long count, const Mamba1Token& token, long t) {
+    const long n = call.state_size;
+    const T* x = call.x + t * call.ldx + first;
+    const float* skip = call.d + first;
+    T* out = call.out + t * call.channels + first;
+    advance(
+        state, count, n, token.x, token.b, token.c,
+        [&](long row) {
+            const float *a = call.a + (first + row) * n, *dt = token.dt + row;
+            return [=](int r, long i, long part) { return exp(load_part(a + r * n + i, part) * set1(dt[r])); };
+        },
+        [=](long r, long some, __m128 y) {
+            store4(out + r, _mm_add_ps(y, _mm_mul_ps(load4(skip + r, some), load4(x + r, some))), some);
+        });
+}
+
 template <class T, class S>
 void mamba1_scan(Pool& pool, const Mamba1<T, S>& call) {
-    const long n = call.state_size, columns = round_up(n, W), tokens = call.batch.num_tokens();
-    const auto memory = std::make_unique_for_overwrite<float[]>(2 * tokens * columns);
-    float *b = memory.get(), *c = b + tokens * columns;
-    for (long t = 0; t < tokens; ++t) {
-        widen_row(call.b + t * call.ldb, n, set1(1.0f), b + t * columns);
-        widen_row(call.c + t * call.ldc, n, set1(1.0f), c + t * columns);
-    }
-    const long parts = (call.channels + kChannels - 1) / kChannels;
-    for_each_part(pool, call.batch, parts, [&](long seq, long part) {
-        const long first = part * kChannels, rows = std::min(kChannels, call.channels - first);
-        const Work<S> work(rows, n);
-        const StateBlock<S> block(call.state, call.channels * n, {first * n, rows, n, n}, call.batch.slots[seq],
-                                  work.spare);
-        const auto run = [&](long begin, long end) {
+    const long n = call.state_size, columns = round_up(n, W);
+    for_each_part(pool, call.batch, (call.channels + kChannels - 1) / kChannels, [&](long seq, long part) {
+        const long first = part * kChannels, count = std::min(kChannels, call.channels - first);
+        float* memory = static_cast<float*>(thread_scratch(2 * columns * sizeof(float) + count * n * sizeof(S)));
+        Mamba1Token token{memory, memory + columns, {}, {}};
+        const StateBlock<S> block(call.state, call.channels * n, {first * n, count, n, n}, call.batch.slots[seq], true,
+                                  reinterpret_cast<S*>(memory + 2 * columns));
+        run_block(call.batch, seq, block, [&](long begin, long end) {
             for (long t = begin; t < end; ++t) {
-                const T *x = call.x + t * call.ldx + first, *dt = call.dt + t * call.lddt + first;
-                const float* skip = call.d + first;
-                T* out = call.out + t * call.channels + first;
-                for_each_vector(rows, [&](long i, long part) {
-                    const Vec width = softplus(load_part(dt + i, part) + load_part(call.dt_bias + first + i, part));
-                    store(work.width + i, width);
-                    store(work.x + i, width * load_part(x + i, part));
-                });
-                const auto decay_of = [&](long r0) {
-                    const float *a = call.a + (first + r0) * n, *width = work.width + r0;
-                    return [=](int r, long i, long part) { return exp(load_part(a + r * n + i, part) * set1(width[r])); };
-                };
-                advance(block.row(0), rows, n, work.x, b + t * columns, c + t * columns, decay_of,
-                        [=](long r, long count, __m128 y) {
-                            const __m128 skipped = _mm_mul_ps(load4(skip + r, count), load4(x + r, count));
-                            store4(out + r, _mm_add_ps(y, skipped), count);
-                        });
+                prepare(call, first, count, t, token);
+                advance_token(call, block.at(), first, count, token, t);
             }
-        };
-        for_each_stretch(call.batch, seq, run, [&](long slot) { block.copy_to(slot); });
+        });
     });
 }
 

@@ -45,6 +45,52 @@ void for_each_part(Pool& pool, const StateBatch& batch, long parts, const Body& 
     }
 }
 
+// Some entries of every slot of a state table: `rows` of `columns`, `stride` apart, from `offset` of a slot.
+struct BlockShape {
+    long offset;
+    long rows;
+    long columns;
+    long stride;
+};
+
+// One item's block: in place in the table, or a dense copy in `spare`, which holds rows x columns entries. A block of slot
+// 0 is always copied and goes nowhere (C14).
+template <class S>
+class StateBlock {
+  public:
+    StateBlock(S* table, long slot_entries, const BlockShape& shape, long slot, bool in_place, S* spare)
+        : table_(table + shape.offset), slot_entries_(slot_entries), shape_(shape), slot_(slot),
+          in_place_(in_place && slot != 0), at_(table_ + slot * slot_entries), stride_(shape.stride) {
+        if (in_place_) return;
+        for (long r = 0; r < shape.rows; ++r) std::copy_n(at_ + r * stride_, shape.columns, spare + r * shape.columns);
+        at_ = spare;
+        stride_ = shape.columns;
+    }
+
+    S* at() const { return at_; }
+    long stride() const { return stride_; }
+
+    void copy_to(long slot) const {
+        for (long r = 0; r < shape_.rows; ++r) {
+            std::copy_n(at_ + r * stride_, shape_.columns, table_ + slot * slot_entries_ + r * shape_.stride);
+        }
+    }
+
+    // Puts the block back where it came from.
+    void finish() const {
+        if (!in_place_ && slot_ != 0) copy_to(slot_);
+    }
+
+  private:
+    S* table_;
+    long slot_entries_;
+    BlockShape shape_;
+    long slot_;
+    bool in_place_;
+    S* at_;
+    long stride_;
+};
+
 // Calls run(first token, end) for the stretches of a sequence between its snapshots, and save(slot) where one is due.
 template <class Run, class Save>
 void for_each_stretch(const StateBatch& batch, long seq, const Run& run, const Save& save) {
@@ -57,44 +103,12 @@ void for_each_stretch(const StateBatch& batch, long seq, const Run& run, const S
     run(begin, static_cast<long>(batch.q_start[seq + 1]));
 }
 
-// Some entries of every slot of a state table: `rows` of `columns`, `stride` apart, from `offset` of a slot.
-struct BlockShape {
-    long offset;
-    long rows;
-    long columns;
-    long stride;
-};
-
-// One item's block, in place in the table; a copy of it if the slot is 0, which is not written (C14).
-template <class S>
-class StateBlock {
-  public:
-    // `spare` holds rows x columns entries.
-    StateBlock(S* table, long slot_entries, const BlockShape& shape, long slot, S* spare)
-        : table_(table + shape.offset), slot_entries_(slot_entries), shape_(shape), stride_(shape.stride) {
-        at_ = table_ + slot * slot_entries_;
-        if (slot != 0) return;
-        for (long r = 0; r < shape.rows; ++r) std::copy_n(at_ + r * stride_, shape.columns, spare + r * shape.columns);
-        at_ = spare;
-        stride_ = shape.columns;
-    }
-
-    S* row(long r) const { return at_ + r * stride_; }
-    long stride() const { return stride_; }
-
-    void copy_to(long slot) const {
-        for (long r = 0; r < shape_.rows; ++r) {
-            std::copy_n(row(r), shape_.columns, table_ + slot * slot_entries_ + r * shape_.stride);
-        }
-    }
-
-  private:
-    S* table_;
-    long slot_entries_;
-    BlockShape shape_;
-    S* at_;
-    long stride_;
-};
+// As for_each_stretch, for a state that is a block.
+template <class S, class Run>
+void run_block(const StateBatch& batch, long seq, const StateBlock<S>& block, const Run& run) {
+    for_each_stretch(batch, seq, run, [&](long slot) { block.copy_to(slot); });
+    block.finish();
+}
 
 // to [n rounded up to whole vectors] = from * factor, zeros behind.
 template <class T>

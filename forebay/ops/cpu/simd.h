@@ -1,5 +1,8 @@
 // One vector type, Vec, of W floats, so that each kernel is written once: AVX-512 (W = 16) or AVX2 with FMA (W = 8).
 //
+// What takes a lambda or is called within loops is inlined by force: where the compiler does not, its vectors pass through
+// memory, which cost the recurrences up to half of their speed.
+//
 // Kernels are compiled with -ffp-contract=off: a multiply-add is fused only where fma() says so. Sums over lanes use one
 // fixed tree, so a result depends on the data alone.
 #pragma once
@@ -9,6 +12,9 @@
 #include <limits>
 
 #include "bf16.h"
+
+#define FOREBAY_INLINE [[gnu::always_inline]] inline
+#define FOREBAY_INLINE_LAMBDA __attribute__((always_inline))  // behind its parameters
 
 #if defined(__AVX512F__)
 
@@ -27,7 +33,7 @@ inline void store_n(float* p, Vec x, long n) { _mm512_mask_storeu_ps(p, first_la
 
 inline Vec widen(__m256i x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))}; }
 inline __m256i narrow(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
-inline __m128i narrow_quarter(__m128 x) { return reinterpret_cast<__m128i>(_mm_cvtneps_pbh(x)); }
+inline __m128i narrow_quad(__m128 x) { return reinterpret_cast<__m128i>(_mm_cvtneps_pbh(x)); }
 inline Vec load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
 inline Vec load_n(const bf16* p, long n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
@@ -48,8 +54,12 @@ inline Vec zero_where_below(Vec x, Vec compared, Vec bound) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(compared.v, bound.v, _CMP_NLT_UQ), x.v)};
 }
 
-inline __m256 fold256(Vec a) {
-    return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+// Per 128 bits the sums of a, b, c and d.
+inline __m256 partial_sums4(Vec a, Vec b, Vec c, Vec d) {
+    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a.v, b.v), _mm512_unpackhi_ps(a.v, b.v));
+    const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c.v, d.v), _mm512_unpackhi_ps(c.v, d.v));
+    const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    return _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
 }
 inline float hmax(Vec a) { return _mm512_reduce_max_ps(a.v); }
 inline unsigned nan_lanes(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
@@ -82,7 +92,7 @@ inline __m128i narrow(Vec x) {
                                              16);
     return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
 }
-inline __m128i narrow_quarter(__m128 x) { return narrow({_mm256_castps128_ps256(x)}); }
+inline __m128i narrow_quad(__m128 x) { return narrow({_mm256_castps128_ps256(x)}); }
 inline Vec load(const bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
 
@@ -122,7 +132,10 @@ inline Vec zero_where_below(Vec x, Vec compared, Vec bound) {
     return {_mm256_and_ps(x.v, _mm256_cmp_ps(compared.v, bound.v, _CMP_NLT_UQ))};
 }
 
-inline __m256 fold256(Vec a) { return a.v; }
+// Per 128 bits the sums of a, b, c and d.
+inline __m256 partial_sums4(Vec a, Vec b, Vec c, Vec d) {
+    return _mm256_hadd_ps(_mm256_hadd_ps(a.v, b.v), _mm256_hadd_ps(c.v, d.v));
+}
 inline unsigned nan_lanes(Vec a) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, a.v, _CMP_UNORD_Q)); }
 inline unsigned equal_lanes(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ)); }
 inline unsigned at_least_lanes(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)); }
@@ -138,21 +151,17 @@ inline float hmax(Vec a) {
 inline Vec zero() { return set1(0.0f); }
 
 // Four entries.
-inline __m128 quarter(const float* p) { return _mm_loadu_ps(p); }
-inline __m128 quarter(const bf16* p) {
+inline __m128 load_quad(const float* p) { return _mm_loadu_ps(p); }
+inline __m128 load_quad(const bf16* p) {
     return _mm_castsi128_ps(_mm_slli_epi32(_mm_cvtepu16_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))), 16));
 }
-inline void store_quarter(float* p, __m128 x) { _mm_storeu_ps(p, x); }
-inline void store_quarter(bf16* p, __m128 x) { _mm_storel_epi64(reinterpret_cast<__m128i*>(p), narrow_quarter(x)); }
-
-inline __m128 fold128(Vec a) {
-    const __m256 half = fold256(a);
-    return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-}
+inline void store_quad(float* p, __m128 x) { _mm_storeu_ps(p, x); }
+inline void store_quad(bf16* p, __m128 x) { _mm_storel_epi64(reinterpret_cast<__m128i*>(p), narrow_quad(x)); }
 
 // The lane sums of four vectors at once: a dot product of a head costs more in its last sum than in its products.
 inline __m128 hsum4(Vec a, Vec b, Vec c, Vec d) {
-    return _mm_hadd_ps(_mm_hadd_ps(fold128(a), fold128(b)), _mm_hadd_ps(fold128(c), fold128(d)));
+    const __m256 sums = partial_sums4(a, b, c, d);
+    return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
 inline float hsum(Vec a) { return _mm_cvtss_f32(hsum4(a, a, a, a)); }
@@ -160,22 +169,22 @@ inline float hsum(Vec a) { return _mm_cvtss_f32(hsum4(a, a, a, a)); }
 // The first 1 to 4 entries at p.
 template <class T>
 inline __m128 load4(const T* p, long n) {
-    if (n == 4) return quarter(p);
+    if (n == 4) return load_quad(p);
     T lanes[4] = {};
     std::memcpy(lanes, p, n * sizeof(T));
-    return quarter(lanes);
+    return load_quad(lanes);
 }
 template <class T>
 inline void store4(T* p, __m128 x, long n) {
-    if (n == 4) return store_quarter(p, x);
+    if (n == 4) return store_quad(p, x);
     T lanes[4];
-    store_quarter(lanes, x);
+    store_quad(lanes, x);
     std::memcpy(p, lanes, n * sizeof(T));
 }
 
 // exp within 1 ulp or so for x <= 88.7, +inf above, 0 below -103.97 and for -inf; NaN stays NaN.
 // x = n ln2 + r, |r| <= ln2 / 2, with ln2 in two parts (Cody and Waite); exp(r) by Taylor to degree 7.
-inline Vec exp(Vec x) {
+FOREBAY_INLINE Vec exp(Vec x) {
     const Vec lowest = set1(-103.97f);
     // The operand order matters: min and max return their second operand when one is NaN.
     const Vec clamped = min(set1(88.8f), max(lowest, x));
@@ -197,21 +206,31 @@ inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
 // Calls body(i, lanes) for 0..n in steps of W; only the last may have fewer lanes than W.
 template <class Body>
-inline void for_each_vector(long n, Body&& body) {
+FOREBAY_INLINE void for_each_vector(long n, Body&& body) {
     long i = 0;
     for (; i + W <= n; i += W) body(i, static_cast<long>(W));
     if (i < n) body(i, n - i);
 }
 
 template <class T>
-inline Vec load_part(const T* p, long n) {
+FOREBAY_INLINE Vec load_part(const T* p, long n) {
     return n == W ? load(p) : load_n(p, n);
 }
 template <class T>
-inline void store_part(T* p, Vec x, long n) {
+FOREBAY_INLINE void store_part(T* p, Vec x, long n) {
     if (n == W) {
         store(p, x);
     } else {
         store_n(p, x, n);
     }
+}
+
+// Stores x, and returns what was stored.
+FOREBAY_INLINE Vec store_rounded(float* p, Vec x, long n) {
+    store_part(p, x, n);
+    return x;
+}
+FOREBAY_INLINE Vec store_rounded(bf16* p, Vec x, long n) {
+    store_part(p, x, n);
+    return widen(narrow(x));
 }
