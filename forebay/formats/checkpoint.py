@@ -18,6 +18,7 @@ from forebay.formats.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.formats.gguf_types import U8, dequantize
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.model_types import MODEL_TYPES
+from forebay.formats.mxfp4 import unpacked
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.tensor_names import GATE_UP
@@ -52,15 +53,19 @@ def _open_folder(path: Path) -> Checkpoint:
     config = config_from_folder(path)
     names = MODEL_TYPES[config.model_type].names
     tensors: dict[str, StoredTensor] = {}
+    packed: dict[str, U8] = {}
     for file in files:
         for stored in file.tensors:
             name = names.here(stored, config.num_layers)
-            if not name:
+            if names.is_packed(name):
+                packed[name] = file.packed(stored)
+            if not name or name in packed:
                 continue
             found = _experts_of(file, stored, name) if names.is_stack(name) else {name: _PlainTensor(file, stored)}
             if not found.keys().isdisjoint(tensors):
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
             tensors.update(found)
+    tensors.update(unpacked(packed, str(path)))
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={})
 
 

@@ -16,6 +16,10 @@ import numpy.typing as npt
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
+# Of MXFP4: what each four bits stand for, and what is taken from the exponents.
+E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+E8M0_BIAS: Final = 127
+
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
@@ -121,13 +125,10 @@ def _q6_k(blocks: U8) -> F32:
 
 def _mxfp4(blocks: U8) -> F32:
     """Four-bit floats with a power of two for each block (OCP Microscaling Formats 1.0, sections 5.3.3 and 5.4.1)."""
-    exponents = blocks[:, :1].astype(np.int32) - _E8M0_BIAS
+    exponents = blocks[:, :1].astype(np.int32) - E8M0_BIAS
     nibbles = np.stack([blocks[:, 1:] & 15, blocks[:, 1:] >> 4], axis=1).reshape(-1, 32)
-    return np.ldexp(_E2M1[nibbles], exponents)
+    return np.ldexp(E2M1[nibbles], exponents)
 
-
-_E8M0_BIAS: Final = 127
-_E2M1: Final = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 GGML_TYPES: Final = {
     0: BlockType("F32", 1, 4, _f32),

@@ -61,6 +61,13 @@ class SafetensorsFile:
         flat = np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.offset)
         return flat.reshape(tensor.shape)
 
+    def packed(self, name: str) -> npt.NDArray[np.uint8]:
+        """A tensor of bytes that only its format can read, as a view of the file. ModelError for any other type."""
+        tensor = self.tensors[name]
+        if tensor.dtype != "U8":
+            raise ModelError(f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, not U8")
+        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset).reshape(tensor.shape)
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size; ModelError for anything else."""

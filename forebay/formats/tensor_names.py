@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from forebay.formats.mxfp4 import BLOCKS, SCALES
+
 GATE_UP: Final = "gate_up_proj"
 DOWN: Final = "down_proj"
 
@@ -17,12 +19,13 @@ class TensorNames:
     """`renamed`: patterns and what takes their place, one after the other. `unused`: how the names, after that, of
     tensors begin that belong to parts which are not served. `stacked_experts`: experts may be in one tensor for all of
     a layer's, `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers
-    behind the model's own are for drafting, and not served either."""
+    behind the model's own are for drafting, and not served either. `mxfp4`: weights may be packed in that format."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
     stacked_experts: bool = False
     draft_layers: bool = False
+    mxfp4: bool = False
 
     def here(self, name: str, num_layers: int) -> str:
         """What `name` is called here; "" for a tensor without use."""
@@ -35,6 +38,9 @@ class TensorNames:
 
     def is_stack(self, name: str) -> bool:
         return self.stacked_experts and name.endswith((f".experts.{GATE_UP}", f".experts.{DOWN}"))
+
+    def is_packed(self, name: str) -> bool:
+        return self.mxfp4 and name.endswith((BLOCKS, SCALES))
 
 
 AS_STORED: Final = TensorNames()

@@ -157,6 +157,9 @@ def _gemma3_windowed(fields: Fields, num_layers: int) -> list[int]:
 
 def _parse_gpt_oss(kind: ModelType, fields: Fields) -> dict[str, Any]:
     fields = _renamed(fields, {"num_experts": "num_local_experts"})
+    quantization = fields.raw.get("quantization_config") or {"quant_method": "mxfp4"}
+    if not isinstance(quantization, dict) or quantization.get("quant_method") != "mxfp4":
+        raise fields.wrong("quantization_config", "absent, or of the quant_method mxfp4")
     rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters") or _GPT_OSS_ROPE
     values = parse_transformer(kind, Fields({**fields.raw, "rope_scaling": rope}, fields.where))
     num_experts = fields.size("num_local_experts", default=128)
@@ -243,6 +246,8 @@ TYPES: Final[dict[str, ModelType]] = {
         has_layer_types=True,
         uses_window=_always,
         windowed_layers=_every_other,
+        honours=frozenset({"quantization_config"}),
         parse=_parse_gpt_oss,
+        names=TensorNames(mxfp4=True),
     ),
 }

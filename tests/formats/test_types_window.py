@@ -134,7 +134,7 @@ def test_lfm2_adjusts_its_intermediate_size(fields, expected, read):
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ("gemma3_text", {"layer_types": [CONV] * 8}, "layer_types"),
         ("gpt_oss", {"sliding_window": None}, "sliding_window"),
-        ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )  # fmt: skip
