@@ -190,7 +190,9 @@ def _layers(file: GgufFile, config: Mapping[str, Any]) -> range:
 def _most(own: Mapping[str, Any], key: str) -> Any:
     """The most of a list, whose other entries are 0 for the layers without; or the one number for all."""
     value = own.get(key)
-    return max(map(int, value), default=0) if isinstance(value, list | np.ndarray) else value
+    if isinstance(value, list | np.ndarray) and all(isinstance(entry, int | np.integer) for entry in value):
+        return max(map(int, value), default=0)
+    return value
 
 
 def _kv_heads(own: Mapping[str, Any], config: Mapping[str, Any]) -> Any:

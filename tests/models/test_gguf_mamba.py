@@ -283,6 +283,7 @@ def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
         ("falcon_h1", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ("granitemoehybrid", {"rope.scaling.finetuned": True}, "Bamba"),
         ("granitemoehybrid", {"block_count": 10**6}, "blocks in a file"),
+        ("granitemoehybrid", {"attention.head_count_kv": ["two"]}, "num_key_value_heads"),
         ("nemotron_h-biases-latent-experts", {"expert_gating_func": 1}, "gating function 1"),
         ("nemotron_h-biases-latent-experts", {"expert_group_count": 2}, "n_group"),
     ],
