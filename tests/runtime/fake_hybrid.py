@@ -128,6 +128,9 @@ class HybridPlanner(Planner):
         """The request in `row` leaves, and the next plan keeps what it has; its windows are free at once."""
         self.saves.append(self._kept(row))
         self._saved_lens[row] = int(self.lens[row])
+        self.leave(row)
+
+    def leave(self, row: int) -> None:
         self._free_windows(row, PAGES_PER_ROW)
 
     def load(self, row: int, request_id: int, tokens: Sequence[int]) -> None:

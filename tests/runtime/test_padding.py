@@ -1,0 +1,90 @@
+"""Sequences that pad a step: they read row 0, page 0 and slot 0 and leave nothing behind that anybody reads (C14)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.memory.slots import PAD
+from forebay.models import Model
+from forebay.ops import Ops
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime import ModelRunner, build_runner
+from tests.models.tiny import VOCAB, make_tiny, random_ids
+from tests.runtime.fake_hybrid import NUM_SLOTS, NUM_WINDOWS, HybridPlanner
+from tests.runtime.fake_model import CONTEXT, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW
+
+NUM_PADDED, ROUND = 3, 20
+STEPS = {"falcon_h1": 5000, "qwen3_next": 500, "jamba": 500, "lfm2": 500, "gpt_oss": 500}
+
+
+def padded(plan: StepPlan) -> StepPlan:
+    """The same step with sequences of the padding row behind it, which are sampled from as all decodes are."""
+    zeros, ones = np.full(NUM_PADDED, PAD, dtype=np.int64), np.ones(NUM_PADDED, dtype=np.int64)
+    columns = {"rows": zeros, "q_lens": ones, "seq_lens": ones, "out_cache_loc": zeros, "sample_mask": ones > 0}
+    columns |= {"out_window_loc": zeros, "state_slots": zeros}
+    return dataclasses.replace(
+        plan, **{name: np.concatenate([getattr(plan, name), column]) for name, column in columns.items()}
+    )
+
+
+def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> tuple[list[object], list[Tensor]]:
+    """Two requests in rows and slots that others have used: what rows 1 and 2 sampled, and their states at the end."""
+    for row, length in ((1, 5), (2, 9)):
+        plans.begin(row, random_ids(length, seed=row))
+    steps = [([(1, 5), (2, 4)], []), ([(2, 5)], [1]), *[([], [2, 1])] * (ROUND - 2)]
+    sampled: list[object] = []
+    for extends, decodes in steps:
+        plan = plans.plan(extends, decodes)
+        result, live = plans.runner.launch(change(plan)).result(), int(plan.sample_mask.sum())
+        sampled.append((result.token_ids[:live], result.logprobs and result.logprobs[:live]))
+    for row in (1, 2):
+        plans.leave(row)
+    return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.state_tensors()]
+
+
+@pytest.mark.parametrize("case", STEPS)
+def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, native_ops, tmp_path):
+    """C14: slot 0 stays finite; and nobody reads page 0 or slot 0, were they not."""
+    model = models.load(open_checkpoint(make_tiny(case, tmp_path).path), ops=native_ops, dtype=torch.float32)
+    plans = HybridPlanner(tiny_runner(model, native_ops))
+    sampled, states = one_round(plans, lambda plan: plan)
+    for i in range(STEPS[case] // ROUND + 1):
+        again, states_again = one_round(plans, padded)
+        assert again == sampled, f"round {i}"
+        assert all(torch.equal(*pair) for pair in zip(states_again, states, strict=True)), f"round {i}"
+    cache = plans.runner.cache
+    assert all(tensor[PAD].isfinite().all() for tensor in cache.state_tensors())
+    assert all(tensor[:PAGE_SIZE].isfinite().all() for tensor in cache.kv_tensors())
+    for tensor in cache.state_tensors():
+        tensor[PAD] = float("nan")
+    for tensor in cache.kv_tensors():
+        tensor[:PAGE_SIZE] = float("nan")
+    assert one_round(plans, padded)[0] == sampled
+    plans.runner.warm_up()
+    assert not any(tensor[PAD].any() for tensor in cache.state_tensors())
+    assert one_round(plans, lambda plan: plan)[0] == sampled
+
+
+def tiny_runner(model: Model, ops: Ops) -> ModelRunner:
+    return build_runner(
+        model,
+        ops=ops,
+        num_pages=NUM_ROWS * PAGES_PER_ROW,
+        page_size=PAGE_SIZE,
+        num_window_pages=NUM_WINDOWS,
+        num_state_slots=NUM_SLOTS,
+        max_running_requests=NUM_ROWS,
+        context_length=CONTEXT,
+        max_num_tokens=64,
+        vocab_size=VOCAB,
+        dtype=torch.float32,
+        device="cpu",
+    )
