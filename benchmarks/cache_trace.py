@@ -303,8 +303,9 @@ class Player:
     def _note(self, turn: Turn, report: CacheReport) -> None:
         key = turn.conversation, turn.number
         self._played.reports[key] = report
-        self._played.reused += report.cached_tokens
-        self._played.losses[key] -= report.cached_tokens
+        reused = min(report.cached_tokens, self._played.losses[key])  # with overlap one more token has been computed
+        self._played.reused += reused
+        self._played.losses[key] -= reused
 
     def _ended(self, turn: Turn, step: int) -> None:
         event = Event(turn, complete=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from forebay.memory.radix_node import Pin
 from forebay.memory.slots import PAD, Holder, Ids
-from forebay.requests.request import Request, Status
+from forebay.requests.request import Request
 from forebay.scheduler.residency import Residencies
 
 
@@ -21,7 +21,7 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
     windows: list[Holder] = []
     slots: list[Holder] = []
     for req in reqs:
-        assert req.status in (Status.EXTENDING, Status.DECODING), f"{req} holds nothing"
+        assert req.req_pool_idx != PAD, f"{req} holds nothing"
         assert req.pin is not None, f"{req} has no pin"
         rows.append(req.req_pool_idx)
         pins.append(req.pin)

@@ -329,6 +329,10 @@ class Residencies:
         assert req.pin is not None
         return self.cache.attach_state(req.pin, slot, req.id)
 
+    def is_finishing(self, req: Request) -> bool:
+        """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
+        return self.states is not None and self.states.is_finishing(req)
+
     def release(self, req: Request, num_committed: int | None = None) -> None:
         """Take back all that the request holds, now or when no step in flight can touch it any more.
 

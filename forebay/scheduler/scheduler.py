@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +54,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.counters = Counters()
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._finishing: list[Request] = []  # ended, but a step in flight makes a state of theirs worth keeping
         self._flights: deque[_Flight] = deque()
         self._num_submitted = 0
         self._num_waiting_tokens = 0
@@ -154,7 +155,8 @@ class Scheduler:
     def _make_room_to_decode(self) -> bool:
         """Retract requests until the others can decode; True when none had to go, so that more may be admitted."""
         roomy = True
-        while self._pages_short() > self.held.leaving_pages and self.num_running > 1:
+        finishing = sum(req.num_pages for req in self._finishing)
+        while self._pages_short() > self.held.leaving_pages + finishing and self.num_running > 1:
             self._retract(victim([*self.running.reqs, *self.extending], self.config.schedule_policy))
             roomy = False
         return roomy
@@ -247,6 +249,7 @@ class Scheduler:
         self._commit_chunks(flight, result, now)
         sampled = self._sampled(flight)
         failed = set(result.failed)
+        self._release_finished(flight, [sampled[i] for i in failed])
         logprobs = result.logprobs
         updates: list[Update] = []
         for i, (req, token) in enumerate(zip(sampled, result.token_ids, strict=True)):
@@ -267,6 +270,7 @@ class Scheduler:
         Those retracted meanwhile end too: what later steps in flight sampled for them follows a token that is lost.
         """
         flight = self._land(plan)
+        self._release_finished(flight, flight.reqs)
         self.counters.add("failed_steps")
         failure = _failure(error)
         here = [req for req in flight.reqs if req.status is not Status.FINISHED]
@@ -285,7 +289,14 @@ class Scheduler:
         self.held.committed(plan.step)
         return flight
 
-    def _sampled(self, flight: _Flight) -> Iterable[Request]:
+    def _release_finished(self, flight: _Flight, failed: Collection[Request]) -> None:
+        """`flight` has landed, the last one of some that had ended; what it computed for `failed` is worth nothing."""
+        for req in [req for req in self._finishing if req in flight.reqs]:
+            if req in failed or not any(req in later.reqs for later in self._flights):
+                self._finishing.remove(req)
+                self.held.release(req, None if req in failed else req.kv_len)
+
+    def _sampled(self, flight: _Flight) -> list[Request]:
         plan = flight.plan
         if not plan.num_extends:
             return flight.reqs
@@ -339,7 +350,10 @@ class Scheduler:
             self.held.kept.drop(req)
         else:
             self._remove(req)
-            self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)
+            if reason is not FinishReason.ERROR and self.held.is_finishing(req):
+                self._finishing.append(req)
+            else:
+                self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.counters.add(f"finished.{reason}")
@@ -365,7 +379,7 @@ class Scheduler:
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
         self._learn_holdings()
-        audit(self.held, [*self.running.reqs, *self.extending])
+        audit(self.held, [*self.running.reqs, *self.extending, *self._finishing])
 
     def _learn_holdings(self) -> None:
         """Tell the running requests what their batch knows of them."""

@@ -152,6 +152,15 @@ class StateKeeper:
             return tracking.tracked
         return None
 
+    def is_finishing(self, req: Request) -> bool:
+        """Whether the steps in flight will leave the state of a request that ends now where the cache can take it:
+        behind tokens that are known, at a page's end."""
+        return (
+            self._config.radix_cache
+            and req.committed_len < req.kv_len <= len(req.tokens)
+            and req.kv_len % self._config.page_size == 0
+        )
+
     def take_slots(self, req: Request, given: int | None) -> Ids:
         """All slots of a request that leaves, but the one that was given to the cache."""
         tracking = req.tracking
