@@ -1,5 +1,5 @@
 """Models with delta rules or latent attention: Qwen3-Next, Qwen3.5 (dense and with experts), DeepSeek-V3, Kimi Linear,
-Ling 3 (`bailing_hybrid`)."""
+Ling 3 (`bailing_hybrid`), OLMo hybrids."""
 
 from __future__ import annotations
 
@@ -183,6 +183,25 @@ def _mlp_layer_types(fields: Fields, num_layers: int, *, dense: int) -> list[str
     return given
 
 
+def _parse_olmo_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
+    rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters") or {}
+    theta = {**fields.raw, **rope}.get("rope_theta", kind.rope_theta) if isinstance(rope, dict) else kind.rope_theta
+    values = parse_transformer(kind, _without(fields, "layer_types"))
+    num_layers, heads, hidden_size = values["num_layers"], values["num_heads"], values["hidden_size"]
+    computed = [LINEAR if i % 4 != 3 else FULL for i in range(num_layers)]
+    if num_layers < 4:
+        computed[-1] = FULL
+    key_heads = fields.size("linear_num_key_heads", default=heads)
+    key_size = fields.size("linear_key_head_dim", default=max(1, int(0.75 * hidden_size / key_heads)))
+    values["extra"] |= {
+        **_delta_net(fields, key_heads=heads, value_heads=heads, key_size=key_size, value_size=2 * key_size),
+        "linear_allow_neg_eigval": fields.flag("linear_allow_neg_eigval", default=True),
+        "layer_types": _layer_types(fields, computed),
+        "has_rope": theta is not None,  # a null, which is not an absence, is how published files say so
+    }
+    return values
+
+
 def _latent_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """As a plain transformer, whose heads have no size of their own but that of what is rotated."""
     size = fields.size("qk_rope_head_dim", default=64)
@@ -292,5 +311,23 @@ TYPES: Final[Mapping[str, ModelType]] = {
         parse=_parse_kimi_linear,
         # Published files call experts so, and those that transformers writes the MLPs of other layers, too.
         names=TensorNames(renamed=((r"\.block_sparse_moe\.", ".mlp."),), draft_layers=True),
+    ),
+    "bailing_hybrid": ModelType(
+        kv_heads_default=True,
+        rope_theta=6_000_000.0,
+        honours=_NOT_RUN,
+        parse=_parse_bailing_hybrid,
+        names=TensorNames(draft_layers=True),
+    ),
+    "olmo_hybrid": ModelType(
+        kv_heads_default=True,
+        parse=_parse_olmo_hybrid,
+        # Published files call the norms of delta nets so, and those that transformers writes one of attention's, too.
+        names=TensorNames(
+            renamed=(
+                (r"\.attention_layer_norm\.", ".input_layernorm."),
+                (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+            ),
+        ),
     ),
 }

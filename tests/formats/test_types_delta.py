@@ -23,6 +23,8 @@ GIVEN: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 # What we call a field, and what transformers does: nothing where it is not one of its own.
 NAMES: dict[str, dict[str, str]] = {
@@ -31,6 +33,8 @@ NAMES: dict[str, dict[str, str]] = {
     "qwen3_5_moe_text": {"rotary_dim": ""},
     "deepseek_v3": {"num_experts": "n_routed_experts", "layer_types": "", "mlp_layer_types": ""},
     "kimi_linear": {"num_experts": "num_local_experts", "rope_interleave": ""},
+    "bailing_hybrid": {"num_experts": "num_local_experts", "rope_interleave": "", "q_lora_rank": ""},
+    "olmo_hybrid": {"has_rope": ""},
 }
 FEW_EXPERTS = {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 
@@ -50,7 +54,7 @@ def test_silence_means_what_it_means_to_transformers(model_type, read):
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.attention_bias == theirs.attention_bias
-    assert ours.head_dim == theirs.head_dim
+    assert ours.head_dim == getattr(theirs, "head_dim", 16)
     assert ours.num_layers == theirs.num_hidden_layers
     if model_type != "kimi_linear":  # which has no positions
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
@@ -75,6 +79,31 @@ def test_published_kimi_files_have_what_is_linear_in_an_object_of_its_own(read):
     assert ours.extra["layer_types"] == theirs.layer_types == ([LINEAR] * 3 + [FULL]) * 2
     assert (ours.extra["linear_num_heads"], ours.extra["linear_head_dim"]) == (3, 32)
     assert (theirs.linear_num_heads, theirs.linear_head_dim) == (3, 32)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rope_parameters": None},
+        {"rope_parameters": {"rope_theta": None}},
+        {"rope_theta": None},
+        {"rope_theta": 5.0},
+    ],
+    ids=str,
+)
+def test_olmo_hybrids_have_no_positions_where_the_base_is_null(fields, read):
+    theirs = AutoConfig.for_model("olmo_hybrid", **GIVEN, **fields)
+    assert read("olmo_hybrid", **fields).extra["has_rope"] == (theirs.rope_parameters["rope_theta"] is not None)
+
+
+def test_what_transformers_writes_of_ling_is_read_as_what_it_read(read):
+    fields = {"head_dim": 32, "short_conv_kernel_size": 3, "kda_safe_gate": False}
+    theirs = AutoConfig.for_model("bailing_hybrid", **GIVEN, **fields)
+    ours = read(**theirs.to_dict())
+    assert (theirs.head_dim, ours.head_dim) == (64, 64)
+    assert (ours.extra["linear_head_dim"], ours.extra["linear_conv_kernel_dim"]) == (32, 3)
+    assert ours.extra["kda_lower_bound"] == 0
 
 
 def test_a_language_model_is_found_within_a_multimodal_one(read):
@@ -107,6 +136,10 @@ def test_a_language_model_is_found_within_a_multimodal_one(read):
         ("kimi_linear", {"mlp_layer_types": ["dense"] * 9}, "mlp_layer_types"),
         ("kimi_linear", {"linear_attn_config": [LINEAR]}, "linear_attn_config"),
         ("kimi_linear", {"linear_attn_config": {"full_attn_layers": [4], "kda_layers": [1, 2, 3]}}, "kda_layers"),
+        ("bailing_hybrid", {"kda_lower_bound": 1.0}, "kda_lower_bound"),
+        ("bailing_hybrid", {"short_conv_kernel_size": 1}, "linear_conv_kernel_dim"),
+        ("bailing_hybrid", {"tie_word_embeddings": True}, "tie_word_embeddings"),
+        ("olmo_hybrid", {"linear_num_value_heads": 6}, "linear_num_value_heads"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
     ],
 )  # fmt: skip

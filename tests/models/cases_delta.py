@@ -39,6 +39,18 @@ _KIMI = {
     "num_experts": 6,
     "num_experts_per_token": 2,
 }
+_LING = {
+    **_LATENT,
+    "head_dim": 12,
+    "layer_types": [LINEAR, FULL, LINEAR],
+    "first_k_dense_replace": 1,
+    "num_experts": 12,
+    "num_experts_per_token": 3,
+    "n_group": 4,
+    "topk_group": 2,
+}
+# transformers writes the convolutions of q, k and v as equal thirds of one: here they are.
+_OLMO = {**_DELTA_NET, "head_dim": 12, "linear_num_value_heads": 4, "linear_value_head_dim": 4}
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_text": ("qwen3_5_text", _DELTA_NET),
@@ -192,5 +204,40 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "first_k_dense_replace": 2,
         },
+    ),
+    "bailing_hybrid": ("bailing_hybrid", _LING),
+    "bailing_hybrid-softplus-biases": (
+        "bailing_hybrid",
+        {
+            **_LING,
+            "layer_types": None,
+            "layer_group_size": 2,
+            "num_hidden_layers": 4,
+            "first_k_dense_replace": 0,
+            "mlp_layer_types": ["sparse", "dense", "dense", "sparse"],
+            "kda_safe_gate": False,
+            "short_conv_kernel_size": 3,
+            "attention_bias": True,
+            "rope_theta": 700.0,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
+    "bailing_hybrid-other-bound": ("bailing_hybrid", {**_LING, "kda_lower_bound": -1.5, "n_shared_experts": 3}),
+    "olmo_hybrid": ("olmo_hybrid", _OLMO),
+    "olmo_hybrid-no-rope-biases-tied": (
+        "olmo_hybrid",
+        {
+            **_OLMO,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+            "linear_allow_neg_eigval": False,
+            "linear_conv_kernel_dim": 3,
+        },
+    ),
+    "olmo_hybrid-pattern": (
+        "olmo_hybrid",
+        {**_OLMO, "layer_types": None, "num_hidden_layers": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 4},
     ),
 }
