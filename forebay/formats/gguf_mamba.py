@@ -118,6 +118,8 @@ def _configure_granite(file: GgufFile, own: Mapping[str, Any], config: dict[str,
 def _configure_nemotron_h(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
     if own.get("expert_gating_func", _SIGMOID) != _SIGMOID:
         raise ModelError(f"{file.path}: the expert gating function {own['expert_gating_func']!r} is not supported")
+    if own.get("expert_group_count", 1) not in (0, 1):
+        raise ModelError(f"{file.path}: {own['expert_group_count']!r} groups of experts: how many are used is not said")
     heads, head_dim, _ = _heads(file, own)
     config |= {
         "layers_block_type": [_nemotron_h_layer(file, layer) for layer in _layers(file, config)],
@@ -235,7 +237,6 @@ _NEMOTRON_H: Final = Architecture(
         "ssm.group_count": "n_groups",
         "expert_count": "n_routed_experts",
         "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
-        "expert_group_count": "n_group",
         "expert_weights_norm": "norm_topk_prob",
         "expert_weights_scale": "routed_scaling_factor",
         "moe_latent_size": "moe_latent_size",
@@ -246,6 +247,7 @@ _NEMOTRON_H: Final = Architecture(
         "attention.layer_norm_epsilon",
         "feed_forward_length",
         "expert_shared_count",
+        "expert_group_count",
         "expert_gating_func",
     ),
     configure=_configure_nemotron_h,

@@ -111,11 +111,15 @@ def _nemotron_h_layers(fields: Fields) -> list[str]:
 
 def _nemotron_h_experts(fields: Fields) -> dict[str, Any]:
     num_experts = fields.size("n_routed_experts", default=8)
-    if fields.size("n_group", default=1) != 1:
-        raise fields.wrong("n_group", "1: experts in groups are not supported")
+    groups = fields.size("n_group", default=1)
+    if num_experts % groups or num_experts < 2 * groups:
+        raise fields.wrong("n_group", f"a divisor of {num_experts} experts, two or more in each group")
+    best = fields.size("topk_group", default=1, most=groups)
     return {
         "num_experts": num_experts,
-        "num_experts_per_tok": fields.size("num_experts_per_tok", default=2, most=num_experts),
+        "num_experts_per_tok": fields.size("num_experts_per_tok", default=2, most=best * num_experts // groups),
+        "n_group": groups,
+        "topk_group": best,
         "moe_intermediate_size": fields.size("moe_intermediate_size", default=7688),
         "moe_shared_expert_intermediate_size": fields.size("moe_shared_expert_intermediate_size", default=7688),
         "moe_latent_size": fields.size("moe_latent_size", default=0),

@@ -57,6 +57,8 @@ def _experts(config: ModelConfig, name: str) -> Relu2MoeSpec:
             correction=f"{name}.gate.e_score_correction_bias",
             epsilon=1e-20,
             scale=extra["routed_scaling_factor"],
+            groups=extra["n_group"],
+            best_groups=extra["topk_group"],
         ),
         shared=_mlp(config, f"{name}.shared_experts", extra["moe_shared_expert_intermediate_size"]),
         hidden_size=config.hidden_size,

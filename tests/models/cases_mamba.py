@@ -57,6 +57,7 @@ _JAMBA = {
     "mamba_dt_rank": 5,
     "attn_layer_period": 2,
     "attn_layer_offset": 1,
+    "rms_norm_eps": 1e-3,
     "num_experts": 5,
     "num_experts_per_tok": 2,
 }
@@ -72,13 +73,14 @@ _ZAMBA2 = {
 }
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96}),
+    "falcon_h1": ("falcon_h1", {**_MAMBA2, **_FALCON_H1_FACTORS, "mamba_d_ssm": 96, "rms_norm_eps": 1e-3}),
     "falcon_h1-norm-after-gate-biases": (
         "falcon_h1",
         {
             **_MAMBA2,
             **_FALCON_H1_FACTORS,
             "mamba_d_ssm": 32,
+            "rms_norm_eps": 1e-3,
             "mamba_d_head": "auto",
             "mamba_rms_norm": True,
             "mamba_norm_before_gate": False,
@@ -105,7 +107,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron_h": (
         "nemotron_h",
-        {**_NEMOTRON_H, "layers_block_type": ["mamba", "attention", "mlp", "mamba", "moe"]},
+        {
+            **_NEMOTRON_H,
+            "layers_block_type": ["mamba", "attention", "mlp", "mamba", "moe"],
+            "n_group": 3,
+            "topk_group": 2,
+            "layer_norm_epsilon": 1e-3,
+        },
     ),
     "nemotron_h-biases-latent-experts": (
         "nemotron_h",
@@ -136,6 +144,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **_MAMBA2,
             **_GRANITE_FACTORS,
             "layer_types": ["mamba", "attention", "mamba"],
+            "rms_norm_eps": 1e-3,
             "num_local_experts": 6,
             "num_experts_per_tok": 2,
             "shared_intermediate_size": 40,
@@ -180,7 +189,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
-    "mamba2": ("mamba2", {**_MAMBA2_ALONE, "num_heads": 4, "n_groups": 2}),
+    "mamba2": ("mamba2", {**_MAMBA2_ALONE, "num_heads": 4, "n_groups": 2, "layer_norm_epsilon": 1e-3}),
     "mamba2-biases-tied": (
         "mamba2",
         {
@@ -195,7 +204,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "time_step_limit": [0.65, 0.72],
         },
     ),
-    "mamba": ("mamba", {"state_size": 8, "intermediate_size": 96}),
+    "mamba": ("mamba", {"state_size": 8, "intermediate_size": 96, "layer_norm_epsilon": 1e-3}),
     "mamba-biases-untied": (
         "mamba",
         {
@@ -213,7 +222,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon_mamba",
         {"state_size": 16, "intermediate_size": 48, "use_bias": True, "time_step_rank": 12, "conv_kernel": 5},
     ),
-    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1]}),
+    "bamba": ("bamba", {**_MAMBA2, "attn_layer_indices": [1], "rms_norm_eps": 1e-3}),
     "bamba-biases-tied": (
         "bamba",
         {

@@ -285,7 +285,7 @@ def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
         ("granitemoehybrid", {"block_count": 10**6}, "blocks in a file"),
         ("granitemoehybrid", {"attention.head_count_kv": ["two"]}, "num_key_value_heads"),
         ("nemotron_h-biases-latent-experts", {"expert_gating_func": 1}, "gating function 1"),
-        ("nemotron_h-biases-latent-experts", {"expert_group_count": 2}, "n_group"),
+        ("nemotron_h-biases-latent-experts", {"expert_group_count": 2}, "2 groups of experts"),
     ],
 )
 def test_metadata_that_are_not_honoured_are_refused(case, metadata, message, tiny, tmp_path):
