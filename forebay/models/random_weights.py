@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,9 @@ _DTYPES: Final = {
     "float16": ("F16", torch.float16),
     "float32": ("F32", torch.float32),
 }
+# Whose experts are in one tensor for all of a layer's in every file, and what these are called: gate and up, and down.
+_STACKS: Final = {"granitemoehybrid": ("input_linear.weight", "output_linear.weight")}
+_EXPERT: Final = re.compile(r"(.*)\.experts\.\d+\.(gate|up|down)_proj\.weight")
 _NORM_SPREAD: Final = 0.1
 _BIAS_SPREAD: Final = 0.02
 # What Mamba is initialised with: time steps between these, decays between these (arXiv 2312.00752, section 3.6;
@@ -34,7 +38,7 @@ def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: i
     The same seed gives the same file. `dtype` is `bfloat16`, `float16` or `float32`.
     """
     storage, torch_dtype = _DTYPES[dtype]
-    params = {name: (shape, param.offset) for param in describe(config).params() for name, shape in param.parts()}
+    params = _stored(config)
     total = sum(math.prod(shape) for shape, _ in params.values())
     generator = torch.Generator().manual_seed(seed)
 
@@ -49,6 +53,24 @@ def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: i
     with path.open("xb") as file:
         write_safetensors(file, {name: shape for name, (shape, _) in params.items()}, storage, values())
     return total
+
+
+def _stored(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], float]]:
+    """Each tensor's shape and the offset of its values, by the names under which other engines read them, too."""
+    params = {name: (shape, param.offset) for param in describe(config).params() for name, shape in param.parts()}
+    gate_up, down = _STACKS.get(config.model_type, ("", ""))
+    if not gate_up:
+        return params
+    stored: dict[str, tuple[tuple[int, ...], float]] = {}
+    for name, (shape, offset) in params.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            stored[name] = shape, offset
+        elif match[2] == "gate":
+            stored[f"{match[1]}.{gate_up}"] = (config.extra["num_experts"], 2 * shape[0], *shape[1:]), offset
+        elif match[2] == "down":
+            stored[f"{match[1]}.{down}"] = (config.extra["num_experts"], *shape), offset
+    return stored
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator, *, offset: float) -> Tensor:
