@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
+from forebay.models.model import Model
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
@@ -73,7 +74,13 @@ def _advance(ctx: ForwardContext, x: Tensor) -> Tensor:
     return out
 
 
-def hybrid_runner(model: FakeModel | None = None) -> ModelRunner:
+def hybrid_runner(
+    model: Model | None = None,
+    *,
+    vocab_size: int = VOCAB,
+    dtype: torch.dtype = torch.float32,
+    ssm_dtype: torch.dtype = torch.float32,
+) -> ModelRunner:
     return build_runner(
         model or FakeHybrid(),
         ops=make_ops("native", 2),
@@ -84,8 +91,9 @@ def hybrid_runner(model: FakeModel | None = None) -> ModelRunner:
         max_running_requests=NUM_ROWS,
         context_length=CONTEXT,
         max_num_tokens=64,
-        vocab_size=VOCAB,
-        dtype=torch.float32,
+        vocab_size=vocab_size,
+        dtype=dtype,
+        ssm_dtype=ssm_dtype,
         device="cpu",
     )
 
@@ -141,6 +149,24 @@ class HybridPlanner(Planner):
         self._writes += [(row, column, int(self.pages[row, column])) for column in range(count)]
         self._take_windows(self.pages[row, max(0, length - WINDOW + 1) // PAGE_SIZE : count].tolist())
         self.loads.append(dataclasses.replace(self._kept(row), request_id=request_id))
+
+    def poison(self, live: Sequence[int]) -> None:
+        """NaN in every page, window page and state that the rows `live` do not hold; and for pages that lost their
+        window, of which the device is not told, windows of others."""
+        cache, windows = self.runner.cache, self.runner.windows
+        pages = {int(page) for row in live for page in self.pages[row, : -(-int(self.lens[row]) // PAGE_SIZE)]}
+        for i, spec in enumerate(cache.specs):
+            if isinstance(spec, RecurrentState):
+                held = {self.slots[row] for row in live}
+                by_place = [tensor for tensor in cache.state(i) if tensor.numel()]
+            else:
+                held = {self.full_to_window[page] for page in pages} if isinstance(spec, SlidingWindow) else pages
+                by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)]
+            for tensor in by_place:
+                tensor[torch.tensor([place not in held for place in range(len(tensor))])] = float("nan")
+        if windows is not None:
+            lost = [page for page, window in enumerate(self.full_to_window) if not window]
+            windows.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
 
     def _kept(self, row: int) -> Kept:
         length = int(self.lens[row])

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from forebay.requests.step_plan import StepResult
-from forebay.runtime import ModelRunner
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.host_copies import NoHostCopy
 from tests.runtime.fake_hybrid import NUM_SLOTS, FakeHybrid, HybridPlanner, hybrid_runner
@@ -31,23 +30,6 @@ def run_alone(tokens: list[int], steps: int, *, seed: int = 0) -> list[StepResul
 
 def entries(results: list[StepResult], index: int = 0) -> list[object]:
     return [result.logprobs and result.logprobs[index] for result in results]
-
-
-def poison(runner: ModelRunner, plans: HybridPlanner, live: list[int]) -> None:
-    """NaN in every page, window page and state that the live rows do not hold."""
-    cache = runner.cache
-    pages = {int(page) for row in live for page in plans.pages[row, : -(-int(plans.lens[row]) // PAGE_SIZE)]}
-    windows = {plans.full_to_window[page] for page in pages}
-    for tensors, held in ((cache.kv(0), pages), (cache.kv(1), windows)):
-        for tensor in tensors:
-            by_page = tensor.view(-1, PAGE_SIZE, *tensor.shape[1:])
-            by_page[torch.tensor([i not in held for i in range(len(by_page))])] = float("nan")
-    slots = {plans.slots[row] for row in live}
-    for tensor in cache.state(2):
-        tensor[torch.tensor([i not in slots for i in range(len(tensor))])] = float("nan")
-    for page, window in enumerate(plans.full_to_window):  # what the device was not told: pages that lost their window
-        if not window:
-            runner.windows.full_to_window[page] = 1 + page % 5
 
 
 @pytest.mark.parametrize("chunks", [[13], [1] * 13, [4, 4, 5], [6, 7], [12, 1]])
@@ -76,9 +58,9 @@ def test_garbage_in_whatever_is_free_changes_nothing():
     plans.begin(2, prompt(2))
     results = []
     for extends, decodes in [([(3, 8), (2, 7)], []), ([(3, 5)], [2])] + [([], [3])] * 12:
-        poison(plans.runner, plans, [3])
+        plans.poison([3])
         results.append(plans.step(extends=extends, decodes=decodes))
-    poison(plans.runner, plans, [3])
+    plans.poison([3])
     assert entries(results[1:]) == entries(alone)
 
 
@@ -126,7 +108,7 @@ def test_a_retracted_request_goes_on_elsewhere_with_what_was_kept_on_the_host(nu
         plans.begin(3, prompt(3))
         plans.step(extends=[(3, 7)])  # saved before what this step does
         assert plans.runner.host_copy_bytes > 0
-        poison(plans.runner, plans, [3])
+        plans.poison([3])
         plans.load(to, row, tokens + tokens_of(got))
         got.append(plans.step(extends=[(to, 1)], decodes=[3]))
         got += [plans.step(decodes=[to]) for _ in range(2)]

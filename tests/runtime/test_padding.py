@@ -13,13 +13,10 @@ from torch import Tensor
 from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
-from forebay.models import Model
-from forebay.ops import Ops
 from forebay.requests.step_plan import StepPlan
-from forebay.runtime import ModelRunner, build_runner
 from tests.models.tiny import VOCAB, make_tiny, random_ids
-from tests.runtime.fake_hybrid import NUM_SLOTS, NUM_WINDOWS, HybridPlanner
-from tests.runtime.fake_model import CONTEXT, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.fake_model import PAGE_SIZE
 
 NUM_PADDED, ROUND = 3, 20
 STEPS = {"falcon_h1": 5000, "qwen3_next": 500, "jamba": 500, "lfm2": 500, "gpt_oss": 500}
@@ -54,7 +51,7 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
 def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, native_ops, tmp_path):
     """C14: slot 0 stays finite; and nobody reads page 0 or slot 0, were they not."""
     model = models.load(open_checkpoint(make_tiny(case, tmp_path).path), ops=native_ops, dtype=torch.float32)
-    plans = HybridPlanner(tiny_runner(model, native_ops))
+    plans = HybridPlanner(hybrid_runner(model, vocab_size=VOCAB))
     sampled, states = one_round(plans, lambda plan: plan)
     for i in range(STEPS[case] // ROUND + 1):
         again, states_again = one_round(plans, padded)
@@ -71,20 +68,3 @@ def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(cas
     plans.runner.warm_up()
     assert not any(tensor[PAD].any() for tensor in cache.state_tensors())
     assert one_round(plans, lambda plan: plan)[0] == sampled
-
-
-def tiny_runner(model: Model, ops: Ops) -> ModelRunner:
-    return build_runner(
-        model,
-        ops=ops,
-        num_pages=NUM_ROWS * PAGES_PER_ROW,
-        page_size=PAGE_SIZE,
-        num_window_pages=NUM_WINDOWS,
-        num_state_slots=NUM_SLOTS,
-        max_running_requests=NUM_ROWS,
-        context_length=CONTEXT,
-        max_num_tokens=64,
-        vocab_size=VOCAB,
-        dtype=torch.float32,
-        device="cpu",
-    )
