@@ -210,3 +210,26 @@ def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read):
             except ModelError:
                 continue
             assert models.describe(config).max_positions == config.max_position_embeddings
+
+
+@pytest.mark.parametrize(
+    ("model_type", "stored", "name"),
+    [
+        ("nemotron_h", "model.layers.3.norm.weight", "backbone.layers.3.norm.weight"),
+        ("nemotron_h", "mtp.layers.0.norm.weight", ""),
+        ("mamba", "backbone.embedding.weight", "backbone.embeddings.weight"),
+        ("mamba2", "backbone.embeddings.weight", "backbone.embeddings.weight"),
+        (
+            "granitemoehybrid",
+            "model.layers.0.block_sparse_moe.input_linear.weight",
+            "model.layers.0.block_sparse_moe.experts.gate_up_proj",
+        ),
+        (
+            "granitemoehybrid",
+            "model.layers.0.shared_mlp.input_linear.weight",
+            "model.layers.0.shared_mlp.input_linear.weight",
+        ),
+    ],
+)
+def test_tensors_have_one_name_here(model_type, stored, name):
+    assert TYPES[model_type].names.here(stored, 4) == name
