@@ -187,6 +187,36 @@ def _deepseek_v3(shape: Shape) -> dict[str, Any]:
     return {**_latent(shape), **routing}
 
 
+def _olmo_hybrid(shape: Shape) -> dict[str, Any]:
+    return {**_delta_net(shape), "linear_num_value_heads": shape.num_heads}
+
+
+def _kimi_linear(shape: Shape) -> dict[str, Any]:
+    return {
+        **_latent(shape),
+        "layer_types": shape.cycle(*["linear_attention"] * 3, "full_attention"),
+        "linear_num_heads": shape.num_heads,
+        "linear_head_dim": shape.head_dim,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "tie_word_embeddings": False,
+    }
+
+
+def _bailing_hybrid(shape: Shape) -> dict[str, Any]:
+    return {
+        **_latent(shape),
+        "head_dim": shape.head_dim,
+        "layer_types": shape.cycle(*["linear_attention"] * 3, "full_attention"),
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "tie_word_embeddings": False,
+    }
+
+
 def _lfm2(shape: Shape) -> dict[str, Any]:
     return {"layer_types": shape.cycle("conv", "conv", "full_attention"), "block_auto_adjust_ff_dim": False}
 
@@ -241,7 +271,10 @@ _OWN: Final[dict[str, Callable[[Shape], dict[str, Any]]]] = {
     "qwen3_next": _delta_net_with_experts,
     "qwen3_5_text": _delta_net,
     "qwen3_5_moe_text": _delta_net_with_experts,
+    "olmo_hybrid": _olmo_hybrid,
     "deepseek_v3": _deepseek_v3,
+    "kimi_linear": _kimi_linear,
+    "bailing_hybrid": _bailing_hybrid,
     "lfm2": _lfm2,
     "lfm2_moe": _lfm2_moe,
     "lfm3": _lfm3,

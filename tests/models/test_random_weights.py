@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.formats.model_config import config_from_folder
+from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.small_configs import SMALL_TYPES, small_config
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
@@ -47,6 +48,10 @@ def test_widths_and_depths_may_vary(model_type, hidden_size, num_layers, tmp_pat
     parsed = config_from_folder(tmp_path)
     assert parsed.num_layers == num_layers
     assert models.describe(parsed).embedding.shape == (VOCAB, hidden_size)
+
+
+def test_there_is_one_of_every_type():
+    assert set(SMALL_TYPES) == set(MODEL_TYPES)
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path):
