@@ -348,6 +348,9 @@ def _zamba2_adapters(fields: Fields, values: Mapping[str, Any]) -> bool:
     return adapters
 
 
+# Published files of these types name code of their own, from before transformers had it. It is not run here either.
+_OWN_CODE: Final = frozenset({"auto_map"})
+
 TYPES: Final[Mapping[str, ModelType]] = {
     "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
     "granitemoehybrid": ModelType(
@@ -357,12 +360,12 @@ TYPES: Final[Mapping[str, ModelType]] = {
         names=_GRANITE_NAMES,
     ),
     "bamba": ModelType(rms_norm_eps=1e-5, parse=_parse_bamba),
-    "jamba": ModelType(parse=_parse_jamba),
+    "jamba": ModelType(honours=_OWN_CODE, parse=_parse_jamba),
     "zamba2": ModelType(
         kv_heads_default=True, rms_norm_eps=1e-5, tied=True, honours=frozenset({"hidden_act"}), parse=_parse_zamba2
     ),
     "mamba": ModelType(tied=True, parse=_parse_mamba, names=_MAMBA_NAMES),
     "mamba2": ModelType(parse=_parse_mamba2, names=_MAMBA_NAMES),
     "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba, names=_MAMBA_NAMES),
-    "nemotron_h": ModelType(head_dim=128, parse=_parse_nemotron_h, names=_NEMOTRON_H_NAMES),
+    "nemotron_h": ModelType(head_dim=128, honours=_OWN_CODE, parse=_parse_nemotron_h, names=_NEMOTRON_H_NAMES),
 }

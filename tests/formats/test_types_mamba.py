@@ -151,6 +151,11 @@ def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
     assert read(**given("nemotron_h"), layers_block_type=types).extra["layer_types"] == expected
 
 
+@pytest.mark.parametrize("model_type", ["nemotron_h", "jamba"])
+def test_code_of_a_files_own_is_passed_over_where_transformers_has_the_type(model_type, read):
+    assert read(**given(model_type), auto_map={"AutoModel": "modeling.py"}) == read(**given(model_type))
+
+
 @pytest.mark.parametrize(
     ("model_type", "fields", "message"),
     [
@@ -172,6 +177,7 @@ def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
         ("nemotron_h", {"topk_group": 2}, "topk_group"),
         ("nemotron_h", {"n_group": 4, "num_experts_per_tok": 3}, "num_experts_per_tok"),
         ("nemotron_h", {"n_groups": 3}, "n_groups"),
+        ("bamba", {"auto_map": {"AutoModel": "modeling.py"}}, "auto_map"),
         ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor"),
         ("bamba", {"head_dim": 18}, "head_dim"),
         ("jamba", {"attn_layer_offset": 8}, "attn_layer_offset"),
