@@ -1,4 +1,4 @@
-"""KV pages: which page holds which tokens (C5). Pages are ids here; their bytes live in `pools.kv_pool`."""
+"""KV pages: which page holds which tokens (C5). Pages are ids here; their bytes live in `pools.cache_pool`."""
 
 from __future__ import annotations
 

@@ -144,6 +144,21 @@ def test_saves_and_loads_may_share_a_step():
     assert entries([plans.step(extends=[(2, 1)])]) == entries(run_alone(prompt(1, 10), steps=1)[1:])
 
 
+def test_a_step_of_nobody_does_what_comes_before_the_model():
+    plans = planner()
+    plans.begin(1, prompt(1, 10))
+    first = plans.step(extends=[(1, 10)])
+    plans.save(1)
+    assert plans.step().token_ids == []
+    plans.poison([])
+    plans.load(3, 1, [*prompt(1, 10), *first.token_ids])
+    plans.begin(2, prompt(2))
+    assert plans.step().token_ids == []
+    got = plans.step(extends=[(3, 1), (2, 7)])
+    assert entries([got]) == entries(run_alone(prompt(1, 10), steps=1)[1:])
+    assert entries([got], 1) == entries(run_alone(prompt(2), steps=0))
+
+
 def test_the_bytes_on_the_host_are_those_of_the_copies_there():
     plans = planner()
     for row in (1, 2):

@@ -1,0 +1,29 @@
+"""What an engine says about itself when it is up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.config.resolve import resolve
+from forebay.engine.build import build_engine
+from tests.models.tiny import make_tiny
+
+KINDS = {
+    "falcon_h1": ["KV cache", "recurrent states"],
+    "mamba2": ["recurrent states"],
+    "lfm3": ["KV cache", "window KV", "recurrent states"],
+    "deepseek_v3": ["KV cache"],
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_every_kind_of_cache_is_as_large_as_was_planned_before_the_weights_were_loaded(case: str, tmp_path: Path):
+    """C4: two countings of the same bytes, by what the specs say and by what the tensors take."""
+    make_tiny(case, tmp_path)
+    settings = {"model": str(tmp_path), "dtype": "bfloat16", "context_length": 64, "kv_cache_bytes": "8MiB"}
+    _, ready = build_engine(resolve(settings).engine)
+    allocated = {item: (value, reason) for _, item, value, reason in ready.report if item.endswith(" allocated")}
+    assert list(allocated) == [f"{kind} allocated" for kind in KINDS[case]]
+    assert all(reason == f"{value} planned" for value, reason in allocated.values())
