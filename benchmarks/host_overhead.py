@@ -1,9 +1,10 @@
 """Host time per decode step, everything but the model: plan, step inputs, runner, commit, updates encoded.
 
-    python benchmarks/host_overhead.py [--running 1 64] [--depth 0]
+    python benchmarks/host_overhead.py [--running 1 64] [--depth 0] [--hybrid]
 
-The real scheduler and model runner, over a model that computes nothing. Targets: 150 us at 1 running request, 400 us at
-64. Figures are medians over the steps of the best of five rounds, in microseconds.
+The real scheduler and model runner, over a model that computes nothing; with --hybrid one whose layers keep windows and
+recurrent states too. Targets: 150 us at 1 running request, 400 us at 64. Figures are medians over the steps of the best
+of five rounds, in microseconds.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.config.engine_config import Ledger, SchedulerConfig
+from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
 from forebay.layers.context import ForwardContext
 from forebay.ops import make_ops
-from forebay.pools.cache_spec import CacheSpec, FullAttention
+from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime import ModelRunner, build_runner
 from forebay.scheduler.scheduler import Scheduler
@@ -32,6 +33,7 @@ PROMPT_LEN = 128
 WARM_UP_STEPS = 20
 MEASURED_STEPS = 400
 VOCAB = 8
+WINDOW = 512
 TARGETS_US = {1: 150, 64: 400}
 
 
@@ -40,12 +42,16 @@ class NoModel:
 
     weight_bytes = 0
 
-    def __init__(self) -> None:
+    def __init__(self, hybrid: bool) -> None:
+        self._hybrid = hybrid
         self._hidden = torch.zeros(1 << 17, 1)
         self._logits = torch.zeros(1 << 10, VOCAB)
 
     def cache_specs(self) -> Sequence[CacheSpec]:
-        return (FullAttention(num_kv_heads=1, head_dim=1),)
+        full = FullAttention(num_kv_heads=1, head_dim=1)
+        if not self._hybrid:
+            return (full,)
+        return (full, SlidingWindow(num_kv_heads=1, head_dim=1, window=WINDOW), RecurrentState(conv=(1, 3), ssm=(1,)))
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         return self._hidden[: len(input_ids)]
@@ -56,10 +62,12 @@ class NoModel:
 
 def runner(config: SchedulerConfig) -> ModelRunner:
     return build_runner(
-        NoModel(),
+        NoModel(hybrid=config.state.num_slots > 0),
         ops=make_ops("native", 1),
         num_pages=config.num_pages,
         page_size=config.page_size,
+        num_window_pages=config.state.num_window_pages,
+        num_state_slots=config.state.num_slots,
         max_running_requests=config.max_running_requests,
         context_length=config.context_length,
         max_num_tokens=config.chunked_prefill_size + config.max_running_requests,
@@ -69,7 +77,7 @@ def runner(config: SchedulerConfig) -> ModelRunner:
     )
 
 
-def measure(num_running: int, depth: int) -> float:
+def measure(num_running: int, depth: int, hybrid: bool) -> float:
     """Median microseconds of a decode step."""
     config = SchedulerConfig(
         num_pages=num_running * 64 + 64,
@@ -78,6 +86,9 @@ def measure(num_running: int, depth: int) -> float:
         chunked_prefill_size=1 << 16,
         overlap_depth=depth,
         ledger=Ledger.COUNT,
+        state=StateConfig(num_slots=num_running * 4, num_window_pages=num_running * 64, window=WINDOW)
+        if hybrid
+        else StateConfig(),
     )
     core = EngineCore(Scheduler(config), runner(config), depth=depth, vocab_size=50_000)
     params = SamplingParams(max_new_tokens=WARM_UP_STEPS + MEASURED_STEPS + 20, temperature=0.0, ignore_eos=True)
@@ -97,10 +108,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 64])
     parser.add_argument("--depth", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--hybrid", action="store_true")
     args = parser.parse_args()
     for num_running in args.running:
-        best = min(measure(num_running, args.depth) for _ in range(5))
-        figures = {"running": num_running, "depth": args.depth, "host_us_per_step": round(best, 1)}
+        best = min(measure(num_running, args.depth, args.hybrid) for _ in range(5))
+        figures = {
+            "running": num_running,
+            "depth": args.depth,
+            "hybrid": args.hybrid,
+            "host_us_per_step": round(best, 1),
+        }
         print(json.dumps(figures | {"target_us": TARGETS_US.get(num_running)}))
 
 

@@ -69,7 +69,9 @@ class PoolBounds:
             _once("copy_src, clears and copy_dst", np.unique(plan.copy_src), plan.clears, plan.copy_dst)
         if len(plan.snap_seqs):
             self._check_snapshots(plan)
-        _once("state_slots and snap_slots", plan.state_slots[plan.state_slots != PAD], plan.snap_slots)
+            _once("state_slots and snap_slots", plan.state_slots, plan.snap_slots)
+        else:
+            _once("state_slots", plan.state_slots)
 
     def _check_snapshots(self, plan: StepPlan) -> None:
         _inside("snap_slots", plan.snap_slots, self.num_slots, least=1)
@@ -96,7 +98,8 @@ def _as_many(name: str, values: npt.NDArray[Any], count: int) -> None:
 
 
 def _once(name: str, *slots: npt.NDArray[Any]) -> None:
-    """No slot stands twice in all of them together."""
-    counts = np.bincount(np.concatenate(slots))
-    if counts.max(initial=0) > 1:
+    """No slot but PAD stands twice in all of them together."""
+    counts = np.bincount(slots[0] if len(slots) == 1 else np.concatenate(slots), minlength=1)
+    counts[PAD] = 0
+    if counts.max() > 1:
         raise IndexOutOfPool(f"{name} of a plan name slots {np.flatnonzero(counts > 1).tolist()} more than once")
