@@ -117,7 +117,7 @@ class Mamba2Spec:
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         conv = (self.channels, self.width - 1)
-        return (RecurrentState(conv=conv, ssm=(self.num_heads, self.head_dim, self.state_size)),)
+        return (RecurrentState(conv=conv, ssm=(self.num_heads, self.state_size, self.head_dim)),)
 
     def build(self, parts: Parts) -> Mamba2:
         return Mamba2(self, parts)

@@ -64,10 +64,10 @@ class RecurrenceOps(Protocol):
     ) -> Tensor:
         """Mamba-2's state-space scan: with dt' = clamp(softplus(dt + dt_bias), dt_min, dt_max) per head,
 
-            state = state * exp(dt' * a) + (dt' * x) outer b;   y = state @ c + d * x
+            state = state * exp(dt' * a) + b outer (dt' * x);   y = c @ state + d * x
 
         x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype (head h reads group h // (H / G)); a (negative), d,
-        dt_bias [H] float32; state [K, H, P, D] -> [T, H, P] in x's dtype. x, dt, b, c may be views into wider rows.
+        dt_bias [H] float32; state [K, H, D, P] -> [T, H, P] in x's dtype. x, dt, b, c may be views into wider rows.
         Computed in float32. Mamba-2, arXiv 2405.21060, section 6 (the recurrent form).
         """
         ...

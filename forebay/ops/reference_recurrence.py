@@ -48,13 +48,13 @@ class TorchRecurrence:
         x32, per_group = x.float(), x.shape[1] // b.shape[1]
         width = F.softplus(dt.float() + dt_bias).clamp(dt_min, dt_max)
         decay = (width * a).exp()[..., None, None]
-        scaled = (width.unsqueeze(-1) * x32).unsqueeze(-1)
+        scaled = (width.unsqueeze(-1) * x32).unsqueeze(-2)
         b32, c32 = (part.float().repeat_interleave(per_group, dim=1) for part in (b, c))
         out = d.unsqueeze(-1) * x32
 
         def step(before: Tensor, at: Tensor) -> Tensor:
-            after = before * decay[at] + scaled[at] * b32[at].unsqueeze(-2)
-            out[at] += (after @ c32[at].unsqueeze(-1)).squeeze(-1)
+            after = before * decay[at] + b32[at].unsqueeze(-1) * scaled[at]
+            out[at] += (c32[at].unsqueeze(-2) @ after).squeeze(-2)
             return after
 
         _scan(state, batch, step)

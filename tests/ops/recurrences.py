@@ -97,7 +97,7 @@ class Mamba2:
     dt_limits: tuple[float, float] = (0.0, math.inf)
 
     def state_shape(self) -> tuple[int, ...]:
-        return (self.heads, self.head_size, self.state_size)
+        return (self.heads, self.state_size, self.head_size)
 
     def inputs(self, tokens: int, dtype: torch.dtype, seed: int) -> Inputs:
         return {
@@ -126,8 +126,8 @@ class Mamba2:
                 group = h * self.groups // self.heads
                 dt = np.clip(np.log1p(np.exp(inputs["dt"][t, h] + dt_bias[h])), *self.dt_limits)
                 x = inputs["x"][t, h]
-                state[h] = np.exp(dt * a[h]) * state[h] + dt * np.outer(x, inputs["b"][t, group])
-                out[t, h] = state[h] @ inputs["c"][t, group] + d[h] * x
+                state[h] = np.exp(dt * a[h]) * state[h] + dt * np.outer(inputs["b"][t, group], x)
+                out[t, h] = inputs["c"][t, group] @ state[h] + d[h] * x
         return out
 
 

@@ -11,9 +11,6 @@
 
 namespace {
 
-constexpr int kVectors = 4;
-constexpr long kColumns = kVectors * W;  // of a part: 128 rows of float32 are then 32 KiB with AVX-512, 16 KiB with AVX2
-
 template <class T, class S>
 struct Delta {
     const T* q;  // token t's heads at t * ldq
@@ -130,20 +127,14 @@ void delta_part(const Delta<T, S>& call, long seq, long head, long first, long c
     float* memory = static_cast<float*>(thread_scratch(8 * n * sizeof(float) + keys * count * sizeof(S)));
     DeltaToken token{memory, memory + n, memory + 2 * n, memory + 3 * n};
     DeltaToken next{memory + 4 * n, memory + 5 * n, memory + 6 * n, memory + 7 * n};
-    // Rows of some columns, as they lie in the table, are in so few of L1's sets that they drive each other out.
-    const bool in_place = call.batch.q_start[seq + 1] - call.batch.q_start[seq] == 1;
     const StateBlock<S> block(call.state, call.value_heads * keys * call.value_size,
-                              {entry, keys, count, call.value_size}, call.batch.slots[seq], in_place,
+                              {entry, keys, count, call.value_size}, call.batch, seq,
                               reinterpret_cast<S*>(memory + 8 * n));
     run_block(call.batch, seq, block, [&](long begin, long end) {
         if (begin == end) return;
-        if (count == kColumns) {
-            const Columns<kVectors, S> all{block.at(), block.stride(), keys, W};
-            return advance_columns(call, head, first, all, begin, end, token, next);
-        }
-        for_each_vector(count, [&](long i, long lanes) {
-            const Columns<1, S> some{block.at() + i, block.stride(), keys, lanes};
-            advance_columns(call, head, first + i, some, begin, end, token, next);
+        for_each_columns(count, [&]<int kCount>(Count<kCount>, long column, long lanes) {
+            const Columns<kCount, S> columns{block.at() + column, block.stride(), keys, lanes};
+            advance_columns(call, head, first + column, columns, begin, end, token, next);
         });
     });
 }

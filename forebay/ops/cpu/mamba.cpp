@@ -1,15 +1,127 @@
 // Mamba's state-space scans, a token at a time. Shape letters as in recurrence.py.
 //
-// The state's rows (the entries of a head in Mamba-2, the channels in Mamba-1) do not touch each other: a part is as many
-// of them as L1 holds beside what the tokens bring. They are dense in the table, so that the work is done in place.
+// In Mamba-2 a head's state is [state size, head size] and its columns do not touch each other: a part is four vectors of
+// them. In Mamba-1 the channels do not touch each other, and a part is some of them.
 #include "activations.h"
 #include "recurrence.h"
 
 namespace {
 
-constexpr long kPartBytes = 16384;  // of float32 state, in Mamba-2: half of the smallest L1
-constexpr long kChannels = 64;      // of a part, in Mamba-1, where each has its own decays to find
-constexpr long kTokens = 8;         // prepared at a time
+constexpr long kTokens = 8;     // prepared at a time, in Mamba-2
+constexpr long kChannels = 64;  // of a part, in Mamba-1
+
+template <class T, class S>
+struct Mamba2 {
+    const T* x;  // token t's heads at t * ldx
+    long ldx;
+    const T* dt;
+    long lddt;
+    const float* a;
+    const T* b;
+    long ldb;
+    const T* c;
+    long ldc;
+    const float* d;
+    const float* dt_bias;
+    S* state;
+    StateBatch batch;
+    T* out;
+    long heads;
+    long groups;
+    long head_size;
+    long state_size;
+    float dt_min;
+    float dt_max;
+};
+
+// What some tokens bring to all columns of a head.
+struct Mamba2Tokens {
+    long size;  // of a state's column, rounded up to whole vectors
+    float* b;   // [kTokens][size]
+    float* c;   // [kTokens][size]
+    float dt[kTokens];
+    float decay[kTokens];
+};
+
+// A few tokens at once, since the exponentials of one head's dt cost as much for one token as for a vector of them.
+template <class T, class S>
+void prepare(const Mamba2<T, S>& call, long head, long first, long count, Mamba2Tokens& tokens) {
+    for (long t = 0; t < count; ++t) tokens.dt[t] = to_float(call.dt[(first + t) * call.lddt + head]);
+    for_each_vector(count, [&](long i, long part) {
+        const Vec dt = softplus(load_part(tokens.dt + i, part) + set1(call.dt_bias[head]));
+        const Vec clamped = min(set1(call.dt_max), max(set1(call.dt_min), dt));
+        store_part(tokens.dt + i, clamped, part);
+        store_part(tokens.decay + i, exp(clamped * set1(call.a[head])), part);
+    });
+    const long n = call.state_size, group = head / (call.heads / call.groups);
+    for (long t = 0; t < count; ++t) {
+        widen_row(call.b + (first + t) * call.ldb + group * n, n, set1(1.0f), tokens.b + t * tokens.size);
+        widen_row(call.c + (first + t) * call.ldc + group * n, n, set1(1.0f), tokens.c + t * tokens.size);
+    }
+}
+
+// One token in kCount vectors of columns, `part` lanes each: x and out at the first of them.
+template <int kCount, class T, class S>
+FOREBAY_INLINE void advance_columns(S* state, long stride, long state_size, const float* b, const float* c, float dt,
+                                    float decay, const T* x, float skip, T* out, long part) {
+    Vec input[kCount], sum[kCount];
+    for (int j = 0; j < kCount; ++j) {
+        input[j] = set1(dt) * load_part(x + j * W, part);
+        sum[j] = zero();
+    }
+    for (long n = 0; n < state_size; ++n) {
+        const Vec bn = set1(b[n]), cn = set1(c[n]);
+        S* row = state + n * stride;
+        for (int j = 0; j < kCount; ++j) {
+            const Vec after = fma(bn, input[j], load_part(row + j * W, part) * set1(decay));
+            store_part(row + j * W, after, part);
+            sum[j] = fma(cn, after, sum[j]);
+        }
+    }
+    for (int j = 0; j < kCount; ++j) {
+        store_part(out + j * W, fma(set1(skip), load_part(x + j * W, part), sum[j]), part);
+    }
+}
+
+// The prepared tokens, from `first` on, in `columns` columns of a head that begin at its entry `entry` of all heads'.
+template <class T, class S>
+void advance_tokens(const Mamba2<T, S>& call, const StateBlock<S>& block, long head, long entry, long columns, long first,
+                    long count, const Mamba2Tokens& tokens) {
+    for_each_columns(columns, [&]<int kCount>(Count<kCount>, long column, long part) {
+        for (long t = 0; t < count; ++t) {
+            const T* x = call.x + (first + t) * call.ldx + entry + column;
+            T* out = call.out + (first + t) * call.heads * call.head_size + entry + column;
+            advance_columns<kCount>(block.at() + column, block.stride(), call.state_size, tokens.b + t * tokens.size,
+                                    tokens.c + t * tokens.size, tokens.dt[t], tokens.decay[t], x, call.d[head], out,
+                                    part);
+        }
+    });
+}
+
+template <class T, class S>
+void mamba2_part(const Mamba2<T, S>& call, long seq, long head, long first_column, long columns) {
+    const long n = call.state_size, size = round_up(n, W), p = call.head_size;
+    float* memory = static_cast<float*>(thread_scratch(2 * kTokens * size * sizeof(float) + n * columns * sizeof(S)));
+    Mamba2Tokens tokens{size, memory, memory + kTokens * size, {}, {}};
+    const StateBlock<S> block(call.state, call.heads * n * p, {head * n * p + first_column, n, columns, p}, call.batch,
+                              seq, reinterpret_cast<S*>(memory + 2 * kTokens * size));
+    run_block(call.batch, seq, block, [&](long begin, long end) {
+        for (long first = begin; first < end; first += kTokens) {
+            const long count = std::min(kTokens, end - first);
+            prepare(call, head, first, count, tokens);
+            advance_tokens(call, block, head, head * p + first_column, columns, first, count, tokens);
+        }
+    });
+}
+
+template <class T, class S>
+void mamba2_scan(Pool& pool, const Mamba2<T, S>& call) {
+    const long parts_of_head = (call.head_size + kColumns - 1) / kColumns;
+    for_each_part(pool, call.batch, call.heads * parts_of_head, [&](long seq, long part) {
+        const long first = part % parts_of_head * kColumns;
+        mamba2_part(call, seq, part / parts_of_head, first, std::min(kColumns, call.head_size - first));
+    });
+}
 
 // `kRows` rows of state, `columns` each: state = state * decay(row, i) + x[row] * b, and returns state @ c of each row. b
 // and c are padded with zeros to whole vectors. A row's result is the same whatever the number of rows.
@@ -40,114 +152,6 @@ void advance(S* state, long rows, long columns, const float* x, const float* b, 
         finish(r, 4, advance_rows<4>(state + r * columns, columns, x + r, b, c, decay_of(r)));
     }
     for (; r < rows; ++r) finish(r, 1, advance_rows<1>(state + r * columns, columns, x + r, b, c, decay_of(r)));
-}
-
-template <class T, class S>
-struct Mamba2 {
-    const T* x;  // token t's heads at t * ldx
-    long ldx;
-    const T* dt;
-    long lddt;
-    const float* a;
-    const T* b;
-    long ldb;
-    const T* c;
-    long ldc;
-    const float* d;
-    const float* dt_bias;
-    S* state;
-    StateBatch batch;
-    T* out;
-    long heads;
-    long groups;
-    long head_size;
-    long state_size;
-    float dt_min;
-    float dt_max;
-
-    // A part: a head's entries, or as many as fit.
-    long rows_of_part() const {
-        const long fit = kPartBytes / static_cast<long>(sizeof(float)) / state_size / 4 * 4;
-        return std::min(head_size, std::max(4L, fit));
-    }
-};
-
-// What some tokens bring to some rows of one head.
-struct Mamba2Tokens {
-    long rows;     // rounded up to whole vectors
-    long columns;  // likewise; zeros behind
-    float* x;      // [kTokens][rows]: dt' x
-    float* b;      // [kTokens][columns]
-    float* c;      // [kTokens][columns]
-    float dt[kTokens];
-    float decay[kTokens];
-
-    static long num_floats(long rows, long columns) { return kTokens * (round_up(rows, W) + 2 * round_up(columns, W)); }
-
-    Mamba2Tokens(long num_rows, long num_columns, float* memory)
-        : rows(round_up(num_rows, W)), columns(round_up(num_columns, W)), x(memory), b(x + kTokens * rows),
-          c(b + kTokens * columns) {}
-};
-
-// A few tokens at once, since the exponentials of one head's dt cost as much for one token as for a vector of them.
-template <class T, class S>
-void prepare(const Mamba2<T, S>& call, long head, long row, long rows, long first, long count, Mamba2Tokens& tokens) {
-    for (long t = 0; t < count; ++t) tokens.dt[t] = to_float(call.dt[(first + t) * call.lddt + head]);
-    for_each_vector(count, [&](long i, long part) {
-        const Vec dt = softplus(load_part(tokens.dt + i, part) + set1(call.dt_bias[head]));
-        const Vec clamped = min(set1(call.dt_max), max(set1(call.dt_min), dt));
-        store_part(tokens.dt + i, clamped, part);
-        store_part(tokens.decay + i, exp(clamped * set1(call.a[head])), part);
-    });
-    const long n = call.state_size, group = head / (call.heads / call.groups);
-    for (long t = 0; t < count; ++t) {
-        const T* x = call.x + (first + t) * call.ldx + head * call.head_size + row;
-        widen_row(x, rows, set1(tokens.dt[t]), tokens.x + t * tokens.rows);
-        widen_row(call.b + (first + t) * call.ldb + group * n, n, set1(1.0f), tokens.b + t * tokens.columns);
-        widen_row(call.c + (first + t) * call.ldc + group * n, n, set1(1.0f), tokens.c + t * tokens.columns);
-    }
-}
-
-// One prepared token; x and out at the first of the rows.
-template <class T, class S>
-void advance_token(S* state, long rows, long columns, const Mamba2Tokens& tokens, long t, const T* x, float skip,
-                   T* out) {
-    const Vec decay = set1(tokens.decay[t]);
-    const __m128 skip4 = _mm_set1_ps(skip);
-    advance(
-        state, rows, columns, tokens.x + t * tokens.rows, tokens.b + t * tokens.columns, tokens.c + t * tokens.columns,
-        [=](long) { return [=](int, long, long) { return decay; }; },
-        [=](long r, long count, __m128 y) {
-            store4(out + r, _mm_add_ps(y, _mm_mul_ps(skip4, load4(x + r, count))), count);
-        });
-}
-
-template <class T, class S>
-void mamba2_part(const Mamba2<T, S>& call, long seq, long head, long row, long rows) {
-    const long n = call.state_size, entry = head * call.head_size + row, floats = Mamba2Tokens::num_floats(rows, n);
-    float* memory = static_cast<float*>(thread_scratch(floats * sizeof(float) + rows * n * sizeof(S)));
-    Mamba2Tokens tokens(rows, n, memory);
-    const StateBlock<S> block(call.state, call.heads * call.head_size * n, {entry * n, rows, n, n},
-                              call.batch.slots[seq], true, reinterpret_cast<S*>(memory + floats));
-    run_block(call.batch, seq, block, [&](long begin, long end) {
-        for (long first = begin; first < end; first += kTokens) {
-            const long count = std::min(kTokens, end - first);
-            prepare(call, head, row, rows, first, count, tokens);
-            for (long t = 0; t < count; ++t) {
-                advance_token(block.at(), rows, n, tokens, t, call.x + (first + t) * call.ldx + entry, call.d[head],
-                              call.out + (first + t) * call.heads * call.head_size + entry);
-            }
-        }
-    });
-}
-
-template <class T, class S>
-void mamba2_scan(Pool& pool, const Mamba2<T, S>& call) {
-    const long most = call.rows_of_part(), parts_of_head = (call.head_size + most - 1) / most;
-    for_each_part(pool, call.batch, call.heads * parts_of_head, [&](long seq, long part) {
-        const long row = part % parts_of_head * most;
-        mamba2_part(call, seq, part / parts_of_head, row, std::min(most, call.head_size - row));
-    });
 }
 
 template <class T, class S>
@@ -214,7 +218,7 @@ void mamba1_scan(Pool& pool, const Mamba1<T, S>& call) {
         const long first = part * kChannels, count = std::min(kChannels, call.channels - first);
         float* memory = static_cast<float*>(thread_scratch(2 * columns * sizeof(float) + count * n * sizeof(S)));
         Mamba1Token token{memory, memory + columns, {}, {}};
-        const StateBlock<S> block(call.state, call.channels * n, {first * n, count, n, n}, call.batch.slots[seq], true,
+        const StateBlock<S> block(call.state, call.channels * n, {first * n, 1, count * n, count * n}, call.batch, seq,
                                   reinterpret_cast<S*>(memory + 2 * columns));
         run_block(call.batch, seq, block, [&](long begin, long end) {
             for (long t = begin; t < end; ++t) {

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "pool.h"
 #include "simd.h"
@@ -58,9 +59,13 @@ struct BlockShape {
 template <class S>
 class StateBlock {
   public:
-    StateBlock(S* table, long slot_entries, const BlockShape& shape, long slot, bool in_place, S* spare)
-        : table_(table + shape.offset), slot_entries_(slot_entries), shape_(shape), slot_(slot),
-          in_place_(in_place && slot != 0), at_(table_ + slot * slot_entries), stride_(shape.stride) {
+    StateBlock(S* table, long slot_entries, const BlockShape& shape, const StateBatch& batch, long seq, S* spare)
+        : table_(table + shape.offset), slot_entries_(slot_entries), shape_(shape), slot_(batch.slots[seq]),
+          at_(table_ + slot_ * slot_entries), stride_(shape.stride) {
+        // Rows that lie apart in the table are in so few of L1's sets that they drive each other out: for one token
+        // that does not matter.
+        const bool dense = shape.columns == shape.stride, once = batch.q_start[seq + 1] - batch.q_start[seq] == 1;
+        in_place_ = slot_ != 0 && (dense || once);
         if (in_place_) return;
         for (long r = 0; r < shape.rows; ++r) std::copy_n(at_ + r * stride_, shape.columns, spare + r * shape.columns);
         at_ = spare;
@@ -86,10 +91,25 @@ class StateBlock {
     long slot_entries_;
     BlockShape shape_;
     long slot_;
-    bool in_place_;
     S* at_;
     long stride_;
+    bool in_place_;
 };
+
+// How many vectors side by side a kernel takes at once.
+template <int kCount>
+using Count = std::integral_constant<int, kCount>;
+
+constexpr long kColumns = 4 * W;  // of a part: 128 rows of float32 are then 32 KiB with AVX-512, 16 KiB with AVX2
+
+// Calls body(Count, first column, lanes) until all columns are done: for four vectors, two or one at a time.
+template <class Body>
+void for_each_columns(long columns, const Body& body) {
+    long i = 0;
+    for (; i + 4 * W <= columns; i += 4 * W) body(Count<4>(), i, static_cast<long>(W));
+    for (; i + 2 * W <= columns; i += 2 * W) body(Count<2>(), i, static_cast<long>(W));
+    for_each_vector(columns - i, [&](long j, long lanes) { body(Count<1>(), i + j, lanes); });
+}
 
 // Calls run(first token, end) for the stretches of a sequence between its snapshots, and save(slot) where one is due.
 template <class Run, class Save>
