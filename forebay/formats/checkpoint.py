@@ -92,7 +92,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     for stored in file.tensors.values():
         if stored.name != ROPE_FACTORS:  # part of the configuration
             tensors.update(_gguf_tensors(file, stored, architecture, config))
-    tensors = architecture.restore(tensors)
+    tensors = architecture.restore(architecture.reorder(tensors, config.extra))
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata=file.metadata)
 
 

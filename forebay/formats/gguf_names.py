@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.formats import gguf_mamba, gguf_window
+from forebay.formats import gguf_delta, gguf_mamba, gguf_window
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import Architecture
 
@@ -45,6 +45,7 @@ ARCHITECTURES: Final = {
     "qwen3moe": Architecture(model_type="qwen3_moe", block_names=_MOE),
     "smollm3": Architecture(model_type="smollm3", interleaved_rope=True, block_names=_PRE_NORM),
     "olmo2": Architecture(model_type="olmo2", block_names=_POST_NORM),
+    **gguf_delta.ARCHITECTURES,
     **gguf_mamba.ARCHITECTURES,
     **gguf_window.ARCHITECTURES,
 }
@@ -121,7 +122,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         config["head_dim"] = own["rope.dimension_count"]
     if architecture.model_type == "qwen3_moe":
         config["norm_topk_prob"] = True  # the format has no key for it: every file of this architecture has it
-    for key in ("rope.dimension_count", "attention.value_length"):
+    for key in {"rope.dimension_count", "attention.value_length"}.difference(architecture.keys, architecture.checked):
         if key in own and own[key] != config.get("head_dim", own[key]):
             raise ModelError(
                 f"{file.path}: {key} is {own[key]!r} and the head size {config['head_dim']!r}: unsupported"

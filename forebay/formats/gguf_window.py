@@ -15,7 +15,7 @@ import numpy as np
 from forebay.base.errors import ModelError
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import TOP_NAMES, Architecture, Tensors
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, read_tensor
+from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, less_one, read_tensor
 
 _SIGMOID: Final = 2  # llama.cpp's number of that gating function
 _GEMMA3_27B_LAYERS: Final = 62
@@ -116,11 +116,7 @@ def _configure_gemma3(file: GgufFile, own: Mapping[str, Any], config: dict[str, 
 
 def _restore_gemma3(tensors: Tensors) -> Tensors:
     """Norm weights are stored as they are used, not as differences from 1."""
-    return {name: _less_one(tensor) if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()}
-
-
-def _less_one(tensor: StoredTensor) -> StoredTensor:
-    return ComputedTensor(tensor.shape, [tensor], lambda: (piece - 1 for piece in tensor.pieces()))
+    return {name: less_one(tensor) if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()}
 
 
 def _configure_gpt_oss(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:

@@ -56,3 +56,8 @@ class ComputedTensor:
         self.storage = sources[0].storage
         self.num_bytes = sum(source.num_bytes for source in sources)
         self.pieces = compute
+
+
+def less_one(tensor: StoredTensor) -> StoredTensor:
+    """Of norm weights that are stored as they are used, the differences from 1."""
+    return ComputedTensor(tensor.shape, [tensor], lambda: (piece - 1 for piece in tensor.pieces()))

@@ -146,6 +146,28 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    # The format has one number for two: mscale and mscale_all_dim.
+    "deepseek_v3-gguf": (
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 2,
+            "n_routed_experts": 12,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 5_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "mscale": 0.8,
+                "mscale_all_dim": 0.8,
+            },
+        },
+    ),
     "deepseek_v3-plain-routing-biases": (
         "deepseek_v3",
         {
@@ -187,6 +209,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
             "attention_bias": True,
         },
+    ),
+    "kimi_linear-gguf": (  # the format has one number of heads for both kinds of layers
+        "kimi_linear",
+        {**_KIMI, "linear_num_heads": 4, "linear_conv_kernel_dim": 3, "q_lora_rank": None},
     ),
     "kimi_linear-published-fields": (
         "kimi_linear",

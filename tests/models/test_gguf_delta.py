@@ -1,0 +1,244 @@
+"""GGUF files of models with delta rules and latent attention give the logits of the model they were made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from forebay.base.errors import ModelError
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.model_config import ModelConfig
+from tests.formats.gguf_files import write_gguf
+from tests.models.drive import Driver
+from tests.models.test_gguf import stacked_experts
+from tests.models.test_gguf_window import common_metadata
+from tests.models.tiny import random_ids
+
+Named = Iterator[tuple[str, np.ndarray]]
+
+
+class Conversion(NamedTuple):
+    """What llama.cpp's converter does to a family's tensors, and writes of its configuration besides the common."""
+
+    arch: gguf.MODEL_ARCH
+    tensors: Callable[[str, np.ndarray, ModelConfig], Named]
+    metadata: Callable[[ModelConfig], dict[str, Any]]
+
+
+def decays(name: str, values: np.ndarray) -> tuple[str, np.ndarray]:
+    return name.replace("dt_bias", "dt_proj.bias"), -np.exp(values) if name.endswith("A_log") else values
+
+
+def qwen_norms(name: str, values: np.ndarray) -> np.ndarray:
+    own = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
+    return values + 1 if own else values.squeeze() if "conv1d" in name or "shared_expert_gate" in name else values
+
+
+def qwen3_5_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
+    """Value heads go from grouped by key head to one of each key head after the other."""
+    extra = config.extra
+    groups, size = extra["linear_num_key_heads"], extra["linear_value_head_dim"]
+    keys = 2 * groups * extra["linear_key_head_dim"]
+
+    def tiled(part: np.ndarray, size: int) -> np.ndarray:
+        return part.reshape(groups, -1, size, *part.shape[1:]).swapaxes(0, 1).reshape(part.shape)
+
+    values = qwen_norms(name, values)
+    if "in_proj_qkv." in name or "conv1d" in name:
+        values = np.concatenate([values[:keys], tiled(values[keys:], size)])
+    elif "in_proj_z" in name:
+        values = tiled(values, size)
+    elif re.search(r"in_proj_[ab]\.|A_log|dt_bias", name):
+        values = tiled(values, 1)
+    elif "linear_attn.out_proj" in name:
+        values = tiled(values.T, size).T
+    yield decays(name, values)
+
+
+def qwen3_next_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
+    if not name.endswith("in_proj_qkvz.weight"):
+        yield decays(name, qwen_norms(name, values))
+        return
+    extra = config.extra
+    key, groups = extra["linear_key_head_dim"], extra["linear_num_key_heads"]
+    value = extra["linear_value_head_dim"] * extra["linear_num_value_heads"] // groups
+    by_head = values.reshape(groups, 2 * key + 2 * value, -1)
+    parts = np.split(by_head, [key, 2 * key, 2 * key + value], axis=1)
+    q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
+    yield name.replace("qkvz", "qkv"), np.concatenate([q, k, v])
+    yield name.replace("qkvz", "z"), z
+
+
+def qwen_metadata(config: ModelConfig) -> dict[str, Any]:
+    extra = config.extra
+    metadata = {
+        "ssm.conv_kernel": extra["linear_conv_kernel_dim"],
+        "ssm.state_size": extra["linear_key_head_dim"],
+        "ssm.group_count": extra["linear_num_key_heads"],
+        "ssm.time_step_rank": extra["linear_num_value_heads"],
+        "ssm.inner_size": extra["linear_num_value_heads"] * extra["linear_value_head_dim"],
+        "full_attention_interval": 2,
+        "rope.dimension_count": extra["rotary_dim"],
+        "rope.dimension_sections": [11, 11, 10, 0],
+    }
+    if "num_experts" not in extra:
+        return metadata
+    shared = {"expert_shared_feed_forward_length": extra["shared_expert_intermediate_size"]}
+    return {**metadata, **expert_metadata(config), **shared}
+
+
+def expert_metadata(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "expert_count": config.extra["num_experts"],
+        "expert_used_count": config.extra["num_experts_per_tok"],
+        "expert_feed_forward_length": config.extra["moe_intermediate_size"],
+    }
+
+
+def latent_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
+    if not name.endswith("kv_b_proj.weight"):
+        yield name.replace("e_score_correction_bias", "e_score_correction.bias"), values
+        return
+    by_head = values.reshape(config.num_heads, -1, values.shape[1])
+    keys, heads = np.split(by_head, [config.extra["qk_nope_head_dim"]], axis=1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.swapaxes(1, 2)
+    yield name.replace("kv_b_proj", "v_b_proj"), heads
+
+
+def kimi_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
+    if ".0.block_sparse_moe" in name:  # which is how transformers writes the MLP of that layer
+        name = name.replace("block_sparse_moe", "mlp")
+    for here, there in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+        name = name.replace(f"block_sparse_moe.experts.{here}", f"mlp.experts.{there}")
+    if "conv1d" in name:
+        values = values.reshape(1, len(values), 1, -1)
+    yield from latent_tensors(*decays(name, values), config)
+
+
+def latent_metadata(config: ModelConfig) -> dict[str, Any]:
+    """Keys and values are those of one head that all share; their lengths are those of what it holds."""
+    extra = config.extra
+    rank, rotated = extra["kv_lora_rank"], extra["qk_rope_head_dim"]
+    metadata = {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": rank,
+        "attention.key_length_mla": extra["qk_nope_head_dim"] + rotated,
+        "attention.value_length_mla": extra["v_head_dim"],
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": rotated,
+        "leading_dense_block_count": extra["mlp_layer_types"].count("dense"),
+        "expert_shared_count": extra["n_shared_experts"],
+        "expert_weights_scale": extra["routed_scaling_factor"],
+        "expert_gating_func": 2,
+        "vocab_size": config.vocab_size,
+        **expert_metadata(config),
+    }
+    return {**metadata, "attention.q_lora_rank": extra["q_lora_rank"]} if extra["q_lora_rank"] else metadata
+
+
+def deepseek_metadata(config: ModelConfig) -> dict[str, Any]:
+    extra, yarn = config.extra, config.rope_scaling
+    metadata = {
+        **latent_metadata(config),
+        "expert_group_count": extra["n_group"],
+        "expert_group_used_count": extra["topk_group"],
+    }
+    if extra["norm_topk_prob"]:
+        metadata["expert_weights_norm"] = True
+    if yarn is None:
+        return metadata
+    return {
+        **metadata,
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": yarn["factor"],
+        "rope.scaling.original_context_length": int(yarn["original_max_position_embeddings"]),
+        "rope.scaling.yarn_log_multiplier": 0.1 * yarn["mscale_all_dim"],
+    }
+
+
+def kimi_metadata(config: ModelConfig) -> dict[str, Any]:
+    extra = config.extra
+    return {
+        **latent_metadata(config),
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in extra["layer_types"]],
+        "attention.value_length": 72,  # what published configurations call head_dim
+        "ssm.conv_kernel": extra["linear_conv_kernel_dim"],
+        "kda.head_dim": extra["linear_head_dim"],
+    }
+
+
+QWEN3_5 = (qwen3_5_tensors, qwen_metadata)
+CONVERSIONS = {
+    "qwen3_5_text": Conversion(gguf.MODEL_ARCH.QWEN35, *QWEN3_5),
+    "qwen3_5_text-one-key-head-biases-tied": Conversion(gguf.MODEL_ARCH.QWEN35, *QWEN3_5),
+    "qwen3_5_moe_text": Conversion(gguf.MODEL_ARCH.QWEN35MOE, *QWEN3_5),
+    "qwen3_next": Conversion(gguf.MODEL_ARCH.QWEN3NEXT, qwen3_next_tensors, qwen_metadata),
+    "deepseek_v3-gguf": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, latent_tensors, deepseek_metadata),
+    "deepseek_v3-dense": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, latent_tensors, deepseek_metadata),
+    "kimi_linear-gguf": Conversion(gguf.MODEL_ARCH.KIMI_LINEAR, kimi_tensors, kimi_metadata),
+}
+
+
+def convert(source: Path, case: str, path: Path, **metadata: Any) -> Path:
+    """As llama.cpp's converter does it, with names from the gguf package's own table."""
+    conversion, config = CONVERSIONS[case], open_checkpoint(source).config
+    names = gguf.get_tensor_name_map(conversion.arch, config.num_layers)
+    tensors = {
+        names.get_name(new, try_suffixes=(".weight", ".bias")): np.ascontiguousarray(changed)
+        for name, values in stacked_experts(load_file(source / "model.safetensors")).items()
+        for new, changed in conversion.tensors(name, values, config)
+    }
+    written = {**common_metadata(config), **conversion.metadata(config), **metadata}
+    return write_gguf(path, written, tensors, architecture=gguf.MODEL_ARCH_NAMES[conversion.arch])
+
+
+@pytest.mark.parametrize("case", CONVERSIONS)
+def test_a_converted_model_gives_the_logits_of_the_original(case, tiny, load, tmp_path):
+    original, ids = tiny(case), random_ids(40, seed=8)
+    (logits,) = Driver(load(convert(original.path, case, tmp_path / "m.gguf"))).step([(1, ids)])
+    torch.testing.assert_close(logits, original.logits(ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", CONVERSIONS)
+def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
+    expected = open_checkpoint(tiny(case).path).config
+    got = open_checkpoint(convert(tiny(case).path, case, tmp_path / "m.gguf")).config
+    assert got.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
+    assert rounded(got.extra) == rounded(expected.extra)
+    not_said = {"bos_token_id": None, "eos_token_ids": (), "rms_norm_eps": 0.0, "extra": {}}
+    assert replace(got, **not_said) == replace(expected, **not_said)
+
+
+def rounded(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The format's numbers are of single precision."""
+    return {name: round(value, 5) if isinstance(value, float) else value for name, value in extra.items()}
+
+
+@pytest.mark.parametrize(
+    ("case", "metadata", "message"),
+    [
+        ("qwen3_5_text", {"nextn_predict_layers": 1}, "draft tokens"),
+        ("qwen3_5_text", {"ssm.inner_size": 71}, "channels"),
+        ("qwen3_5_text", {"ssm.time_step_rank": 0}, "ssm.time_step_rank"),
+        ("qwen3_5_text", {"rope.dimension_count": 17}, "rotated"),
+        ("qwen3_5_text", {"block_count": 1 << 20}, "block_count"),
+        ("deepseek_v3-gguf", {"expert_gating_func": 1}, "gating function 1"),
+        ("deepseek_v3-gguf", {"attention.key_length": 25}, "entries of a key"),
+        ("deepseek_v3-gguf", {"rope.scaling.yarn_log_multiplier": 0.0}, "ambiguous"),
+        ("kimi_linear-gguf", {"attention.key_length_mla": 8}, "qk_nope_head_dim"),
+    ],
+)
+def test_metadata_that_are_not_honoured_are_refused(case, metadata, message, tiny, tmp_path):
+    path = convert(tiny(case).path, case, tmp_path / "m.gguf", **metadata)
+    with pytest.raises(ModelError, match=re.escape(message)):
+        open_checkpoint(path)
