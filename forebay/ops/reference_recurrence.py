@@ -123,7 +123,7 @@ class TorchRecurrence:
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
     ) -> Tensor:
-        groups = (*x.shape[:-1], -1, group_size)
+        groups = (len(x), x.shape[1] // group_size, group_size)
         x32, gate32 = x.float().reshape(groups), gate.float().reshape(groups)
         opened = gate32.sigmoid() if sigmoid else F.silu(gate32)
         if not norm_first:

@@ -68,16 +68,16 @@ class Conv:
     def inputs(self, tokens: int, dtype: torch.dtype, seed: int) -> Inputs:
         return {"x": normal((tokens, self.channels), dtype, seed)}
 
-    def _weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    def weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         bias = normal((self.channels,), dtype, seed=91) if self.bias else None
         return normal((self.channels, self.taps), dtype, seed=90), bias
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
-        weight, bias = self._weights(inputs["x"].dtype)
+        weight, bias = self.weights(inputs["x"].dtype)
         return ops.causal_conv(inputs["x"], weight, bias, state, batch, silu=self.silu)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
-        weight, bias = (None if w is None else w.double().numpy() for w in self._weights(self.dtype))
+        weight, bias = (None if w is None else w.double().numpy() for w in self.weights(self.dtype))
         assert weight is not None
         outputs = []
         for x in inputs["x"]:
@@ -107,19 +107,19 @@ class Mamba2:
             "c": normal((tokens, self.groups, self.state_size), dtype, seed + 3),
         }
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
         """a, d, dt_bias."""
         a, d, dt_bias = (normal((self.heads,), torch.float32, seed=s) for s in (80, 81, 82))
         return -a.exp(), d, dt_bias
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         x, dt, b, c = (inputs[name] for name in ("x", "dt", "b", "c"))
-        a, d, dt_bias = self._weights()
+        a, d, dt_bias = self.weights()
         least, most = self.dt_limits
         return ops.mamba2_scan(x, dt, a, b, c, d, dt_bias, state, batch, dt_min=least, dt_max=most)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
-        a, d, dt_bias = (w.double().numpy() for w in self._weights())
+        a, d, dt_bias = (w.double().numpy() for w in self.weights())
         out = np.empty_like(inputs["x"])
         for t in range(len(out)):
             for h in range(self.heads):
@@ -147,18 +147,18 @@ class Mamba1:
             "c": normal((tokens, self.state_size), dtype, seed + 3),
         }
 
-    def _weights(self) -> tuple[Tensor, Tensor, Tensor]:
+    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
         """a, d, dt_bias."""
         d, dt_bias = (normal((self.channels,), torch.float32, seed=s) for s in (81, 82))
         return -normal(self.state_shape(), torch.float32, seed=80).exp(), d, dt_bias
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         x, dt, b, c = (inputs[name] for name in ("x", "dt", "b", "c"))
-        a, d, dt_bias = self._weights()
+        a, d, dt_bias = self.weights()
         return ops.mamba1_scan(x, dt, a, b, c, d, dt_bias, state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
-        a, d, dt_bias = (w.double().numpy() for w in self._weights())
+        a, d, dt_bias = (w.double().numpy() for w in self.weights())
         out = np.empty_like(inputs["x"])
         for t, x in enumerate(inputs["x"]):
             dt = np.log1p(np.exp(inputs["dt"][t] + dt_bias))
