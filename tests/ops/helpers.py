@@ -29,7 +29,10 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
 
 @dataclass(kw_only=True)
 class PagedCase:
-    """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache."""
+    """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache.
+
+    `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows.
+    """
 
     seq_lens: list[int]
     query_lens: list[int]
@@ -37,6 +40,9 @@ class PagedCase:
     q_heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
+    v_dim: int = 0
+    latent: bool = False
+    with_sinks: bool = False
     dtype: torch.dtype = torch.float32
     sliding_window: int = 0
     seed: int = 0
@@ -53,7 +59,10 @@ class PagedCase:
         slots = (num_pages + 1) * self.page_size
         shape = (slots, self.kv_heads, self.head_dim)
         self.k_cache = torch.full(shape, float("nan"), dtype=self.dtype)
-        self.v_cache = torch.full(shape, float("nan"), dtype=self.dtype)
+        v_dim = self.v_dim or self.head_dim
+        values = torch.full((*shape[:2], v_dim), float("nan"), dtype=self.dtype)
+        self.v_cache = self.k_cache[..., :v_dim] if self.latent else values
+        self.sinks = normal((self.q_heads,), torch.float32, self.seed, scale=2) if self.with_sinks else None
         for i, length in enumerate(self.seq_lens):
             # The key of a position depends on the sequence and position alone, so that layouts can be compared.
             used = -(-length // self.page_size)
@@ -61,7 +70,8 @@ class PagedCase:
             at = torch.arange(length)
             loc = self.page_table[i + 1, at // self.page_size].long() * self.page_size + at % self.page_size
             self.k_cache[loc] = normal((length, *shape[1:]), self.dtype, self.seed * 1000 + i)
-            self.v_cache[loc] = normal((length, *shape[1:]), self.dtype, self.seed * 1000 + 500 + i)
+            if not self.latent:
+                self.v_cache[loc] = normal((length, self.kv_heads, v_dim), self.dtype, self.seed * 1000 + 500 + i)
         self.queries = [
             normal((length, self.q_heads, self.head_dim), self.dtype, self.seed * 1000 + 900 + i)
             for i, length in enumerate(self.seq_lens)
@@ -86,4 +96,5 @@ class PagedCase:
             self.page_size,
             self.head_dim**-0.5,
             self.sliding_window,
+            self.sinks,
         )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -9,9 +11,21 @@ from forebay.ops.reference import TorchOps
 from tests.ops.helpers import PagedCase, assert_close, assert_same_bits
 
 RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 65]}
+KINDS = {
+    "sinks": {"q_heads": 6, "with_sinks": True},
+    "sinks-in-a-window": {"q_heads": 6, "with_sinks": True, "sliding_window": 50},
+    "smaller-values": {"head_dim": 96, "v_dim": 64},
+    "larger-values": {"head_dim": 12, "v_dim": 20},
+    "latent": {"q_heads": 5, "kv_heads": 1, "head_dim": 80, "v_dim": 64, "latent": True},
+}
 
 
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.fixture(params=KINDS.values(), ids=KINDS.keys())
+def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+@pytest.mark.parametrize("head_dim", [12, 16, 20, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("group", [1, 2, 3, 4])
 def test_ragged_attention_equals_the_reference(
     native: NativeOps, reference: TorchOps, dtype: torch.dtype, head_dim: int, group: int
@@ -112,3 +126,64 @@ def test_what_has_left_the_window_never_influences_a_live_row(each_ops: Ops, dty
     case.k_cache[gone] = float("nan")
     case.v_cache[gone] = float("nan")
     assert_same_bits(case.run(each_ops), before)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_sinks_and_values_of_another_size_equal_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, kind: dict[str, Any], page_size: int
+) -> None:
+    case = PagedCase(**RAGGED, **kind, page_size=page_size, dtype=dtype)
+    assert_close(case.run(native), case.run(reference))
+
+
+@pytest.mark.parametrize("q_heads", [16, 71])
+def test_latent_attention_of_deepseeks_size_equals_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, q_heads: int
+) -> None:
+    case = PagedCase(
+        seq_lens=[1, 130],
+        query_lens=[1, 3],
+        q_heads=q_heads,
+        kv_heads=1,
+        head_dim=576,
+        v_dim=512,
+        latent=True,
+        dtype=dtype,
+    )
+    assert_close(case.run(native), case.run(reference))
+
+
+def test_a_sink_is_a_key_without_a_value(each_ops: Ops) -> None:
+    case = PagedCase(seq_lens=[9], query_lens=[1], q_heads=4, kv_heads=4, with_sinks=True)
+    assert case.sinks is not None
+    loc = case.page_table[1, 0] * case.page_size + torch.arange(9)
+    scores = torch.einsum("hd,lhd->hl", case.queries[0][8], case.k_cache[loc]) / 8
+    weights = torch.cat([scores, case.sinks.unsqueeze(1)], dim=1).softmax(dim=1)
+    expected = torch.einsum("hl,lhd->hd", weights[:, :9], case.v_cache[loc])
+    assert_close(case.run(each_ops)[0], expected)
+
+
+def test_chunks_company_and_threads_change_no_bit_of_any_kind(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype, kind: dict[str, Any]
+) -> None:
+    case = PagedCase(**RAGGED, **kind, dtype=dtype)
+    together, start = case.run(native), 0
+    assert_same_bits(case.run(single_threaded), together)
+    for i, length in enumerate(case.query_lens):
+        assert_same_bits(case.run(native, [i]), together[start : start + length])
+        start += length
+    whole = PagedCase(seq_lens=[150], query_lens=[150], **kind, dtype=dtype)
+    for chunk in (1, 7, 64):
+        spans = [(a, min(a + chunk, 150)) for a in range(0, 150, chunk)]
+        assert_same_bits(torch.cat([whole.run(native, until={0: span}) for span in spans]), whole.run(native))
+
+
+def test_foreign_slots_never_influence_a_live_row_of_any_kind_c5(
+    each_ops: Ops, dtype: torch.dtype, kind: dict[str, Any]
+) -> None:
+    case = PagedCase(**RAGGED, **kind, dtype=dtype)
+    poisoned = case.run(each_ops)
+    assert poisoned.isfinite().all()
+    for cache in (case.k_cache, case.v_cache):
+        cache.nan_to_num_(nan=0.0)
+    assert_same_bits(case.run(each_ops), poisoned)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
@@ -38,3 +39,21 @@ def test_store_kv_writes_the_given_slots_and_no_others(
     reference.store_kv(k, v, caches[2], caches[3], loc)
     assert_same_bits(caches[0], caches[2])
     assert_same_bits(caches[1], caches[3])
+
+
+def test_store_kv_of_values_within_keys(each_ops: Ops, dtype: torch.dtype) -> None:
+    latent = normal((5, 1, 40 + 9), dtype, seed=2)[..., :40]
+    k_cache = normal((20, 1, 40), dtype, seed=3)
+    expected, loc = k_cache.clone(), torch.tensor([3, 1, 4, 15, 9])
+    expected[loc] = latent
+    each_ops.store_kv(latent, latent[..., :32], k_cache, k_cache[..., :32], loc)
+    assert_same_bits(k_cache, expected)
+
+
+def test_store_kv_of_values_of_another_size(each_ops: Ops, dtype: torch.dtype) -> None:
+    k, v, loc = normal((3, 2, 24), dtype, seed=1), normal((3, 2, 16), dtype, seed=2), torch.tensor([7, 2, 5])
+    k_cache, v_cache = torch.zeros(9, 2, 24, dtype=dtype), torch.zeros(9, 2, 16, dtype=dtype)
+    each_ops.store_kv(k, v, k_cache, v_cache, loc)
+    assert_same_bits(k_cache[loc], k)
+    assert_same_bits(v_cache[loc], v)
+    assert not v_cache[[0, 1, 3, 4, 6, 8]].any()

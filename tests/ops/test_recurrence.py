@@ -94,7 +94,7 @@ def test_a_sequence_does_not_depend_on_the_batch_around_it(
             assert_same_bits(state[1], together_state[slot])
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 16, 39])
+@pytest.mark.parametrize("chunk", [1, 3, 16])
 def test_chunks_and_decoding_give_the_same_bits_as_prefill_at_once(
     native: NativeOps, case: Case, dtype: torch.dtype, state_dtype: torch.dtype, chunk: int
 ) -> None:
