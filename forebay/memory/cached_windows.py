@@ -45,13 +45,15 @@ class CachedWindows:
 
     def evict(self, num_windows: int) -> int:
         """Free `num_windows` unlocked windows, or all there are; how many."""
-        missing = num_windows
-        for node in list(self._nodes):
+        missing, emptied = num_windows, []
+        for node in self._nodes:
             if missing <= 0:
                 break
             missing -= self.pool.evict(node.pages, missing)
             if not self.pool.is_there(node.pages).any():
-                del self._nodes[node]
+                emptied.append(node)
+        for node in emptied:
+            del self._nodes[node]
         return num_windows - missing
 
     # -- what the tree tells --------------------------------------------------------------------------------------

@@ -30,8 +30,10 @@ def window_pages_per_request(window: int, page_size: int, depth: int, track_inte
 
 
 def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int) -> int:
-    """Window pages that the chunks of `depth` + 1 steps fill at most before the window moves behind them."""
-    return (depth + 1) * ceil_div(chunked_prefill_size, page_size)
+    """Window pages that chunks fill at most before the window moves behind them: those of the step that is planned, of
+    `depth` steps in flight, and of as many committed ones whose requests have ended and wait for the steps in flight.
+    """
+    return (2 * depth + 1) * ceil_div(chunked_prefill_size, page_size)
 
 
 def tracking_slots(extra_buffer: bool, depth: int) -> int:

@@ -6,6 +6,10 @@ step's plan, so that it is done in order: after the steps launched before, and b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from forebay.config.engine_config import Ledger
 from forebay.memory.slots import Ids, Slots, as_ids
 
@@ -22,12 +26,15 @@ class MambaPool(Slots):
     def size(self) -> int:
         return self.capacity
 
-    def alloc(self, n: int, owner: int) -> Ids:
+    def alloc(self, n: int, owner: int) -> list[int]:
         """Take n slots; what they hold is undefined until `clear_state` or `copy_from`. Raises OutOfSlots."""
-        return self.take_ids(n, owner)
+        if n == 1:
+            return [self.take_one(owner)]
+        slots: list[int] = self.take_ids(n, owner).tolist()
+        return slots
 
-    def free(self, ids: Ids, owner: int) -> None:
-        self.return_ids(ids, owner)
+    def free(self, slots: Sequence[int] | Ids, owner: int) -> None:
+        self.return_ids(np.asarray(slots, dtype=np.int64), owner)
 
     def available_size(self) -> int:
         return self.num_free

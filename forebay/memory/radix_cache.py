@@ -137,10 +137,12 @@ class RadixCache(RadixIndex):
         pin.num_pages = end // self._page_bytes
         return Adoption(np.concatenate(replaced) if replaced else NO_PAGES, len(adopted))
 
-    def attach_state(self, pin: Pin, slot: int, owner: int) -> bool:
-        """Adopt `owner`'s slot, which holds the state after exactly the pinned prefix and was written by a completed
-        step. False, and the slot stays the owner's, where the cache has that state already."""
+    def attach_state(self, pin: Pin, slot: int, length: int, owner: int) -> bool:
+        """Adopt `owner`'s slot, which holds the state after the `length` tokens of the pinned prefix and was written by
+        a completed step. False, and the slot stays the owner's, where the cache has that state already."""
         assert self.states is not None
+        prefix_len = pin.num_pages * self.page_size
+        assert prefix_len == length, f"a state after {length} tokens for a prefix of {prefix_len}"
         assert pin.node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
         return self.states.attach(pin.node, slot, owner)
 

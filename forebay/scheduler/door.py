@@ -1,11 +1,11 @@
-"""What is refused at once, with the numbers: what can never fit, and what the queue has no room for."""
+"""Who is refused at once, with the numbers, because it can never fit or the queue is full; and who has to leave."""
 
 from __future__ import annotations
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.footprint import footprint
-from forebay.requests.request import Request
+from forebay.requests.request import Request, Status
 
 
 def check_fits(req: Request, config: SchedulerConfig) -> None:
@@ -44,3 +44,16 @@ def check_room(req: Request, config: SchedulerConfig, num_requests: int, num_wai
             f"{num_waiting_tokens} prompt tokens are queued and this one adds {req.num_prompt}; the limit is "
             f"{config.max_queued_tokens} (--max-queued-tokens): try again later"
         )
+
+
+def overdue(req: Request, config: SchedulerConfig, now: float) -> str | None:
+    """Why a request that queued, ran or stood still for too long has to end; None for one that has time."""
+    age, still = now - req.arrival, now - req.last_progress
+    if age > config.request_timeout_s:
+        return f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
+    if req.status is Status.WAITING and not req.num_retractions:
+        if age > config.queue_timeout_s:
+            return f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
+    elif still > config.stall_timeout_s:
+        return f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
+    return None

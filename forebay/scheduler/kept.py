@@ -85,7 +85,8 @@ class KeptOnHost:
 
     def failed(self, plan: StepPlan) -> None:
         """The step that was to do this did not complete: nobody may rely on these copies."""
-        self._drops += [*plan.drops, *(kept.request_id for kept in plan.loads)]
+        gone = (*plan.drops, *(kept.request_id for kept in plan.loads))
+        self._drops += [request_id for request_id in gone if request_id not in self._copies]  # a newer copy replaces it
         for kept in plan.saves:
             if kept.request_id in self._copies:
                 self.drop(self._copies[kept.request_id].req)

@@ -46,7 +46,7 @@ def build_plan(
         q_lens = np.concatenate([stops - starts, q_lens])
         sample_mask = np.concatenate([stops == ends, sample_mask])
         seq_lens = np.concatenate([stops, seq_lens])
-    write_rows, write_columns, write_pages = held.take_writes()
+    write_rows, write_columns, write_pages = held.row_writes.take()
     saves, loads, drops = held.kept.take_plan()
     return StepPlan(
         step=step,

@@ -20,16 +20,16 @@ from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Pin, no_match
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, Ids, Slots, as_ids
+from forebay.memory.tracking import Snapshot
 from forebay.memory.window_pool import WindowPool
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import Kept
 from forebay.scheduler.kept import KeptOnHost
 from forebay.scheduler.leaving import NOTHING, Leaving
+from forebay.scheduler.row_writes import RowWriter
 from forebay.scheduler.states import StateKeeper
 from forebay.scheduler.windows import WindowKeeper
-
-RowWrites = tuple[Ids, Ids, Ids]
 
 
 class Residencies:
@@ -47,10 +47,10 @@ class Residencies:
         self.windows: WindowKeeper | None = None
         self._reuse = config.radix_cache
         self._leaving: deque[Leaving] = deque()
-        self._writes: list[RowWrites] = []
         self.last_launched = 0
         self.last_committed = 0
         self._make_pools(config)
+        self.row_writes = RowWriter(self.rows)
 
     def _make_pools(self, config: SchedulerConfig) -> None:
         ps, kept = config.page_size, config.state
@@ -155,7 +155,7 @@ class Residencies:
         req.extend_target = len(req.tokens)
         req.kv_len = self.kept.num_tokens(req) or match.num_tokens
         req.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
-        self._write(req.req_pool_idx, 0, np.concatenate([match.pages, pages.ids]))
+        self.row_writes.write(req.req_pool_idx, 0, np.concatenate([match.pages, pages.ids]))
         if self.windows:
             req.window_start = self.windows.pool.first_needed(req.kv_len)
         if self.states:
@@ -235,8 +235,7 @@ class Residencies:
         self._make_room(len(at))
         pages = self.kv.take_ids(len(at), batch.request_ids_cpu[at])
         rows, columns = batch.req_pool_indices_cpu[at], batch.seq_lens_cpu[at] // self.page_size
-        self.rows.req_to_token[rows, columns] = pages
-        self._writes.append((rows, columns, pages))
+        self.row_writes.write_each(rows, columns, pages)
         if self.windows:
             self.windows.take(pages, batch.request_ids_cpu[at])
 
@@ -251,28 +250,6 @@ class Residencies:
         short = num_pages - self.kv.num_free
         if short > 0:
             self.cache.evict(short)
-
-    def _write(self, row: int, start: int, pages: Ids) -> None:
-        self.rows.write(row, start, pages)
-        columns = np.arange(start, start + len(pages), dtype=np.int64)
-        self._writes.append((np.full(len(pages), row, dtype=np.int64), columns, pages))
-
-    def take_writes(self) -> RowWrites:
-        """What changed in `req_to_token` since the last plan, in order."""
-        writes, self._writes = self._writes, []
-        if not writes:
-            return NOTHING, NOTHING, NOTHING
-        if len(writes) == 1:
-            return writes[0]
-        rows, columns, pages = (np.concatenate(part) for part in zip(*writes, strict=True))
-        return rows, columns, pages
-
-    def write_again(self, rows: Iterable[int]) -> None:
-        """Tell the device once more what these rows hold: the step that carried it may never have run."""
-        for row in rows:
-            pages = self.rows.req_to_token[row]
-            num_pages = int(np.count_nonzero(pages))  # a row has no page 0 in it, and zeros after its last page
-            self._write(row, 0, pages[:num_pages].astype(np.int64))
 
     def write_windows_again(self, pages: Ids) -> None:
         if self.windows and len(pages):
@@ -294,7 +271,7 @@ class Residencies:
         while tracking.ready:
             snapshot = tracking.ready.pop(0)
             self._adopt(req, snapshot.length // self.page_size)
-            if not self._give_state(req, snapshot.slot):
+            if not self._give_state(req, snapshot):
                 self._let_go(
                     Leaving(after_step=self.last_launched, request_id=req.id, state_slots=as_ids([snapshot.slot]))
                 )
@@ -311,7 +288,7 @@ class Residencies:
         adoption = self.cache.extend_pin(pin, req.key(stop * self.page_size), own, req.id)
         num_replaced = len(adoption.replaced)
         if num_replaced:
-            self._write(req.req_pool_idx, start, adoption.replaced)
+            self.row_writes.write(req.req_pool_idx, start, adoption.replaced)
         if self.windows:
             self.windows.adopted(req, start, stop)
         if num_replaced:
@@ -325,9 +302,9 @@ class Residencies:
                 )
             )
 
-    def _give_state(self, req: Request, slot: int) -> bool:
+    def _give_state(self, req: Request, snapshot: Snapshot) -> bool:
         assert req.pin is not None
-        return self.cache.attach_state(req.pin, slot, req.id)
+        return self.cache.attach_state(req.pin, snapshot.slot, snapshot.length, req.id)
 
     def is_finishing(self, req: Request) -> bool:
         """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
@@ -346,12 +323,11 @@ class Residencies:
         own = self.rows.pages(row, pin.num_pages, req.num_pages)
         windows, unlocked = NOTHING, NOTHING
         if self.windows:
+            self.windows.slide(req)
             windows, unlocked = self.windows.leave(req, req.window_start, req.num_pages)
         slots = self.states.take_slots(req, given) if self.states else NOTHING
         req.pin, req.req_pool_idx, req.num_pages = None, PAD, 0
-        # Nobody reads this row before its next tenant writes it, and which of two writes to one entry in the same step
-        # wins is undefined on a device.
-        self._writes = [write for write in self._writes if write[0][0] != row]
+        self.row_writes.forget(row)
         self._let_go(
             Leaving(
                 after_step=self.last_launched,
@@ -372,7 +348,7 @@ class Residencies:
         if last is None:
             return None
         self._adopt(req, last.length // self.page_size)
-        return last.slot if self._give_state(req, last.slot) else None
+        return last.slot if self._give_state(req, last) else None
 
     def _let_go(self, leaving: Leaving) -> None:
         if leaving.after_step <= self.last_committed:
@@ -417,6 +393,22 @@ class Residencies:
         if self.states:
             found.append((self.states.pool, self.states.cached.num_states))
         return found
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """What the pools and the cache have counted."""
+        counted: dict[str, float] = {
+            "evicted_pages": self.cache.num_evicted_pages,
+            "ledger_violations": sum(slots.num_violations for slots, _ in self.pools),
+        }
+        if self.states:
+            counted |= {
+                "checkpoints.taken": self.states.num_taken,
+                "checkpoints.skipped": self.states.num_skipped,
+                "states_evicted": self.states.cached.num_evicted,
+                "dead_kv_tokens": self.states.cached.num_dead_pages * self.page_size,
+            }
+        return counted
 
     def reclaim_leaks(self) -> int:
         """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""

@@ -23,7 +23,7 @@ from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
-from forebay.scheduler.door import check_fits, check_room
+from forebay.scheduler.door import check_fits, check_room, overdue
 from forebay.scheduler.plan_builder import build_plan
 from forebay.scheduler.policy import rank, victim
 from forebay.scheduler.residency import Residencies
@@ -91,21 +91,8 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Update]:
         """End the requests that queued, ran or stood still for too long."""
-        late = [(req, why) for req in list(self.requests.values()) if (why := self._overdue(req, now))]
+        late = [(req, why) for req in list(self.requests.values()) if (why := overdue(req, self.config, now))]
         return [self._finish(req, FinishReason.ERROR, _failure(RequestTimeout(why))) for req, why in late]
-
-    def _overdue(self, req: Request, now: float) -> str | None:
-        config, age, still = self.config, now - req.arrival, now - req.last_progress
-        if age > config.request_timeout_s:
-            return f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
-        if req.status is Status.WAITING and not req.num_retractions:
-            if age > config.queue_timeout_s:
-                return (
-                    f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
-                )
-        elif still > config.stall_timeout_s:
-            return f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
-        return None
 
     def _enqueue(self, req: Request) -> None:
         insort(self.waiting, req, key=self._rank)
@@ -278,7 +265,7 @@ class Scheduler:
         # The plan may have carried row writes of requests that sat this step out.
         written = set(plan.write_rows.tolist())
         living = [req.req_pool_idx for req in [*self.running.reqs, *self.extending]]
-        self.held.write_again(row for row in living if row in written)
+        self.held.row_writes.write_again(row for row in living if row in written)
         self.held.write_windows_again(plan.map_pages)
         self.held.kept.failed(plan)
         return updates
@@ -400,25 +387,16 @@ class Scheduler:
         return lost
 
     def state(self, now: float) -> SchedulerState:
-        held = self.held
         arrivals = [req.arrival for req in self.waiting]
-        counters = Counters(self.counters)
-        counters["evicted_pages"] = held.cache.num_evicted_pages
-        counters["ledger_violations"] = sum(slots.num_violations for slots, _ in held.pools)
-        if held.states:
-            counters["checkpoints.taken"] = held.states.num_taken
-            counters["checkpoints.skipped"] = held.states.num_skipped
-            counters["states_evicted"] = held.states.cached.num_evicted
-            counters["dead_kv_tokens"] = held.states.cached.num_dead_pages * self.config.page_size
         return SchedulerState(
             step=self._step,
             num_running=self.num_running,
             num_waiting=len(self.waiting),
             num_waiting_tokens=self._num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=tuple(pool_usage(slots, cached) for slots, cached in held.pools),
-            counters=counters,
-            page_map=page_map(held.kv),
+            pools=tuple(pool_usage(slots, cached) for slots, cached in self.held.pools),
+            counters=Counters({**self.counters, **self.held.counters}),
+            page_map=page_map(self.held.kv),
         )
 
 

@@ -50,7 +50,7 @@ class Rig:
     def attach(self, pin: Pin) -> None:
         assert self.states is not None
         slot = self.states.take_one(ALICE)
-        if not self.cache.attach_state(pin, slot, ALICE):
+        if not self.cache.attach_state(pin, slot, pin.num_pages * self.cache.page_size, ALICE):
             self.states.free(np.array([slot]), ALICE)
 
     def match(self, tokens: list[int]) -> Match:
@@ -93,6 +93,14 @@ def test_c18_a_split_leaves_the_state_at_the_deeper_end():
     assert rig.match(A[:15]).num_tokens == 0
     assert rig.match(A[:10] + [7] * 10).num_tokens == 20
     rig.check()
+
+
+def test_c18_a_state_of_another_length_is_not_adopted():
+    rig = Rig()
+    pin = rig.cache.pin(rig.cache.match(b""))
+    rig.cache.extend_pin(pin, key(A), rig.kv.take_ids(20, ALICE), ALICE)
+    with pytest.raises(AssertionError, match="after 19 tokens"):
+        rig.cache.attach_state(pin, rig.states.take_one(ALICE), 19, ALICE)
 
 
 def test_a_state_that_is_there_already_stays_the_requests():

@@ -12,13 +12,20 @@ from tests.scheduler.rig import Rig
 WINDOW = 8
 
 
-def windowed(depth: int = 0, *, rows: int = 2, chunk: int = 64, **changes) -> Rig:
+def windowed(depth: int = 0, *, rows: int = 2, chunk: int = 64, page_size: int = 4, **changes) -> Rig:
     """With as few window pages as the rows can need at most."""
-    needed = rows * window_pages_per_request(WINDOW, 4, depth) + window_pages_in_flight(chunk, 4, depth)
+    needed = rows * window_pages_per_request(WINDOW, page_size, depth)
+    needed += window_pages_in_flight(chunk, page_size, depth)
     state = StateConfig(num_window_pages=needed, window=WINDOW)
     changes = {"context_length": 200, "num_pages": 100, **changes}
     return Rig(
-        depth=depth, overlap_depth=depth, max_running_requests=rows, chunked_prefill_size=chunk, state=state, **changes
+        depth=depth,
+        overlap_depth=depth,
+        max_running_requests=rows,
+        chunked_prefill_size=chunk,
+        page_size=page_size,
+        state=state,
+        **changes,
     )
 
 
@@ -49,14 +56,25 @@ def test_a_long_decode_holds_no_more_than_its_window():
     rig.run()
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("rows", [3, 8])
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("chunk", [5, 16, 64])
-def test_the_least_number_of_window_pages_is_enough(depth, chunk):
-    rig = windowed(depth, rows=3, chunk=chunk)
-    for i in range(9):
-        rig.add(17 * i % 60 + 3, max_new=3 * i + 1)
-    rig.run(2000)
+def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_size):
+    """For prompts that end with their first token, for growing ones, and for those given up with a chunk in flight."""
+    rig = windowed(depth, rows=rows, chunk=chunk, page_size=page_size, num_pages=2000, max_queued_requests=64)
+    for i in range(40):
+        rig.add(64 if i % 2 else 17 * i % 60 + 3, max_new=1 if i % 4 else 2 * i + 1)
+    rig.run(3000)
     assert all(rig.finish_of(req) for req in rig.reqs.values())
+    given_up = [rig.add(120, max_new=3) for _ in range(20)]
+    while not rig.scheduler.idle:
+        plan = rig.launch()
+        for req in given_up if plan and plan.num_extends else []:
+            if req.req_pool_idx and req.kv_len < 100:
+                rig.scheduler.abort(req.id, rig.now)
+        if rig.flights and (len(rig.flights) > depth or plan is None):
+            rig.commit()
 
 
 def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
