@@ -90,6 +90,13 @@ class HashStep:
             Touched(rows, "rows", plan.rows, rows.owner[plan.rows], plan.rows),
         ]
         self.touched += [windows.touched] if windows else []
+        for load in plan.loads:
+            self._comes_back(kv, "pages", load.request_id, load.pages)
+            if runner.pools.windows:
+                self._comes_back(runner.pools.windows.slots, "window pages", load.request_id, load.window_pages)
+
+    def _comes_back(self, slots: Slots, what: str, request_id: int, ids: I64) -> None:
+        self.touched.append(Touched(slots, what, ids, np.full(len(ids), request_id, dtype=np.int64), ids))
 
     def result(self, *, fails: bool = False, poisoned: tuple[int, ...] = ()) -> StepResult:
         """What the step sampled; with `fails` it raises StepFailed instead and leaves garbage behind. The sequences

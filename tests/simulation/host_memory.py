@@ -65,7 +65,7 @@ class HostMemory:
                     f"request {kept.request_id} has {length} tokens and saves a state of "
                     f"{self._states.lens[kept.state_slot]}"
                 )
-            if kept.request_id in self.copies:
+            if kept.request_id in self.copies and kept.request_id not in broken:
                 raise RunnerError(f"request {kept.request_id} is on the host already")
             self.copies[kept.request_id] = self._copy(kept, length)
 

@@ -19,6 +19,7 @@ from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission, residency
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.hybrid_mutations import HYBRID_MUTATIONS
 from tests.simulation.simulator import run_seed
 
 Patch = pytest.MonkeyPatch
@@ -32,12 +33,17 @@ def mutation(apply: Mutation) -> Mutation:
 
 
 def found_after(name: str, seeds: range) -> int | None:
-    """With the mutation in place, the first seed that fails; None if all pass."""
+    """With the mutation in place, the first seed that fails; None if all pass.
+
+    A mutation that no longer fits the code it changes proves nothing: such errors are raised.
+    """
     with Patch.context() as patch:
         MUTATIONS[name](patch)
         for seed in seeds:
             try:
                 run_seed(seed)
+            except (TypeError, AttributeError, NameError):
+                raise
             except Exception:
                 return seed
     return None
@@ -51,9 +57,9 @@ def a_row_write_is_forgotten(patch: Patch) -> None:
     grow = Residencies.grow
 
     def mutated(self, batch, active):
-        known = len(self._writes)
+        known = len(self.row_writes._writes)
         grow(self, batch, active)
-        del self._writes[known:]
+        del self.row_writes._writes[known:]
 
     patch.setattr(Residencies, "grow", mutated)
 
@@ -120,10 +126,10 @@ def admission_reserves_a_token_too_few(patch: Patch) -> None:
 def one_table_entry_is_written_twice_in_a_step(patch: Patch) -> None:
     release = Residencies.release
 
-    def mutated(self, req):
-        pending = list(self._writes)
-        release(self, req)
-        self._writes = pending
+    def mutated(self, req, *args):
+        pending = list(self.row_writes._writes)
+        release(self, req, *args)
+        self.row_writes._writes = pending
 
     patch.setattr(Residencies, "release", mutated)
 
@@ -223,9 +229,9 @@ def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
     adopt = Residencies.adopt
 
     def mutated(self, req, num_committed):
-        known = len(self._writes)
+        known = len(self.row_writes._writes)
         adopt(self, req, num_committed)
-        del self._writes[known:]
+        del self.row_writes._writes[known:]
 
     patch.setattr(Residencies, "adopt", mutated)
 
@@ -384,8 +390,13 @@ def a_retracted_request_waits_for_a_step_that_may_never_come(patch: Patch) -> No
 def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
     admit = admission.AdmissionPass._admit
     patch.setattr(
-        admission.AdmissionPass, "_admit", lambda self, req, match: req.num_retractions < 3 and admit(self, req, match)
+        admission.AdmissionPass,
+        "_admit",
+        lambda self, req, *args: admit(self, req, *args) if req.num_retractions < 3 else None,
     )
+
+
+MUTATIONS |= HYBRID_MUTATIONS
 
 
 def main() -> int:

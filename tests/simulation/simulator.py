@@ -19,7 +19,7 @@ from random import Random
 
 from forebay.base.errors import EngineError, Overloaded, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
-from forebay.requests.request import Request
+from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
@@ -176,9 +176,15 @@ class Simulation:
         self._heard(updates)
         require(request_id not in self.oracles.live, f"request {request_id} was aborted and lives on")
 
-    def _abort_somebody(self) -> None:
-        live = sorted(self.oracles.live)
+    def _abort_somebody(self, plan: StepPlan | None = None) -> None:
+        """Rather one for whom `plan`, just launched, does something that must not count before it has completed."""
+        delicate = sorted(self._delicate(plan) & self.oracles.live.keys()) if plan else []
+        live = delicate if delicate and self.rng.random() < 0.7 else sorted(self.oracles.live)
         self.abort(self.rng.choice(live) if live and self.rng.random() < 0.9 else self.num_added + 1)
+
+    def _delicate(self, plan: StepPlan) -> set[int]:
+        tenants = self.runner.tenant[plan.rows[plan.snap_seqs]].tolist()
+        return {*tenants, *(load.request_id for load in plan.loads)}
 
     def expire(self) -> None:
         config, before = self.config, dict(self.oracles.live)
@@ -206,7 +212,7 @@ class Simulation:
             self.expire()
         plan = self.launch()
         if rng.random() < faults.abort:
-            self._abort_somebody()
+            self._abort_somebody(plan)
         self.runner.check_in_flight()
         landing = bool(self.flights) and (plan is None or len(self.flights) > self.config.overlap_depth)
         if landing:
@@ -238,12 +244,19 @@ class Simulation:
             not_finite = (rng.randrange(int(plan.sample_mask.sum())),)
             for i in not_finite:
                 self._of(int(step.tenants[plan.sample_mask][i]), "may_break")
+        left = any(self._is_waiting(request_id) for request_id in step.tenants.tolist())
+        fails = rng.random() < faults.result_fails * (4 if left else 1)
         try:
-            result = step.result(fails=rng.random() < faults.result_fails, poisoned=not_finite)
+            result = step.result(fails=fails, poisoned=not_finite)
         except StepFailed:
             self._fail(plan, step.tenants.tolist())
         else:
             self._heard(self.scheduler.commit(plan, result, self.now))
+
+    def _is_waiting(self, request_id: int) -> bool:
+        """Whether a request was retracted while a step computed for it."""
+        req = self.scheduler.requests.get(request_id)
+        return req is not None and req.status is Status.WAITING
 
     def _fail(self, plan: StepPlan, request_ids: list[int]) -> None:
         for request_id in request_ids:
@@ -269,7 +282,8 @@ class Simulation:
     # -- whole runs ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
-        """All requests arrive while faults happen, up to a random moment; then both stop, and everything drains."""
+        """All requests arrive while faults happen, up to a random moment; faults go on for a while, and then everything
+        drains."""
         rng, traffic = self.rng, self.traffic
         stop_at = rng.choice([traffic.num_requests, rng.randint(1, traffic.num_requests)])
         while self.num_added < stop_at:
@@ -278,6 +292,9 @@ class Simulation:
                 self.arrive()
                 expected -= 1
             self.turn()
+        for _ in range(rng.choice([0, 20, 60])):
+            if not self.scheduler.idle:
+                self.turn()
         self.drain()
         return self.outcome()
 

@@ -59,7 +59,8 @@ class Traffic:
 def random_config(rng: Random) -> SchedulerConfig:
     kinds = rng.choice(["plain", "plain", "states", "states", "windows", "both"])
     page_size = rng.choice([1, 1, 2, 3, 4, 7, 8, 16])
-    strategy = rng.choice(list(StateStrategy)) if page_size == 1 else StateStrategy.EXTRA_BUFFER
+    extra, none = StateStrategy.EXTRA_BUFFER, StateStrategy.NO_BUFFER
+    strategy = rng.choice([extra, none, none]) if page_size == 1 else extra
     num_pages = max(2, rng.choice([12, 24, 48, 96, 200]) // page_size + rng.randrange(4))
     hurried = rng.random() < 0.15
     config = SchedulerConfig(
@@ -67,12 +68,14 @@ def random_config(rng: Random) -> SchedulerConfig:
         num_pages=num_pages,
         max_running_requests=rng.choice([1, 2, 4, 8, 8]),
         context_length=rng.choice([16, 40, 64, 100]),
-        chunked_prefill_size=rng.choice([1, 3, 7, page_size, 16, 64, 2048]),
+        chunked_prefill_size=rng.choice(
+            [1, 3, 7, page_size, 16, *([64, 2048] if kinds in ("plain", "states") else [])]
+        ),
         schedule_policy=rng.choice(list(SchedulePolicy)),
         schedule_conservativeness=rng.choice([0.01, 0.01, 0.3, 1.0]),
         radix_cache=rng.random() < 0.8,
         radix_eviction_policy=rng.choice(list(EvictionPolicy)),
-        overlap_depth=rng.choice([0, 1, 1, 2, 2]),
+        overlap_depth=rng.choice([0, 0, 1, 1, 2, 2]),
         max_queued_requests=rng.choice([2, 256, 256, 256]),
         max_queued_tokens=rng.choice([30, 1 << 20, 1 << 20]),
         queue_timeout_s=0.1 if hurried else 60.0,
@@ -83,7 +86,7 @@ def random_config(rng: Random) -> SchedulerConfig:
     state = StateConfig(
         num_slots=_num_slots(rng, config, strategy) if kinds in ("states", "both") else 0,
         strategy=strategy,
-        track_interval=page_size * rng.choice([1, 2, 4]),
+        track_interval=page_size * rng.choice([1, 1, 2, 4]),
         checkpoint_interval=rng.choice([4, 16, 1024]),
         page_bytes=100 * page_size if kinds == "plain" or rng.random() < 0.7 else 0,
         slot_bytes=1000 if kinds in ("states", "both") else 0,
@@ -99,17 +102,15 @@ def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) ->
     """Few: what running requests need, and some to cache states in."""
     extra_buffer = strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
     per_request = 1 + tracking_slots(extra_buffer, config.overlap_depth)
-    return config.max_running_requests * per_request + rng.choice([1, 2, 4, 16])
+    return config.max_running_requests * per_request + rng.choice([1, 1, 2, 4, 16])
 
 
 def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> StateConfig:
-    """What running requests need at least, and some to cache windows in; a step computes no more than all of them."""
-    window, depth = rng.choice([2, 3, 5, 8, 17, 40]), config.overlap_depth
-    window = min(window, config.context_length)
-    step = min(config.chunked_prefill_size, config.max_running_requests * config.context_length)
+    """What running requests need at least, and some to cache windows in."""
+    window, depth = min(rng.choice([2, 3, 5, 8, 17, 40]), config.context_length), config.overlap_depth
     tracked = state.track_interval if state.num_slots else 0
     pages = config.max_running_requests * window_pages_per_request(window, config.page_size, depth, tracked)
-    pages += window_pages_in_flight(step, config.page_size, depth)
+    pages += window_pages_in_flight(config.chunked_prefill_size, config.page_size, depth)
     return replace(
         state,
         window=window,
@@ -136,9 +137,9 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
         faults=Faults()
         if calm
         else Faults(
-            abort=rng.choice([0.0, 0.03, 0.1]),
+            abort=rng.choice([0.0, 0.03, 0.2]),
             flush=rng.choice([0.0, 0.05]),
-            launch_fails=rng.choice([0.0, 0.02]),
+            launch_fails=rng.choice([0.0, 0.02, 0.1]),
             result_fails=rng.choice([0.0, 0.02, 0.1]),
             not_finite=rng.choice([0.0, 0.02]),
             expire=0.3,

@@ -1,0 +1,279 @@
+"""Bugs on purpose in what is particular to hybrid models: states, windows, checkpoints, copies on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from forebay.memory.cached_states import CachedStates
+from forebay.memory.cached_windows import CachedWindows
+from forebay.memory.mamba_pool import MambaPool
+from forebay.memory.slots import CACHE, PAD
+from forebay.memory.tracking import Snapshot, Tracking
+from forebay.memory.window_pool import WindowPool
+from forebay.scheduler import states
+from forebay.scheduler.admission import AdmissionPass
+from forebay.scheduler.kept import KeptOnHost
+from forebay.scheduler.residency import Residencies
+from forebay.scheduler.states import StateKeeper
+
+Patch = pytest.MonkeyPatch
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+def a_state_is_not_cleared_for_its_next_tenant(patch: Patch) -> None:
+    patch.setattr(MambaPool, "clear_state", lambda self, slot: None)
+
+
+def a_state_is_cleared_although_it_is_copied_to(patch: Patch) -> None:
+    begin = StateKeeper.begin
+
+    def mutated(self, req, pin):
+        begin(self, req, pin)
+        if pin.num_pages:
+            self.pool.clear_state(req.tracking.live)
+
+    patch.setattr(StateKeeper, "begin", mutated)
+
+
+def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
+    copy_from = MambaPool.copy_from
+    begin = StateKeeper.begin
+
+    def mutated(self, req, pin):
+        begin(self, req, pin)
+        above = pin.node.parent
+        if pin.num_pages and above.state:
+            self.pool.take_copies()
+            copy_from(self.pool, above.state, req.tracking.live)
+
+    patch.setattr(StateKeeper, "begin", mutated)
+
+
+def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
+    begin = StateKeeper.begin
+
+    def mutated(self, req, pin):
+        begin(self, req, pin)
+        while self.sources:
+            self.cached.unlock(self.sources.pop())
+
+    patch.setattr(StateKeeper, "begin", mutated)
+
+
+def a_state_is_evicted_while_it_is_locked(patch: Patch) -> None:
+    patch.setattr(CachedStates, "lock", lambda self, node: None)
+    patch.setattr(CachedStates, "unlock", lambda self, node: None)
+
+
+def an_evicted_state_is_still_found(patch: Patch) -> None:
+    drop = CachedStates.drop
+
+    def mutated(self, node):
+        slot = node.state
+        drop(self, node)
+        node.state = slot
+
+    patch.setattr(CachedStates, "drop", mutated)
+
+
+def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None:
+    split = CachedStates.split
+
+    def mutated(self, upper, lower):
+        split(self, upper, lower)
+        if lower.state != PAD:
+            upper.state, lower.state = lower.state, PAD
+            del self._ranks[lower.rank][lower]
+            lower.num_states -= 1
+            self._place(upper)
+
+    patch.setattr(CachedStates, "split", mutated)
+
+
+def a_state_slot_leaks(patch: Patch) -> None:
+    take_slots = StateKeeper.take_slots
+    patch.setattr(StateKeeper, "take_slots", lambda self, req, given: take_slots(self, req, given)[1:])
+
+
+def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
+    take_slots = StateKeeper.take_slots
+    patch.setattr(StateKeeper, "take_slots", lambda self, req, given: take_slots(self, req, None))
+
+
+def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:
+    begin = StateKeeper.begin
+    patch.setattr(StateKeeper, "begin", lambda self, req, pin: None if req.num_retractions else begin(self, req, pin))
+
+
+# -- snapshots --------------------------------------------------------------------------------------------------------
+
+
+def a_snapshot_is_adopted_before_its_step_committed(patch: Patch) -> None:
+    complete = Tracking.complete
+    patch.setattr(Tracking, "complete", lambda self, step: complete(self, step + 1))
+
+
+def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
+    last = StateKeeper.last
+
+    def mutated(self, req, num_committed):
+        snapshot = last(self, req, num_committed)
+        page_size = self._config.page_size
+        return snapshot and snapshot._replace(length=num_committed // page_size * page_size)
+
+    patch.setattr(StateKeeper, "last", mutated)
+
+
+def a_live_state_is_donated_although_a_step_in_flight_takes_it_further(patch: Patch) -> None:
+    last = StateKeeper.last
+
+    def mutated(self, req, num_committed):
+        page_size = self._config.page_size
+        if num_committed % page_size == 0 and num_committed > req.pin.num_pages * page_size:
+            return Snapshot(0, num_committed, req.tracking.live)
+        return last(self, req, num_committed)
+
+    patch.setattr(StateKeeper, "last", mutated)
+
+
+def tracking_slots_do_not_take_turns(patch: Patch) -> None:
+    patch.setattr(Tracking, "next_buffer", lambda self: self.buffers[0])
+    patch.setattr(Tracking, "track", lambda self, snapshot: self.pending.append(snapshot))
+
+
+def a_state_is_tracked_a_token_late(patch: Patch) -> None:
+    track = Tracking.track
+    patch.setattr(
+        Tracking,
+        "track",
+        lambda self, snapshot: track(self, snapshot._replace(length=snapshot.length - (snapshot.slot in self.buffers))),
+    )
+
+
+def checkpoints_are_not_cut_to_whole_pages(patch: Patch) -> None:
+    right = states.plan_checkpoints
+
+    def mutated(*, page_size, **asked):
+        points = right(page_size=page_size, **asked)
+        return [point._replace(length=point.length - 1) for point in points] if page_size > 1 else points
+
+    patch.setattr(states, "plan_checkpoints", mutated)
+
+
+def chunks_run_past_the_checkpoints_of_live_states(patch: Patch) -> None:
+    patch.setattr(StateKeeper, "limit", lambda self, req, stop: stop)
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+def a_window_page_is_freed_a_page_early(patch: Patch) -> None:
+    patch.setattr(WindowPool, "first_kept", lambda self, kv_len: self.first_needed(kv_len) + 1)
+
+
+def a_window_moves_on_with_a_step_in_flight(patch: Patch) -> None:
+    def mutated(self, kv_len):
+        return np.maximum(np.asarray(kv_len) - self.window + 2, 0) // self.page_size
+
+    patch.setattr(WindowPool, "first_kept", mutated)
+
+
+def a_window_with_a_hole_is_a_hit(patch: Patch) -> None:
+    patch.setattr(CachedWindows, "last_resumable", lambda self, pages, longest: longest)
+
+
+def the_windows_of_a_hit_are_not_locked(patch: Patch) -> None:
+    patch.setattr(WindowPool, "lock", lambda self, pages: None)
+    patch.setattr(WindowPool, "unlock", lambda self, pages: None)
+
+
+def a_row_turns_to_cached_pages_that_have_lost_their_windows(patch: Patch) -> None:
+    patch.setattr(WindowPool, "replace", lambda self, own, cached, owner: None)
+
+
+def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
+    def mutated(self, pages, most):
+        free = pages[self.is_there(pages) & (self.locks[pages] == 0)][:most]
+        self.num_cached -= len(free)
+        self.slots.return_ids(self.full_to_window[free].astype(np.int64), CACHE)
+        return len(free)
+
+    patch.setattr(WindowPool, "evict", mutated)
+
+
+# -- copies on the host -----------------------------------------------------------------------------------------------
+
+
+def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
+    load = KeptOnHost.load
+
+    def mutated(self, kept):
+        load(self, kept)
+        others = [id for id, copy in self._copies.items() if copy.step is not None]
+        if others:
+            self._loads[-1] = dataclasses.replace(kept, request_id=others[0])
+
+    patch.setattr(KeptOnHost, "load", mutated)
+
+
+def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
+    load = KeptOnHost.load
+    patch.setattr(
+        KeptOnHost, "load", lambda self, kept: load(self, dataclasses.replace(kept, state_slot=kept.state_slot - 1))
+    )
+
+
+def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
+    admit = Residencies.admit
+
+    def mutated(self, req, *args):
+        admit(self, req, *args)
+        req.kv_committed = req.kv_len
+
+    patch.setattr(Residencies, "admit", mutated)
+
+
+def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
+    patch.setattr(KeptOnHost, "failed", lambda self, plan: None)
+
+
+def a_copy_outlives_its_request(patch: Patch) -> None:
+    def mutated(self, req):
+        self.num_bytes -= self._copies.pop(req.id).num_bytes if req.id in self._copies else 0
+
+    patch.setattr(KeptOnHost, "drop", mutated)
+
+
+def a_request_is_kept_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
+    keep = Residencies._what_is_kept
+
+    def mutated(self, req):
+        kept = keep(self, req)
+        return dataclasses.replace(kept, pages=kept.pages[-1:])
+
+    patch.setattr(Residencies, "_what_is_kept", mutated)
+
+
+# -- what clients are told --------------------------------------------------------------------------------------------
+
+
+def the_prompt_is_compared_with_what_its_admission_left_of_the_cache(patch: Patch) -> None:
+    admit, report = AdmissionPass._admit, AdmissionPass._report
+
+    def mutated(self, req, match, waiting):
+        found = admit(self, req, match, waiting)
+        return found and report(self, req, match)
+
+    patch.setattr(AdmissionPass, "_admit", mutated)
+
+
+HYBRID_MUTATIONS = {
+    name: apply
+    for name, apply in list(globals().items())
+    if getattr(apply, "__module__", None) == __name__ and callable(apply)
+}
