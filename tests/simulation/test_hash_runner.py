@@ -1,0 +1,347 @@
+"""The hash model's device by itself: right plans give the reference's tokens, and every kind of wrong plan is found."""
+
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
+from forebay.memory.slots import CACHE, Slots
+from forebay.memory.window_pool import WindowPool
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, Kept, StepPlan
+from tests.simulation.device_memory import RunnerError
+from tests.simulation.hash_runner import HashRunner, Pools, StepFailed
+from tests.simulation.hashing import HashModel
+
+PAGE, WINDOW, SALT = 2, 3, 7
+MODEL = HashModel(vocab=1000, window=WINDOW, recurrent=True)
+PROMPT = [3, 1, 4, 1, 5, 9, 2]
+
+
+def ids(*values):
+    return np.array(values, dtype=np.int64)
+
+
+class Tenant:
+    """What a request holds, as a scheduler would give it: a row, pages, their windows, a live slot and a spare one."""
+
+    def __init__(self, device, number, prompt, *, row=None, num_pages=6, cached=()):
+        self.number, self.prompt, self.row = number, list(prompt), row or number
+        own = device.kv.take_ids(num_pages - len(cached), number)
+        self.pages = np.concatenate([ids(*cached), own])
+        device.windows.take(own, number)
+        self.live, self.spare = device.states.take_ids(2, number).tolist()
+        self.num_tokens = 0
+
+
+class Device:
+    """A runner over pools that the test itself hands out."""
+
+    def __init__(self, model=MODEL):
+        self.kv, self.rows, self.states = Slots("kv", 40), Slots("rows", 4), Slots("state", 12)
+        self.windows = WindowPool(40, 40, page_size=PAGE, window=WINDOW)
+        config = SchedulerConfig(
+            page_size=PAGE,
+            num_pages=40,
+            max_running_requests=4,
+            context_length=16,
+            ledger=Ledger.RAISE,
+            state=StateConfig(num_slots=12, num_window_pages=40, window=WINDOW),
+        )
+        self.rows.take_ids(4, 1)
+        pools = Pools(
+            kv=self.kv,
+            rows=self.rows,
+            windows=self.windows if model.window else None,
+            states=self.states if model.recurrent else None,
+        )
+        self.runner = HashRunner(config, pools, model, salt=lambda request_id: SALT)
+        self.num_steps = 0
+
+    def step(self, tenant, stop, *, start=None, **changes):
+        """The plan of a tenant's next tokens up to `stop`; the first such plan admits it."""
+        first = tenant.num_tokens == 0
+        start = tenant.num_tokens if start is None else start
+        extends = start < len(tenant.prompt)
+        at = np.arange(start, stop)
+        pages = tenant.pages[at // PAGE]
+        tenant.num_tokens, self.num_steps = stop, self.num_steps + 1
+        count = len(tenant.pages) if first else 0
+        known = {
+            "step": self.num_steps,
+            "num_extends": int(extends),
+            "rows": ids(tenant.row),
+            "q_lens": ids(stop - start),
+            "seq_lens": ids(stop),
+            "out_cache_loc": pages * PAGE + at % PAGE,
+            "out_window_loc": self.windows.full_to_window[pages] * PAGE + at % PAGE,
+            "input_ids": ids(*tenant.prompt[start:stop]),
+            "sample_mask": np.array([stop >= len(tenant.prompt)]),
+            "write_rows": np.full(count, tenant.row),
+            "write_columns": np.arange(count),
+            "write_pages": tenant.pages[:count],
+            "map_pages": tenant.pages[:count],
+            "map_windows": self.windows.full_to_window[tenant.pages[:count]].astype(np.int64),
+            "state_slots": ids(tenant.live),
+            "clears": ids(tenant.live) if first and not start else ids(),
+        }
+        if first:
+            params = SamplingParams(temperature=0.0)
+            known["admissions"] = (
+                Admission(
+                    row=tenant.row,
+                    request_id=tenant.number,
+                    params=params,
+                    token_ids=tenant.prompt,
+                    num_prompt=len(tenant.prompt),
+                ),
+            )
+        return StepPlan(**{**known, **changes})
+
+    def run(self, *plans):
+        tokens = []
+        for plan in plans:
+            self.runner.poison_free(())
+            tokens += self.runner.launch(plan).result().token_ids
+        return tokens
+
+
+def right(prompt, count, model=MODEL):
+    return [generated.token_id for generated in islice(model.generate(prompt, salt=SALT, seed=0), count)]
+
+
+# -- right plans ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model", [MODEL, replace(MODEL, full=False), replace(MODEL, window=0), replace(MODEL, full=False, window=0)]
+)
+@pytest.mark.parametrize("cuts", [[7], [1, 2, 3, 7], [3, 6, 7]])
+def test_chunks_and_decodes_give_the_references_tokens(model, cuts):
+    device = Device(model)
+    tenant = Tenant(device, 1, PROMPT)
+    tokens = device.run(*(device.step(tenant, stop) for stop in [*cuts, 8, 9]))
+    assert tokens == right(PROMPT, 3, model)
+
+
+def conversation(device):
+    """Request 1 has left its first four tokens to the cache: two pages, and the state in its spare slot."""
+    first = Tenant(device, 1, PROMPT)
+    tokens = device.run(
+        device.step(first, 7, snap_seqs=ids(0), snap_lens=ids(4), snap_slots=ids(first.spare)), device.step(first, 8)
+    )
+    device.kv.transfer(first.pages[:2], 1, CACHE)
+    device.windows.give_to_cache(first.pages[:2], 1)
+    device.states.transfer(ids(first.spare), 1, CACHE)
+    return first, tokens
+
+
+def hit(device, first, prompt=(3, 1, 4, 1, 8), number=2, start=4, **changes):
+    other = Tenant(device, number, prompt, cached=first.pages[:2])
+    changes = {"copy_src": ids(first.spare), "copy_dst": ids(other.live), **changes}
+    return other, device.step(other, 5, start=start, **changes)
+
+
+def test_a_hit_goes_on_from_the_snapshot_of_another_request():
+    device = Device()
+    first, tokens = conversation(device)
+    assert tokens == right(PROMPT, 2)
+    assert device.run(hit(device, first)[1]) == right([3, 1, 4, 1, 8], 1)
+
+
+def test_c26_what_was_kept_on_the_host_comes_back_elsewhere():
+    device = Device()
+    first = Tenant(device, 1, PROMPT)
+    tokens = device.run(device.step(first, 7), device.step(first, 8))
+    kept = kept_of(device, first, 8)
+    bystander = Tenant(device, 2, [5, 5])
+    device.run(device.step(bystander, 2, saves=(kept,)))
+    again = Tenant(device, 1, [*PROMPT, *tokens], row=3)
+    tokens += device.run(device.step(again, 9, start=8, clears=ids(), loads=(kept_of(device, again, 8),)))
+    assert tokens == right(PROMPT, 3)
+    assert not device.runner.host.copies
+
+
+def kept_of(device, tenant, num_tokens):
+    pages = tenant.pages[: -(-num_tokens // PAGE)]
+    windows = device.windows.full_to_window[pages[device.windows.first_needed(num_tokens) :]].astype(np.int64)
+    return Kept(request_id=tenant.number, pages=pages, window_pages=windows, state_slot=tenant.live)
+
+
+# -- wrong plans ------------------------------------------------------------------------------------------------------
+
+
+def refused(device, plan, why):
+    with pytest.raises(RunnerError, match=why):
+        device.run(plan)
+
+
+def test_a_slot_must_be_cleared_for_its_tenant():
+    device = Device()
+    refused(device, device.step(Tenant(device, 1, PROMPT), 7, clears=ids()), "their last tenant left")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (lambda first, other: {"clears": ids(other.live)}, "one slot twice"),
+        (lambda first, other: {"copy_dst": ids(), "copy_src": ids()}, "their last tenant left"),
+        (lambda first, other: {"copy_src": ids(first.live)}, "copies slots"),
+        (lambda first, other: {"copy_src": ids(other.spare)}, "reads poison"),
+        (lambda first, other: {"copy_dst": ids(first.live)}, "their last tenant left"),
+        (lambda first, other: {"copy_src": ids(0)}, "copied slots outside"),
+        (lambda first, other: {"state_slots": ids(first.live)}, "not its requests'"),
+        (lambda first, other: {"state_slots": ids(0)}, "state slots outside"),
+        (lambda first, other: {"snap_slots": ids(first.live)}, "not its requests'"),
+        (lambda first, other: {"snap_slots": ids(other.live)}, "twice"),
+        (lambda first, other: {"snap_lens": ids(4)}, "outside of what its sequences compute"),
+        (lambda first, other: {"snap_lens": ids(6)}, "outside of what its sequences compute"),
+        (lambda first, other: {"map_pages": ids(), "map_windows": ids()}, "windows that are gone"),
+        (lambda first, other: {"map_windows": other.pages + 50}, "window pages outside the pool"),
+    ],
+)
+def test_a_wrong_beginning_is_found(changes, why):
+    device = Device()
+    first, _ = conversation(device)
+    other, plan = hit(device, first, snap_seqs=ids(0), snap_lens=ids(5), snap_slots=ids(0))
+    plan = replace(plan, snap_slots=ids(other.spare))
+    refused(device, replace(plan, **changes(first, other)), why)
+
+
+def test_a_state_of_another_length_than_the_hits_is_found():
+    device = Device()
+    first = Tenant(device, 1, PROMPT)
+    device.run(device.step(first, 7, snap_seqs=ids(0), snap_lens=ids(3), snap_slots=ids(first.spare)))
+    device.kv.transfer(first.pages[:2], 1, CACHE)
+    device.windows.give_to_cache(first.pages[:2], 1)
+    device.states.transfer(ids(first.spare), 1, CACHE)
+    refused(device, hit(device, first)[1], "state of another length")
+
+
+def test_two_sequences_in_one_slot_are_found():
+    device = Device()
+    plans = [device.step(Tenant(device, number, PROMPT), 7) for number in (1, 2)]
+    both = {
+        name: np.concatenate([getattr(plan, name) for plan in plans])
+        for name in StepPlan.__dataclass_fields__
+        if isinstance(getattr(plans[0], name), np.ndarray)
+    }
+    both["state_slots"] = both["state_slots"][[0, 0]]
+    admissions = plans[0].admissions + plans[1].admissions
+    refused(device, StepPlan(step=1, num_extends=2, **both, admissions=admissions), "twice")
+
+
+def test_states_and_windows_of_others_and_of_nobody_are_found():
+    device = Device()
+    first, _ = conversation(device)
+    _, plan = hit(device, first)
+    wrong = device.windows.full_to_window[first.pages[:3]].astype(np.int64) * PAGE
+    refused(device, replace(plan, out_window_loc=wrong[2:]), "is not the map's")
+    device = Device()
+    first, _ = conversation(device)
+    _, plan = hit(device, first)
+    device.windows.detach(first.pages[1:2])
+    refused(device, plan, "windows that are gone")
+
+
+def test_a_window_with_other_tokens_is_found_although_no_sampled_token_looks_there():
+    """A chunk's first tokens look further back than its last one, which is all that is sampled from."""
+    device = Device()
+    first, _ = conversation(device)
+    second = Tenant(device, 3, [8, 8, 8, 8, 8], num_pages=4)
+    device.run(device.step(second, 5))
+    pages = np.concatenate([first.pages[:2], second.pages[:2]])
+    other = Tenant(device, 2, [3, 1, 4, 1, 5, 9, 2, 6], cached=first.pages[:2])
+    plan = device.step(other, 8, start=4, copy_src=ids(first.spare), copy_dst=ids(other.live))
+    device.runner.poison_free(())
+    step = device.runner.launch(plan)
+    kv = device.runner.windows.bytes.by_slot
+    windows = device.windows.full_to_window[pages]
+    kv[windows[:2]] = kv[windows[2:]]
+    with pytest.raises(RunnerError, match="holds other tokens' KV"):
+        step.result()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"request_id": 2}, "does not admit"),
+        ({"pages": ids(1, 2, 3, 4)}, "loads into pages"),
+        ({"window_pages": ids(1, 2, 3)}, "loads into window pages"),
+        ({"state_slot": 3}, "their last tenant left"),
+    ],
+)
+def test_a_copy_from_the_host_in_the_wrong_place_is_found(changes, why):
+    device = Device()
+    first = Tenant(device, 1, PROMPT)
+    device.run(device.step(first, 7), device.step(first, 8))
+    device.run(device.step(Tenant(device, 2, [5, 5]), 2, saves=(kept_of(device, first, 8),)))
+    again = Tenant(device, 1, [*PROMPT, 0, 0], row=3)
+    load = replace(kept_of(device, again, 8), **changes)
+    refused(device, device.step(again, 9, start=8, clears=ids(), loads=(load,)), why)
+
+
+def test_what_is_not_on_the_host_cannot_come_back():
+    device = Device()
+    tenant = Tenant(device, 1, PROMPT)
+    plan = device.step(tenant, 7, start=6, clears=ids(), loads=(kept_of(device, tenant, 6),))
+    refused(device, plan, "the host has nothing of it")
+
+
+def test_a_copy_of_fewer_pages_than_tokens_is_found():
+    device = Device()
+    first = Tenant(device, 1, PROMPT)
+    device.run(device.step(first, 7))
+    kept = kept_of(device, first, 7)
+    other = Tenant(device, 2, [5, 5])
+    refused(device, device.step(other, 2, saves=(replace(kept, pages=kept.pages[:3]),)), "saves pages")
+
+
+# -- steps in flight --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "used",
+    [
+        lambda device, first, other: (device.states, other.live, 2),
+        lambda device, first, other: (device.states, other.spare, 2),
+        lambda device, first, other: (device.states, first.spare, CACHE),
+        lambda device, first, other: (device.windows.slots, device.windows.full_to_window[other.pages[2]], 2),
+        lambda device, first, other: (device.windows.slots, device.windows.full_to_window[first.pages[1]], CACHE),
+    ],
+)
+@pytest.mark.parametrize("taken_again", [False, True])
+def test_what_a_step_in_flight_uses_must_not_be_released(used, taken_again):
+    device = Device()
+    first, _ = conversation(device)
+    other, plan = hit(device, first, snap_seqs=ids(0), snap_lens=ids(5))
+    device.runner.poison_free(())
+    device.runner.launch(replace(plan, snap_slots=ids(other.spare)))
+    device.runner.check_in_flight()
+    slots, slot, owner = used(device, first, other)
+    slots.return_ids(ids(slot), owner)
+    if taken_again:
+        assert slots.take_ids(1, 3) == slot
+    with pytest.raises(RunnerError, match="were released while"):
+        device.runner.check_in_flight()
+
+
+def test_a_live_slot_must_not_become_the_caches_while_a_step_takes_it_further():
+    device = Device()
+    tenant = Tenant(device, 1, PROMPT)
+    device.runner.launch(device.step(tenant, 6))
+    device.states.transfer(ids(tenant.live), 1, CACHE)
+    with pytest.raises(RunnerError, match="were released while"):
+        device.runner.check_in_flight()
+
+
+def test_a_failed_step_leaves_garbage_in_all_that_it_was_to_write():
+    device = Device()
+    first, _ = conversation(device)
+    other, plan = hit(device, first)
+    with pytest.raises(StepFailed):
+        device.runner.launch(plan).result(fails=True)
+    assert device.runner.states.lens[other.live] < 0
+    assert device.runner.states.lens[first.spare] == 4
