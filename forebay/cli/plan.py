@@ -120,20 +120,25 @@ def _memory(text: str | None) -> Amount:
 
 
 def make_plan(parsed: Parsed, memory: Amount) -> Plan:
-    """Raises ConfigError where not a single request would fit, as serving would."""
+    """Raises ConfigError where the weights or not a single request would fit, as serving would."""
     config = parsed.resolve(Survey(model=_shape, memory=lambda: memory))
     model = _model_config(Path(config.engine.model_path))
     spec = _describe(model)
+    num_parameters = sum(param.num_elements for param in spec.params())
+    weight_bytes = num_parameters * ITEM_BYTES[config.engine.dtype]
+    if weight_bytes >= memory.value:
+        raise ConfigError(
+            f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
+        )
     sizes = sizes_of(config.engine, spec.cache_specs())
     demand = memory_demand(config.engine, sizes, model.max_position_embeddings)
     budget = divide_memory(demand)
-    num_parameters = sum(param.num_elements for param in spec.params())
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
     return Plan(
         model=config.engine.served_model_name,
         model_type=model.model_type,
         num_parameters=num_parameters,
-        weight_bytes=num_parameters * ITEM_BYTES[config.engine.dtype],
+        weight_bytes=weight_bytes,
         memory_bytes=memory.value,
         memory_source=memory.why,
         layers=_layers(config, [block.cache_specs() for block in spec.blocks]),
@@ -229,7 +234,6 @@ def _as_dict(plan: Plan) -> dict[str, object]:
 
 def as_text(plan: Plan) -> str:
     num_layers = sum(row.num_layers for row in plan.layers)
-    fits = "" if plan.weight_bytes < plan.memory_bytes else ", which does not hold the weights"
     layers = [(str(n), keeps, _bytes(token), _bytes(state)) for n, keeps, token, state in plan.layers]
     sizes = plan.sizes
     total = (str(num_layers), "all", _bytes(sizes.kv_bytes_per_token + sizes.window_bytes_per_token))
@@ -244,7 +248,7 @@ def as_text(plan: Plan) -> str:
     )
     head = (
         f"{plan.model} ({plan.model_type}): {num_layers} layers, {_millions(plan.num_parameters)} weights, "
-        f"{human_bytes(plan.weight_bytes)}\nmemory: {human_bytes(plan.memory_bytes)} {plan.memory_source}{fits}"
+        f"{human_bytes(plan.weight_bytes)}\nmemory: {human_bytes(plan.memory_bytes)} {plan.memory_source}"
     )
     return "\n\n".join([head, *(_table(header, rows) for header, rows in tables)])
 

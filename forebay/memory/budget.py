@@ -243,6 +243,9 @@ def _num_slots(demand: MemoryDemand, rows: int) -> tuple[int, str]:
     configured = demand.max_mamba_cache_size
     if configured is not None:
         wanted = effective_mamba_size(configured, rows, demand.slots_per_request - 1)
+        useful = max(needed, _useful_slots(demand, rows))
+        if wanted > useful and useful <= affordable:
+            return useful, f"--max-mamba-cache-size {configured}, lowered: {_why_useful(demand)}"
         if wanted > affordable:
             return affordable, f"--max-mamba-cache-size {configured}, lowered: {human_bytes(demand.cache_bytes)} in all"
         if wanted > configured:
@@ -253,10 +256,14 @@ def _num_slots(demand: MemoryDemand, rows: int) -> tuple[int, str]:
     reasons = {
         needed: f"what {rows} requests need",
         share: _why_share(demand),
-        useful: f"more could not be of use beside the KV: one for every {_spacing(demand)} tokens",
+        useful: _why_useful(demand),
         affordable: f"all but what {rows} requests need otherwise",
     }
     return slots, reasons[slots]
+
+
+def _why_useful(demand: MemoryDemand) -> str:
+    return f"more could not be of use beside the KV: one for every {_spacing(demand)} tokens"
 
 
 def _why_share(demand: MemoryDemand) -> str:

@@ -123,3 +123,8 @@ def test_published_models_have_their_size_and_keep_what_their_papers_say(
     assert found["sizes"]["window_bytes_per_token"] == window_bytes
     assert found["sizes"]["state_bytes"] == state_bytes
     assert sum(row["num_layers"] for row in found["layers"]) == shape["num_hidden_layers"]
+
+
+def test_memory_that_does_not_hold_the_weights_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(folder), "--memory", "10GiB"]) != 0
+    assert "do not hold" in capsys.readouterr().err
