@@ -85,7 +85,7 @@ class GatedDeltaSpec:
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         ssm = (self.num_value_heads, self.key_head_dim, self.value_head_dim)
-        return (RecurrentState(conv=(self.channels, self.width - 1), ssm=ssm),)
+        return (RecurrentState(conv=(self.width - 1, self.channels), ssm=ssm),)
 
     def build(self, parts: Parts) -> GatedDelta:
         return GatedDelta(self, parts)
@@ -99,7 +99,7 @@ class GatedDelta:
         self._layer = parts.keep(*spec.cache_specs())
         self._inputs = weights.linear(spec.input_layer)
         self._output = weights.linear(spec.output_layer)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1)
+        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         a_log, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
         self._decay = -a_log.exp()
         self._most_beta = torch.full_like(a_log, spec.most_beta).unsqueeze(0)

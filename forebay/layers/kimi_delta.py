@@ -92,7 +92,7 @@ class KimiDeltaSpec:
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         ssm = (self.num_heads, self.head_dim, self.head_dim)
-        return (RecurrentState(conv=(3 * self.size, self.width - 1), ssm=ssm),)
+        return (RecurrentState(conv=(self.width - 1, 3 * self.size), ssm=ssm),)
 
     def build(self, parts: Parts) -> KimiDelta:
         return KimiDelta(self, parts)
@@ -107,7 +107,7 @@ class KimiDelta:
         self._inputs = weights.linear(spec.inputs)
         self._second_layers = tuple(weights.linear(layer) for layer in spec.second_layers)
         self._output = weights.linear(spec.output)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1)
+        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         rate = weights.tensor(spec.a_log, float32=True).flatten().exp().repeat_interleave(spec.head_dim)
         self._rate = rate
         self._most = torch.full_like(rate, spec.lowest_log_decay) if spec.lowest_log_decay else -rate

@@ -94,7 +94,7 @@ class Mamba1Spec:
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
         size = self.intermediate_size
-        return (RecurrentState(conv=(size, self.width - 1), ssm=(size, self.state_size)),)
+        return (RecurrentState(conv=(self.width - 1, size), ssm=(size, self.state_size)),)
 
     def build(self, parts: Parts) -> Mamba1:
         return Mamba1(self, parts)
@@ -109,7 +109,7 @@ class Mamba1:
         self._inputs, self._selection, self._steps, self._output = (
             weights.linear(layer) for layer in (spec.inputs, spec.selection, spec.steps, spec.output)
         )
-        self._kernel = weights.tensor(spec.kernel).squeeze(1)
+        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
         a_log, self._d, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_channel)
         self._a = -a_log.exp()

@@ -116,7 +116,7 @@ class Mamba2Spec:
         return (*self.inputs.tensors(), *self.output.tensors(), self.kernel, *bias, *self.per_head, *norm)
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        conv = (self.channels, self.width - 1)
+        conv = (self.width - 1, self.channels)
         return (RecurrentState(conv=conv, ssm=(self.num_heads, self.state_size, self.head_dim)),)
 
     def build(self, parts: Parts) -> Mamba2:
@@ -131,7 +131,7 @@ class Mamba2:
         self._layer = parts.keep(*spec.cache_specs())
         self._inputs = weights.linear(spec.inputs)
         self._output = weights.linear(spec.output)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1)
+        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
         a_log, self._d, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
         self._a = -a_log.exp()

@@ -45,7 +45,7 @@ class ShortConvSpec:
         return (*self.inputs.tensors(), *self.output.tensors(), self.kernel, *bias)
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (RecurrentState(conv=(self.hidden_size, self.width - 1)),)
+        return (RecurrentState(conv=(self.width - 1, self.hidden_size)),)
 
     def build(self, parts: Parts) -> ShortConv:
         return ShortConv(self, parts)
@@ -58,7 +58,7 @@ class ShortConv:
         self._layer = parts.keep(*spec.cache_specs())
         self._inputs = weights.linear(spec.inputs)
         self._output = weights.linear(spec.output)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1)
+        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         self._bias = weights.tensor(spec.kernel_bias) if spec.bias else None
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:

@@ -25,8 +25,8 @@ class NativeRecurrence:
         self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
     ) -> Tensor:
         tokens, channels = x.shape
-        taps = weight.shape[1]
-        assert taps <= _MOST_TAPS, f"a convolution of {taps} taps"
+        taps = weight.shape[0]
+        assert 2 <= taps <= _MOST_TAPS, f"a convolution of {taps} taps"
         out = x.new_empty(tokens, channels)
         self._causal_conv[x.dtype](
             self._pool,

@@ -39,10 +39,11 @@ class RecurrenceOps(Protocol):
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
     ) -> Tensor:
-        """A depthwise causal convolution: y[t] = sum over j of weight[:, j] * x[t - (W - 1) + j] + bias, then silu if
-        asked; x [T, C] (may be a view into wider rows), weight [C, W], bias [C] -> [T, C] in x's dtype.
+        """A depthwise causal convolution: y[t] = sum over j of weight[j] * x[t - (W - 1) + j] + bias, then silu if asked.
 
-        state [K, C, W - 1] in x's dtype holds the last W - 1 inputs, the oldest first; zeros where there were none.
+        x [T, C] (may be a view into wider rows), weight [W, C], bias [C] -> [T, C] in x's dtype. W is 2 to 8.
+
+        state [K, W - 1, C] in x's dtype holds the last W - 1 inputs, the oldest first; zeros where there were none.
         weight and bias in x's dtype. Computed in float32, rounded once.
         """
         ...

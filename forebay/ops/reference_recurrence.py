@@ -21,9 +21,9 @@ class TorchRecurrence:
         out = torch.zeros_like(x32, memory_format=torch.contiguous_format)
 
         def step(last: Tensor, at: Tensor) -> Tensor:
-            inputs = torch.cat([last, x32[at].unsqueeze(-1)], dim=-1)
-            out[at] = (inputs * weight32).sum(dim=-1)
-            return inputs[..., 1:]
+            inputs = torch.cat([last, x32[at].unsqueeze(1)], dim=1)
+            out[at] = (inputs * weight32).sum(dim=1)
+            return inputs[:, 1:]
 
         _scan(state, batch, step)
         if bias is not None:

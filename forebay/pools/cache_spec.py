@@ -52,7 +52,7 @@ class SlidingWindow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentState:
-    """A state of fixed size: `conv` are the last inputs of a causal convolution, `[channels, kernel - 1]`, in the
+    """A state of fixed size: `conv` are the last inputs of a causal convolution, `[kernel - 1, channels]`, in the
     model's dtype; `ssm` is what a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for none."""
 
     conv: tuple[int, ...] = ()

@@ -63,14 +63,14 @@ class Conv:
     dtype: torch.dtype = field(default=torch.float32)
 
     def state_shape(self) -> tuple[int, ...]:
-        return (self.channels, self.taps - 1)
+        return (self.taps - 1, self.channels)
 
     def inputs(self, tokens: int, dtype: torch.dtype, seed: int) -> Inputs:
         return {"x": normal((tokens, self.channels), dtype, seed)}
 
     def weights(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         bias = normal((self.channels,), dtype, seed=91) if self.bias else None
-        return normal((self.channels, self.taps), dtype, seed=90), bias
+        return normal((self.taps, self.channels), dtype, seed=90), bias
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         weight, bias = self.weights(inputs["x"].dtype)
@@ -81,10 +81,10 @@ class Conv:
         assert weight is not None
         outputs = []
         for x in inputs["x"]:
-            window = np.concatenate([state, x[:, None]], axis=1)
-            y = (window * weight).sum(axis=1) + (0 if bias is None else bias)
+            window = np.concatenate([state, x[None]])
+            y = (window * weight).sum(axis=0) + (0 if bias is None else bias)
             outputs.append(y / (1 + np.exp(-y)) if self.silu else y)
-            state[:] = window[:, 1:]
+            state[:] = window[1:]
         return np.array(outputs)
 
 
@@ -214,6 +214,7 @@ CASES: dict[str, Case] = {
     "conv": Conv(channels=200, taps=4),
     "conv-of-3-without-silu": Conv(channels=7, taps=3, bias=False, silu=False),
     "conv-of-2": Conv(channels=33, taps=2, bias=False),
+    "conv-of-8": Conv(channels=16, taps=8),
     "mamba2": Mamba2(heads=4, groups=2, head_size=16, state_size=32),
     "mamba2-wide": Mamba2(heads=2, groups=1, head_size=64, state_size=128, dt_limits=(0.1, 1.5)),
     "mamba2-odd": Mamba2(heads=3, groups=3, head_size=6, state_size=11),

@@ -45,8 +45,8 @@ def test_the_convolution_equals_torchs(each_ops: Ops, name: str) -> None:
     assert isinstance(case, Conv)
     inputs, state = case.inputs(TOKENS, torch.float32, seed=11), state_table(case, 2, torch.float32, seed=7)
     weight, bias = case.weights(torch.float32)
-    padded = torch.cat([state[1], inputs["x"].T], dim=1)
-    expected = F.silu(F.conv1d(padded, weight.unsqueeze(1), bias, groups=case.channels)).T
+    padded = torch.cat([state[1], inputs["x"]]).T
+    expected = F.silu(F.conv1d(padded, weight.T.unsqueeze(1), bias, groups=case.channels)).T
     assert_close(_run(each_ops, case, inputs, state), expected)
 
 

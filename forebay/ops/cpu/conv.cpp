@@ -1,145 +1,108 @@
-// The depthwise causal convolution of recurrent layers.
+// The depthwise causal convolution of recurrent layers. Channels do not touch each other: a part is some of them, for all
+// sequences.
 #include "activations.h"
 #include "recurrence.h"
 
 namespace {
 
-constexpr long kChannels = 128;  // that one thread takes at a time
-constexpr long kMostTaps = 8;
+constexpr long kChannels = 128;  // of a part
+constexpr long kTokens = 16;     // of a tile: its inputs stay in L1 while the part's vectors pass over them
+constexpr int kMostTaps = 8;
 
 template <class T>
 struct Conv {
     const T* x;
     long ldx;
-    const T* weight;  // [channels, taps]
+    const T* weight;  // [taps, channels]
     const T* bias;    // [channels], or null
-    T* state;         // [slots, channels, taps - 1]
+    T* state;         // [slots, taps - 1, channels]
+    StateBatch batch;
     T* out;
     long channels;
     long taps;
     bool silu;
-    StateBatch batch;
 };
 
-// One part's working memory, from the thread's scratch.
-template <class T>
-struct Work {
-    float* weight;  // [taps][kChannels]
-    float* bias;    // [kChannels]
-    T* history;     // [taps - 1][kChannels]: the inputs before the step, the oldest first
-
-    explicit Work(long taps) {
-        weight = static_cast<float*>(thread_scratch((2 * taps + 1) * kChannels * sizeof(float)));
-        bias = weight + taps * kChannels;
-        history = reinterpret_cast<T*>(bias + kChannels);
-    }
-};
-
-template <class T>
-void load_weights(const Conv<T>& conv, long first, long count, const Work<T>& work) {
-    for (long j = 0; j < conv.taps; ++j) {
-        for (long c = 0; c < count; ++c) {
-            work.weight[j * kChannels + c] = to_float(conv.weight[(first + c) * conv.taps + j]);
-        }
-    }
-    for (long c = 0; c < count; ++c) work.bias[c] = conv.bias == nullptr ? 0.0f : to_float(conv.bias[first + c]);
-}
-
-// One sequence's inputs in channels first..first + count: those before the step are in the history.
+// One sequence's inputs from channel `first` on: its tokens, and before them its state.
 template <class T>
 struct Inputs {
-    const Conv<T>& conv;
-    const Work<T>& work;
-    long first;
+    const T* x;
+    long ldx;
+    T* state;
+    long channels;
+    long past;   // taps - 1
     long begin;  // the sequence's first token
 
     const T* row(long t) const {
-        if (t >= begin) return conv.x + t * conv.ldx + first;
-        return work.history + (conv.taps - 1 + t - begin) * kChannels;
+        return t >= begin ? x + t * ldx : state + (past + t - begin) * channels;
     }
 };
 
-template <class T>
-void load_history(const Conv<T>& conv, long slot, long first, long count, const Work<T>& work) {
-    const long past = conv.taps - 1;
-    const T* from = conv.state + (slot * conv.channels + first) * past;
-    for (long j = 0; j < past; ++j) {
-        for (long c = 0; c < count; ++c) work.history[j * kChannels + c] = from[c * past + j];
-    }
-}
-
-// The state after the tokens before `end`.
-template <class T>
-void store_history(const Inputs<T>& inputs, long slot, long count, long end) {
-    const long past = inputs.conv.taps - 1;
-    T* to = inputs.conv.state + (slot * inputs.conv.channels + inputs.first) * past;
-    for (long j = 0; j < past; ++j) {
-        const T* from = inputs.row(end - past + j);
-        for (long c = 0; c < count; ++c) to[c * past + j] = from[c];
-    }
-}
-
-// kTaps 0: as many as the weight has.
 template <int kTaps, class T>
-void convolve_tokens(const Inputs<T>& inputs, long from, long to, long count) {
-    const Conv<T>& conv = inputs.conv;
-    const long taps = kTaps > 0 ? kTaps : conv.taps;
-    for (long t = from; t < to; ++t) {
-        const T* rows[kMostTaps];
-        for (long j = 0; j < taps; ++j) rows[j] = inputs.row(t - (taps - 1) + j);
-        T* out = conv.out + t * conv.channels + inputs.first;
-        for_each_vector(count, [&](long i, long part) FOREBAY_INLINE_LAMBDA {
-            Vec sum = load(inputs.work.bias + i);
-            for (long j = 0; j < taps; ++j) {
-                sum = fma(load_part(rows[j] + i, part), load(inputs.work.weight + j * kChannels + i), sum);
-            }
-            store_part(out + i, conv.silu ? silu(sum) : sum, part);
-        });
-    }
-}
-
-template <class T>
-void convolve_sequence(const Conv<T>& conv, long seq, long first, long count, const Work<T>& work) {
-    const long begin = conv.batch.q_start[seq], slot = conv.batch.slots[seq];
-    if (begin == conv.batch.q_start[seq + 1]) return;
-    load_history(conv, slot, first, count, work);
-    const Inputs<T> inputs{conv, work, first, begin};
-    long done = begin;
-    for_each_stretch(
-        conv.batch, seq,
-        [&](long from, long to) {
-            if (conv.taps == 4) {
-                convolve_tokens<4>(inputs, from, to, count);
-            } else {
-                convolve_tokens<0>(inputs, from, to, count);
-            }
-            done = to;
-        },
-        [&](long snapshot) { store_history(inputs, snapshot, count, done); });
-    if (slot != 0) store_history(inputs, slot, count, done);
-}
-
-template <class T>
-void convolve(Pool& pool, const Conv<T>& conv) {
-    pool.run((conv.channels + kChannels - 1) / kChannels, 1, [&](long part, long end) {
-        const Work<T> work(conv.taps);
-        for (; part < end; ++part) {
-            const long first = part * kChannels, count = std::min(kChannels, conv.channels - first);
-            load_weights(conv, first, count, work);
-            for (long s = 0; s < conv.batch.num_seqs; ++s) convolve_sequence(conv, s, first, count, work);
+void convolve_tile(const Conv<T>& conv, const Inputs<T>& inputs, long from, long to, long first, long count) {
+    for_each_vector(count, [&](long i, long part) FOREBAY_INLINE_LAMBDA {
+        Vec weight[kTaps], window[kTaps];
+        const Vec bias = conv.bias == nullptr ? zero() : load_part(conv.bias + first + i, part);
+        for (int j = 0; j < kTaps; ++j) weight[j] = load_part(conv.weight + j * conv.channels + first + i, part);
+        for (int j = 1; j < kTaps; ++j) window[j] = load_part(inputs.row(from - kTaps + j) + i, part);
+        for (long t = from; t < to; ++t) {
+            for (int j = 1; j < kTaps; ++j) window[j - 1] = window[j];
+            window[kTaps - 1] = load_part(inputs.row(t) + i, part);
+            Vec sum = bias;
+            for (int j = 0; j < kTaps; ++j) sum = fma(window[j], weight[j], sum);
+            store_part(conv.out + t * conv.channels + first + i, conv.silu ? silu(sum) : sum, part);
         }
     });
 }
 
+// The state after the tokens before `end`. What moves up within a slot comes from behind.
+template <class T>
+void store_state(const Conv<T>& conv, const Inputs<T>& inputs, long slot, long end, long first, long count) {
+    if (slot == 0) return;  // C14
+    T* to = conv.state + slot * inputs.past * conv.channels + first;
+    for (long j = 0; j < inputs.past; ++j) {
+        std::copy_n(inputs.row(end - inputs.past + j), count, to + j * conv.channels);
+    }
+}
+
+template <int kTaps, class T>
+void convolve_sequence(const Conv<T>& conv, long seq, long first, long count) {
+    const StateBatch& batch = conv.batch;
+    const long begin = batch.q_start[seq], end = batch.q_start[seq + 1], slot = batch.slots[seq], past = kTaps - 1;
+    if (begin == end) return;
+    const Inputs<T> inputs{conv.x + first, conv.ldx, conv.state + slot * past * conv.channels + first, conv.channels,
+                           past, begin};
+    for (long t = begin; t < end; t += kTokens) {
+        convolve_tile<kTaps>(conv, inputs, t, std::min(t + kTokens, end), first, count);
+    }
+    for (long i = batch.snap_start[seq]; i < batch.snap_start[seq + 1]; ++i) {
+        store_state(conv, inputs, batch.snap_slots[i], batch.snap_ends[i], first, count);
+    }
+    store_state(conv, inputs, slot, end, first, count);
+}
+
+template <int kTaps, class T>
+void convolve(Pool& pool, const Conv<T>& conv) {
+    if constexpr (kTaps <= kMostTaps) {
+        if (conv.taps != kTaps) return convolve<kTaps + 1>(pool, conv);
+        pool.run((conv.channels + kChannels - 1) / kChannels, 1, [&](long part, long end) {
+            for (; part < end; ++part) {
+                const long first = part * kChannels, count = std::min(kChannels, conv.channels - first);
+                for (long s = 0; s < conv.batch.num_seqs; ++s) convolve_sequence<kTaps>(conv, s, first, count);
+            }
+        });
+    }
+}
+
 }  // namespace
 
-// x rows are ldx apart; weight [channels, taps], bias [channels] or null, state [slots, channels, taps - 1],
-// out [tokens, channels]. At most 8 taps.
+// x rows are ldx apart; weight [taps, channels], bias [channels] or null, state [slots, taps - 1, channels],
+// out [tokens, channels]. 2 to 8 taps.
 #define FOREBAY_CONV(T, suffix)                                                                                    \
     extern "C" void fb_causal_conv_##suffix(Pool* pool, const T* x, long ldx, const T* weight, const T* bias,      \
                                             T* state, FOREBAY_BATCH, T* out, long channels, long taps, long silu) { \
-        convolve(*pool, Conv<T>{x, ldx, weight, bias, state, out, channels, taps, silu != 0,                       \
-                                FOREBAY_BATCH_OF_ARGUMENTS});                                                      \
+        convolve<2>(*pool, Conv<T>{x, ldx, weight, bias, state, FOREBAY_BATCH_OF_ARGUMENTS, out, channels, taps,   \
+                                   silu != 0});                                                                    \
     }
 
 FOREBAY_CONV(float, f32)
