@@ -46,7 +46,7 @@ class Tracked:
         self.salt = salt_of(req.namespace)
         self.expected: Iterator[Generated] = model.generate(self.prompt, salt=self.salt, seed=req.params.seed)
         self.received: list[int] = []
-        self.cached_tokens: int | None = None
+        self.report: CacheReport | None = None
         self.finish: FinishReason | None = None
         self.may_abort = self.may_fail = self.may_break = False
         self.arrival = self.last_token = now
@@ -54,6 +54,10 @@ class Tracked:
     @property
     def tokens(self) -> list[int]:
         return self.prompt + self.received
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.report.cached_tokens if self.report else None
 
     def take(self, update: Update, now: float, cached: int | None) -> None:
         """Check one update against everything that was promised."""
@@ -84,7 +88,7 @@ class Tracked:
     def _check_first(self, update: Update, cached: int | None) -> None:
         report = update.cache
         assert report is not None, f"request {self.id}: its first token came without a cache report"
-        self.cached_tokens = report.cached_tokens
+        self.report = report
         require(
             report.cached_tokens == cached,
             f"request {self.id}: {report.cached_tokens} tokens reported as cached, the device began at {cached}",

@@ -1,47 +1,15 @@
 """The scorecard's cases about memory pressure, boundaries, order, retraction and prefix hits, on the hash model."""
 
-from dataclasses import replace
 from functools import partial
-from random import Random
 
 import pytest
 
-from forebay.config.engine_config import Ledger, SchedulePolicy, SchedulerConfig
+from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
-from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.admission import MAX_RETRACTIONS
-from tests.simulation.simulator import RetractingScheduler, Simulation
-from tests.simulation.workload import Traffic
-
-
-def config(**changes) -> SchedulerConfig:
-    asked = SchedulerConfig(
-        page_size=4,
-        num_pages=32,
-        max_running_requests=8,
-        context_length=128,
-        chunked_prefill_size=16,
-        max_queued_requests=1 << 20,
-        ledger=Ledger.RAISE,
-    )
-    return replace(asked, **changes)
-
-
-def traffic(**changes) -> Traffic:
-    asked = Traffic(num_requests=0, arrivals=1.0, vocab=1000, longest_prompt=24, longest_output=16, stopping=0.0)
-    return replace(asked, **changes)
-
-
-def simulation(
-    seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None, **changes
-) -> Simulation:
-    return Simulation(config(**changes), load or traffic(), Random(seed), make_scheduler=make_scheduler)
-
-
-def greedy(max_new_tokens: int) -> SamplingParams:
-    return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
-
+from tests.simulation.rig import greedy, simulation, traffic
+from tests.simulation.simulator import RetractingScheduler
 
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 

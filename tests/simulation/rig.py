@@ -1,0 +1,76 @@
+"""Simulations for tests that say themselves what happens, and the kinds of models that they are run with."""
+
+from dataclasses import replace
+from random import Random
+
+from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
+from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.requests.sampling_params import SamplingParams
+from tests.simulation.simulator import RetractingScheduler, Simulation
+from tests.simulation.workload import Traffic
+
+HYBRIDS = ("extra_buffer", "no_buffer", "windows", "both")
+WINDOW = 6
+
+
+def config(**changes) -> SchedulerConfig:
+    asked = SchedulerConfig(
+        page_size=4,
+        num_pages=32,
+        max_running_requests=8,
+        context_length=128,
+        chunked_prefill_size=16,
+        max_queued_requests=1 << 20,
+        ledger=Ledger.RAISE,
+    )
+    return replace(asked, **changes)
+
+
+def traffic(**changes) -> Traffic:
+    asked = Traffic(num_requests=0, arrivals=1.0, vocab=1000, longest_prompt=24, longest_output=16, stopping=0.0)
+    return replace(asked, **changes)
+
+
+def simulation(
+    seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None, **changes
+) -> Simulation:
+    return simulation_of(config(**changes), seed, make_scheduler=make_scheduler, load=load)
+
+
+def simulation_of(
+    asked: SchedulerConfig, seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None
+) -> Simulation:
+    return Simulation(asked, load or traffic(), Random(seed), make_scheduler=make_scheduler)
+
+
+def greedy(max_new_tokens: int) -> SamplingParams:
+    return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
+
+
+def hybrid(
+    kind: str,
+    *,
+    page_size: int = 4,
+    num_tokens: int = 128,
+    spare_slots: int = 12,
+    spare_windows: int = 12,
+    host: bool = False,
+    **changes,
+) -> SchedulerConfig:
+    """A model with states (by either strategy), windows, or both; without an extra buffer pages hold one token."""
+    ps = 1 if kind == "no_buffer" else page_size
+    wanted = config(page_size=ps, num_pages=num_tokens // ps, **changes)
+    depth, rows = wanted.overlap_depth, wanted.max_running_requests
+    strategy = StateStrategy.NO_BUFFER if kind == "no_buffer" else StateStrategy.EXTRA_BUFFER
+    state = StateConfig(strategy=strategy, track_interval=2 * ps, page_bytes=100 * ps, slot_bytes=1000)
+    if host:
+        state = replace(state, retraction_host_bytes=1 << 30, recompute_bytes_per_token=1 << 20)
+    if kind != "windows":
+        per_request = 1 + tracking_slots(strategy is StateStrategy.EXTRA_BUFFER, depth)
+        state = replace(state, num_slots=rows * per_request + spare_slots)
+    if kind in ("windows", "both"):
+        tracked = state.track_interval if state.num_slots else 0
+        pages = rows * window_pages_per_request(WINDOW, ps, depth, tracked)
+        pages += window_pages_in_flight(wanted.chunked_prefill_size, ps, depth)
+        state = replace(state, window=WINDOW, num_window_pages=pages + spare_windows, window_page_bytes=50 * ps)
+    return replace(wanted, state=state)
