@@ -1,9 +1,10 @@
 """Time every op, native against torch, on the shapes of SmolLM2-135M in bfloat16.
 
-    python benchmarks/ops_bench.py [--threads 2] [--repeats 20]
+    python benchmarks/ops_bench.py [--threads 2] [--repeats 20] [--only recurrent]
 
-Times are medians over all layers of one step, so that weights and KV come from memory as they do when serving. On a
-shared machine trust the ratio more than the milliseconds.
+Times are medians over all layers of one step, so that weights, KV and states come from memory as they do when serving.
+Recurrent layers are timed against what bounds them: decoding against a copy of as many bytes as their states, a prompt
+against the layer's own matrix products. On a shared machine trust the ratio more than the milliseconds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops import Ops, make_ops
+from forebay.ops.recurrence import StateBatch
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 576, 1536, 30, 49152
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16
@@ -135,6 +137,101 @@ def expert_cases() -> Iterator[Case]:
         yield Case(name="fused_experts, 4 of 16", size=f"M={rows}", make=lambda ops, m=rows: step(ops, m))
 
 
+RECURRENT_LAYERS, SEQUENCES, PROMPT = 12, 16, 512
+Recurrence = Callable[[Ops, int], Callable[[Tensor, StateBatch], object]]  # by the number of tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentCase:
+    """`linears`: the layer's matrix products, outputs by inputs."""
+
+    name: str
+    state: tuple[int, ...]
+    linears: tuple[tuple[int, int], ...]
+    make: Recurrence
+
+
+def mamba2_case() -> RecurrentCase:
+    heads, head_size, state_size, hidden = 24, 64, 128, 768
+    inner = heads * head_size
+
+    def make(ops: Ops, tokens: int) -> Callable[[Tensor, StateBatch], object]:
+        row = random(tokens, inner + 2 * state_size + heads)
+        x, b, c, dt = row.split([inner, state_size, state_size, heads], dim=-1)
+        x = x.unflatten(1, (heads, head_size))
+        a, d, dt_bias = -torch.rand(heads), torch.rand(heads), torch.rand(heads)
+        return lambda state, batch: ops.mamba2_scan(x, dt, a, b.unsqueeze(1), c.unsqueeze(1), d, dt_bias, state, batch)
+
+    linears = ((2 * inner + 2 * state_size + heads, hidden), (hidden, inner))
+    return RecurrentCase(name="mamba2", state=(heads, state_size, head_size), linears=linears, make=make)
+
+
+def delta_case(name: str, *, per_channel: bool) -> RecurrentCase:
+    key_heads, heads, size, hidden = 8, 16, 128, 1024
+
+    def make(ops: Ops, tokens: int) -> Callable[[Tensor, StateBatch], object]:
+        row = random(tokens, (2 * key_heads + heads) * size)
+        q, k, v = row.unflatten(1, (-1, size)).split([key_heads, key_heads, heads], dim=1)
+        log_decay = -torch.rand(tokens, heads, *([size] if per_channel else []))
+        beta = torch.rand(tokens, heads)
+        return lambda state, batch: ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch, scale=size**-0.5)
+
+    linears = ((2 * (key_heads + heads) * size + 2 * heads, hidden), (hidden, heads * size))
+    return RecurrentCase(name=name, state=(heads, size, size), linears=linears, make=make)
+
+
+def state_batch(sequences: int, length: int) -> StateBatch:
+    none = torch.zeros(0, dtype=torch.int32)
+    return StateBatch(
+        slots=torch.arange(1, sequences + 1, dtype=torch.int32),
+        q_start=torch.arange(0, sequences * length + 1, length, dtype=torch.int32),
+        snap_start=torch.zeros(sequences + 1, dtype=torch.int32),
+        snap_ends=none,
+        snap_slots=none,
+    )
+
+
+def bench_recurrent(ops: Ops, case: RecurrentCase, repeats: int) -> None:
+    states = [torch.rand(SEQUENCES + 1, *case.state) for _ in range(RECURRENT_LAYERS)]
+    copies = [torch.empty_like(state) for state in states]
+    decode, prefill = case.make(ops, SEQUENCES), case.make(ops, PROMPT)
+    many, one = state_batch(SEQUENCES, 1), state_batch(1, PROMPT)
+    weights = [[ops.pack_linear(random(n, k)) for n, k in case.linears] for _ in range(RECURRENT_LAYERS)]
+    inputs = [random(PROMPT, k) for _, k in case.linears]
+
+    def products() -> None:
+        for layer in weights:
+            for x, w in zip(inputs, layer, strict=True):
+                ops.linear(x, w)
+
+    steps: list[Step] = [
+        lambda: [decode(state, many) for state in states],
+        lambda: [copy[1:].copy_(state[1:]) for copy, state in zip(copies, states, strict=True)],
+        lambda: [prefill(state, one) for state in states],
+        products,
+    ]
+    decoding, copying, prompt, linears = median_seconds(steps, repeats)
+    num_bytes = 2 * SEQUENCES * states[0][0].nbytes * RECURRENT_LAYERS
+    rates = f"{num_bytes / decoding / 1e9:.1f} GB/s of state, a copy {num_bytes / copying / 1e9:.1f}"
+    name = f"{case.name}, {RECURRENT_LAYERS} layers"
+    print_row(f"{name}, decode", str(SEQUENCES), decoding, copying, rates)
+    print_row(f"{name}, prompt", f"1 x {PROMPT}", prompt, linears, "")
+
+
+def print_row(name: str, size: str, ours: float, bound: float, note: str) -> None:
+    print(f"{name:34}{size:>10}{human(ours):>14}{human(bound):>14}{bound / ours:8.1f}   {note}".rstrip(), flush=True)
+
+
+def recurrent_rows(ops: Ops, repeats: int) -> None:
+    print(f"{'op':34}{'size':>10}{ops.name:>14}{'bound':>14}{'ratio':>8}")
+    for case in (
+        mamba2_case(),
+        delta_case("gated delta", per_channel=False),
+        delta_case("kimi delta", per_channel=True),
+    ):
+        bench_recurrent(ops, case, repeats)
+
+
 def median_seconds(steps: list[Step], repeats: int) -> list[float]:
     medians = []
     for step in steps:
@@ -158,15 +255,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time every op, native against torch.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", choices=["recurrent", "others"])
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     native, reference = make_ops("native", args.threads), make_ops("torch", args.threads)
+    if args.only != "others":
+        recurrent_rows(native, args.repeats)
+    if args.only == "recurrent":
+        return
     print(f"{'op':34}{'size':>10}{native.name:>14}{'torch':>14}{'ratio':>8}")
     for cases in (linear_cases, attention_cases, small_cases, expert_cases):
         for case in cases():
             ours, theirs = median_seconds([case.make(native), case.make(reference)], args.repeats)
-            print(f"{case.name:34}{case.size:>10}{human(ours):>14}{human(theirs):>14}{theirs / ours:8.1f}", flush=True)
+            print_row(case.name, case.size, ours, theirs, "")
 
 
 if __name__ == "__main__":

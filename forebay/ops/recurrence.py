@@ -25,7 +25,8 @@ class StateBatch:
 
     Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
     the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too.
-    Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14).
+    Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14). No
+    other slot is named twice.
     """
 
     slots: Tensor  # [S]
@@ -39,7 +40,7 @@ class RecurrenceOps(Protocol):
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
     ) -> Tensor:
-        """A depthwise causal convolution: y[t] = sum over j of weight[j] * x[t - (W - 1) + j] + bias, then silu if asked.
+        """A depthwise causal convolution: y[t] = bias + sum over j of weight[j] * x[t - W + 1 + j], then silu if asked.
 
         x [T, C] (may be a view into wider rows), weight [W, C], bias [C] -> [T, C] in x's dtype. W is 2 to 8.
 

@@ -20,10 +20,27 @@ def case(request: pytest.FixtureRequest) -> Case:
     return request.param
 
 
-@pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["state-float32", "state-bfloat16"])
-def state_dtype(request: pytest.FixtureRequest, case: Case, dtype: torch.dtype) -> torch.dtype:
+Dtypes = tuple[torch.dtype, torch.dtype]
+
+
+@pytest.fixture(
+    params=[(torch.float32, torch.float32), (torch.bfloat16, torch.float32), (torch.bfloat16, torch.bfloat16)],
+    ids=["float32", "bfloat16", "bfloat16-states"],
+)
+def dtypes(request: pytest.FixtureRequest) -> Dtypes:
+    """Of inputs and of states."""
+    return request.param
+
+
+@pytest.fixture
+def dtype(dtypes: Dtypes) -> torch.dtype:
+    return dtypes[0]
+
+
+@pytest.fixture
+def state_dtype(dtypes: Dtypes, case: Case) -> torch.dtype:
     """A convolution's state is in the input's dtype."""
-    return dtype if isinstance(case, Conv) else request.param
+    return dtypes[0] if isinstance(case, Conv) else dtypes[1]
 
 
 def _sequences(case: Case, dtype: torch.dtype, lens: list[int] = LENS) -> list[Inputs]:
@@ -155,3 +172,12 @@ def test_inputs_may_be_views_into_wider_rows(
     ours, theirs = (state_table(case, NUM_SLOTS, state_dtype, seed=7) for _ in range(2))
     assert_same_bits(case.call(each_ops, views, ours, batch), case.call(each_ops, inputs, theirs, batch))
     assert_same_bits(ours, theirs)
+
+
+def test_a_state_that_dies_away_ends_at_zero(native: NativeOps, dtypes: Dtypes) -> None:
+    """Numbers below the smallest normal one would take a hundred times as long."""
+    state = torch.full((2, 1, 4, 8), 1e-30, dtype=dtypes[1])
+    zero, log_decay = torch.zeros(1, 1, 4, dtype=dtypes[0]), torch.full((1, 1), -19.0)
+    value = torch.zeros(1, 1, 8, dtype=dtypes[0])
+    native.gated_delta_rule(zero, zero, value, log_decay, log_decay, state, state_batch([1], [1]), scale=1.0)
+    assert not state[1].any()
