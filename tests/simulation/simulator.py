@@ -72,6 +72,7 @@ class RetractingScheduler(Scheduler):
         here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
         if self.every and here and self._num_plans % self.every == 0:
             self._retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
+            roomy = False  # as after any other retraction
         return roomy or not self.num_running
 
 

@@ -11,6 +11,8 @@ from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.policy import victim
 from tests.scheduler.rig import Rig
+from tests.simulation.oracles import Tracked
+from tests.simulation.rig import greedy, hybrid, simulation_of
 from tests.simulation.simulator import Simulation
 from tests.simulation.workload import Faults, Traffic
 
@@ -92,3 +94,71 @@ def test_row_writes_that_a_failed_launch_swallowed_are_sent_again():
     sim.turn()  # pages are short until they are released, so the second request waits a step
     sim.drain()
     assert (first.finish, second.finish) == (FinishReason.ERROR, FinishReason.LENGTH)
+
+
+def test_window_writes_that_a_failed_launch_swallowed_are_sent_again():
+    """The cache took windows over from a request; whoever goes on from them is another one, after the failure."""
+    sim = simulation_of(hybrid("windows"))
+    prompt = list(range(30))
+    sim.add(prompt, greedy(1))
+    sim.drain()
+    windows = sim.scheduler.held.windows
+    windows.cached.evict(windows.pool.num_cached)
+    again = sim.add(prompt, greedy(8))
+    while not again.received:
+        sim.turn()
+    sim.faults = Faults(launch_fails=1.0)
+    sim.turn()
+    sim.faults = Faults()
+    third = sim.add(prompt, greedy(4))
+    sim.drain()
+    assert (again.finish, again.cached_tokens, third.cached_tokens) == (FinishReason.ERROR, 0, 28)
+
+
+def coming_back(depth: int) -> tuple[Simulation, Tracked]:
+    """A request that was kept on the host, in the step in flight that loads it; the cache has nothing of it left."""
+    sim = simulation_of(hybrid("windows", overlap_depth=depth, host=True))
+    sim.add([50], greedy(60))  # somebody for whom there are steps meanwhile
+    tracked = sim.add(list(range(13)), greedy(20))
+    while len(tracked.received) < 3:
+        sim.turn()
+    while sim.flights:
+        sim.land()
+    sim.scheduler.every = 1
+    assert sim.launch().saves
+    sim.scheduler.every = 0
+    sim.scheduler.flush_cache()
+    sim.land()
+    while not sim.launch().loads:
+        sim.land()
+    return sim, tracked
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_cache_adopts_what_comes_back_from_the_host_only_when_it_is_there(depth):
+    sim, tracked = coming_back(depth)
+    sim.abort(tracked.id)
+    sim.oracles.check_cache()
+    sim.runner.check_in_flight()
+    sim.drain()
+
+
+def test_a_copy_on_the_host_goes_when_the_step_that_was_to_load_it_fails():
+    sim, tracked = coming_back(0)
+    plan, step = sim.flights.pop()
+    sim.runner.in_flight.clear()  # it never ran
+    sim._fail(plan, step.tenants.tolist())
+    assert tracked.finish is FinishReason.ERROR
+    sim.drain()  # which finds what the host still has
+
+
+def test_the_cache_report_is_about_the_cache_that_was_asked():
+    """Admission may evict what the prompt was compared with."""
+    sim = simulation_of(hybrid("extra_buffer", page_size=1, num_tokens=24, spare_slots=1, max_running_requests=1))
+    sim.add([1, 2, 3, 4, 5, 6], greedy(1))
+    sim.drain()
+    sim.scheduler.held.cache.evict_states(3)
+    other = sim.add([1, 2, 9, *range(10, 30)], greedy(1))
+    sim.drain()
+    report = other.report
+    assert (report.kv_tokens, report.differs_at, report.token_here, report.token_there) == (2, 2, 9, 3)

@@ -161,6 +161,8 @@ class Conversations:
         prompt = self._long_prompt()
         if self._rng.random() < 0.9:
             del prompt[max(1, self._capacity - max_new_tokens) :]
+        if self._rng.random() < 0.3:
+            self.remember(prompt)  # others may begin like it while it is under way
         return prompt
 
     def _long_prompt(self) -> list[int]:
@@ -181,8 +183,8 @@ class Conversations:
             return []
         return sorted(self._rng.randrange(len(prompt) + 3) for _ in range(3))
 
-    def remember(self, tokens: list[int]) -> None:
-        self._past.append(tokens)
+    def remember(self, tokens: Sequence[int]) -> None:
+        self._past.append(list(tokens))
         if len(self._past) > 12:
             self._past.pop(self._rng.randrange(len(self._past)))
 
