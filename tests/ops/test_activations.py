@@ -96,6 +96,16 @@ def test_activations_are_close_to_float64(
 
 
 @pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_mul_softplus_equals_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    x = normal((rows, width + 3), dtype, seed=1, scale=9)[:, 3:]
+    scale, bias = (normal((width,), torch.float32, seed=seed) for seed in (2, 3))
+    assert_close(native.mul_softplus(scale, x, bias), reference.mul_softplus(scale, x, bias))
+
+
+@pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("groups", "group_size"), [(1, 576), (4, 64), (3, 97), (5, 1), (16, 16)])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("sigmoid", [False, True])
