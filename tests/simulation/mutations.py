@@ -16,7 +16,7 @@ from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason, Update
-from forebay.scheduler import admission, residency
+from forebay.scheduler import admission, residency, scheduler
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hybrid_mutations import HYBRID_MUTATIONS
@@ -273,7 +273,7 @@ def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
 
 @mutation
 def timeouts_are_not_noticed(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_overdue", lambda self, req, now: None)
+    patch.setattr(scheduler, "overdue", lambda req, config, now: None)
 
 
 @mutation

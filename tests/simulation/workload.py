@@ -102,7 +102,7 @@ def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) ->
     """Few: what running requests need, and some to cache states in."""
     extra_buffer = strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
     per_request = 1 + tracking_slots(extra_buffer, config.overlap_depth)
-    return config.max_running_requests * per_request + rng.choice([1, 1, 2, 4, 16])
+    return config.max_running_requests * per_request + rng.choice([0, 1, 1, 2, 4, 16])
 
 
 def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> StateConfig:
