@@ -212,6 +212,8 @@ class Oracles:
             scheduler._num_waiting_tokens == sum(len(req.tokens) for req in waiting),
             "the number of waiting tokens is not their sum",
         )
+        room = self.config.state.retraction_host_bytes
+        require(0 <= scheduler.held.kept.num_bytes <= room, f"{scheduler.held.kept.num_bytes} bytes kept in {room}")
         self._checks += 1
         if self._checks % 16 == 0:
             self.check_cache()

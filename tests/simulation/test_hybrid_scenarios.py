@@ -1,4 +1,4 @@
-"""The scorecard's cases about states, windows and checkpoints, on the hash model: A-3, C-1, C-3, C-9."""
+"""The scorecard's cases about states, windows and checkpoints, on the hash model: A-3, B-5, C-1, C-3, C-9."""
 
 from functools import partial
 
@@ -86,6 +86,34 @@ def test_a3_c18_what_is_in_the_cache_was_written_by_steps_that_have_completed(ki
                 sim.oracles.check_cache()
     sim.drain()
     assert sim.oracles.num_hits > 5
+
+
+# -- B-5 --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_b5_with_no_slot_or_window_to_spare_whatever_fits_the_pool_finishes(kind, rows, depth):
+    """Every prompt and max_tokens whose sum is within a page of the pool, two at a time, over a cache that is full."""
+    asked = hybrid(
+        kind,
+        page_size=4,
+        num_tokens=12,
+        spare_slots=0,
+        spare_windows=0,
+        max_running_requests=rows,
+        overlap_depth=depth,
+        chunked_prefill_size=5,
+    )
+    sim = simulation_of(asked)
+    system = fresh(sim, 6)
+    for total in range(8, 14):
+        for prompt_len in range(1, total):
+            prompt = (system + fresh(sim, 12))[:prompt_len]
+            pair = [sim.add(prompt, greedy(total - prompt_len)) for _ in range(2)]
+            sim.drain()
+            assert [len(tracked.received) for tracked in pair] == [total - prompt_len] * 2
 
 
 # -- C-1 --------------------------------------------------------------------------------------------------------------
