@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,8 @@ class Forebay:
                 "log_level": "warning",
             }
         )
-        self.core, _ = build_engine(config.engine)
+        patient = replace(config.engine, queue_timeout_s=math.inf, request_timeout_s=math.inf, stall_timeout_s=math.inf)
+        self.core, _ = build_engine(patient)
         self._next_id = 1
 
     def fill(self, num_requests: int, context: int) -> None:
@@ -123,20 +125,29 @@ class Forebay:
             assert not refused, refused
             self._next_id += 1
         while len(self.core.scheduler.running) < num_requests:
-            self.core.step()
-        self.core.step()
+            self._step()
+        self._step()
 
     def decode(self, num_steps: int) -> float:
         """Tokens per second of so many steps."""
         start = time.perf_counter()
-        tokens = sum(len(update.token_ids) for _ in range(num_steps) for update in self.core.step())
+        tokens = sum(self._step() for _ in range(num_steps))
         return tokens / (time.perf_counter() - start)
 
+    def _step(self) -> int:
+        """How many tokens a step has given."""
+        updates = self.core.step()
+        assert not any(update.finish for update in updates), f"a request has ended: {updates}"
+        return sum(len(update.token_ids) for update in updates)
+
     def memory(self) -> Memory:
-        """Of one request: its live state, and the pages of its row."""
+        """Of one request: the state slots that the ledger books for it (live and tracking), and the pages of its row."""
         scheduler, config = self.core.scheduler, self.core.scheduler.config
-        length = int(scheduler.running.seq_lens_cpu[0])
-        return Memory(config.state.slot_bytes, ceil_div(length, config.page_size) * config.state.page_bytes)
+        batch, states = scheduler.running, scheduler.held.states
+        assert states is not None
+        num_slots = len(states.pool.held_by(batch.reqs[0].id))
+        num_pages = ceil_div(int(batch.seq_lens_cpu[0]), config.page_size)
+        return Memory(num_slots * config.state.slot_bytes, num_pages * config.state.page_bytes)
 
     def clear(self) -> None:
         for request_id in list(self.core.scheduler.requests):
@@ -191,6 +202,7 @@ def serve_transformers(path: str) -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
     cache: Any = None
