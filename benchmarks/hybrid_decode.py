@@ -141,7 +141,7 @@ class Forebay:
         return sum(len(update.token_ids) for update in updates)
 
     def memory(self) -> Memory:
-        """Of one request: the state slots that the ledger books for it (live and tracking), and the pages of its row."""
+        """Of one request: the state slots that the ledger books for it, live and tracking, and the pages of its row."""
         scheduler, config = self.core.scheduler, self.core.scheduler.config
         batch, states = scheduler.running, scheduler.held.states
         assert states is not None
