@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import time
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def run(words: Sequence[str]) -> int:
     setup_logging(config.server.log_level, process="server")
     process = launch(config.engine)
     try:
+        # Ctrl-C waits until the server takes it: in between it would tear the loop from tasks that have just begun.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, process, started))
     finally:

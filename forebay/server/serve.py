@@ -131,6 +131,7 @@ def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # whoever started us may have held it back until now
     try:
         yield
     finally:
