@@ -108,34 +108,41 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
 // Rows of x are ldx apart, those of out n; the gated ones take [gate | up] rows of 2 n.
 #define FOREBAY_ACTIVATIONS(T, suffix)                                                                                 \
     void fb_silu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                       \
-        zip_halves(*pool, x, ldx, out, rows, n, [](Vec gate, Vec up) { return silu(gate) * up; });                     \
+        pool->op(                                                                                                      \
+            [=](Pool& p) { zip_halves(p, x, ldx, out, rows, n, [](Vec gate, Vec up) { return silu(gate) * up; }); });  \
     }                                                                                                                  \
     void fb_gelu_and_mul_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, long exact) {           \
-        gelu_and_mul(*pool, x, ldx, out, rows, n, static_cast<Gelu>(exact));                                           \
+        pool->op([=](Pool& p) { gelu_and_mul(p, x, ldx, out, rows, n, static_cast<Gelu>(exact)); });                   \
     }                                                                                                                  \
     void fb_clamped_swiglu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, float alpha,          \
                                     float limit) {                                                                     \
-        clamped_swiglu(*pool, x, ldx, out, rows, n, alpha, limit);                                                     \
+        pool->op([=](Pool& p) { clamped_swiglu(p, x, ldx, out, rows, n, alpha, limit); });                             \
     }                                                                                                                  \
     void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
-        zip_rows(*pool, x, ldx, x, ldx, out, rows, n, [](Vec a, Vec) {                                                 \
-            const Vec positive = max(zero(), a);                                                                       \
-            return positive * positive;                                                                                \
+        pool->op([=](Pool& p) {                                                                                        \
+            zip_rows(p, x, ldx, x, ldx, out, rows, n, [](Vec a, Vec) {                                                 \
+                const Vec positive = max(zero(), a);                                                                   \
+                return positive * positive;                                                                            \
+            });                                                                                                        \
         });                                                                                                            \
     }                                                                                                                  \
     void fb_mul_sigmoid_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, T* out, long rows,         \
                                  long n) {                                                                             \
-        zip_rows(*pool, x, ldx, gate, ldg, out, rows, n, [](Vec a, Vec b) { return a * sigmoid(b); });                 \
+        pool->op([=](Pool& p) {                                                                                        \
+            zip_rows(p, x, ldx, gate, ldg, out, rows, n, [](Vec a, Vec b) { return a * sigmoid(b); });                 \
+        });                                                                                                            \
     }                                                                                                                  \
     void fb_mul_softplus_##suffix(Pool* pool, const float* scale, const T* x, long ldx, const float* bias, float* out, \
                                   long rows, long n) {                                                                 \
-        mul_softplus(*pool, scale, x, ldx, bias, out, rows, n);                                                        \
+        pool->op([=](Pool& p) { mul_softplus(p, scale, x, ldx, bias, out, rows, n); });                                \
     }                                                                                                                  \
     void fb_gated_rms_norm_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, const T* weight,        \
                                     T* out, long rows, long n, long group_size, long weight_step, float eps,           \
                                     long norm_first, long sigmoid) {                                                   \
-        gated_rms_norm(*pool, x, ldx, gate, ldg, weight, out, rows, n,                                                 \
-                       {group_size, weight_step, eps, norm_first != 0, sigmoid != 0});                                 \
+        pool->op([=](Pool& p) {                                                                                        \
+            gated_rms_norm(p, x, ldx, gate, ldg, weight, out, rows, n,                                                 \
+                           {group_size, weight_step, eps, norm_first != 0, sigmoid != 0});                             \
+        });                                                                                                            \
     }
 
 extern "C" {

@@ -182,14 +182,33 @@ void for_each_item(const AttentionCall<T>& call, const Attend& attend) {
 
 // The C entry point for T. The layouts are those of `AttentionCall`; every seq_lens[i] is at least its number of queries,
 // and the pages of the positions that a query sees are slots of the caches.
-#define FOREBAY_ATTENTION(T, suffix, attend)                                                                           \
-    extern "C" void fb_paged_attention_##suffix(                                                                       \
-        Pool* pool, const T* q, long ldq, const T* k_cache, long k_slot, long k_head, const T* v_cache, long v_slot,   \
-        long v_head, const int32_t* page_table, long pages_per_row, const int32_t* rows, const int32_t* q_start,       \
-        const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads, long head_dim,            \
-        long v_dim, float scale, long window, const float* sinks, T* out) {                                            \
-        for_each_item(AttentionCall<T>{pool, q, ldq, {k_cache, k_slot, k_head}, {v_cache, v_slot, v_head}, page_table, \
-                                       pages_per_row, rows, q_start, seq_lens, num_seqs, page_size, q_heads, kv_heads, \
-                                       head_dim, v_dim, scale, window, sinks, out},                                    \
-                      attend);                                                                                         \
+#define FOREBAY_ATTENTION(T, suffix, attend)                                                                         \
+    extern "C" void fb_paged_attention_##suffix(                                                                     \
+        Pool* pool, const T* q, long ldq, const T* k_cache, long k_slot, long k_head, const T* v_cache, long v_slot, \
+        long v_head, const int32_t* page_table, long pages_per_row, const int32_t* rows, const int32_t* q_start,     \
+        const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads, long head_dim,          \
+        long v_dim, float scale, long window, const float* sinks, T* out) {                                          \
+        pool->op([=](Pool& p) {                                                                                      \
+            for_each_item(AttentionCall<T>{&p,                                                                       \
+                                           q,                                                                        \
+                                           ldq,                                                                      \
+                                           {k_cache, k_slot, k_head},                                                \
+                                           {v_cache, v_slot, v_head},                                                \
+                                           page_table,                                                               \
+                                           pages_per_row,                                                            \
+                                           rows,                                                                     \
+                                           q_start,                                                                  \
+                                           seq_lens,                                                                 \
+                                           num_seqs,                                                                 \
+                                           page_size,                                                                \
+                                           q_heads,                                                                  \
+                                           kv_heads,                                                                 \
+                                           head_dim,                                                                 \
+                                           v_dim,                                                                    \
+                                           scale,                                                                    \
+                                           window,                                                                   \
+                                           sinks,                                                                    \
+                                           out},                                                                     \
+                          attend);                                                                                   \
+        });                                                                                                          \
     }

@@ -98,11 +98,13 @@ void convolve(Pool& pool, const Conv<T>& conv) {
 
 // x rows are ldx apart; weight [taps, channels], bias [channels] or null, state [slots, taps - 1, channels],
 // out [tokens, channels]. 2 to 8 taps.
-#define FOREBAY_CONV(T, suffix)                                                                                    \
-    extern "C" void fb_causal_conv_##suffix(Pool* pool, const T* x, long ldx, const T* weight, const T* bias,      \
-                                            T* state, FOREBAY_BATCH, T* out, long channels, long taps, long silu) { \
-        convolve<2>(*pool, Conv<T>{x, ldx, weight, bias, state, FOREBAY_BATCH_OF_ARGUMENTS, out, channels, taps,   \
-                                   silu != 0});                                                                    \
+#define FOREBAY_CONV(T, suffix)                                                                                       \
+    extern "C" void fb_causal_conv_##suffix(Pool* pool, const T* x, long ldx, const T* weight, const T* bias,         \
+                                            T* state, FOREBAY_BATCH, T* out, long channels, long taps, long silu) {   \
+        pool->op([=](Pool& p) {                                                                                       \
+            convolve<2>(                                                                                              \
+                p, Conv<T>{x, ldx, weight, bias, state, FOREBAY_BATCH_OF_ARGUMENTS, out, channels, taps, silu != 0}); \
+        });                                                                                                           \
     }
 
 FOREBAY_CONV(float, f32)

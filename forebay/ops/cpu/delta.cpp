@@ -152,14 +152,33 @@ void gated_delta_rule(Pool& pool, const Delta<T, S>& call) {
 
 // Tokens are ldq, ldk, ldv, ldd and ldbeta apart; state [slots, value_heads, key_size, value_size],
 // out [tokens, value_heads, value_size].
-#define FOREBAY_DELTA(T, S, suffix)                                                                                  \
-    extern "C" void fb_gated_delta_rule_##suffix(                                                                    \
-        Pool* pool, const T* q, long ldq, const T* k, long ldk, const T* v, long ldv, const float* log_decay,        \
-        long ldd, long decays, const float* beta, long ldbeta, S* state, FOREBAY_BATCH, T* out, long key_heads,      \
-        long value_heads, long key_size, long value_size, float scale, long l2_norm) {                               \
-        gated_delta_rule(*pool, Delta<T, S>{q, ldq, k, ldk, v, ldv, log_decay, ldd, decays, beta, ldbeta, state,     \
-                                            FOREBAY_BATCH_OF_ARGUMENTS, out, key_heads, value_heads, key_size,       \
-                                            value_size, scale, l2_norm != 0});                                       \
+#define FOREBAY_DELTA(T, S, suffix)                                                                             \
+    extern "C" void fb_gated_delta_rule_##suffix(                                                               \
+        Pool* pool, const T* q, long ldq, const T* k, long ldk, const T* v, long ldv, const float* log_decay,   \
+        long ldd, long decays, const float* beta, long ldbeta, S* state, FOREBAY_BATCH, T* out, long key_heads, \
+        long value_heads, long key_size, long value_size, float scale, long l2_norm) {                          \
+        pool->op([=](Pool& p) {                                                                                 \
+            gated_delta_rule(p, Delta<T, S>{q,                                                                  \
+                                            ldq,                                                                \
+                                            k,                                                                  \
+                                            ldk,                                                                \
+                                            v,                                                                  \
+                                            ldv,                                                                \
+                                            log_decay,                                                          \
+                                            ldd,                                                                \
+                                            decays,                                                             \
+                                            beta,                                                               \
+                                            ldbeta,                                                             \
+                                            state,                                                              \
+                                            FOREBAY_BATCH_OF_ARGUMENTS,                                         \
+                                            out,                                                                \
+                                            key_heads,                                                          \
+                                            value_heads,                                                        \
+                                            key_size,                                                           \
+                                            value_size,                                                         \
+                                            scale,                                                              \
+                                            l2_norm != 0});                                                     \
+        });                                                                                                     \
     }
 
 FOREBAY_DELTA(float, float, f32_f32)

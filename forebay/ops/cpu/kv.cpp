@@ -38,23 +38,29 @@ extern "C" {
 // Token t's heads begin at q + t * ldq and k + t * ldk; positions are in 0..rows of cos_sin.
 void fb_apply_rope_f32(Pool* pool, float* q, long ldq, long q_heads, float* k, long ldk, long k_heads, long head_dim,
                        const int64_t* positions, const float* cos_sin, long rotary_dim, long tokens) {
-    apply_rope(*pool, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
+    pool->op([=](Pool& p) {
+        apply_rope(p, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
+    });
 }
 
 void fb_apply_rope_bf16(Pool* pool, bf16* q, long ldq, long q_heads, bf16* k, long ldk, long k_heads, long head_dim,
                         const int64_t* positions, const float* cos_sin, long rotary_dim, long tokens) {
-    apply_rope(*pool, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
+    pool->op([=](Pool& p) {
+        apply_rope(p, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
+    });
 }
 
 // All strides and sizes in bytes: tokens are ldk and ldv apart, slots k_slot and v_slot; loc in 0..slots. Where two tokens
 // share a slot (padding), either may win.
 void fb_store_kv(Pool* pool, const char* k, long ldk, long k_bytes, const char* v, long ldv, long v_bytes,
                  char* k_cache, long k_slot, char* v_cache, long v_slot, const int64_t* loc, long tokens) {
-    pool->run(tokens, 8 * kGrain, [=](long begin, long end) {
-        for (long t = begin; t < end; ++t) {
-            std::memcpy(k_cache + loc[t] * k_slot, k + t * ldk, k_bytes);
-            std::memcpy(v_cache + loc[t] * v_slot, v + t * ldv, v_bytes);
-        }
+    pool->op([=](Pool& p) {
+        p.run(tokens, 8 * kGrain, [=](long begin, long end) {
+            for (long t = begin; t < end; ++t) {
+                std::memcpy(k_cache + loc[t] * k_slot, k + t * ldk, k_bytes);
+                std::memcpy(v_cache + loc[t] * v_slot, v + t * ldv, v_bytes);
+            }
+        });
     });
 }
 }

@@ -140,12 +140,12 @@ extern "C" {
 
 void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, bf16* out, long rows,
                     long inputs, long outputs) {
-    linear(*pool, x, ldx, packed, bias, out, rows, inputs, outputs);
+    pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
 }
 
 void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
                         long rows, long inputs, long outputs) {
-    linear(*pool, x, ldx, packed, bias, out, rows, inputs, outputs);
+    pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
 }
 
 // Asks the kernel for the tile registers, once for the process and its later threads; 0 if they may be used.

@@ -44,11 +44,14 @@ void block_of(long rows, const float* x, long ldx, const float* panel, long inpu
 
 extern "C" void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, const float* bias, float* out,
                               long rows, long inputs, long outputs) {
-    for_each_panel(*pool, rows, outputs, [=](long panel, long first, long end) {
-        const long column = panel * kPanel;
-        for (long r = first; r < end; r += kRows) {
-            block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * inputs * kPanel, inputs,
-                            bias + column, out + r * outputs + column, outputs, std::min(kPanel, outputs - column));
-        }
+    pool->op([=](Pool& p) {
+        for_each_panel(p, rows, outputs, [=](long panel, long first, long end) {
+            const long column = panel * kPanel;
+            for (long r = first; r < end; r += kRows) {
+                block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * inputs * kPanel,
+                                inputs, bias + column, out + r * outputs + column, outputs,
+                                std::min(kPanel, outputs - column));
+            }
+        });
     });
 }

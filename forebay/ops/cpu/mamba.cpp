@@ -232,21 +232,42 @@ void mamba1_scan(Pool& pool, const Mamba1<T, S>& call) {
 }  // namespace
 
 // Tokens are ldx, lddt, ldb and ldc apart in x, dt, b and c; out [tokens, heads, head_size].
-#define FOREBAY_MAMBA(T, S, suffix)                                                                                    \
-    extern "C" void fb_mamba2_scan_##suffix(                                                                           \
-        Pool* pool, const T* x, long ldx, const T* dt, long lddt, const float* a, const T* b, long ldb, const T* c,    \
-        long ldc, const float* d, const float* dt_bias, S* state, FOREBAY_BATCH, T* out, long heads, long groups,      \
-        long head_size, long state_size, float dt_min, float dt_max) {                                                 \
-        mamba2_scan(*pool, Mamba2<T, S>{x, ldx, dt, lddt, a, b, ldb, c, ldc, d, dt_bias, state,                        \
-                                        FOREBAY_BATCH_OF_ARGUMENTS, out, heads, groups, head_size, state_size, dt_min, \
-                                        dt_max});                                                                      \
-    }                                                                                                                  \
-    extern "C" void fb_mamba1_scan_##suffix(Pool* pool, const T* x, long ldx, const T* dt, long lddt, const float* a,  \
-                                            const T* b, long ldb, const T* c, long ldc, const float* d,                \
-                                            const float* dt_bias, S* state, FOREBAY_BATCH, T* out, long channels,      \
-                                            long state_size) {                                                         \
-        mamba1_scan(*pool, Mamba1<T, S>{x, ldx, dt, lddt, a, b, ldb, c, ldc, d, dt_bias, state,                        \
-                                        FOREBAY_BATCH_OF_ARGUMENTS, out, channels, state_size});                       \
+#define FOREBAY_MAMBA(T, S, suffix)                                                                                   \
+    extern "C" void fb_mamba2_scan_##suffix(                                                                          \
+        Pool* pool, const T* x, long ldx, const T* dt, long lddt, const float* a, const T* b, long ldb, const T* c,   \
+        long ldc, const float* d, const float* dt_bias, S* state, FOREBAY_BATCH, T* out, long heads, long groups,     \
+        long head_size, long state_size, float dt_min, float dt_max) {                                                \
+        pool->op([=](Pool& p) {                                                                                       \
+            mamba2_scan(p, Mamba2<T, S>{x,                                                                            \
+                                        ldx,                                                                          \
+                                        dt,                                                                           \
+                                        lddt,                                                                         \
+                                        a,                                                                            \
+                                        b,                                                                            \
+                                        ldb,                                                                          \
+                                        c,                                                                            \
+                                        ldc,                                                                          \
+                                        d,                                                                            \
+                                        dt_bias,                                                                      \
+                                        state,                                                                        \
+                                        FOREBAY_BATCH_OF_ARGUMENTS,                                                   \
+                                        out,                                                                          \
+                                        heads,                                                                        \
+                                        groups,                                                                       \
+                                        head_size,                                                                    \
+                                        state_size,                                                                   \
+                                        dt_min,                                                                       \
+                                        dt_max});                                                                     \
+        });                                                                                                           \
+    }                                                                                                                 \
+    extern "C" void fb_mamba1_scan_##suffix(Pool* pool, const T* x, long ldx, const T* dt, long lddt, const float* a, \
+                                            const T* b, long ldb, const T* c, long ldc, const float* d,               \
+                                            const float* dt_bias, S* state, FOREBAY_BATCH, T* out, long channels,     \
+                                            long state_size) {                                                        \
+        pool->op([=](Pool& p) {                                                                                       \
+            mamba1_scan(p, Mamba1<T, S>{x, ldx, dt, lddt, a, b, ldb, c, ldc, d, dt_bias, state,                       \
+                                        FOREBAY_BATCH_OF_ARGUMENTS, out, channels, state_size});                      \
+        });                                                                                                           \
     }
 
 FOREBAY_MAMBA(float, float, f32_f32)

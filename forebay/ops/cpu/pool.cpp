@@ -98,4 +98,17 @@ extern "C" {
 Pool* fb_pool_create(int num_threads) { return new Pool(num_threads); }
 
 void fb_pool_destroy(Pool* pool) { delete pool; }
+
+Tape* fb_tape_create() { return new Tape; }
+
+void fb_tape_destroy(Tape* tape) { delete tape; }
+
+void fb_tape_record(Pool* pool, Tape* tape) { pool->record(tape); }
+
+long fb_tape_length(const Tape* tape) { return static_cast<long>(tape->size()); }
+
+// A replayed step is this one call.
+void fb_tape_replay(Pool* pool, const Tape* tape) {
+    for (const auto& op : *tape) op(*pool);
+}
 }

@@ -3,8 +3,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <vector>
+
+class Pool;
+
+// What a fixed-shape step did, op by op, to be done again on the same addresses.
+using Tape = std::vector<std::function<void(Pool&)>>;
 
 class Pool {
   public:
@@ -27,6 +33,16 @@ class Pool {
                    [](const void* b, long begin, long end) { (*static_cast<const Body*>(b))(begin, end); });
     }
 
+    // Does an op, which holds its arguments by value, and puts it on the tape if one is being recorded.
+    template <class Op>
+    void op(const Op& op) {
+        if (recording_ != nullptr) recording_->push_back(op);
+        op(*this);
+    }
+
+    // From here on ops go to `tape` as well; null ends that. A recording belongs to the thread that calls ops.
+    void record(Tape* tape) { recording_ = tape; }
+
     // As run, in about eight pieces per thread.
     template <class Body>
     void run(long count, const Body& body) {
@@ -42,6 +58,7 @@ class Pool {
     void work();
     uint32_t wait_for_change(uint32_t seen);
 
+    Tape* recording_ = nullptr;
     std::vector<std::thread> workers_;
     std::atomic<bool> stopping_{false};
     // Odd while a job is open. A worker first counts itself in, then looks whether the job is still open; the caller

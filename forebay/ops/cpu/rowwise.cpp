@@ -82,14 +82,14 @@ long argmax_row(const float* row, long n) {
 }  // namespace
 
 // rows, n: how many rows and how long; x rows are n apart unless a stride is given; out never overlaps the inputs.
-#define FOREBAY_ROWWISE(T, suffix)                                                                                     \
-    void fb_rms_norm_##suffix(Pool* pool, const T* x, long outer_stride, long inner, long inner_stride,                \
-                              const T* weight, T* out, long rows, long n, float eps) {                                 \
-        rms_norm(*pool, x, outer_stride, inner, inner_stride, weight, out, rows, n, eps);                              \
-    }                                                                                                                  \
-    void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n,     \
-                                  float eps) {                                                                         \
-        add_rms_norm(*pool, x, residual, weight, out, rows, n, eps);                                                   \
+#define FOREBAY_ROWWISE(T, suffix)                                                                                 \
+    void fb_rms_norm_##suffix(Pool* pool, const T* x, long outer_stride, long inner, long inner_stride,            \
+                              const T* weight, T* out, long rows, long n, float eps) {                             \
+        pool->op([=](Pool& p) { rms_norm(p, x, outer_stride, inner, inner_stride, weight, out, rows, n, eps); });  \
+    }                                                                                                              \
+    void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n, \
+                                  float eps) {                                                                     \
+        pool->op([=](Pool& p) { add_rms_norm(p, x, residual, weight, out, rows, n, eps); });                       \
     }
 
 extern "C" {
@@ -99,27 +99,31 @@ FOREBAY_ROWWISE(bf16, bf16)
 
 // ids [rows] in 0..table rows; a table row is row_bytes long.
 void fb_embedding(Pool* pool, const int64_t* ids, const char* table, char* out, long rows, long row_bytes) {
-    pool->run(rows, grain_for(row_bytes), [=](long begin, long end) {
-        for (long r = begin; r < end; ++r) std::memcpy(out + r * row_bytes, table + ids[r] * row_bytes, row_bytes);
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(row_bytes), [=](long begin, long end) {
+            for (long r = begin; r < end; ++r) std::memcpy(out + r * row_bytes, table + ids[r] * row_bytes, row_bytes);
+        });
     });
 }
 
 // logits [rows, n] -> ids [rows], finite [rows] 0 or 1.
 void fb_argmax_rows(Pool* pool, const float* logits, int64_t* ids, uint8_t* finite, long rows, long n) {
-    pool->run(rows, grain_for(n), [=](long begin, long end) {
-        for (long r = begin; r < end; ++r) {
-            const long id = argmax_row(logits + r * n, n);
-            finite[r] = id >= 0;
-            ids[r] = std::max(id, 0L);
-        }
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(n), [=](long begin, long end) {
+            for (long r = begin; r < end; ++r) {
+                const long id = argmax_row(logits + r * n, n);
+                finite[r] = id >= 0;
+                ids[r] = std::max(id, 0L);
+            }
+        });
     });
 }
 
 // out[t] = sum over j in order of weights[t, j] * y[place[t, j]]; y [.., n], weights and place [rows, choices].
-#define FOREBAY_COMBINE(T, suffix)                                                                                     \
-    void fb_combine_##suffix(Pool* pool, const T* y, const int64_t* place, const float* weights, T* out, long rows,    \
-                             long choices, long n) {                                                                   \
-        combine(*pool, y, place, weights, out, rows, choices, n);                                                      \
+#define FOREBAY_COMBINE(T, suffix)                                                                                  \
+    void fb_combine_##suffix(Pool* pool, const T* y, const int64_t* place, const float* weights, T* out, long rows, \
+                             long choices, long n) {                                                                \
+        pool->op([=](Pool& p) { combine(p, y, place, weights, out, rows, choices, n); });                           \
     }
 
 FOREBAY_COMBINE(float, f32)

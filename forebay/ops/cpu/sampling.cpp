@@ -234,17 +234,19 @@ long invert(const float* weights, long n, float least, double uniform) {
 extern "C" void fb_sample_rows(Pool* pool, const float* logits, const float* temperature, const int64_t* top_k,
                                const float* top_p, const float* min_p, const double* uniform, int64_t* ids, long rows,
                                long n) {
-    pool->run(rows, 1, [=](long begin, long end) {
-        const Scratch scratch(n);
-        for (long r = begin; r < end; ++r) {
-            const float* row = logits + r * n;
-            const float top = finite_max(row, n);
-            ids[r] = 0;
-            if (std::isnan(top)) continue;
-            weigh(row, n, top, temperature[r], scratch.weights);
-            const float least =
-                least_kept(scratch, n, top_k ? top_k[r] : 0, top_p ? top_p[r] : 1.0f, min_p ? min_p[r] : 0.0f);
-            ids[r] = invert(scratch.weights, n, least, uniform[r]);
-        }
+    pool->op([=](Pool& p) {
+        p.run(rows, 1, [=](long begin, long end) {
+            const Scratch scratch(n);
+            for (long r = begin; r < end; ++r) {
+                const float* row = logits + r * n;
+                const float top = finite_max(row, n);
+                ids[r] = 0;
+                if (std::isnan(top)) continue;
+                weigh(row, n, top, temperature[r], scratch.weights);
+                const float least =
+                    least_kept(scratch, n, top_k ? top_k[r] : 0, top_p ? top_p[r] : 1.0f, min_p ? min_p[r] : 0.0f);
+                ids[r] = invert(scratch.weights, n, least, uniform[r]);
+            }
+        });
     });
 }
