@@ -23,10 +23,11 @@ class Region(NamedTuple):
 class Column:
     """One quantity per row, `[rows, *shape]`, whose padding rows hold `pad`; a class attribute of a `Table`.
 
-    A letter in `shape` stands for a size that is given when the table is made.
+    A letter in `shape`, or as the pad, stands for a size that is given when the table is made. No pad is taken for
+    granted: what a padded row of a new quantity may safely hold is the question that was once forgotten.
     """
 
-    def __init__(self, dtype: torch.dtype, shape: tuple[int | str, ...] = (), pad: float = 0) -> None:
+    def __init__(self, dtype: torch.dtype, shape: tuple[int | str, ...] = (), *, pad: float | str) -> None:
         self.dtype, self.shape, self.pad = dtype, shape, pad
         self.name = ""
 
@@ -51,8 +52,10 @@ class Table:
         self, num_rows: int, *, device: torch.device | str = "cpu", sizes: Mapping[str, int] | None = None
     ) -> None:
         self.num_rows = num_rows
+        sizes = sizes or {}
+        self._pads = {name: _size(column.pad, sizes) for name, column in self.declared.items()}
         self._tensors = {
-            name: torch.full((num_rows, *_shape(column, sizes or {})), column.pad, dtype=column.dtype, device=device)
+            name: torch.full((num_rows, *_shape(column, sizes)), self._pads[name], dtype=column.dtype, device=device)
             for name, column in self.declared.items()
         }
 
@@ -63,6 +66,7 @@ class Table:
         """A view of the first n rows."""
         view = object.__new__(type(self))
         view.num_rows = n
+        view._pads = self._pads
         view._tensors = {name: tensor[:n] for name, tensor in self._tensors.items()}
         return view
 
@@ -76,12 +80,12 @@ class Table:
         for name, value in values.items():
             if len(value) != n:
                 raise ValueError(f"{type(self).__name__}.{name} was given {len(value)} values for {n} rows")
-        for name, column in self.declared.items():
-            tensor, live = self._tensors[name], 0
-            if name in values:
-                live = n
+        for name, tensor in self._tensors.items():
+            live = n if name in values else 0
+            if live:
                 tensor[:n].copy_(values[name], non_blocking=True)
-            tensor[live:padded].fill_(column.pad)
+            if live < padded:
+                tensor[live:padded].fill_(self._pads[name])
         return self.head(padded)
 
     def copy_rows(self, src: Tensor, dst: Tensor) -> None:
@@ -90,13 +94,13 @@ class Table:
             tensor.index_copy_(0, dst, tensor.index_select(0, src))
 
     def reset_rows(self, rows: Tensor) -> None:
-        for name, column in self.declared.items():
-            self._tensors[name].index_fill_(0, rows, column.pad)
+        for name, tensor in self._tensors.items():
+            tensor.index_fill_(0, rows, self._pads[name])
 
     def reset_padding(self) -> None:
         """A step that changes the rows it was given changes the padding row too: put its pads back."""
-        for name, column in self.declared.items():
-            self._tensors[name][PAD].fill_(column.pad)
+        for name, tensor in self._tensors.items():
+            tensor[PAD].fill_(self._pads[name])
 
     def regions(self) -> list[Region]:
         return [
@@ -110,4 +114,8 @@ class Table:
 
 
 def _shape(column: Column, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    return tuple(sizes[size] if isinstance(size, str) else size for size in column.shape)
+    return tuple(int(_size(size, sizes)) for size in column.shape)
+
+
+def _size(size: float | str, sizes: Mapping[str, int]) -> float:
+    return sizes[size] if isinstance(size, str) else size

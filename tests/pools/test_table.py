@@ -12,7 +12,7 @@ from forebay.pools.table import Column, Table
 class Things(Table):
     count = Column(torch.int64, pad=-1)
     share = Column(torch.float32, ("W", 2), pad=0.5)
-    flag = Column(torch.bool)
+    flag = Column(torch.bool, pad=False)
 
 
 ROWS = 6
@@ -126,3 +126,19 @@ def test_request_rows_have_one_more_than_their_capacity_all_greedy_and_neutral()
     neutral = {"top_p": 1.0, "repetition_penalty": 1.0}
     for name in SamplingRows.declared:
         assert (rows[name] == neutral.get(name, 0.0)).all(), name
+
+
+def test_a_column_without_a_pad_cannot_be_declared():
+    """C13: whoever adds an input says what a padded row of it holds."""
+    with pytest.raises(TypeError, match="pad"):
+        Column(torch.int64)
+
+
+def test_a_pad_may_be_a_size_of_the_table():
+    class Lengths(Table):
+        seq_lens = Column(torch.int32, pad="W")
+
+    table = Lengths(4, sizes={"W": 3})
+    view = table.fill({"seq_lens": torch.tensor([9])}, 1, 2)
+    assert view.seq_lens.tolist() == [9, 3]
+    assert table.seq_lens.tolist() == [9, 3, 3, 3]
