@@ -27,6 +27,7 @@ CACHE = cache_folder("ops")
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra")
 _COMMON = (
     "pool.cpp",
+    "copies.cpp",
     "linear_pack.cpp",
     "linear_f32.cpp",
     "rowwise.cpp",

@@ -132,6 +132,15 @@ class Ops(RecurrenceOps, Protocol):
         """Rows ids [T] int64 of table [V, H] -> [T, H]."""
         ...
 
+    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
+        """table[rows]: table [R] int64, rows [S] int32 -> [S] int64."""
+        ...
+
+    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        """table[rows] = values: table [R] and values [S] int64, rows [S] int32. Either value may stay in a row that is
+        named twice (the padding row)."""
+        ...
+
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V] float32 -> ids [S] int64 of each row's first maximum, and finite [S] bool.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from ctypes import c_float, c_int, c_long, c_void_p
+from ctypes import c_float, c_int, c_long, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ _ATTENTION = [_P, _P, _L, _P, _L, _L, _P, _L, _L, _P, _L, _P, _P, _P, _L, _L, _L
 _DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
 _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
 _SIGNATURES: dict[str, list[Any]] = {
+    "fb_fill": [_P, _P, _L, _L, c_uint64],
+    "fb_copy_rows": [_P, _P, _L, _P, _L, _L, _L],
+    "fb_gather": [_P, _P, _P, _P, _L],
+    "fb_scatter": [_P, _P, _P, _P, _L],
+    "fb_tape_destroy": [_P],
+    "fb_tape_record": [_P, _P],
+    "fb_tape_replay": [_P, _P],
     "fb_pack_{}": [_P, _P, _P, _L, _L],
     "fb_linear_{}": _LINEAR,
     "fb_linear_bf16_f32": _LINEAR,
@@ -59,6 +66,17 @@ class Kernels:
         lib.fb_pool_destroy.argtypes, lib.fb_pool_destroy.restype = [c_void_p], None
         self.pool: int = lib.fb_pool_create(num_threads)
         weakref.finalize(self, lib.fb_pool_destroy, self.pool)
+
+    def new_tape(self) -> int:
+        """To be given back to `fb_tape_destroy`."""
+        create = self._lib.fb_tape_create
+        create.argtypes, create.restype = [], c_void_p
+        return int(create())
+
+    def tape_length(self, tape: int) -> int:
+        length = self._lib.fb_tape_length
+        length.argtypes, length.restype = [c_void_p], c_long
+        return int(length(tape))
 
     def bind(self, name: str, pattern: str | None = None) -> Any:
         """The function `name`, whose parameters are those of `pattern`."""

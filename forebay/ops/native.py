@@ -41,7 +41,7 @@ class NativeOps(NativeRecurrence):
     def __init__(self, path: Path, variant: str, num_threads: int) -> None:
         self.name = f"native-{variant}"
         self.num_threads = num_threads
-        self._kernels = kernels = Kernels(path, variant, num_threads)
+        self.kernels = kernels = Kernels(path, variant, num_threads)
         super().__init__(kernels)
         self._pack = kernels.by_dtype("fb_pack_{}")
         self._linear = kernels.by_dtype("fb_linear_{}")
@@ -62,6 +62,8 @@ class NativeOps(NativeRecurrence):
         self._combine = kernels.by_dtype("fb_combine_{}")
         self._store_kv = kernels.bind("fb_store_kv")
         self._embedding = kernels.bind("fb_embedding")
+        self._gather = kernels.bind("fb_gather")
+        self._scatter = kernels.bind("fb_scatter")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
         self._sample_rows = kernels.bind("fb_sample_rows")
 
@@ -271,6 +273,14 @@ class NativeOps(NativeRecurrence):
         out = table.new_empty(rows, width)
         self._embedding(self._pool, ids.data_ptr(), table.data_ptr(), out.data_ptr(), rows, width * table.itemsize)
         return out
+
+    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
+        out = torch.empty(rows.shape[0], dtype=torch.int64)
+        self._gather(self._pool, table.data_ptr(), rows.data_ptr(), out.data_ptr(), rows.shape[0])
+        return out
+
+    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])
 
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, n = logits.shape

@@ -121,6 +121,12 @@ class TorchOps(TorchRecurrence):
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return table[ids]
 
+    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
+        return table.index_select(0, rows)
+
+    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        table.index_copy_(0, rows.long(), values)
+
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if logits.shape[0] == 0:
             return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
