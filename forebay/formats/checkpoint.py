@@ -15,10 +15,11 @@ from forebay.base.errors import ModelError
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_architecture import Architecture
 from forebay.formats.gguf_names import ROPE_FACTORS, architecture_of, hf_name
-from forebay.formats.gguf_types import U8, dequantize
+from forebay.formats.gguf_types import U8, dequantize, split
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.mxfp4 import unpacked
+from forebay.formats.quantized import StoredCodes
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.tensor_names import GATE_UP
@@ -132,6 +133,8 @@ def _halves_from_pairs(file: GgufFile, stored: GgufTensor, heads: int) -> npt.ND
 class _PlainTensor:
     """A tensor of a safetensors file."""
 
+    codes = None
+
     def __init__(self, file: SafetensorsFile, name: str) -> None:
         self._file = file
         self._tensor = file.tensors[name]
@@ -147,6 +150,8 @@ class _PlainTensor:
 
 class _ExpertTensor:
     """Some rows of one matrix of a stack in a safetensors file."""
+
+    codes = None
 
     def __init__(self, file: SafetensorsFile, name: str, expert: int, rows: slice) -> None:
         self._file = file
@@ -176,6 +181,15 @@ class _BlockTensor:
         self.shape = shape
         self.num_bytes = raw.nbytes
         self.storage = stored.type.name
+
+    @property
+    def codes(self) -> StoredCodes | None:
+        form = self._stored.type.codes
+        if form is None or len(self.shape) != 2:
+            return None
+        return StoredCodes(
+            format=form, read=lambda: split(self._raw if self._order is None else self._raw[self._order], form)
+        )
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         block = self._stored.type

@@ -18,7 +18,14 @@ from forebay.base.errors import ModelError
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import Architecture, Tensors
 from forebay.formats.gguf_mixers import restore_mamba2
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, less_one, read_tensor
+from forebay.formats.stored_tensor import (
+    F32,
+    ComputedTensor,
+    StoredTensor,
+    less_one,
+    one_below_the_other,
+    read_tensor,
+)
 
 Order = npt.NDArray[np.int64]
 
@@ -215,7 +222,10 @@ def _taken(tensor: StoredTensor, order: Order, axis: int) -> StoredTensor:
     def pieces() -> Iterator[F32]:
         yield np.ascontiguousarray(np.atleast_2d(read_tensor(tensor).take(order, axis=axis)))
 
-    return ComputedTensor(tensor.shape, [tensor], pieces)
+    codes = tensor.codes
+    if codes is not None:
+        codes = codes.rows(order) if axis == 0 else codes.columns(order)
+    return ComputedTensor(tensor.shape, [tensor], pieces, codes)
 
 
 def _reorder_qwen3_next(tensors: Tensors, extra: Mapping[str, Any]) -> Tensors:
@@ -234,16 +244,8 @@ def _reorder_qwen3_next(tensors: Tensors, extra: Mapping[str, Any]) -> Tensors:
             gate = reordered.pop(f"{stem}z.weight", None)
             if gate is None:
                 raise ModelError(f"{name}: there is no gate")
-            reordered[f"{stem}qkvz.weight"] = _taken(_joined(reordered.pop(name), gate), order, 0)
+            reordered[f"{stem}qkvz.weight"] = _taken(one_below_the_other(reordered.pop(name), gate), order, 0)
     return reordered
-
-
-def _joined(first: StoredTensor, second: StoredTensor) -> StoredTensor:
-    def pieces() -> Iterator[F32]:
-        yield from first.pieces()
-        yield from second.pieces()
-
-    return ComputedTensor((first.shape[0] + second.shape[0], *first.shape[1:]), [first, second], pieces)
 
 
 def _restore_qwen(tensors: Tensors) -> Tensors:

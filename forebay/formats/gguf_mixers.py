@@ -9,7 +9,7 @@ import numpy as np
 
 from forebay.base.errors import ModelError
 from forebay.formats.gguf_architecture import Tensors
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor
+from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, one_below_the_other
 
 
 def restore_mamba1(tensors: Tensors) -> Tensors:
@@ -52,16 +52,8 @@ def restore_granite(tensors: Tensors) -> Tensors:
         gate, up = restored.pop(name), restored.pop(name.replace(".gate.", ".up."), None)
         if up is None or up.shape != gate.shape:
             raise ModelError(f"{name}: there is no up of the same shape")
-        joined = ComputedTensor(
-            (2 * gate.shape[0], *gate.shape[1:]), [gate, up], partial(_one_after_the_other, gate, up)
-        )
-        restored[name.replace(".gate.", ".input_linear.")] = joined
+        restored[name.replace(".gate.", ".input_linear.")] = one_below_the_other(gate, up)
     return restored
-
-
-def _one_after_the_other(*tensors: StoredTensor) -> Iterator[F32]:
-    for tensor in tensors:
-        yield from tensor.pieces()
 
 
 def restore_falcon_h1(tensors: Tensors) -> Tensors:

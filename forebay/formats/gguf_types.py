@@ -13,6 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized
+
 U8 = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
@@ -23,10 +25,13 @@ E8M0_BIAS: Final = 127
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
+    """`codes` where a block is a scale, a minimum if there is one, and codes: a group of a `GroupQuantized`."""
+
     name: str
     elements: int
     num_bytes: int
     decode: Callable[[U8], F32]
+    codes: CodeFormat | None = None
 
 
 def dequantize(raw: U8, block: BlockType) -> F32:
@@ -34,6 +39,21 @@ def dequantize(raw: U8, block: BlockType) -> F32:
     rows = raw.shape[0]
     blocks = np.ascontiguousarray(raw).reshape(-1, block.num_bytes)
     return block.decode(blocks).reshape(rows, -1)
+
+
+def split(raw: U8, codes: CodeFormat) -> GroupQuantized:
+    """Scales, minimums and codes of raw [rows, bytes per row] apart."""
+    # Fields of 16 bytes, which numpy copies as one number each: six times as fast as slices of bytes.
+    code_bytes = GROUP * codes.bits // 8
+    fields = ["scales", *(["minimums"] if codes.minimums else [])]
+    blocks = raw.view([*((field, np.float16) for field in fields), ("codes", f"V{code_bytes}")])
+    parts = {field: blocks[field].copy() for field in [*fields, "codes"]}
+    bits = parts["codes"].view(np.uint8)
+    if codes.bits == 8:
+        bits ^= 0x80  # signed in the file
+    return GroupQuantized(
+        bits=codes.bits, zero=codes.zero, codes=bits, scales=parts["scales"], minimums=parts.get("minimums")
+    )
 
 
 def _half(blocks: U8, start: int) -> F32:
@@ -133,9 +153,9 @@ def _mxfp4(blocks: U8) -> F32:
 GGML_TYPES: Final = {
     0: BlockType("F32", 1, 4, _f32),
     1: BlockType("F16", 1, 2, _f16),
-    2: BlockType("Q4_0", 32, 18, _q4_0),
-    3: BlockType("Q4_1", 32, 20, _q4_1),
-    8: BlockType("Q8_0", 32, 34, _q8_0),
+    2: BlockType("Q4_0", 32, 18, _q4_0, CodeFormat(bits=4, zero=8, minimums=False)),
+    3: BlockType("Q4_1", 32, 20, _q4_1, CodeFormat(bits=4, zero=0, minimums=True)),
+    8: BlockType("Q8_0", 32, 34, _q8_0, CodeFormat(bits=8, zero=128, minimums=False)),
     12: BlockType("Q4_K", 256, 144, _q4_k),
     13: BlockType("Q5_K", 256, 176, _q5_k),
     14: BlockType("Q6_K", 256, 210, _q6_k),

@@ -34,6 +34,7 @@ def unpacked(packed: Mapping[str, U8], where: str) -> dict[str, StoredTensor]:
 class _Mxfp4Tensor:
     bfloat16 = False
     storage = "MXFP4"
+    codes = None
 
     def __init__(self, blocks: U8, scales: U8) -> None:
         experts, outputs, per_row = scales.shape

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from forebay.base.errors import ModelError
+from forebay.formats.quantized import StoredCodes, joined_codes
+
 F32 = npt.NDArray[np.float32]
 
 
@@ -32,6 +35,11 @@ class StoredTensor(Protocol):
         """Bytes in the file."""
         ...
 
+    @property
+    def codes(self) -> StoredCodes | None:
+        """The same values as the file holds them; None where that is no `GroupQuantized`."""
+        ...
+
     def pieces(self) -> Iterator[npt.NDArray[Any]]: ...
 
 
@@ -45,17 +53,36 @@ def read_tensor(tensor: StoredTensor) -> F32:
 
 
 class ComputedTensor:
-    """A tensor that the file holds in another form: made of `sources`, when it is read, by `compute`."""
+    """A tensor that the file holds in another form: made of `sources`, when it is read, by `compute`; `codes` where
+    what it is made of are codes and need only be arranged."""
 
     bfloat16 = False
 
     def __init__(
-        self, shape: tuple[int, ...], sources: Sequence[StoredTensor], compute: Callable[[], Iterator[F32]]
+        self,
+        shape: tuple[int, ...],
+        sources: Sequence[StoredTensor],
+        compute: Callable[[], Iterator[F32]],
+        codes: StoredCodes | None = None,
     ) -> None:
         self.shape = shape
+        self.codes = codes
         self.storage = sources[0].storage
         self.num_bytes = sum(source.num_bytes for source in sources)
         self.pieces = compute
+
+
+def one_below_the_other(first: StoredTensor, second: StoredTensor) -> StoredTensor:
+    """ModelError where their widths differ."""
+    if first.shape[1:] != second.shape[1:]:
+        raise ModelError(f"weights of the shapes {first.shape} and {second.shape} cannot be one below the other")
+
+    def pieces() -> Iterator[F32]:
+        yield from first.pieces()
+        yield from second.pieces()
+
+    shape = (first.shape[0] + second.shape[0], *first.shape[1:])
+    return ComputedTensor(shape, [first, second], pieces, joined_codes([first.codes, second.codes]))
 
 
 def less_one(tensor: StoredTensor) -> StoredTensor:
