@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from forebay.base.errors import ConfigError, EngineError
 from forebay.cli.arguments import Parser, number, whole
-from forebay.cli.bench_metrics import Rows, Sample, summarize
-from forebay.cli.bench_serve import Load, Target, run_load
+from forebay.cli.bench_metrics import Rows, summarize
+from forebay.cli.bench_serve import Load, Run, Target, run_load
 from forebay.cli.http_client import Origin, get_json
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import SamplingParams
@@ -40,17 +41,24 @@ def run(words: Sequence[str]) -> int:
     return kinds[words[0]](words[1:])
 
 
-def random_prompts(*, count: int, length: int, prefix_length: int, vocab_size: int, seed: int) -> Prompts:
+def random_prompts(
+    *, count: int, length: int, prefix_length: int, vocab_size: int, seed: int, max_length: int | None = None
+) -> Prompts:
     """Token ids drawn evenly, so that lengths are exact whatever the tokenizer; the first `prefix_length` are shared.
+    With `max_length`, lengths are drawn evenly from `length` to that.
 
     The lowest ids are left out: that is where most vocabularies keep their control tokens.
     """
-    if length < 1 or not 0 <= prefix_length <= length:
-        raise ConfigError(f"a prompt of {length} tokens with a shared prefix of {prefix_length} is not possible")
+    longest = length if max_length is None else max_length
+    if length < 1 or not 0 <= prefix_length <= length <= longest:
+        raise ConfigError(
+            f"a prompt of {length} to {longest} tokens with a shared prefix of {prefix_length} is not possible"
+        )
     draw = np.random.default_rng(seed)
     low = min(256, vocab_size // 2)
     prefix = draw.integers(low, vocab_size, prefix_length).tolist()
-    return [prefix + draw.integers(low, vocab_size, length - prefix_length).tolist() for _ in range(count)]
+    lengths = [length] * count if longest == length else draw.integers(length, longest + 1, count).tolist()
+    return [prefix + draw.integers(low, vocab_size, size - prefix_length).tolist() for size in lengths]
 
 
 def _serve(words: Sequence[str]) -> int:
@@ -60,6 +68,9 @@ def _serve(words: Sequence[str]) -> int:
     parser.option("--port", type=whole(1, 65535), metavar="N", help="its port, instead of --base-url")
     parser.option("--api-key", metavar="KEY", help="where it asks for one", default_text="$FOREBAY_API_KEY")
     parser.option("--model", metavar="NAME", help="the model's name there", default_text="the first it names")
+    parser.option(
+        "--vocab-size", type=whole(2), metavar="N", help="token ids to draw from", default_text="what /server_info says"
+    )
     _workload(parser, num_prompts=64)
     parser.option(
         "--request-rate", type=number(0.001), default=float("inf"), metavar="X", help="arrivals a second (Poisson)"
@@ -73,10 +84,10 @@ def _serve(words: Sequence[str]) -> int:
     _saving(parser)
     own = parser.parse(words).own
     url = f"http://{own.host or '127.0.0.1'}:{own.port or 30000}" if own.host or own.port else own.base_url
-    samples, seconds, model = asyncio.run(
-        _drive(own, Origin(url, own.api_key or os.environ.get("FOREBAY_API_KEY", "")))
-    )
-    result = summarize(samples, seconds)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        origin = Origin(url, own.api_key or os.environ.get("FOREBAY_API_KEY", ""))
+        done, model = runner.run(_drive(own, origin))
+    result = summarize(done.samples, done.seconds, done.cpu_seconds)
     settings = {
         "date": time.strftime("%Y%m%d-%H%M%S"),
         "backend": "forebay",
@@ -85,6 +96,8 @@ def _serve(words: Sequence[str]) -> int:
         "request_rate": "inf" if own.request_rate == float("inf") else own.request_rate,
         "max_concurrency": own.max_concurrency,
         "random_input_len": own.random_input_len,
+        "random_input_max": own.random_input_max or own.random_input_len,
+        "random_prefix_len": own.random_prefix_len,
         "random_output_len": own.random_output_len,
         "seed": own.seed,
     }
@@ -95,30 +108,25 @@ def _serve(words: Sequence[str]) -> int:
     return 0 if result.completed else 1
 
 
-async def _drive(own: Any, origin: Origin) -> tuple[list[Sample], float, str]:
-    info = await get_json(origin, "/server_info")
+async def _drive(own: Any, origin: Origin) -> tuple[Run, str]:
     model = own.model or (await get_json(origin, "/v1/models"))["data"][0]["id"]
-    count = own.num_prompts + own.num_warmups
-    prompts = random_prompts(
-        count=count,
-        length=own.random_input_len,
-        prefix_length=own.random_prefix_len,
-        vocab_size=_vocab_size(info),
-        seed=own.seed,
-    )
+    prompts = _prompts(own, own.num_prompts + own.num_warmups, own.vocab_size or await _vocab_size(origin))
     target = Target(origin, model, own.random_output_len, own.ignore_eos)
     warm, measured = prompts[: own.num_warmups], prompts[own.num_warmups :]
     if warm:
-        warmed, _ = await run_load(target, Load(warm, float("inf"), 1, own.seed), lambda: None)
-        if warmed[0].error:
-            raise EngineError(f"the first request failed: {warmed[0].error}")
+        warmed = await run_load(target, Load(warm, float("inf"), 1, own.seed), lambda: None)
+        if warmed.samples[0].error:
+            raise EngineError(f"the first request failed: {warmed.samples[0].error}")
     load = Load(measured, own.request_rate, own.max_concurrency or len(measured), own.seed)
     with _bar(len(measured), hidden=own.disable_tqdm) as bar:
-        samples, seconds = await run_load(target, load, _advance(bar))
-    return samples, seconds, model
+        return await run_load(target, load, _advance(bar)), model
 
 
-def _vocab_size(info: dict[str, Any]) -> int:
+async def _vocab_size(origin: Origin) -> int:
+    try:
+        info = await get_json(origin, "/server_info")
+    except EngineError as error:
+        raise EngineError(f"{error.message}; give --vocab-size for a server that has no such route") from None
     engine = info.get("engine")
     if not isinstance(engine, dict) or not isinstance(engine.get("vocab_size"), int):
         raise EngineError("the server does not tell its vocabulary yet (/server_info): wait until it is ready")
@@ -136,10 +144,11 @@ def _throughput(words: Sequence[str]) -> int:
     config = parsed.resolve(max_queued_requests=own.num_prompts + 1, max_queued_tokens=1 << 30, log_level="warning",
                             queue_timeout=86400, request_timeout=86400)  # fmt: skip
 
-    async def measure() -> float:
+    async def measure() -> tuple[float, int]:
         async with local_model(config) as model:
-            prompts = _local_prompts(model, own, own.num_prompts)
+            prompts = _prompts(own, own.num_prompts, model.engine.info.vocab_size)
             await _complete(model, prompts[0], 8)
+            num_inputs = sum(map(len, prompts))
             started = time.perf_counter()
             with _bar(own.num_prompts) as bar:
                 advance = _advance(bar)
@@ -149,10 +158,10 @@ def _throughput(words: Sequence[str]) -> int:
                     advance()
 
                 await asyncio.gather(*map(one, prompts))
-            return time.perf_counter() - started
+            return time.perf_counter() - started, num_inputs
 
-    seconds = asyncio.run(measure())
-    inputs, outputs = own.num_prompts * own.random_input_len, own.num_prompts * own.random_output_len
+    seconds, inputs = asyncio.run(measure())
+    outputs = own.num_prompts * own.random_output_len
     result = {
         "elapsed_time": seconds,
         "num_requests": own.num_prompts,
@@ -177,7 +186,7 @@ def _latency(words: Sequence[str]) -> int:
     parser.engine_flags(server=False, model_is_positional=True)
     parsed = parser.parse(words)
     own = parsed.own
-    own.random_prefix_len = 0
+    own.random_prefix_len, own.random_input_max = 0, None
     config = parsed.resolve(disable_radix_cache=True, log_level="warning")
 
     async def measure() -> list[float]:
@@ -185,7 +194,7 @@ def _latency(words: Sequence[str]) -> int:
             seconds = []
             with _bar(own.num_iters_warmup + own.num_iters) as bar:
                 for _ in range(own.num_iters_warmup + own.num_iters):
-                    prompts = _local_prompts(model, own, own.batch_size)
+                    prompts = _prompts(own, own.batch_size, model.engine.info.vocab_size)
                     started = time.perf_counter()
                     await asyncio.gather(*(_complete(model, prompt, own.random_output_len) for prompt in prompts))
                     seconds.append(time.perf_counter() - started)
@@ -202,12 +211,13 @@ def _latency(words: Sequence[str]) -> int:
     return 0
 
 
-def _local_prompts(model: LocalModel, own: Any, count: int) -> Prompts:
+def _prompts(own: Any, count: int, vocab_size: int) -> Prompts:
     return random_prompts(
         count=count,
         length=own.random_input_len,
+        max_length=own.random_input_max,
         prefix_length=own.random_prefix_len,
-        vocab_size=model.engine.info.vocab_size,
+        vocab_size=vocab_size,
         seed=own.seed,
     )
 
@@ -223,6 +233,10 @@ async def _complete(model: LocalModel, prompt: list[int], max_new_tokens: int) -
 def _workload(parser: Parser, *, num_prompts: int) -> None:
     parser.option("--num-prompts", type=whole(1), default=num_prompts, metavar="N", help="requests")
     _lengths(parser, "random-", "", prompt=128)
+    parser.option(
+        "--random-input-max", type=whole(1), metavar="N", help="longest prompt: lengths are drawn evenly up to it",
+        default_text="all have --random-input-len",
+    )  # fmt: skip
     parser.option("--random-prefix-len", type=whole(0), default=0, metavar="N", help="of the prompt, tokens all share")
     parser.option("--seed", type=whole(0), default=0, metavar="N", help="of prompts and arrivals")
 

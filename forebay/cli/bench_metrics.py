@@ -1,7 +1,9 @@
 """From what a client saw of each request to the figures of a benchmark, by `vllm bench serve`'s names and definitions.
 
-TTFT: time to the first token. TPOT: the rest of the time per token after the first. ITL: between two chunks of one
-stream. E2EL: from sending the request to its end. All as the client's clock has them.
+TTFT: from sending the request to the first event with a token. TPOT: the time from there to the last such event, per
+token after the first. ITL: between two such events of one stream. E2EL: from sending the request to the end of its
+answer. All as the client's clock has them, which reads an event's time when the read that completes it returns; a read
+may bring several events. Throughput is over the time from the first request to the end of the last answer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ Rows = list[tuple[str, float | int | None]]  # None: a heading
 
 @dataclass(slots=True)
 class Sample:
-    """One request; times in seconds of one monotonic clock. `arrivals` has one entry per chunk with tokens."""
+    """One request; times in seconds of one monotonic clock. `arrivals` has one entry per event with tokens."""
 
     sent: float
     arrivals: list[float] = field(default_factory=list)
@@ -30,9 +32,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Latencies in milliseconds, one entry per request (of ITL, per pair of chunks)."""
+    """Latencies in milliseconds, one entry per request (of ITL, per pair of events). `client_cpu_seconds` is what the
+    client itself used of the machine in `seconds`."""
 
     seconds: float
+    client_cpu_seconds: float
     completed: int
     total_input_tokens: int
     total_output_tokens: int
@@ -47,6 +51,7 @@ class Figures:
             "failed": len(self.errors),
             "total_input_tokens": self.total_input_tokens,
             "total_output_tokens": self.total_output_tokens,
+            "client_cpu_share": self.client_cpu_seconds / self.seconds,
             "request_throughput": self.completed / self.seconds,
             "output_throughput": self.total_output_tokens / self.seconds,
             "total_token_throughput": (self.total_input_tokens + self.total_output_tokens) / self.seconds,
@@ -66,6 +71,7 @@ class Figures:
             ("Request throughput (req/s):", figures["request_throughput"]),
             ("Output token throughput (tok/s):", figures["output_throughput"]),
             ("Total token throughput (tok/s):", figures["total_token_throughput"]),
+            ("Client's share of a core (%):", 100 * figures["client_cpu_share"]),
         ]
         for name, title in _TITLES.items():
             rows.append((title, None))
@@ -83,7 +89,7 @@ _TITLES = {
 _KINDS = ("mean", "median", "p99")
 
 
-def summarize(samples: Sequence[Sample], seconds: float) -> Figures:
+def summarize(samples: Sequence[Sample], seconds: float, client_cpu_seconds: float = 0.0) -> Figures:
     """Failed requests count as failed and in no other figure."""
     good = [sample for sample in samples if not sample.error and sample.arrivals]
     latencies = {
@@ -98,6 +104,7 @@ def summarize(samples: Sequence[Sample], seconds: float) -> Figures:
     }
     return Figures(
         seconds=seconds,
+        client_cpu_seconds=client_cpu_seconds,
         completed=len(good),
         total_input_tokens=sum(sample.num_prompt_tokens for sample in good),
         total_output_tokens=sum(sample.num_output_tokens for sample in good),

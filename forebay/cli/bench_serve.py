@@ -1,4 +1,4 @@
-"""The load of `forebay bench serve`: arrivals, connections, and a clock on every chunk."""
+"""The load of `forebay bench serve`: arrivals, connections, and a clock on everything that is read."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import httptools
 import numpy as np
 
-from forebay.base.errors import ForebayError
 from forebay.cli.bench_metrics import Sample
-from forebay.cli.http_client import DONE, Connection, Origin, error_text
-
-_USAGE = b'"usage":{'
-_ERROR = b'{"error"'
+from forebay.cli.http_client import DONE, Origin, encode_request, error_text
+from forebay.cli.load_connection import Answer, LoadConnection, read_answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +24,8 @@ class Target:
     output_length: int
     ignore_eos: bool
 
-    def payload(self, prompt: list[int]) -> dict[str, Any]:
-        return {
+    def request(self, prompt: list[int]) -> bytes:
+        payload: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,
             "max_tokens": self.output_length,
@@ -36,6 +34,7 @@ class Target:
             "stream_options": {"include_usage": True},
             **({"ignore_eos": True} if self.ignore_eos else {}),
         }
+        return encode_request(self.origin, "POST", "/v1/completions", payload)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,33 +47,43 @@ class Load:
     seed: int
 
 
-async def run_load(target: Target, load: Load, advance: Callable[[], None]) -> tuple[list[Sample], float]:
-    """Send everything; samples in the order of the prompts, and the seconds it took. A request that fails is a sample
-    with an error. Raises Unavailable if the server cannot be reached at all."""
-    free = [await Connection.connect(target.origin) for _ in range(min(load.concurrency, len(load.prompts)))]
-    places = asyncio.Semaphore(load.concurrency)
-    arrivals = _arrivals(load)
-    started = time.perf_counter()
+class Run(NamedTuple):
+    """What a load gave: samples in the order of the prompts, the seconds from the first request to the last answer's
+    end, and the CPU seconds that this process spent in them."""
 
-    async def one(prompt: list[int], at: float) -> Sample:
+    samples: list[Sample]
+    seconds: float
+    cpu_seconds: float
+
+
+async def run_load(target: Target, load: Load, advance: Callable[[], None]) -> Run:
+    """Send everything. A request that fails is a sample with an error. Raises Unavailable if nobody listens there."""
+    free = [await LoadConnection.connect(target.origin) for _ in range(min(load.concurrency, len(load.prompts)))]
+    places = asyncio.Semaphore(load.concurrency)
+    requests = [target.request(prompt) for prompt in load.prompts]
+    arrivals = _arrivals(load)
+    started, cpu = time.perf_counter(), time.process_time()
+
+    async def one(request: bytes, at: float) -> Answer:
         delay = started + at - time.perf_counter()
         if delay > 0:
             await asyncio.sleep(delay)
         async with places:
             connection = free.pop()
             if not connection.is_open:
-                connection = await Connection.connect(target.origin)
-            sample = await _measure(connection, target, prompt)
+                connection = await LoadConnection.connect(target.origin)
+            answer = await connection.exchange(request)
             free.append(connection)
             advance()
-            return sample
+            return answer
 
     try:
-        samples = await asyncio.gather(*map(one, load.prompts, arrivals))
-        return list(samples), time.perf_counter() - started
+        answers = await asyncio.gather(*map(one, requests, arrivals))
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     finally:
         for connection in free:
             connection.close()
+    return Run(list(map(to_sample, answers)), seconds, cpu)
 
 
 def _arrivals(load: Load) -> list[float]:
@@ -86,33 +95,42 @@ def _arrivals(load: Load) -> list[float]:
     return times
 
 
-async def _measure(connection: Connection, target: Target, prompt: list[int]) -> Sample:
-    sample = Sample(time.perf_counter())
-    usage = b""
-
-    def on_event(data: bytes) -> None:
-        # The common case costs a clock reading and two searches: parsing every chunk would slow the server next door.
-        nonlocal usage
-        if data.startswith(_ERROR):
-            sample.error = data[:300].decode(errors="replace")
-        elif data == DONE:
-            pass
-        elif b'"choices":[]' in data and _USAGE in data:
-            usage = data
-        else:
-            sample.arrivals.append(time.perf_counter())
-
+def to_sample(answer: Answer) -> Sample:
+    """What an answer says of its request. Its tokens are counted by its usage or, where a server sends none, by its
+    events: one each."""
+    sample = Sample(answer.sent, ended=answer.ended, error=answer.failure)
     try:
-        body = await connection.request("POST", "/v1/completions", target.payload(prompt), on_event)
-        if connection.status != 200:
-            sample.error = error_text(connection.status, body)
-    except ForebayError as error:
-        sample.error = error.message
-    sample.ended = time.perf_counter()
-    if usage and not sample.error:
-        counts = json.loads(usage)["usage"]
-        sample.num_prompt_tokens = counts["prompt_tokens"]
-        sample.num_output_tokens = counts["completion_tokens"]
-    elif not sample.error:
-        sample.error = "the stream ended without a usage chunk"
+        reading = read_answer(answer)
+    except httptools.HttpParserError:
+        return sample
+    if not sample.error and reading.status != 200:
+        sample.error = error_text(reading.status, bytes(reading.body))
+    usage: dict[str, int] | None = None
+    for at, data in reading.events:
+        if data == DONE:
+            continue
+        event = _parsed(data)
+        if "error" in event:
+            sample.error = data[:300].decode(errors="replace")
+        usage = event.get("usage") or usage
+        if _has_token(event):
+            sample.arrivals.append(at)
+    if not sample.error:
+        sample.num_prompt_tokens = usage["prompt_tokens"] if usage else 0
+        sample.num_output_tokens = usage["completion_tokens"] if usage else len(sample.arrivals)
     return sample
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    try:
+        event = json.loads(data)
+    except ValueError:
+        event = None
+    return event if isinstance(event, dict) else {"error": "not a JSON object"}
+
+
+def _has_token(event: dict[str, Any]) -> bool:
+    """Whether it brings one. Some servers end with an event that has only a reason, or only the usage; a token that is a
+    part of a character has no text yet, and counts."""
+    choice = (event.get("choices") or [{"finish_reason": "none is here"}])[0]
+    return bool(choice.get("text")) or choice.get("finish_reason") is None

@@ -1,5 +1,5 @@
-"""A small HTTP/1.1 client for streams of server-sent events. A bench client must cost far less than what it measures:
-bytes go from the socket through httptools to a callback, without a task or a buffer per chunk."""
+"""A small HTTP/1.1 client for streams of server-sent events: bytes go from the socket through httptools to a callback,
+without a task or a buffer per chunk."""
 
 from __future__ import annotations
 
@@ -80,18 +80,8 @@ class Connection(asyncio.Protocol):
         self._on_event = on_event
         self._body.clear()
         self.status = 0
-        self._transport.write(self._encode(method, path, payload))
+        self._transport.write(encode_request(self.origin, method, path, payload))
         return await self._answer
-
-    def _encode(self, method: str, path: str, payload: dict[str, Any] | None) -> bytes:
-        origin = self.origin
-        body = b"" if payload is None else json.dumps(payload, separators=(",", ":")).encode()
-        lines = [f"{method} {origin.prefix}{path} HTTP/1.1", f"Host: {origin.host}:{origin.port}"]
-        if origin.api_key:
-            lines.append(f"Authorization: Bearer {origin.api_key}")
-        if payload is not None:
-            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        return "\r\n".join([*lines, "", ""]).encode() + body
 
     # asyncio's side
 
@@ -136,6 +126,16 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(bytes(self._body))
+
+
+def encode_request(origin: Origin, method: str, path: str, payload: dict[str, Any] | None = None) -> bytes:
+    body = b"" if payload is None else json.dumps(payload, separators=(",", ":")).encode()
+    lines = [f"{method} {origin.prefix}{path} HTTP/1.1", f"Host: {origin.host}:{origin.port}"]
+    if origin.api_key:
+        lines.append(f"Authorization: Bearer {origin.api_key}")
+    if payload is not None:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def error_text(status: int, body: bytes) -> str:

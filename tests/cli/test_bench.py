@@ -12,8 +12,9 @@ import pytest
 from forebay.base.errors import ConfigError, EngineError
 from forebay.cli.bench import random_prompts
 from forebay.cli.bench_metrics import Sample, summarize
-from forebay.cli.bench_serve import Load, Target, run_load
+from forebay.cli.bench_serve import Load, Target, run_load, to_sample
 from forebay.cli.http_client import Connection, Origin, stream_json
+from forebay.cli.load_connection import Answer, LoadConnection
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3}}'
 TOKEN = b'{"choices":[{"text":"x"}],"usage":null}'
@@ -51,6 +52,11 @@ def test_prompts_are_exact_seeded_and_share_their_prefix() -> None:
     assert len({tuple(prompt) for prompt in prompts}) == 3
     assert all(256 <= token < 1000 for prompt in prompts for token in prompt)
     assert prompts == draw(7) != draw(8)
+
+
+def test_lengths_may_be_drawn_between_two_bounds() -> None:
+    prompts = random_prompts(count=200, length=10, max_length=14, prefix_length=0, vocab_size=1000, seed=1)
+    assert {len(prompt) for prompt in prompts} == {10, 11, 12, 13, 14}
 
 
 def test_a_prefix_longer_than_the_prompt_is_refused() -> None:
@@ -121,8 +127,7 @@ def test_a_stream_is_counted_however_it_is_cut(pieces: int) -> None:
     reply = chunked(TOKEN, TOKEN, TOKEN, USAGE, b"[DONE]", pieces=pieces)
 
     async def body(origin: Origin) -> list[Sample]:
-        samples, _ = await run_load(Target(origin, "m", 3, True), load(4, 2), lambda: None)
-        return samples
+        return (await run_load(Target(origin, "m", 3, True), load(4, 2), lambda: None)).samples
 
     samples = against(answer(reply, reply, reply, reply), body)
     assert [(len(s.arrivals), s.num_prompt_tokens, s.num_output_tokens, s.error) for s in samples] == [
@@ -131,20 +136,56 @@ def test_a_stream_is_counted_however_it_is_cut(pieces: int) -> None:
     assert all(s.sent < s.arrivals[0] <= s.arrivals[-1] <= s.ended for s in samples)
 
 
+# Other servers end a stream with a choice that has a reason and no text, with usage beside it, or without any usage.
+REASON = b'{"choices":[{"text":"","finish_reason":"stop"}],"usage":{"prompt_tokens":4,"completion_tokens":3}}'
+HALF_A_CHARACTER = b'{"choices":[{"text":"","finish_reason":null}]}'
+
+
+@pytest.mark.parametrize(
+    ("events", "num_arrivals", "num_tokens"),
+    [
+        ((TOKEN, TOKEN, TOKEN, REASON, b"[DONE]"), 3, 3),
+        ((TOKEN, HALF_A_CHARACTER, TOKEN, b"[DONE]"), 3, 3),
+        ((TOKEN, USAGE), 1, 3),
+        ((TOKEN, b"\r\n\r\n: a comment", TOKEN), 2, 2),
+    ],
+)
+def test_streams_of_other_servers_are_counted(events: tuple[bytes, ...], num_arrivals: int, num_tokens: int) -> None:
+    sample = to_sample(Answer(0.0, 2.0, [(1.0, chunked(*events))]))
+    assert (len(sample.arrivals), sample.num_output_tokens, sample.error) == (num_arrivals, num_tokens, "")
+
+
+@pytest.mark.parametrize("cut", range(-8, 0))
+def test_the_end_of_a_stream_is_seen_wherever_it_is_cut(cut: int) -> None:
+    reply = chunked(TOKEN, USAGE, b"[DONE]")
+
+    async def body(origin: Origin) -> Answer:
+        connection = await LoadConnection.connect(origin)
+        exchange = asyncio.create_task(connection.exchange(b"GET / HTTP/1.1\r\n\r\n"))
+        await asyncio.sleep(0)
+        for part in (reply[:cut], *(reply[i : i + 1 or None] for i in range(cut, 0))):
+            assert not exchange.done()
+            connection.data_received(part)
+        answer = await exchange
+        connection.close()
+        return answer
+
+    sample = to_sample(against(answer(), body))
+    assert (len(sample.arrivals), sample.num_output_tokens, sample.error) == (1, 3, "")
+
+
 @pytest.mark.parametrize(
     ("reply", "close", "words"),
     [
         (REFUSED, False, "queue_full"),
         (chunked(TOKEN, b'{"error":{"message":"lost"}}', b"[DONE]"), False, "lost"),
         (chunked(TOKEN)[:-5], True, "closed the connection"),
-        (chunked(TOKEN, b"[DONE]"), False, "usage"),
         (b"SMTP hello\r\n\r\n", False, "HTTP"),
     ],
 )  # fmt: skip
 def test_a_failed_request_is_a_sample_with_an_error(reply: bytes, close: bool, words: str) -> None:
     async def body(origin: Origin) -> Sample:
-        samples, _ = await run_load(Target(origin, "m", 3, False), load(1, 1), lambda: None)
-        return samples[0]
+        return (await run_load(Target(origin, "m", 3, False), load(1, 1), lambda: None)).samples[0]
 
     assert words in against(answer(reply, close=close), body).error
 
