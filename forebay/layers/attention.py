@@ -162,6 +162,7 @@ class Attention:
             self._scale,
             spec.sliding_window,
             self._sinks,
+            paged.page_map,
         ).flatten(1)
         if spec.output_gate:
             out = ops.mul_sigmoid(out, gate)

@@ -15,11 +15,13 @@ from forebay.pools.cache_pool import CachePool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedKv:
-    """Where a kind of attention finds and puts its KV: sequence i's pages are page_table[rows[i]]."""
+    """Where a kind of attention finds and puts its KV: sequence i's pages are page_table[rows[i]], or, with a
+    `page_map`, page_map[page_table[rows[i]]]."""
 
     page_table: Tensor  # [R + 1, P] int32, one entry per page
     rows: Tensor  # [S] int32
     out_cache_loc: Tensor  # [T] int64: page * page_size + offset
+    page_map: Tensor | None = None  # [pages + 1] int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

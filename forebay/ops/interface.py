@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from forebay.ops.attention import AttentionOps
 from forebay.ops.recurrence import RecurrenceOps
 
 
@@ -24,7 +25,7 @@ class LinearWeight(Protocol):
     def out_features(self) -> int: ...
 
 
-class Ops(RecurrenceOps, Protocol):
+class Ops(AttentionOps, RecurrenceOps, Protocol):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process.
     """
@@ -85,47 +86,6 @@ class Ops(RecurrenceOps, Protocol):
     def mul_softplus(self, scale: Tensor, x: Tensor, bias: Tensor) -> Tensor:
         """scale * log(1 + exp(x + bias)), in float32: x [T, I] (may be a view into wider rows), scale and bias [I]
         float32 -> [T, I] float32."""
-        ...
-
-    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox).
-
-        positions [T] int64; cos_sin [max_pos, R] float32, cosines in the first half of a row and sines in the second.
-        RoFormer, arXiv 2104.09864, section 3.4.2.
-        """
-        ...
-
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
-        """Write k [T, Hk, D] and v [T, Hk, Dv] to slots loc [T] int64 of the caches [slots, Hk, D] and [slots, Hk, Dv].
-
-        v_cache may be a view into k_cache's rows: v is then what lies in k at that place.
-        """
-        ...
-
-    def paged_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
-        scale: float,
-        sliding_window: int = 0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
-
-        Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
-        position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. Query head h reads KV
-        head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1 positions before it.
-        page_table [R + 1, P], rows [S], q_start [S + 1], seq_lens [S] are int32. A slot that no query sees, be it
-        padding, another sequence's or out of the window, may hold anything, NaN included (C5). v_cache's head size Dv
-        may differ from k_cache's, and v_cache may be a view into k_cache's rows (latent attention). sinks [Hq] float32
-        are logits that take part in each head's softmax without a value (gpt-oss).
-        """
         ...
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from forebay.ops.interface import LinearWeight
 from forebay.ops.kernels import Kernels
+from forebay.ops.native_attention import NativeAttention
 from forebay.ops.native_recurrence import NativeRecurrence
 
 _PANEL = 32  # outputs, kPanel of cpu/linear.h
@@ -35,14 +36,15 @@ class NativeLinearWeight:
     kernel_f32: Any
 
 
-class NativeOps(NativeRecurrence):
+class NativeOps(NativeAttention, NativeRecurrence):
     """Raises what `Kernels` raises."""
 
     def __init__(self, path: Path, variant: str, num_threads: int) -> None:
         self.name = f"native-{variant}"
         self.num_threads = num_threads
         self.kernels = kernels = Kernels(path, variant, num_threads)
-        super().__init__(kernels)
+        NativeAttention.__init__(self, kernels)
+        NativeRecurrence.__init__(self, kernels)
         self._pack = kernels.by_dtype("fb_pack_{}")
         self._linear = kernels.by_dtype("fb_linear_{}")
         self._linear_f32 = {
@@ -57,10 +59,7 @@ class NativeOps(NativeRecurrence):
         self._relu2 = kernels.by_dtype("fb_relu2_{}")
         self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
         self._mul_softplus = kernels.by_dtype("fb_mul_softplus_{}")
-        self._apply_rope = kernels.by_dtype("fb_apply_rope_{}")
-        self._paged_attention = kernels.by_dtype("fb_paged_attention_{}")
         self._combine = kernels.by_dtype("fb_combine_{}")
-        self._store_kv = kernels.bind("fb_store_kv")
         self._embedding = kernels.bind("fb_embedding")
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
@@ -182,89 +181,6 @@ class NativeOps(NativeRecurrence):
         out = torch.empty(rows, n)
         self._mul_softplus[x.dtype](
             self._pool, scale.data_ptr(), x.data_ptr(), x.stride(0), bias.data_ptr(), out.data_ptr(), rows, n
-        )
-        return out
-
-    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        tokens, q_heads, head_dim = q.shape
-        self._apply_rope[q.dtype](
-            self._pool,
-            q.data_ptr(),
-            q.stride(0),
-            q_heads,
-            k.data_ptr(),
-            k.stride(0),
-            k.shape[1],
-            head_dim,
-            positions.data_ptr(),
-            cos_sin.data_ptr(),
-            cos_sin.shape[1],
-            tokens,
-        )
-
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
-        tokens, heads, head_dim = k.shape
-        itemsize = k.itemsize
-        self._store_kv(
-            self._pool,
-            k.data_ptr(),
-            k.stride(0) * itemsize,
-            heads * head_dim * itemsize,
-            v.data_ptr(),
-            v.stride(0) * itemsize,
-            heads * v.shape[2] * itemsize,
-            k_cache.data_ptr(),
-            k_cache.stride(0) * itemsize,
-            v_cache.data_ptr(),
-            v_cache.stride(0) * itemsize,
-            loc.data_ptr(),
-            tokens,
-        )
-
-    def paged_attention(
-        self,
-        q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
-        scale: float,
-        sliding_window: int = 0,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        tokens, q_heads, head_dim = q.shape
-        v_dim = v_cache.shape[2]
-        k_slot, k_head, _ = k_cache.stride()
-        v_slot, v_head, _ = v_cache.stride()
-        out = q.new_empty(tokens, q_heads, v_dim)
-        self._paged_attention[q.dtype](
-            self._pool,
-            q.data_ptr(),
-            q.stride(0),
-            k_cache.data_ptr(),
-            k_slot,
-            k_head,
-            v_cache.data_ptr(),
-            v_slot,
-            v_head,
-            page_table.data_ptr(),
-            page_table.stride(0),
-            rows.data_ptr(),
-            q_start.data_ptr(),
-            seq_lens.data_ptr(),
-            rows.shape[0],
-            page_size,
-            q_heads,
-            k_cache.shape[1],
-            head_dim,
-            v_dim,
-            scale,
-            sliding_window,
-            None if sinks is None else sinks.data_ptr(),
-            out.data_ptr(),
         )
         return out
 

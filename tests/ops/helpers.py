@@ -31,7 +31,8 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
 class PagedCase:
     """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache.
 
-    `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows.
+    `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table names
+    pages by other numbers, which a page map leads to those of the cache.
     """
 
     seq_lens: list[int]
@@ -42,6 +43,7 @@ class PagedCase:
     head_dim: int = 64
     v_dim: int = 0
     latent: bool = False
+    mapped: bool = False
     with_sinks: bool = False
     dtype: torch.dtype = torch.float32
     sliding_window: int = 0
@@ -77,6 +79,10 @@ class PagedCase:
             for i, length in enumerate(self.seq_lens)
         ]
 
+        self.page_map = torch.arange(2 * num_pages + 1, dtype=torch.int32).roll(num_pages) if self.mapped else None
+        if self.mapped:
+            self.page_table[1:] += num_pages
+
     def run(
         self, ops: Any, sequences: list[int] | None = None, until: dict[int, tuple[int, int]] | None = None
     ) -> Tensor:
@@ -97,4 +103,5 @@ class PagedCase:
             self.head_dim**-0.5,
             self.sliding_window,
             self.sinks,
+            page_map=self.page_map,
         )

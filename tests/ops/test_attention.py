@@ -153,6 +153,16 @@ def test_latent_attention_of_deepseeks_size_equals_the_reference(
     assert_close(case.run(native), case.run(reference))
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_page_map_leads_to_the_pages_of_the_cache(each_ops: Ops, dtype: torch.dtype, page_size: int) -> None:
+    plain, mapped = (
+        PagedCase(**RAGGED, page_size=page_size, sliding_window=50, mapped=mapped, dtype=dtype)
+        for mapped in (False, True)
+    )
+    assert not torch.equal(plain.page_table, mapped.page_table)
+    assert_same_bits(mapped.run(each_ops), plain.run(each_ops))
+
+
 def test_a_sink_is_a_key_without_a_value(each_ops: Ops) -> None:
     case = PagedCase(seq_lens=[9], query_lens=[1], q_heads=4, kv_heads=4, with_sinks=True)
     assert case.sinks is not None

@@ -35,6 +35,7 @@ struct AttentionCall {
     Cache<T> v_cache;
     const int32_t* page_table;  // [.., pages_per_row]
     long pages_per_row;
+    const int32_t* page_map;  // from the table's pages to the caches'; null: they are the same
     const int32_t* rows;
     const int32_t* q_start;
     const int32_t* seq_lens;
@@ -93,7 +94,8 @@ void for_each_key(const AttentionCall<T>& call, long seq, long first, Lanes lane
     const int32_t* page = call.page_table + call.rows[seq] * call.pages_per_row + (first + lanes.begin) / call.page_size;
     long in_page = (first + lanes.begin) % call.page_size;
     for (long lane = lanes.begin; lane < lanes.end; ++page, in_page = 0) {
-        long slot = *page * call.page_size + in_page;
+        const long cache_page = call.page_map == nullptr ? *page : call.page_map[*page];
+        long slot = cache_page * call.page_size + in_page;
         const long stop = std::min(lanes.end, lane + call.page_size - in_page);
         for (; lane < stop; ++lane, ++slot) visit(lane, slot);
     }
@@ -185,9 +187,9 @@ void for_each_item(const AttentionCall<T>& call, const Attend& attend) {
 #define FOREBAY_ATTENTION(T, suffix, attend)                                                                         \
     extern "C" void fb_paged_attention_##suffix(                                                                     \
         Pool* pool, const T* q, long ldq, const T* k_cache, long k_slot, long k_head, const T* v_cache, long v_slot, \
-        long v_head, const int32_t* page_table, long pages_per_row, const int32_t* rows, const int32_t* q_start,     \
-        const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads, long head_dim,          \
-        long v_dim, float scale, long window, const float* sinks, T* out) {                                          \
+        long v_head, const int32_t* page_table, long pages_per_row, const int32_t* page_map, const int32_t* rows,    \
+        const int32_t* q_start, const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads, \
+        long head_dim, long v_dim, float scale, long window, const float* sinks, T* out) {                           \
         pool->op([=](Pool& p) {                                                                                      \
             for_each_item(AttentionCall<T>{&p,                                                                       \
                                            q,                                                                        \
@@ -196,6 +198,7 @@ void for_each_item(const AttentionCall<T>& call, const Attend& attend) {
                                            {v_cache, v_slot, v_head},                                                \
                                            page_table,                                                               \
                                            pages_per_row,                                                            \
+                                           page_map,                                                                 \
                                            rows,                                                                     \
                                            q_start,                                                                  \
                                            seq_lens,                                                                 \

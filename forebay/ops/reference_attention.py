@@ -1,0 +1,74 @@
+"""The definition in torch of the ops in attention.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class TorchAttention:
+    """See `AttentionOps`."""
+
+    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        half = cos.shape[-1]
+        for x in (q, k):
+            first, second = x[..., :half].float(), x[..., half : 2 * half].float()
+            rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+            x[..., : 2 * half] = rotated.to(x.dtype)
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
+        k_cache[loc] = k
+        v_cache[loc] = v
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_lens: Tensor,
+        page_size: int,
+        scale: float,
+        sliding_window: int = 0,
+        sinks: Tensor | None = None,
+        page_map: Tensor | None = None,
+    ) -> Tensor:
+        out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=q.dtype)
+        starts, lens = q_start.tolist(), seq_lens.tolist()
+        for i, row in enumerate(rows.tolist()):
+            first, end, length = starts[i], starts[i + 1], lens[i]
+            if first == end:
+                continue
+            positions = torch.arange(length)
+            pages = page_table[row, positions // page_size].long()
+            pages = pages if page_map is None else page_map[pages].long()
+            slots = pages * page_size + positions % page_size
+            query_positions = torch.arange(length - (end - first), length)
+            out[first:end] = _attend(
+                q[first:end], k_cache[slots], v_cache[slots], query_positions, scale, sliding_window, sinks
+            )
+        return out
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, positions: Tensor, scale: float, sliding_window: int, sinks: Tensor | None
+) -> Tensor:
+    """q [n, Hq, D] at `positions`, over k [L, Hk, D] and v [L, Hk, Dv] -> [n, Hq, Dv]."""
+    groups = q.shape[1] // k.shape[1]
+    keys = torch.arange(k.shape[0])
+    visible = keys <= positions.unsqueeze(1)
+    if sliding_window > 0:
+        visible &= keys > positions.unsqueeze(1) - sliding_window
+    # Keys that no query sees may hold NaN, and 0 x NaN is NaN: V is masked as well as the scores (C5).
+    seen = visible.any(dim=0).view(-1, 1, 1)
+    k32 = k.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
+    v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)
+    scores = torch.einsum("nhd,lhd->hnl", q.float(), k32) * scale
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, len(q), 1)], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : len(k)]
+    return torch.einsum("hnl,lhd->nhd", weights, v32).to(q.dtype)
