@@ -31,8 +31,8 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
 class PagedCase:
     """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache.
 
-    `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table names pages by
-    other numbers, which a page map leads to those of the cache.
+    `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table
+    names pages by other numbers, which a page map leads to those of the cache.
     """
 
     seq_lens: list[int]
