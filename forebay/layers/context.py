@@ -37,7 +37,6 @@ class ForwardContext:
     q_start: Tensor  # [S + 1] int32
     seq_lens: Tensor  # [S] int32
     page_size: int
-    max_seq_len: int
     full: PagedKv
     window: PagedKv
     states: StateBatch

@@ -17,26 +17,26 @@ class Tape:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._pool = kernels.pool
         self._replay = kernels.bind("fb_tape_replay")
         self._tape: int = kernels.new_tape()
         weakref.finalize(self, kernels.bind("fb_tape_destroy"), self._tape)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Kernels that are called meanwhile run, and are put at the tape's end. One tape at a time."""
+        """Kernels that this thread calls meanwhile, of whatever ops, run and are put at the tape's end; one tape at a
+        time."""
         record = self._kernels.bind("fb_tape_record")
-        record(self._pool, self._tape)
+        record(self._tape)
         try:
             yield
         finally:
-            record(self._pool, None)
+            record(None)
 
     def __len__(self) -> int:
         return self._kernels.tape_length(self._tape)
 
     def replay(self) -> None:
-        self._replay(self._pool, self._tape)
+        self._replay(self._tape)
 
 
 def fill(kernels: Kernels, tensor: Tensor, value: float) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from forebay.base.units import ceil_div
@@ -9,6 +11,8 @@ from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
+from forebay.runtime.graph_backends import GraphBackend, graphs_for
+from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.model_runner import ModelRunner
 
 
@@ -27,9 +31,12 @@ def build_runner(
     num_window_pages: int = 0,
     num_state_slots: int = 0,
     ssm_dtype: torch.dtype = torch.float32,
+    graphs: GraphBackend | None = None,
+    graph_sizes: Sequence[int] = (),
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
+    `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes.
     `max_num_tokens` is the most tokens of one step. Sets torch's threads for the whole process: one beside the native
     ops, whose own threads would otherwise compete with torch's for the cores.
     """
@@ -45,4 +52,14 @@ def build_runner(
         device=device,
     )
     rows = RequestRows(max_running_requests, ceil_div(context_length, page_size), device=device)
-    return ModelRunner(model, ops, cache=cache, rows=rows, vocab_size=vocab_size, max_num_tokens=max_num_tokens)
+    graphs = graphs or graphs_for(ops, device)
+    return ModelRunner(
+        model,
+        ops,
+        cache=cache,
+        rows=rows,
+        vocab_size=vocab_size,
+        max_num_tokens=max_num_tokens,
+        graphs=graphs,
+        graph_sizes=graph_sizes or default_sizes(max_running_requests, quickly=graphs.captures_quickly),
+    )

@@ -5,6 +5,7 @@ Shape letters: S sequences, T tokens, N sequences that sample, V vocabulary, H h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from forebay.pools.window_pages import WindowPages
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult, TokenLogprob
 from forebay.runtime.bounds import PoolBounds
+from forebay.runtime.decode_step import DecodeOutputs, decode_runner
+from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.penalties import Penalties
@@ -106,7 +109,16 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: Model, ops: Ops, *, cache: CachePool, rows: RequestRows, vocab_size: int, max_num_tokens: int
+        self,
+        model: Model,
+        ops: Ops,
+        *,
+        cache: CachePool,
+        rows: RequestRows,
+        vocab_size: int,
+        max_num_tokens: int,
+        graphs: GraphBackend,
+        graph_sizes: Sequence[int],
     ) -> None:
         self.cache, self.rows = cache, rows
         self._copies = HostCopies(cache)
@@ -124,6 +136,7 @@ class ModelRunner:
         )
         self.windows = WindowPages(cache.num_pages, device=device) if cache.num_window_pages else None
         self._inputs = StepInputs(rows, cache, self.windows, self._copies, max_num_tokens=max_num_tokens, device=device)
+        self.decode = decode_runner(model, ops, rows, cache, self.windows, sizes=graph_sizes, backend=graphs)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, device)
 
@@ -144,15 +157,20 @@ class ModelRunner:
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else _NOTHING
         reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else _NOTHING
         inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
-        hidden = self._model.forward(inputs.ctx, inputs.input_ids)
-        token_ids, logprobs = self._sample(hidden, inputs, sample_rows, wants, reporting)
+        chunks: tuple[_Chunk, ...] = ()
+        if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
+            decoded = self.decode.run(self._inputs.decode_columns(inputs), plan.num_seqs)
+        else:
+            decoded, hidden = self._forward(plan, inputs)
+            chunks = self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else ()
+        token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
         return LaunchedStep(
             self._vocab_size,
             token_ids,
             reporting,
             self._options.num_top[sample_rows[reporting]],
             logprobs,
-            self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else (),
+            chunks,
         )
 
     @property
@@ -193,28 +211,45 @@ class ModelRunner:
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=[], num_prompt=0),),
         )
 
-    def _sample(
-        self, hidden: Tensor, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
+    def _forward(self, plan: StepPlan, inputs: Inputs) -> tuple[DecodeOutputs, Tensor]:
+        """A step of any shape, by its Python: what a decode step returns, for the sequences that sample; and the hidden
+        states [T, H]."""
+        ctx, input_ids = self._inputs.forward_inputs(plan, inputs)
+        hidden = self._model.forward(ctx, input_ids)
+        last = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
+        logits = self._model.logits(last)
+        token_ids, finite = self._ops.argmax_rows(logits)
+        self.rows.last_tokens.index_copy_(0, inputs.sample_rows, token_ids)
+        return DecodeOutputs(token_ids, finite, logits), hidden
+
+    def _choose(
+        self, decoded: DecodeOutputs, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
     ) -> tuple[_ToHost, _ToHost | None]:
+        """The tokens of the sequences that sample: the most likely ones, unless they want others."""
+        ids, finite, raw = decoded
         if len(rows) == 0:
             return _ToHost(inputs.sample_rows), None
-        if inputs.sample_tokens is not None:
-            hidden = hidden.index_select(0, inputs.sample_tokens)
-        raw = logits = self._model.logits(hidden)
-        if wants & Wants.ADJUST:
-            logits = self._penalties.apply(raw, rows.tolist())
-        ids, finite = self._ops.argmax_rows(logits)
-        if wants & Wants.DRAW:
-            ids = self._draw(logits, ids, inputs, wants)
-        self.rows.last_tokens.index_copy_(0, inputs.sample_rows, ids)
-        if wants & Wants.ADJUST:
-            self._penalties.record(ids, rows.tolist())
+        if wants & (Wants.ADJUST | Wants.DRAW):
+            ids, finite = self._other_tokens(raw, inputs, rows, wants, ids, finite)
         logprobs = None
         if len(reporting):
             which = inputs.reporting
             k = int(self._options.num_top[rows[reporting]].max())
             logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
         return _ToHost(torch.where(finite, ids, _FAILED)), logprobs
+
+    def _other_tokens(
+        self, logits: Tensor, inputs: Inputs, rows: Ids, wants: Wants, ids: Tensor, finite: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if wants & Wants.ADJUST:
+            logits = self._penalties.apply(logits, rows.tolist())
+            ids, finite = self._ops.argmax_rows(logits)
+        if wants & Wants.DRAW:
+            ids = self._draw(logits, ids, inputs, wants)
+        self.rows.last_tokens.index_copy_(0, inputs.sample_rows, ids)
+        if wants & Wants.ADJUST:
+            self._penalties.record(ids, rows.tolist())
+        return ids, finite
 
     def _draw(self, logits: Tensor, greedy: Tensor, inputs: Inputs, wants: Wants) -> Tensor:
         rows, lens, which = inputs.sample_rows, inputs.sample_lens, inputs.drawing

@@ -8,6 +8,7 @@ that are saved to the host or loaded from there. Sections about what the model d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.base.units import ceil_div
 from forebay.layers.context import ForwardContext, PagedKv
 from forebay.memory.slots import PAD, Ids
 from forebay.ops.recurrence import StateBatch
@@ -52,6 +52,7 @@ _SECTIONS: Final = {
     "snap_start": torch.int32,  # [S + 1]
     "snap_ends": torch.int32,  # [K], which of the T, exclusive
     "snap_slots": torch.int32,  # [K]
+    "mamba_track_indices": torch.int32,  # [S], of a step that only decodes
     "clears": torch.int64,  # [C]
     "copy_src": torch.int64,  # [B]
     "copy_dst": torch.int64,  # [B]
@@ -63,6 +64,15 @@ _SECTIONS: Final = {
     },  # [A] each
 }
 
+# A column of `DecodeInputs`, and the section that holds it.
+_DECODE_COLUMNS: Final = {
+    "req_pool_indices": "rows",
+    **{
+        name: name
+        for name in ("seq_lens", "positions", "out_cache_loc", "out_window_loc", "state_slots", "mamba_track_indices")
+    },
+}
+
 # A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
 _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.values())
 
@@ -71,8 +81,7 @@ _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.val
 class Inputs:
     """A step's inputs on the device. They are views of a staging buffer: valid until the next step but one begins."""
 
-    ctx: ForwardContext
-    input_ids: Tensor  # [T]
+    sections: Mapping[str, Tensor]
     sample_tokens: Tensor | None  # [N]; None where every token is sampled from
     sample_rows: Tensor  # [N]
     sample_lens: Tensor  # [N]
@@ -98,7 +107,6 @@ class StepInputs:
         self._cache = cache
         self._windows = windows
         self._copies = copies
-        self._places = torch.arange(rows.num_rows, dtype=torch.int32, device=device)
         self._packing = Packing(_SECTIONS, device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, sample_rows: Ids, drawing: Ids, reporting: Ids, targets: Ids) -> Inputs:
@@ -119,7 +127,15 @@ class StepInputs:
             _write_states(plan, host)
         self._packing.send(views)
         self._change(plan, device)
-        return self._inputs(plan, device, max_seq_len=int(plan.seq_lens.max(initial=0)), num_samples=len(sample_rows))
+        return Inputs(
+            sections=device,
+            sample_tokens=None if len(sample_rows) == plan.num_tokens else device["sample_tokens"],
+            sample_rows=device["sample_rows"],
+            sample_lens=device["sample_lens"],
+            drawing=device["drawing"],
+            reporting=device["reporting"],
+            targets=device["targets"],
+        )
 
     def _change(self, plan: StepPlan, device: dict[str, Tensor]) -> None:
         """All that comes before the model, in the order that `StepPlan` says."""
@@ -146,32 +162,34 @@ class StepInputs:
             column = self._rows[name]
             column.index_copy_(0, device["admit_rows"], device[name].to(column.dtype))
 
-    def _window(self, windows: WindowPages, device: dict[str, Tensor], max_seq_len: int) -> PagedKv:
-        rows = device["rows"]
-        num_columns = ceil_div(max_seq_len, self._cache.page_size)
-        return PagedKv(
-            page_table=windows.translate(self._rows.req_to_token, rows, num_columns),
-            rows=self._places[: len(rows)],
-            out_cache_loc=device["out_window_loc"],
-        )
+    def decode_columns(self, inputs: Inputs) -> dict[str, Tensor]:
+        """What `DecodeInputs` has a source for in a step that only decodes."""
+        device = inputs.sections
+        columns = {name: device[section] for name, section in _DECODE_COLUMNS.items()}
+        return {name: values for name, values in columns.items() if len(values)}
 
-    def _inputs(self, plan: StepPlan, device: dict[str, Tensor], *, max_seq_len: int, num_samples: int) -> Inputs:
+    def forward_inputs(self, plan: StepPlan, inputs: Inputs) -> tuple[ForwardContext, Tensor]:
+        """What the model is given in a step of any shape: the context and the tokens."""
+        device = inputs.sections
         ids = device["input_ids"]
         if plan.num_decodes:
-            last_tokens = self._rows.last_tokens.index_select(0, device["decode_rows"])
-            if plan.num_extends:
-                ids[len(plan.input_ids) :].copy_(last_tokens)
-            else:
-                ids = last_tokens
-        full = PagedKv(page_table=self._rows.req_to_token, rows=device["rows"], out_cache_loc=device["out_cache_loc"])
+            ids[len(plan.input_ids) :].copy_(self._rows.last_tokens.index_select(0, device["decode_rows"]))
+        table, rows = self._rows.req_to_token, device["rows"]
+        full = window = PagedKv(page_table=table, rows=rows, out_cache_loc=device["out_cache_loc"])
+        if self._windows is not None:
+            window = PagedKv(
+                page_table=table,
+                rows=rows,
+                out_cache_loc=device["out_window_loc"],
+                page_map=self._windows.full_to_window,
+            )
         ctx = ForwardContext(
             positions=device["positions"],
             q_start=device["q_start"],
             seq_lens=device["seq_lens"],
             page_size=self._cache.page_size,
-            max_seq_len=max_seq_len,
             full=full,
-            window=full if self._windows is None else self._window(self._windows, device, max_seq_len),
+            window=window,
             states=StateBatch(
                 slots=device["state_slots"],
                 q_start=device["q_start"],
@@ -181,16 +199,7 @@ class StepInputs:
             ),
             cache=self._cache,
         )
-        return Inputs(
-            ctx=ctx,
-            input_ids=ids,
-            sample_tokens=None if num_samples == plan.num_tokens else device["sample_tokens"],
-            sample_rows=device["sample_rows"],
-            sample_lens=device["sample_lens"],
-            drawing=device["drawing"],
-            reporting=device["reporting"],
-            targets=device["targets"],
-        )
+        return ctx, ids
 
 
 def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_targets: int) -> tuple[int, ...]:
@@ -211,6 +220,7 @@ def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_ta
         *(m, m),
         *(states, states + 1 if states else 0),
         *(k, k),
+        states if plan.num_extends == 0 else 0,
         len(plan.clears),
         *(b, b),
         sum(_sizes(plan)) if plan.saves or plan.loads else 0,
@@ -259,6 +269,10 @@ def _write_changes(plan: StepPlan, host: dict[str, Array]) -> None:
 
 def _write_states(plan: StepPlan, host: dict[str, Array]) -> None:
     host["state_slots"][:] = plan.state_slots
+    if plan.num_extends == 0:
+        tracked = host["mamba_track_indices"]
+        tracked[:] = PAD
+        tracked[plan.snap_seqs] = plan.snap_slots
     start = host["snap_start"]
     start[:] = 0
     if len(plan.snap_slots):

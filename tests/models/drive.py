@@ -60,6 +60,14 @@ class Driver:
 
         `snapshots` are (index of the pair, number of its tokens after which, slot), in ascending order.
         """
+        ctx, input_ids = self.inputs(batch, snapshots)
+        hidden = self.model.forward(ctx, input_ids)
+        return list(self.model.logits(hidden).split([len(ids) for _, ids in batch]))
+
+    def inputs(
+        self, batch: Sequence[tuple[int, Sequence[int]]], snapshots: Sequence[tuple[int, int, int]] = ()
+    ) -> tuple[ForwardContext, Tensor]:
+        """What `forward` is given for a step, see there; the rows have these tokens from now on."""
         tokens = [token for _, ids in batch for token in ids]
         counts = torch.tensor([len(ids) for _, ids in batch])
         positions = torch.cat([torch.arange(self.lens[row], self.lens[row] + len(ids)) for row, ids in batch])
@@ -74,14 +82,12 @@ class Driver:
             q_start=q_start,
             seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
             page_size=self.page_size,
-            max_seq_len=max(seq_lens),
             full=self._paged(self.page_table, rows, owner, positions),
             window=self._paged(self.window_table, rows, owner, positions),
             states=state_batch(rows, q_start, snapshots),
             cache=self.cache,
         )
-        hidden = self.model.forward(ctx, torch.tensor(tokens, dtype=torch.int64))
-        return list(self.model.logits(hidden).split(counts.tolist()))
+        return ctx, torch.tensor(tokens, dtype=torch.int64)
 
     def restart(self, row: int) -> None:
         """Row `row` is handed to a new sequence; its pages hold what the last one left there."""

@@ -48,6 +48,8 @@ class FakeHybrid(FakeModel):
 
     def _window(self, ctx: ForwardContext, i: int, position: int) -> Tensor:
         pages = ctx.window.page_table[int(ctx.window.rows[i])].long()
+        if ctx.window.page_map is not None:
+            pages = ctx.window.page_map[pages].long()
         mixed = torch.zeros(HIDDEN)
         for read in range(max(0, position - WINDOW + 1), position + 1):
             at = int(pages[read // ctx.page_size]) * ctx.page_size + read % ctx.page_size

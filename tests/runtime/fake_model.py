@@ -42,7 +42,7 @@ class FakeModel:
         tokens = torch.arange(len(input_ids), dtype=torch.int32)
         rows = ctx.full.rows.index_select(0, torch.searchsorted(ctx.q_start, tokens, right=True) - 1)
         mixed = torch.zeros_like(x)
-        for position in range(ctx.max_seq_len):
+        for position in range(CONTEXT):
             page = ctx.full.page_table.index_select(0, rows)[:, position // ctx.page_size]
             slot = page.long() * ctx.page_size + position % ctx.page_size
             term = torch.sin(ctx.cache.kv(0).k.index_select(0, slot).squeeze(1) * (position + 1))

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forebay.layers.context import ForwardContext
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.request_rows import RequestRows
 from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.runtime.host_copies import HostCopies
-from forebay.runtime.step_inputs import Inputs, StepInputs
+from forebay.runtime.step_inputs import StepInputs
 from tests.runtime.plans import ids
 from tests.runtime.test_step_inputs import CPU, NUM_ROWS, PAGE_SIZE, PAGES, random_plan
 
@@ -108,12 +109,13 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
     )
 
 
-def check_context(plan: StepPlan, inputs: Inputs, lists: Lists) -> None:
-    window, states = inputs.ctx.window, inputs.ctx.states
-    columns = -(-int(plan.seq_lens.max(initial=0)) // PAGE_SIZE)
-    pages = lists.table[plan.rows, :columns].tolist()
-    assert window.page_table.tolist() == [[lists.full_to_window[page] for page in row] for row in pages]
-    assert window.rows.tolist() == list(range(plan.num_seqs))
+def check_context(plan: StepPlan, ctx: ForwardContext, windows: WindowPages, lists: Lists) -> None:
+    window, states = ctx.window, ctx.states
+    assert window.page_map is windows.full_to_window
+    assert window.page_table is ctx.full.page_table
+    assert window.page_table.tolist() == lists.table.tolist()
+    assert window.page_map.tolist() == list(lists.full_to_window)
+    assert window.rows.tolist() == plan.rows.tolist()
     assert window.out_cache_loc.tolist() == plan.out_window_loc.tolist()
     assert states.slots.tolist() == plan.state_slots.tolist()
     got = []
@@ -122,7 +124,12 @@ def check_context(plan: StepPlan, inputs: Inputs, lists: Lists) -> None:
             before_end = int(states.q_start[i + 1] - states.snap_ends[j])
             got.append((i, int(plan.seq_lens[i]) - before_end, int(states.snap_slots[j])))
     assert got == list(zip(*(ids.tolist() for ids in (plan.snap_seqs, plan.snap_lens, plan.snap_slots)), strict=True))
-    told = [window.page_table, window.rows, *(getattr(states, field.name) for field in dataclasses.fields(states))]
+    told = [
+        window.page_table,
+        window.page_map,
+        window.rows,
+        *(getattr(states, field.name) for field in dataclasses.fields(states)),
+    ]
     assert {tensor.dtype for tensor in told} == {torch.int32}
 
 
@@ -152,7 +159,7 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         copies.check(plan)
         lists.apply(plan)
         inputs = staging.stage(plan, plan.rows[plan.sample_mask], ids([]), ids([]), ids([]))
-        check_context(plan, inputs, lists)
+        check_context(plan, staging.forward_inputs(plan, inputs)[0], windows, lists)
         for tensor, expected in tensors(cache, lists):
             assert torch.equal(tensor, expected)
         assert copies.num_bytes == len(lists.on_host) * copy_bytes()

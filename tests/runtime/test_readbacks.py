@@ -83,4 +83,4 @@ def test_a_read_back_put_into_the_model_is_found(leak: Callable[[Tensor], object
     plans.step(extends=[(1, 3)])
     with readbacks() as found:
         plans.launch(decodes=[1])
-    assert len(found) == 1
+    assert found, "it may be found more than once: where the step is to be captured, it runs more than once"

@@ -64,7 +64,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-def check(plan: StepPlan, inputs: Inputs, rows: RequestRows) -> None:
+def check(plan: StepPlan, staging: StepInputs, inputs: Inputs, rows: RequestRows) -> None:
     """Every field, one token at a time."""
     q_start, positions, tokens, sampled, sample_rows, sample_lens = [0], [], [], [], [], []
     known = iter(plan.input_ids.tolist())
@@ -78,15 +78,14 @@ def check(plan: StepPlan, inputs: Inputs, rows: RequestRows) -> None:
             sampled.append(q_start[-1] - 1)
             sample_rows.append(row)
             sample_lens.append(length)
-    ctx = inputs.ctx
+    ctx, input_ids = staging.forward_inputs(plan, inputs)
     assert ctx.q_start.tolist() == q_start
     assert ctx.positions.tolist() == positions
-    assert inputs.input_ids.tolist() == tokens
+    assert input_ids.tolist() == tokens
     assert ctx.window is ctx.full, "no layer has a window"
     assert ctx.full.rows.tolist() == plan.rows.tolist()
     assert ctx.seq_lens.tolist() == plan.seq_lens.tolist()
     assert ctx.full.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
-    assert ctx.max_seq_len == max(plan.seq_lens.tolist(), default=0)
     assert inputs.sample_rows.tolist() == sample_rows
     assert inputs.sample_lens.tolist() == sample_lens
     every = inputs.sample_tokens is None
@@ -114,7 +113,7 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
         some = np.flatnonzero(rng.random(len(sample_rows)) < 0.5)
         targets = rng.integers(0, 1000, int(rng.integers(0, 5)))
         inputs = staging.stage(plan, sample_rows, some, some[::2], targets)
-        check(plan, inputs, rows)
+        check(plan, staging, inputs, rows)
         assert inputs.drawing.tolist() == some.tolist()
         assert inputs.reporting.tolist() == some[::2].tolist()
         assert inputs.targets.tolist() == targets.tolist()

@@ -79,6 +79,11 @@ uint32_t Pool::wait_for_change(uint32_t seen) {
     return ticket_;
 }
 
+Tape*& recording() {
+    thread_local Tape* tape = nullptr;
+    return tape;
+}
+
 void* thread_scratch(long bytes) {
     struct Free {
         void operator()(void* p) const { std::free(p); }
@@ -103,12 +108,12 @@ Tape* fb_tape_create() { return new Tape; }
 
 void fb_tape_destroy(Tape* tape) { delete tape; }
 
-void fb_tape_record(Pool* pool, Tape* tape) { pool->record(tape); }
+void fb_tape_record(Tape* tape) { recording() = tape; }
 
 long fb_tape_length(const Tape* tape) { return static_cast<long>(tape->size()); }
 
 // A replayed step is this one call.
-void fb_tape_replay(Pool* pool, const Tape* tape) {
-    for (const auto& op : *tape) op(*pool);
+void fb_tape_replay(const Tape* tape) {
+    for (const auto& op : *tape) op();
 }
 }

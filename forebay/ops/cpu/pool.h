@@ -7,10 +7,11 @@
 #include <thread>
 #include <vector>
 
-class Pool;
-
 // What a fixed-shape step did, op by op, to be done again on the same addresses.
-using Tape = std::vector<std::function<void(Pool&)>>;
+using Tape = std::vector<std::function<void()>>;
+
+// Where this thread's ops go besides being done, whatever pool runs them; null for nowhere.
+Tape*& recording();
 
 class Pool {
   public:
@@ -36,12 +37,9 @@ class Pool {
     // Does an op, which holds its arguments by value, and puts it on the tape if one is being recorded.
     template <class Op>
     void op(const Op& op) {
-        if (recording_ != nullptr) recording_->push_back(op);
+        if (recording() != nullptr) recording()->push_back([this, op] { op(*this); });
         op(*this);
     }
-
-    // From here on ops go to `tape` as well; null ends that. A recording belongs to the thread that calls ops.
-    void record(Tape* tape) { recording_ = tape; }
 
     // As run, in about eight pieces per thread.
     template <class Body>
@@ -58,7 +56,6 @@ class Pool {
     void work();
     uint32_t wait_for_change(uint32_t seen);
 
-    Tape* recording_ = nullptr;
     std::vector<std::thread> workers_;
     std::atomic<bool> stopping_{false};
     // Odd while a job is open. A worker first counts itself in, then looks whether the job is still open; the caller

@@ -1,0 +1,135 @@
+"""How a fixed-shape step is done again and again: by its Python, as a CUDA graph, or as a tape of native kernels."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from forebay.base.log import event, get_logger
+from forebay.ops import Ops
+from forebay.ops.native import NativeOps
+from forebay.runtime.recorder import Arena, Recorder, Uncapturable
+
+Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # of named tuples
+Captured = TypeVar("Captured", bound=tuple[Tensor, ...], covariant=True)
+
+log = get_logger("graphs")
+
+
+class Graph(Protocol[Captured]):
+    """A step that was captured. `outputs` are the same tensors for ever, written anew by each replay; captures and
+    replays of other graphs of the same backend may overwrite them."""
+
+    @property
+    def outputs(self) -> Captured: ...
+
+    def replay(self) -> None: ...
+
+
+class GraphBackend(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def captures_quickly(self) -> bool:
+        """A graph costs about as much as a few steps: it is made where it is first needed."""
+        ...
+
+    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
+        """Run `step` and keep what it did, on the memory it did it with. It may run more than once."""
+        ...
+
+
+class _Again(Generic[Outputs]):
+    """Not captured: each replay runs the Python."""
+
+    def __init__(self, step: Callable[[], Outputs]) -> None:
+        self._step = step
+        self.outputs = step()
+
+    def replay(self) -> None:
+        self.outputs = self._step()
+
+
+class Eager:
+    """The same buffers and the same padding, and the step's own Python."""
+
+    name: Final = "eager"
+    captures_quickly: Final = True
+
+    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
+        return _Again(step)
+
+
+class _CudaGraph(Generic[Outputs]):
+    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
+        self.outputs = outputs
+        self.replay = graph.replay
+
+
+class CudaGraphs:
+    """One memory pool and one capture stream for all graphs of a process: they never run at the same time."""
+
+    name: Final = "cuda"
+    captures_quickly: Final = False
+
+    _WARM_UPS: Final = 2  # kernels are compiled and workspaces allocated before anything is captured
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(self._WARM_UPS):
+                step()
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+            outputs = step()
+        current.wait_stream(self._stream)
+        return _CudaGraph(graph, outputs)
+
+
+class CpuGraphs:
+    """A replay is one native call: the step's kernels, recorded with their addresses, run by the ops' own threads.
+
+    Whatever the step does in torch instead is done again in torch between two tapes: right, but slower. A step that
+    reads values on the host cannot be captured; it runs by its Python from then on, and one line says so. Activations
+    of all graphs share one arena.
+    """
+
+    name: Final = "cpu"
+    captures_quickly: Final = True
+
+    def __init__(self, ops: NativeOps) -> None:
+        self._ops = ops
+        self.arena = Arena()
+
+    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
+        started = time.perf_counter()
+        recorder = Recorder(self._ops.kernels, self.arena)
+        try:
+            with recorder:
+                outputs = step()
+        except Uncapturable as error:
+            log.warning(event("graph_refused", reason=str(error), effect="this step runs by its Python, slower"))
+            return _Again(step)
+        graph = recorder.finish(outputs)
+        seconds = time.perf_counter() - started
+        log.debug(event("graph_captured", kernels=graph.num_kernels, torch_ops=graph.num_torch_ops, seconds=seconds))
+        return graph
+
+
+def graphs_for(ops: Ops, device: torch.device | str) -> GraphBackend:
+    """The backend that fits where steps run: CUDA graphs on a GPU, tapes of native kernels, else plain Python."""
+    if torch.device(device).type == "cuda":
+        return CudaGraphs(device)
+    return CpuGraphs(ops) if isinstance(ops, NativeOps) else Eager()

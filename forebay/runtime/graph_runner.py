@@ -1,0 +1,120 @@
+"""Runs fixed-shape steps for any number of rows: padded, captured once per size, and replayed (C13-C15).
+
+Decode, target verify, EAGLE draft and draft-extend, frozen-KV MTP: each is a `GraphRunner` with a step and inputs of
+its own; what pads, resets, captures and cuts is here, once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+from torch import Tensor
+
+from forebay.base.log import event, get_logger
+from forebay.pools.table import Table
+from forebay.runtime.graph_backends import Graph, GraphBackend
+
+Inputs = TypeVar("Inputs", bound=Table)
+Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples
+
+_PATIENCE: Final = 8  # uses of a size after which its graph is captured even though there is work
+
+log = get_logger("graphs")
+
+
+class Written(Protocol):
+    """What a step writes: its padding row is put back before each step."""
+
+    def reset_padding(self) -> None: ...
+
+
+class GraphRunner(Generic[Inputs, Outputs]):
+    """`step` maps a table of B rows to a named tuple of tensors `[B, ..]`, and may read nothing else that changes.
+
+    Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
+    contents are nobody's; the captured step itself begins by resetting the padding row of every table in `writes`, so
+    that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
+    smallest that holds it.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Inputs], Outputs],
+        inputs: Inputs,
+        *,
+        writes: Sequence[Written],
+        sizes: Sequence[int],
+        backend: GraphBackend,
+    ) -> None:
+        self.sizes = sorted(set(sizes))
+        if not self.sizes or self.sizes[0] < 1 or self.sizes[-1] > inputs.num_rows:
+            raise ValueError(f"sizes {list(sizes)} of a graph over inputs of {inputs.num_rows} rows")
+        self.backend = backend
+        self._step, self._inputs, self._writes = step, inputs, tuple(writes)
+        self._graphs: dict[int, Graph[Outputs]] = {}
+        self._uses: dict[int, int] = {}
+
+    def run(self, values: Mapping[str, Tensor], n: int) -> Outputs:
+        """The step's outputs for n rows, valid until the next run. `values` are the columns that this step has a source
+        for, `[n, ..]` each; a column without one is padded whole, never left as it was.
+        """
+        size = self.sizes[bisect_left(self.sizes, n)]
+        graph = self._graphs.get(size) or self._captured_by_use(size)
+        self._inputs.fill(values, n, size)
+        if graph is None:
+            return _cut(self._run(size), n)
+        graph.replay()
+        return _cut(graph.outputs, n)
+
+    def capture_next(self) -> bool:
+        """Capture the largest size that has no graph yet; False when there is none left.
+
+        Largest first: smaller graphs then fit in the memory that the largest one already took.
+        """
+        missing = [size for size in self.sizes if size not in self._graphs]
+        if not missing:
+            return False
+        self._capture(missing[-1])
+        log.debug(event("capture", size=missing[-1], left=len(missing) - 1))
+        return True
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def _captured_by_use(self, size: int) -> Graph[Outputs] | None:
+        """Graphs are captured in idle moments; one that is wanted sooner, once it has been missed often enough."""
+        self._uses[size] = self._uses.get(size, 0) + 1
+        if not self.backend.captures_quickly and self._uses[size] < _PATIENCE:
+            return None
+        return self._capture(size)
+
+    def _capture(self, size: int) -> Graph[Outputs]:
+        """On padding alone: a capture may run the step, and a live row's state must not advance twice."""
+        self._inputs.fill({}, 0, size)
+        graph = self._graphs[size] = self.backend.capture(lambda: self._run(size))
+        return graph
+
+    def _run(self, size: int) -> Outputs:
+        for table in self._writes:
+            table.reset_padding()
+        return self._step(self._inputs.head(size))
+
+
+def _cut(outputs: Outputs, n: int) -> Outputs:
+    return type(outputs)(*(tensor[:n] for tensor in outputs))
+
+
+# (first, last, step), as the field captures them on a GPU, where a padded row costs next to nothing.
+_COARSE: Final = ((1, 2, 1), (4, 12, 4), (16, 256, 8), (272, 511, 16), (512, 4096, 32))
+# Where every row costs its share of the step, and a graph a few milliseconds and no memory of its own.
+_FINE: Final = ((1, 8, 1), (10, 16, 2), (20, 32, 4), (40, 128, 8), (144, 256, 16), (288, 4096, 32))
+
+
+def default_sizes(most: int, *, quickly: bool) -> list[int]:
+    """The batch sizes to capture up to `most`, always `most` itself."""
+    steps = _FINE if quickly else _COARSE
+    sizes = {size for start, stop, step in steps for size in range(start, min(stop, most) + 1, step)}
+    return sorted(sizes | {most})
