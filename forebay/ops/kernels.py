@@ -14,6 +14,7 @@ _P, _L, _F = c_void_p, c_long, c_float
 _BATCH = [_P, _P, _P, _P, _P, _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
 _ROWS = [_P, _P, _L, _P, _L, _L]
+_ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]
 _ATTENTION = [_P, _P, _L, _P, _L, _L, _P, _L, _L, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _F, _L, _P, _P]
 _DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
 _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
@@ -23,11 +24,15 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_gather": [_P, _P, _P, _P, _L],
     "fb_scatter": [_P, _P, _P, _P, _L],
     "fb_tape_destroy": [_P],
-    "fb_tape_record": [_P, _P],
-    "fb_tape_replay": [_P, _P],
+    "fb_tape_record": [_P],
+    "fb_tape_replay": [_P],
     "fb_pack_{}": [_P, _P, _P, _L, _L],
     "fb_linear_{}": _LINEAR,
     "fb_linear_bf16_f32": _LINEAR,
+    "fb_pack_q": [_P, _P, _P, _P, _P, _L, _L, _L, _L],
+    "fb_linear_q_{}": _LINEAR,
+    "fb_linear_q_bf16_f32": _LINEAR,
+    "fb_embedding_q_{}": [_P, _P, _P, _P, _L, _L],
     "fb_rms_norm_{}": [_P, _P, _L, _L, _L, _P, _P, _L, _L, _F],
     "fb_add_rms_norm_{}": [_P, _P, _P, _P, _P, _L, _L, _F],
     "fb_gated_rms_norm_{}": [_P, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _F, _L, _L],
@@ -35,8 +40,13 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_gelu_and_mul_{}": [*_ROWS, _L],
     "fb_clamped_swiglu_{}": [*_ROWS, _F, _F],
     "fb_relu2_{}": _ROWS,
-    "fb_mul_sigmoid_{}": [_P, _P, _L, _P, _L, _P, _L, _L],
-    "fb_mul_softplus_{}": [_P, _P, _P, _L, _P, _P, _L, _L],
+    "fb_mul_{}": _ZIP,
+    "fb_add_{}": _ZIP,
+    "fb_mul_silu_{}": _ZIP,
+    "fb_mul_sigmoid_{}": [*_ZIP, _L],
+    "fb_scale_{}": [_P, _P, _L, _L, _F],
+    "fb_copy_blocks": [_P, _P, _P, *([_L] * 7)],
+    "fb_delta_gates_{}": [_P, _P, _L, _P, _L, _P, _P, _P, _F, _P, _P, _L, _L, _L],
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
     "fb_paged_attention_{}": _ATTENTION,
     "fb_combine_{}": [_P, _P, _P, _P, _P, _L, _L, _L],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from forebay.memory.slots import PAD
 from forebay.pools.table import Column, Table
@@ -16,8 +15,3 @@ class WindowPages(Table):
 
     def __init__(self, num_pages: int, *, device: torch.device | str = "cpu") -> None:
         super().__init__(num_pages + 1, device=device)
-
-    def translate(self, page_table: Tensor, rows: Tensor, num_columns: int) -> Tensor:
-        """The first columns of `rows` [S] of a page table, as window pages: [S, num_columns] int32."""
-        pages = page_table[:, :num_columns].index_select(0, rows)
-        return self.full_to_window.index_select(0, pages.view(-1)).view(pages.shape)
