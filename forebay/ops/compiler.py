@@ -30,6 +30,8 @@ _COMMON = (
     "copies.cpp",
     "linear_pack.cpp",
     "linear_f32.cpp",
+    "linear_q_pack.cpp",
+    "linear_q.cpp",
     "rowwise.cpp",
     "activations.cpp",
     "sampling.cpp",
@@ -39,7 +41,8 @@ _COMMON = (
     "mamba.cpp",
     "delta.cpp",
 )
-_AVX512 = ("-mfma", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+_AVX512 = ("-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni")
+_AVX512_NEEDS = frozenset({"f16c", "avx512_bf16", "avx512_vnni", "avx512bw", "avx512vl", "avx512dq"})
 
 _log = get_logger("ops")
 
@@ -61,20 +64,20 @@ class Variant:
 VARIANTS = (  # best first
     Variant(
         name="amx",
-        needs=frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
+        needs=_AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"},
         flags=(*_AVX512, "-DFOREBAY_AMX"),
         sources=(*_COMMON, "linear_amx.cpp", "attention_amx.cpp"),
     ),
     Variant(
         name="avx512",
-        needs=frozenset({"avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
+        needs=_AVX512_NEEDS,
         flags=_AVX512,
         sources=(*_COMMON, "linear_bf16.cpp"),
     ),
     Variant(
         name="avx2",
-        needs=frozenset({"avx2", "fma"}),
-        flags=("-mavx2", "-mfma"),
+        needs=frozenset({"avx2", "fma", "f16c"}),
+        flags=("-mavx2", "-mfma", "-mf16c"),
         sources=(*_COMMON, "linear_bf16.cpp"),
     ),
 )

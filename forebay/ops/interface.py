@@ -12,20 +12,11 @@ from typing import Protocol
 from torch import Tensor
 
 from forebay.ops.attention import AttentionOps
+from forebay.ops.linear import LinearOps, LinearWeight
 from forebay.ops.recurrence import RecurrenceOps
 
 
-class LinearWeight(Protocol):
-    """A linear layer's weight in the form its backend reads fastest; only the `Ops` that packed it can use it."""
-
-    @property
-    def in_features(self) -> int: ...
-
-    @property
-    def out_features(self) -> int: ...
-
-
-class Ops(AttentionOps, RecurrenceOps, Protocol):
+class Ops(LinearOps, AttentionOps, RecurrenceOps, Protocol):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process.
     """
@@ -37,18 +28,6 @@ class Ops(AttentionOps, RecurrenceOps, Protocol):
 
     @property
     def num_threads(self) -> int: ...
-
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-        """Pack weight [N, K] and bias [N] of one dtype. Keeps neither."""
-        ...
-
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
-        """x [T, K] @ weight.T + bias -> [T, N] in x's dtype, which is the weight's; accumulated in float32."""
-        ...
-
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        """As `linear`, but the float32 sums are returned: for logits. (`TorchOps` has rounded them to x's dtype.)"""
-        ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, [.., H] -> the same shape, contiguous.
@@ -86,10 +65,6 @@ class Ops(AttentionOps, RecurrenceOps, Protocol):
     def mul_softplus(self, scale: Tensor, x: Tensor, bias: Tensor) -> Tensor:
         """scale * log(1 + exp(x + bias)), in float32: x [T, I] (may be a view into wider rows), scale and bias [I]
         float32 -> [T, I] float32."""
-        ...
-
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Rows ids [T] int64 of table [V, H] -> [T, H]."""
         ...
 
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:

@@ -6,51 +6,29 @@ A call costs about 2 us on top of its kernel, so nothing here looks at a tensor 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forebay.ops.interface import LinearWeight
 from forebay.ops.kernels import Kernels
+from forebay.ops.linear import LinearWeight
 from forebay.ops.native_attention import NativeAttention
+from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
 from forebay.ops.native_recurrence import NativeRecurrence
 
-_PANEL = 32  # outputs, kPanel of cpu/linear.h
-_STEP = 32  # inputs, kStep of cpu/linear.h
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NativeLinearWeight:
-    """The layout is that of cpu/linear.h; `packed` and `bias` own the memory the kernels read."""
-
-    packed: Tensor
-    bias: Tensor
-    packed_ptr: int
-    bias_ptr: int
-    in_features: int
-    out_features: int
-    kernel: Any
-    kernel_f32: Any
-
-
-class NativeOps(NativeAttention, NativeRecurrence):
+class NativeOps(NativeLinear, NativeAttention, NativeRecurrence):
     """Raises what `Kernels` raises."""
 
     def __init__(self, path: Path, variant: str, num_threads: int) -> None:
         self.name = f"native-{variant}"
         self.num_threads = num_threads
         self.kernels = kernels = Kernels(path, variant, num_threads)
+        NativeLinear.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)
-        self._pack = kernels.by_dtype("fb_pack_{}")
-        self._linear = kernels.by_dtype("fb_linear_{}")
-        self._linear_f32 = {
-            torch.float32: self._linear[torch.float32],
-            torch.bfloat16: kernels.bind("fb_linear_bf16_f32"),
-        }
         self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
         self._silu_and_mul = kernels.by_dtype("fb_silu_and_mul_{}")
@@ -60,59 +38,10 @@ class NativeOps(NativeAttention, NativeRecurrence):
         self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
         self._mul_softplus = kernels.by_dtype("fb_mul_softplus_{}")
         self._combine = kernels.by_dtype("fb_combine_{}")
-        self._embedding = kernels.bind("fb_embedding")
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
         self._sample_rows = kernels.bind("fb_sample_rows")
-
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinearWeight:
-        weight = weight.contiguous()
-        out_features, in_features = weight.shape
-        width = -(-out_features // _PANEL) * _PANEL
-        depth = in_features if weight.dtype == torch.float32 else -(-in_features // _STEP) * _STEP
-        packed = torch.empty(width * depth, dtype=weight.dtype)
-        self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
-        padded_bias = torch.zeros(width, dtype=torch.float32)
-        if bias is not None:
-            padded_bias[:out_features] = bias
-        return NativeLinearWeight(
-            packed,
-            padded_bias,
-            packed.data_ptr(),
-            padded_bias.data_ptr(),
-            in_features,
-            out_features,
-            self._linear[weight.dtype],
-            self._linear_f32[weight.dtype],
-        )
-
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
-        assert isinstance(w, NativeLinearWeight), type(w)
-        out = x.new_empty(x.shape[0], w.out_features)
-        self._linear_into(w.kernel, x, w, out)
-        return out
-
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        assert isinstance(w, NativeLinearWeight), type(w)
-        out = torch.empty(x.shape[0], w.out_features, dtype=torch.float32)
-        self._linear_into(w.kernel_f32, x, w, out)
-        return out
-
-    def _linear_into(self, kernel: Any, x: Tensor, w: NativeLinearWeight, out: Tensor) -> None:
-        rows = x.shape[0]
-        if rows:
-            kernel(
-                self._pool,
-                x.data_ptr(),
-                x.stride(0),
-                w.packed_ptr,
-                w.bias_ptr,
-                out.data_ptr(),
-                rows,
-                w.in_features,
-                w.out_features,
-            )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dim() == 3:
@@ -184,12 +113,6 @@ class NativeOps(NativeAttention, NativeRecurrence):
         )
         return out
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        rows, width = ids.shape[0], table.shape[1]
-        out = table.new_empty(rows, width)
-        self._embedding(self._pool, ids.data_ptr(), table.data_ptr(), out.data_ptr(), rows, width * table.itemsize)
-        return out
-
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:
         out = torch.empty(rows.shape[0], dtype=torch.int64)
         self._gather(self._pool, table.data_ptr(), rows.data_ptr(), out.data_ptr(), rows.shape[0])
@@ -249,7 +172,7 @@ class NativeOps(NativeAttention, NativeRecurrence):
                 last = down[e]
                 assert isinstance(last, NativeLinearWeight), type(last)
                 hidden = activate(self.linear(gathered[start : start + count], gate_up[e]))
-                self._linear_into(last.kernel, hidden, last, results[start : start + count])
+                self._linear_into(hidden, last, results[start : start + count])
                 start += count
         place = torch.empty_like(by_expert)
         place[by_expert] = torch.arange(tokens * choices)

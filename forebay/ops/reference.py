@@ -3,50 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from forebay.ops import sampling
-from forebay.ops.interface import LinearWeight
+from forebay.ops.linear import LinearWeight
 from forebay.ops.reference_attention import TorchAttention
+from forebay.ops.reference_linear import TorchLinear
 from forebay.ops.reference_recurrence import TorchRecurrence
 
 
-@dataclass(frozen=True, slots=True)
-class TorchLinearWeight:
-    """`packed` is oneDNN's own blocked copy of a bfloat16 weight, where this torch can make one."""
-
-    weight: Tensor | None
-    packed: Tensor | None
-    bias: Tensor | None
-    in_features: int
-    out_features: int
-
-
-class TorchOps(TorchAttention, TorchRecurrence):
+class TorchOps(TorchLinear, TorchAttention, TorchRecurrence):
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
         self.name = "torch"
-
-    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
-        out_features, in_features = weight.shape
-        packed = _prepack(weight)
-        kept = weight.clone() if packed is None else None
-        return TorchLinearWeight(kept, packed, None if bias is None else bias.clone(), in_features, out_features)
-
-    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
-        assert isinstance(w, TorchLinearWeight), type(w)
-        if w.packed is None or x.shape[0] == 0:
-            weight = x.new_zeros(w.out_features, w.in_features) if w.weight is None else w.weight
-            return F.linear(x, weight, w.bias)
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), w.packed, w.bias, "none", [], "")
-        return out
-
-    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        return self.linear(x, w).float()
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x32 = x.float()
@@ -78,9 +50,6 @@ class TorchOps(TorchAttention, TorchRecurrence):
 
     def mul_softplus(self, scale: Tensor, x: Tensor, bias: Tensor) -> Tensor:
         return scale * F.softplus(x.float() + bias)
-
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return table[ids]
 
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:
         return table.index_select(0, rows)
@@ -122,14 +91,3 @@ class TorchOps(TorchAttention, TorchRecurrence):
             token, choice = torch.where(topk_ids == e)
             per_choice[token, choice] = self.linear(activate(self.linear(x[token], gate_up[e])), down[e])
         return (per_choice.float() * topk_weights.float().unsqueeze(-1)).sum(dim=1).to(x.dtype)
-
-
-def _prepack(weight: Tensor) -> Tensor | None:
-    """oneDNN re-packs a bfloat16 weight at every F.linear: doing it once is 3 times faster at 1 to 16 rows.
-
-    None where this build of torch cannot, and for float32, where it does not pay.
-    """
-    if weight.dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return None
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-    return packed

@@ -3,6 +3,7 @@
 //
 // A tile is 16 rows of 64 bytes. C (float32 [m, 16]) += A (bfloat16 [m, 32]) by B (bfloat16 [16 pairs of k, 16, 2]).
 // Each row of C depends on its own row of A alone, so m may differ between calls without changing a bit.
+// With int8: C (int32 [m, 16]) += A [m, k] by B [k / 4, 16, 4], both signed, k up to 64.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +16,13 @@
 #define TILE_STORE(t, p, stride) \
     asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
 #define TILE_DP(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
+#define TILE_DP_INT8(c, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 
 // Configures the tiles of one thread for its scope. Tiles 0-3 are C and 4-5 are A, with `rows` rows; 6-7 are B.
+// `depth`: the bytes of a row of A, four to a row of B.
 class TileScope {
   public:
-    explicit TileScope(long rows) {
+    explicit TileScope(long rows, long depth = 64) {
         alignas(64) struct {
             uint8_t palette = 1;
             uint8_t start_row = 0;
@@ -28,7 +31,8 @@ class TileScope {
             uint8_t rows[16] = {};
         } config;
         for (int t = 0; t < 6; ++t) config.rows[t] = static_cast<uint8_t>(rows);
-        config.rows[6] = config.rows[7] = 16;
+        config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(depth);
+        config.rows[6] = config.rows[7] = static_cast<uint8_t>(depth / 4);
         asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
     }
     ~TileScope() { asm volatile("tilerelease" ::: "memory"); }

@@ -1,0 +1,60 @@
+"""What the ops of linear layers do, for every backend.
+
+Shape letters: T tokens, N and K a linear layer's outputs and inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forebay.formats.quantized import GroupQuantized
+
+
+class LinearWeight(Protocol):
+    """A linear layer's weight in the form its backend reads fastest; only the `Ops` that packed it can use it."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def out_features(self) -> int: ...
+
+
+class LinearOps(Protocol):
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
+        """Pack weight [N, K] and bias [N] of one dtype. Keeps neither."""
+        ...
+
+    def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> LinearWeight:
+        """Pack weight [N, K] in the codes it has, and bias [N]. Keeps neither. Codes of 8 bits have the zero 128.
+
+        `linear` quantizes each row of x for it, by the same groups of K: scale = largest |x| / 127, code = x * (127 /
+        largest), rounded half to even, all 0 where nothing is above 1e-30, and scale NaN where one is not finite. Then,
+        group by group in ascending order in float32, with `dot` the exact sum of (weight's code - zero) * x's code:
+
+            sum = fma(weight_scale * x_scale, dot, sum)
+            sum = fma(weight_minimum, x_scale * sum of x's codes, sum)
+        """
+        ...
+
+    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+        """x [T, K] @ weight.T + bias -> [T, N] in x's dtype, accumulated in float32. A weight that is not quantized has
+        x's dtype."""
+        ...
+
+    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+        """As `linear`, but the float32 sums are returned: for logits. (`TorchOps` has rounded those of weights that are
+        not quantized to x's dtype.)"""
+        ...
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows ids [T] int64 of table [V, H] -> [T, H]."""
+        ...
+
+    def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
+        """Rows ids [T] int64 of a table [V, H] that `pack_quantized` made -> [T, H]: scale * (code - zero) + minimum in
+        float32, rounded to dtype."""
+        ...

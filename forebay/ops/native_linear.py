@@ -1,0 +1,143 @@
+"""The native twins of the ops in linear.py: thin calls into the compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from forebay.formats.quantized import GroupQuantized
+from forebay.ops.kernels import Kernels
+from forebay.ops.linear import LinearWeight
+
+_PANEL = 32  # outputs, kPanel of cpu/linear.h
+_STEP = 32  # inputs, kStep of cpu/linear.h
+_HEADER_BYTES = 64  # kHeaderBytes of cpu/linear_q.h
+_LINE = 64
+
+LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
+"""By the dtypes of x and of the result."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLinearWeight:
+    """The layout is that of cpu/linear.h or cpu/linear_q.h; `packed` and `bias` own the memory the kernels read."""
+
+    packed: Tensor
+    bias: Tensor
+    packed_ptr: int
+    bias_ptr: int
+    in_features: int
+    out_features: int
+    kernels: LinearKernels
+
+
+class NativeLinear:
+    """See `LinearOps`. x may be a view into wider rows; all else is contiguous."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._pool = kernels.pool
+        self._pack = kernels.by_dtype("fb_pack_{}")
+        self._pack_quantized = kernels.bind("fb_pack_q")
+        self._linear = _linear_kernels(kernels, "fb_linear_{}")
+        self._linear_quantized = _linear_kernels(kernels, "fb_linear_q_{}")
+        self._embedding = kernels.bind("fb_embedding")
+        self._embedding_packed = kernels.by_dtype("fb_embedding_q_{}")
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> NativeLinearWeight:
+        weight = weight.contiguous()
+        out_features, in_features = weight.shape
+        depth = in_features if weight.dtype == torch.float32 else -(-in_features // _STEP) * _STEP
+        packed = torch.empty(_width(out_features) * depth, dtype=weight.dtype)
+        self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
+        return _packed(packed, bias, in_features, out_features, self._linear)
+
+    def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> NativeLinearWeight:
+        assert weight.bits == 4 or weight.zero == 128, f"codes of {weight.bits} bits with the zero {weight.zero}"
+        out_features, in_features = weight.shape
+        num_bytes = weight.format.num_bytes(_width(out_features) * in_features)
+        packed = _aligned_bytes(_HEADER_BYTES + num_bytes)
+        parts = [None if part is None else np.ascontiguousarray(part) for part in _parts(weight)]
+        pointers = [None if part is None else part.ctypes.data for part in parts]
+        self._pack_quantized(
+            self._pool, *pointers, packed.data_ptr(), out_features, in_features, weight.bits, weight.zero
+        )
+        return _packed(packed, bias, in_features, out_features, self._linear_quantized)
+
+    def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+        assert isinstance(w, NativeLinearWeight), type(w)
+        out = x.new_empty(x.shape[0], w.out_features)
+        self._linear_into(x, w, out)
+        return out
+
+    def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+        assert isinstance(w, NativeLinearWeight), type(w)
+        out = torch.empty(x.shape[0], w.out_features, dtype=torch.float32)
+        self._linear_into(x, w, out)
+        return out
+
+    def _linear_into(self, x: Tensor, w: NativeLinearWeight, out: Tensor) -> None:
+        rows = x.shape[0]
+        if rows:
+            w.kernels[x.dtype, out.dtype](
+                self._pool,
+                x.data_ptr(),
+                x.stride(0),
+                w.packed_ptr,
+                w.bias_ptr,
+                out.data_ptr(),
+                rows,
+                w.in_features,
+                w.out_features,
+            )
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        rows, width = ids.shape[0], table.shape[1]
+        out = table.new_empty(rows, width)
+        self._embedding(self._pool, ids.data_ptr(), table.data_ptr(), out.data_ptr(), rows, width * table.itemsize)
+        return out
+
+    def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
+        assert isinstance(table, NativeLinearWeight), type(table)
+        assert table.kernels is self._linear_quantized, "a table that is not quantized"
+        rows, width = ids.shape[0], table.in_features
+        out = torch.empty(rows, width, dtype=dtype)
+        self._embedding_packed[dtype](self._pool, ids.data_ptr(), table.packed_ptr, out.data_ptr(), rows, width)
+        return out
+
+
+def _linear_kernels(kernels: Kernels, pattern: str) -> LinearKernels:
+    by_dtype = kernels.by_dtype(pattern)
+    into_f32 = kernels.bind(pattern.format("bf16_f32"))
+    same = {(dtype, dtype): kernel for dtype, kernel in by_dtype.items()}
+    return {**same, (torch.bfloat16, torch.float32): into_f32}
+
+
+def _parts(weight: GroupQuantized) -> tuple[np.ndarray[Any, Any] | None, ...]:
+    return weight.codes, weight.scales, weight.minimums
+
+
+def _width(out_features: int) -> int:
+    return -(-out_features // _PANEL) * _PANEL
+
+
+def _aligned_bytes(size: int) -> Tensor:
+    """On a cache line's start: a group's codes would otherwise straddle one line more."""
+    memory = torch.empty(size + _LINE, dtype=torch.uint8)
+    first = -memory.data_ptr() % _LINE
+    return memory[first : first + size]
+
+
+def _packed(
+    packed: Tensor, bias: Tensor | None, in_features: int, out_features: int, kernels: LinearKernels
+) -> NativeLinearWeight:
+    padded_bias = torch.zeros(_width(out_features), dtype=torch.float32)
+    if bias is not None:
+        padded_bias[:out_features] = bias
+    return NativeLinearWeight(
+        packed, padded_bias, packed.data_ptr(), padded_bias.data_ptr(), in_features, out_features, kernels
+    )

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized
+from forebay.ops.compiler import library
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+from tests.ops.conftest import VARIANTS
+from tests.ops.helpers import assert_close, assert_same_bits, normal
+
+FORMATS = {
+    "Q4_1": CodeFormat(bits=4, zero=0, minimums=True),
+    "Q4_0": CodeFormat(bits=4, zero=8, minimums=False),
+    "Q8_0": CodeFormat(bits=8, zero=128, minimums=False),
+    "Q8_0 with minimums": CodeFormat(bits=8, zero=128, minimums=True),
+}
+
+# rows, inputs, outputs: none, one, below, at and above a tile and a panel
+SHAPES = [(0, 64, 64), (1, 32, 1), (1, 96, 131), (5, 96, 131), (16, 64, 32), (17, 64, 33), (40, 96, 960), (300, 96, 65)]
+
+
+@pytest.fixture(params=FORMATS.values(), ids=list(FORMATS))
+def form(request: pytest.FixtureRequest) -> CodeFormat:
+    return request.param
+
+
+def random_codes(form: CodeFormat, outputs: int, inputs: int, seed: int) -> GroupQuantized:
+    """Every code there is, extremes included, and scales of either sign."""
+    draw = np.random.default_rng(seed)
+    groups = (outputs, inputs // GROUP)
+    size = 16 / (1 << form.bits) / inputs**0.5
+    return GroupQuantized(
+        bits=form.bits,
+        zero=form.zero,
+        codes=draw.integers(0, 256, (outputs, inputs * form.bits // 8), dtype=np.uint8),
+        scales=(draw.normal(size=groups) * size).astype(np.float16),
+        minimums=(draw.normal(size=groups) * size).astype(np.float16) if form.minimums else None,
+    )
+
+
+def values_of(weight: GroupQuantized) -> torch.Tensor:
+    codes = weight.codes.reshape(*weight.scales.shape, -1)
+    if weight.bits == 4:
+        codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
+    values = (codes.astype(np.float64) - weight.zero) * weight.scales[..., None]
+    if weight.minimums is not None:
+        values += weight.minimums[..., None]
+    return torch.from_numpy(values.reshape(weight.shape))
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear_equals_the_reference(
+    native: NativeOps,
+    reference: TorchOps,
+    dtype: torch.dtype,
+    form: CodeFormat,
+    rows: int,
+    inputs: int,
+    outputs: int,
+    with_bias: bool,
+) -> None:
+    x = normal((rows, inputs), dtype, seed=1)
+    weight = random_codes(form, outputs, inputs, seed=2)
+    bias = normal((outputs,), dtype, seed=3) if with_bias else None
+    ours, theirs = native.pack_quantized(weight, bias), reference.pack_quantized(weight, bias)
+    assert (ours.in_features, ours.out_features) == (inputs, outputs)
+    assert (theirs.in_features, theirs.out_features) == (inputs, outputs)
+    assert_close(native.linear(x, ours), reference.linear(x, theirs))
+    logits = native.linear_f32(x, ours)
+    assert logits.dtype == torch.float32
+    assert_close(logits, reference.linear_f32(x, theirs))
+
+
+def test_linear_is_near_the_product_with_the_numbers_that_the_codes_stand_for(
+    each_ops: NativeOps | TorchOps, form: CodeFormat
+) -> None:
+    x, weight = normal((9, 256), torch.float32, seed=1), random_codes(form, 70, 256, seed=2)
+    exact = x.double() @ values_of(weight).T
+    error = each_ops.linear(x, each_ops.pack_quantized(weight)) - exact
+    assert error.norm() < 0.01 * exact.norm()
+
+
+def test_codes_of_x_that_are_exact_give_an_exact_product(each_ops: NativeOps | TorchOps, form: CodeFormat) -> None:
+    """x of whole numbers whose largest is 127 is its own code; weights with powers of two as scales sum up exactly."""
+    x = torch.arange(-127, 129).remainder(255).sub(127).float().view(4, 64)
+    x[:, ::GROUP] = 127
+    weight = random_codes(form, 33, 64, seed=2)
+    weight.scales[:] = 0.25
+    if weight.minimums is not None:
+        weight.minimums[:] = -0.5
+    out = each_ops.linear(x, each_ops.pack_quantized(weight))
+    assert_same_bits(out, (x.double() @ values_of(weight).T).float())
+
+
+def test_a_row_does_not_depend_on_how_many_rows_come_with_it(
+    native: NativeOps, dtype: torch.dtype, form: CodeFormat
+) -> None:
+    x = normal((200, 160), dtype, seed=1)
+    packed = native.pack_quantized(random_codes(form, 131, 160, seed=2))
+    together = native.linear_f32(x, packed)
+    for rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 199):
+        assert_same_bits(native.linear_f32(x[-rows:], packed), together[-rows:])
+
+
+def test_linear_does_not_depend_on_the_number_of_threads(
+    native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype, form: CodeFormat
+) -> None:
+    weight = random_codes(form, 500, 96, seed=2)
+    ours, theirs = native.pack_quantized(weight), single_threaded.pack_quantized(weight)
+    for rows in (1, 3, 600):
+        x = normal((rows, 96), dtype, seed=rows)
+        assert_same_bits(native.linear_f32(x, ours), single_threaded.linear_f32(x, theirs))
+
+
+def test_every_instruction_set_gives_the_same_bits(native: NativeOps, dtype: torch.dtype, form: CodeFormat) -> None:
+    best = NativeOps(library(VARIANTS[0]), VARIANTS[0].name, 2)
+    weight = random_codes(form, 131, 320, seed=2)
+    x = normal((200, 320), dtype, seed=1)
+    for rows in (1, 6, 200):
+        assert_same_bits(
+            native.linear_f32(x[:rows], native.pack_quantized(weight)),
+            best.linear_f32(x[:rows], best.pack_quantized(weight)),
+        )
+
+
+def test_packed_weight_outlives_the_original(native: NativeOps, form: CodeFormat) -> None:
+    x, weight = normal((3, 64), torch.float32, seed=1), random_codes(form, 20, 64, seed=2)
+    packed = native.pack_quantized(weight)
+    before = native.linear(x, packed)
+    weight.codes.fill(0)
+    weight.scales.fill(np.nan)
+    assert_same_bits(native.linear(x, packed), before)
+
+
+def test_linear_reads_views_into_wider_rows(native: NativeOps, dtype: torch.dtype) -> None:
+    wide = normal((20, 100), dtype, seed=1)
+    packed = native.pack_quantized(random_codes(FORMATS["Q4_1"], 30, 64, seed=2))
+    for rows in (1, 20):
+        view = wide[:rows, 10:74]
+        assert_same_bits(native.linear(view, packed), native.linear(view.contiguous(), packed))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_becomes_nan_and_leaves_the_others_alone(
+    each_ops: NativeOps | TorchOps, dtype: torch.dtype, form: CodeFormat, value: float
+) -> None:
+    x = normal((40, 64), dtype, seed=1)
+    packed = each_ops.pack_quantized(random_codes(form, 33, 64, seed=2))
+    for rows in (2, 40):
+        clean = each_ops.linear(x[:rows], packed)
+        poisoned = x[:rows].clone()
+        poisoned[1, 40] = value
+        out = each_ops.linear(poisoned, packed)
+        assert out[1].isnan().all()
+        live = torch.arange(rows) != 1
+        assert_same_bits(out[live], clean[live])
+
+
+def test_rows_of_nothing_and_of_next_to_nothing_give_the_bias(each_ops: NativeOps | TorchOps, form: CodeFormat) -> None:
+    bias = normal((33,), torch.float32, seed=3)
+    packed = each_ops.pack_quantized(random_codes(form, 33, 64, seed=2), bias)
+    for size in (0.0, 1e-45, 1e-31):
+        assert_same_bits(each_ops.linear(torch.full((3, 64), size), packed), bias.expand(3, -1))
+
+
+def test_large_and_small_rows_keep_their_precision(native: NativeOps, reference: TorchOps, form: CodeFormat) -> None:
+    weight = random_codes(form, 33, 64, seed=2)
+    ours, theirs = native.pack_quantized(weight), reference.pack_quantized(weight)
+    x = normal((4, 64), torch.float32, seed=1)
+    for size in (1e-28, 1e30):
+        scaled = reference.linear(x * size, theirs)
+        torch.testing.assert_close(native.linear(x * size, ours) / size, scaled / size, rtol=1e-4, atol=1e-5)
+
+
+def test_embedding_returns_the_numbers_that_the_codes_stand_for(
+    each_ops: NativeOps | TorchOps, dtype: torch.dtype, form: CodeFormat
+) -> None:
+    weight = random_codes(form, 70, 96, seed=1)
+    table = each_ops.pack_quantized(weight)
+    ids = torch.tensor([0, 69, 33, 33, 15, 16, 31, 32])
+    assert_same_bits(each_ops.embedding_packed(ids, table, dtype), values_of(weight)[ids].float().to(dtype))
+    assert each_ops.embedding_packed(ids[:0], table, dtype).shape == (0, 96)
