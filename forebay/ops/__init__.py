@@ -9,8 +9,8 @@
     o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
 
 There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
-those of recurrent layers are in recurrence.py. `TorchOps` (reference.py, reference_recurrence.py) is the definition in
-torch; `NativeOps` (native.py, native_recurrence.py) the C++ twin in cpu/, compiled for this machine on first use
+those of linear layers, attention and recurrences are in files of their names. `TorchOps` (reference*.py) is the
+definition in torch; `NativeOps` (native*.py) the C++ twin in cpu/, compiled for this machine on first use
 (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
 q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so may
 gates; all else is contiguous.
@@ -23,6 +23,7 @@ chunks, on the page size, or on the number of threads.
 from __future__ import annotations
 
 from forebay.ops.dispatch import make_ops
-from forebay.ops.interface import LinearWeight, Ops
+from forebay.ops.interface import Ops
+from forebay.ops.linear import LinearWeight
 
 __all__ = ["LinearWeight", "Ops", "make_ops"]

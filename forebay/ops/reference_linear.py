@@ -94,7 +94,7 @@ def _quantized_linear(x: Tensor, w: TorchQuantizedWeight) -> Tensor:
 
 def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> codes [T, K // 32, 32] and scales [T, K // 32], float32."""
-    values = x.float().unflatten(1, (-1, GROUP))
+    values = x.float().reshape(len(x), x.shape[1] // GROUP, GROUP)
     largest = values.abs().amax(dim=-1)
     counts = largest.isfinite() & (largest >= _SMALLEST)
     inverse = torch.where(counts, torch.tensor(127.0) / largest, 0)  # 127 / tensor would round twice
