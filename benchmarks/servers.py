@@ -1,0 +1,134 @@
+"""Run a server and see from outside when it answers, what memory it holds and what it computes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from benchmarks.kinds import Kind
+
+START_LIMIT_S = 300.0
+POLL_S = 0.01
+IDLE_S = 1.0
+_PROMPT = [1000 + 7 * i for i in range(8)]
+
+
+class Server:
+    """A server of our own, from its start to the end of the `with` block. `first_token_s` is the time from starting the
+    process to the first event of a stream, asked for again and again from the start."""
+
+    def __init__(self, kind: Kind, streams: int) -> None:
+        self.kind = kind
+        self.port = free_port()
+        self.words = kind.words(port=self.port, streams=streams)
+        self.first_token_s = 0.0
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def suits(self, streams: int) -> bool:
+        return self.words == self.kind.words(port=self.port, streams=streams)
+
+    def __enter__(self) -> Self:
+        started = time.perf_counter()
+        self._process = subprocess.Popen(self.words, stdout=self._log, stderr=subprocess.STDOUT)
+        try:
+            while not first_token(self.port):
+                if self._process.poll() is not None or time.perf_counter() - started > START_LIMIT_S:
+                    raise SystemExit(f"{self.kind.title} did not start: {' '.join(self.words)}\n{self._tail()}")
+                time.sleep(POLL_S)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        self.first_token_s = time.perf_counter() - started
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            for process in self._tree():
+                process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def pss_mb(self) -> float:
+        """Memory of all its processes; pages that several share are divided among them."""
+        return sum(process.memory_full_info().pss for process in self._tree()) / 1e6
+
+    def cpu_s(self) -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in self._tree())
+
+    def _tree(self) -> list[psutil.Process]:
+        first = psutil.Process(self._process.pid)
+        return [first, *first.children(recursive=True)]
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")[-2000:]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def first_token(port: int) -> bool:
+    """Whether the first event of a stream has come; False where nobody listens yet, or only to say so."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=START_LIMIT_S)
+    try:
+        connection.request("GET", "/v1/models")
+        listed = connection.getresponse()
+        models = json.loads(listed.read())
+        if listed.status != 200:
+            return False
+        body = {"model": models["data"][0]["id"], "prompt": _PROMPT, "max_tokens": 1, "stream": True}
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status == 200 and response.readline().startswith(b"data: ")
+    except (OSError, http.client.HTTPException, json.JSONDecodeError, KeyError, IndexError):
+        return False
+    finally:
+        connection.close()
+
+
+class OtherWork:
+    """What the machine computes from here on besides this process, its ended children and `server`."""
+
+    def __init__(self, server: Server | None = None) -> None:
+        self._server = server
+        self._started = time.perf_counter()
+        self._before = self._seconds()
+
+    def share(self) -> float:
+        """Of all cores, since it was made. Clocks that count in ticks make it inexact for a moment's work."""
+        seconds = max(0.0, self._seconds() - self._before)
+        return seconds / (time.perf_counter() - self._started) / len(os.sched_getaffinity(0))
+
+    def _seconds(self) -> float:
+        busy = psutil.cpu_times()
+        own = os.times()
+        known = own.user + own.system + own.children_user + own.children_system
+        known += self._server.cpu_s() if self._server else 0.0
+        return float(busy.user + busy.nice + busy.system + busy.irq + busy.softirq) - known
+
+
+def start_figures(kind: Kind) -> dict[str, float]:
+    """One start, and the memory once it is idle again."""
+    with Server(kind, streams=1) as server:
+        time.sleep(IDLE_S)
+        return {"first_token_s": server.first_token_s, "idle_pss_mb": server.pss_mb()}
