@@ -32,7 +32,8 @@ class EngineBroken(EngineError):
 
 
 class EngineCore:
-    """A scheduler and a runner, turned by `step`. Owned by one thread.
+    """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
+    says whether there is more.
 
     A failing step costs the requests that were in it, each with a typed error, and nobody else. A failing scheduler
     (`plan`, `commit`) is not survivable and propagates.
@@ -47,8 +48,10 @@ class EngineCore:
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
+        in_idle_time: Callable[[], bool] = lambda: False,
     ) -> None:
         self.scheduler = scheduler
+        self.in_idle_time = in_idle_time
         self.stats = Stats(clock())
         self._runner = runner
         self._depth = depth

@@ -178,6 +178,11 @@ class ModelRunner:
         """What retracted requests keep in host memory."""
         return self._copies.num_bytes
 
+    @torch.inference_mode()
+    def capture_next(self) -> bool:
+        """Capture one more batch size, in idle time; False when all are. One that is needed sooner does not wait."""
+        return self.decode.capture_next()
+
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""
         drawing = SamplingParams(top_k=2, top_p=0.9, min_p=0.1)
