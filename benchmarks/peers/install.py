@@ -81,11 +81,11 @@ def install_openvino(jobs: int = 0) -> None:
     make_environment("openvino", OPENVINO)
     # optimum-intel brings a torchvision that was built for CUDA, whose import fails beside a torch that was not.
     run(python("openvino"), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
-    for weights in OPENVINO_WEIGHTS:
+    for weights, extra in OPENVINO_WEIGHTS.items():
         if not openvino_model(weights).is_dir():
             say(f"writing {openvino_model(weights)}")
             with whole_or_nothing(openvino_model(weights)) as folder:
-                options = "--task", "text-generation-with-past", "--weight-format", weights
+                options = "--task", "text-generation-with-past", "--weight-format", weights, *extra
                 command = environment("openvino") / "bin" / "optimum-cli", "export", "openvino", "-m", checkpoint()
                 run(*command, *options, folder, env={"HF_HUB_OFFLINE": "1"})
 

@@ -13,7 +13,8 @@ OPENVINO_SERVER = HERE / "openvino_server.py"
 TRANSFORMERS_SERVER = HERE / "transformers_server.py"
 
 LLAMA_BINARIES = ("llama-server", "llama-bench", "llama-quantize")
-OPENVINO_WEIGHTS = ("fp16", "int8", "int4")
+# With the options of their export; the usual groups of 128 do not divide the default model's width.
+OPENVINO_WEIGHTS: dict[str, tuple[str, ...]] = {"fp16": (), "int8": (), "int4": ("--group-size", "64")}
 
 
 def peers_folder() -> Path:

@@ -1,0 +1,37 @@
+"""What the rows of the target table ask of a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.kinds import PEERS, Kind, forebay
+from benchmarks.rows import ROWS, Load
+
+
+def test_names_are_unique() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_flags_leave_out_what_a_load_does_not_ask_for() -> None:
+    flags = Load(num_prompts=8, concurrency=2, output_len=1).flags()
+    assert flags[:4] == ["--num-prompts", "8", "--max-concurrency", "2"]
+    assert "--random-input-max" not in flags
+    assert "--request-rate" not in flags
+
+
+def test_a_shrunk_load_keeps_its_kind() -> None:
+    load = Load(num_prompts=128, concurrency=64, input_len=1050, prefix_len=1000, output_len=64)
+    assert load.shrunk() == Load(num_prompts=4, concurrency=4, input_len=1050, prefix_len=1000, output_len=8)
+
+
+def test_a_server_with_slots_is_started_again_only_for_more_streams_than_it_has() -> None:
+    divided = Kind("divided", ("server", "--slots", "{slots}", "--context", "{context}"))
+    assert divided.words(port=1, streams=1) == divided.words(port=1, streams=16)
+    assert divided.words(port=1, streams=64) == ("server", "--slots", "64", "--context", "81920")
+    plain = forebay(None, ["--page-size", "16"])
+    assert plain.words(port=1, streams=1) == plain.words(port=1, streams=256)
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_every_peer_listens_on_the_port_it_is_given(name: str) -> None:
+    assert "12345" in PEERS[name]().words(port=12345, streams=1)
