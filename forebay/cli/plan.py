@@ -18,8 +18,11 @@ from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
 from forebay.engine.sizing import Capacity, capacity, memory_demand, sizes_of
+from forebay.formats.checkpoint import open_checkpoint
 from forebay.formats.gguf import GgufFile
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.formats.quantized import joined_codes
+from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.pools.cache_spec import (
     CacheSizes,
@@ -31,12 +34,14 @@ from forebay.pools.cache_spec import (
 )
 
 if TYPE_CHECKING:
+    from forebay.layers.params import TensorParam
     from forebay.models.decoder import DecoderSpec
 
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
 # The settings that bear on memory, in the order in which they are decided.
 SETTINGS: Final = (
     "dtype",
+    "quantization",
     "mamba_ssm_dtype",
     "mem_fraction_static",
     "kv_cache_bytes",
@@ -124,8 +129,8 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     config = parsed.resolve(Survey(model=_shape, memory=lambda: memory))
     model = _model_config(Path(config.engine.model_path))
     spec = _describe(model)
-    num_parameters = sum(param.num_elements for param in spec.params())
-    weight_bytes = num_parameters * ITEM_BYTES[config.engine.dtype]
+    weights = _weights(Path(config.engine.model_path), spec)
+    weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.dtype])
     if weight_bytes >= memory.value:
         raise ConfigError(
             f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
@@ -137,7 +142,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     return Plan(
         model=config.engine.served_model_name,
         model_type=model.model_type,
-        num_parameters=num_parameters,
+        num_parameters=weights.num_parameters,
         weight_bytes=weight_bytes,
         memory_bytes=memory.value,
         memory_source=memory.why,
@@ -149,10 +154,22 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     )
 
 
-def _shape(path: Path) -> tuple[ModelConfig, int]:
-    """A model's configuration, and how many weights it must have."""
+def _shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
+    """A model's configuration, and the weights it must have."""
     model = _model_config(path)
-    return model, sum(param.num_elements for param in _describe(model).params())
+    return model, _weights(path, _describe(model))
+
+
+def _weights(path: Path, spec: DecoderSpec) -> WeightShapes:
+    """Those of a GGUF file may be in codes, of which the header says so."""
+    tensors = open_checkpoint(path).tensors if path.suffix == ".gguf" else {}
+
+    def kind(param: TensorParam) -> WeightKind:
+        parts = [tensors[name].codes for name in param.names if name in tensors]
+        codes = joined_codes(parts)
+        return WeightKind(None if codes is None else codes.format, param.shape[-1], param.min_bits)
+
+    return WeightShapes.of((kind(param), param.num_elements) for param in spec.params())
 
 
 def _model_config(path: Path) -> ModelConfig:

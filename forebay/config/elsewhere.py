@@ -41,7 +41,6 @@ ABSENT: Final[Mapping[str, str]] = MappingProxyType(
         "nnodes": _ONE_MACHINE,
         "node_rank": _ONE_MACHINE,
         "trust_remote_code": _OWN_CODE,
-        "quantization": _STORED,
         "load_format": _STORED,
         "kv_cache_dtype": _CACHE_TYPE,
         "cache_type_k": _CACHE_TYPE,
@@ -91,6 +90,23 @@ ABSENT_DTYPES: Final[Mapping[str, str]] = MappingProxyType(
         ("float16", "half", "fp16"),
         "float16 is not computed in by this version's kernels: use bfloat16, or float32 for more precision",
     )
+)
+
+# Values of --quantization that the field knows.
+_WRONG_CODES: Final = (
+    "weights in these codes are not read by this version: give the checkpoint in bfloat16 and use int8 or int4"
+)
+ABSENT_QUANTIZATIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "gguf": "a GGUF file's own codes are kept where that loses nothing: use file, or leave it out",
+        "mxfp4": "a checkpoint's MXFP4 weights are read, and computed in --dtype: leave it out",
+        **dict.fromkeys(
+            ("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "bitsandbytes"), _WRONG_CODES
+        ),
+        **dict.fromkeys(("fp8", "modelopt", "modelopt_fp8", "modelopt_fp4", "w8a8_fp8"), _WRONG_CODES),
+        **dict.fromkeys(("w8a8_int8", "q8_0"), "use int8: groups of 32 weights with a scale each"),
+        **dict.fromkeys(("q4_0", "q4_1"), "use int4: groups of 32 weights with a scale and a minimum each"),
+    }
 )
 
 # Values of --mamba-scheduler-strategy that the field knows.

@@ -7,6 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
+from forebay.formats.quantized import Quantization
+
 
 class Ledger(StrEnum):
     """What a pool does about a double free, a free of somebody else's slot, or a leak (C8)."""
@@ -70,6 +72,7 @@ class SchedulerConfig:
     max_running_requests: int
     context_length: int
     chunked_prefill_size: int = 2048  # most tokens of prompts in one step
+    mixed_chunk_size: int = 2048  # the same, in a step in which others decode
     schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
     schedule_conservativeness: float = 1.0
     radix_cache: bool = True
@@ -93,6 +96,7 @@ class EngineConfig:
     model_path: str  # a folder with config.json and *.safetensors, or one .gguf file
     served_model_name: str
     dtype: str  # bfloat16 | float32: weights, activations, KV and convolution states
+    quantization: Quantization  # of weights that are matrices
     device: str
     num_threads: int
     kernels: KernelBackend
@@ -110,6 +114,7 @@ class EngineConfig:
     swa_full_tokens_ratio: float  # tokens of windowed to tokens of full KV
     retraction_host_bytes: int
     chunked_prefill_size: int
+    mixed_chunk_size: int
     schedule_policy: SchedulePolicy
     schedule_conservativeness: float
     radix_cache: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,12 +30,15 @@ from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.formats.model_config import ModelConfig
+from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
+from forebay.formats.weight_shapes import WeightShapes
 
 MAX_KEY_FILE_BYTES: Final = 1 << 16
 MIN_KEY_CHARS: Final = 8
 _ENUMS: Final = {
     "kernels": KernelBackend,
+    "quantization": Quantization,
     "schedule_policy": SchedulePolicy,
     "radix_eviction_policy": EvictionPolicy,
     "ledger": Ledger,
@@ -47,17 +49,17 @@ _REASONS: Final = {"flag": "the command line", "env": "the environment", "file":
 log = get_logger("config")
 
 
-def _read_shape(path: Path) -> tuple[ModelConfig, int]:
+def _read_shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
     checkpoint = open_checkpoint(path)
-    return checkpoint.config, sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
+    return checkpoint.config, checkpoint.weight_shapes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns what it decides by: the model at a path with the number of its weights, and the memory.
+    """How `resolve` learns what it decides by: the model at a path with its weights' shapes, and the memory.
     `forebay plan` asks about models without their weights, and about other machines."""
 
-    model: Callable[[Path], tuple[ModelConfig, int]] = _read_shape
+    model: Callable[[Path], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
 
 
@@ -94,6 +96,7 @@ def resolve(
     check_exposure(str(written["host"]), keys[0])
     facts = _facts(given, survey)
     settled, reasons = _decide(given, facts)
+    _refuse_absent_codes(given["quantization"], facts)
     _refuse_overcommit(given, facts, settled)
     _refuse_broken_pages(given["mamba_track_interval"], settled)
     _cut_to_model(given, facts, settled, reasons)
@@ -212,12 +215,12 @@ def _read_template(path: Value | None) -> str | None:
 def _facts(given: dict[str, Given], survey: Survey) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
-    model, num_parameters = survey.model(path)
+    model, weights = survey.model(path)
     return Facts(
         model_path=path,
         is_default_model=named is AUTO,
         model=model,
-        num_parameters=num_parameters,
+        weights=weights,
         cores=machine.usable_cores(),
         memory=survey.memory(),
         cpu_flags=machine.cpu_flags(),
@@ -241,6 +244,14 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
         settled[name], reasons[name] = decision
     settled["model_path"] = str(facts.model_path)
     return settled, reasons
+
+
+def _refuse_absent_codes(asked: Given, facts: Facts) -> None:
+    if asked.value == Quantization.FILE and not facts.weights.has_codes:
+        raise ConfigError(
+            f"{asked.origin} (file): {facts.model_path} has no weights in codes that are kept (Q4_0, Q4_1, Q8_0): "
+            "use int8 or int4 to round them while loading, or none"
+        )
 
 
 def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) -> None:

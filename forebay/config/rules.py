@@ -13,7 +13,9 @@ from forebay.config.engine_config import KernelBackend, StateStrategy
 from forebay.config.flag import Value
 from forebay.config.machine import Amount
 from forebay.formats.model_config import ModelConfig
+from forebay.formats.quantized import Quantization
 from forebay.formats.store import short_name
+from forebay.formats.weight_shapes import WeightShapes
 
 DEFAULT_FRACTION: Final = 0.25
 # Pages become resident as they fill. 4 GiB is 186,000 tokens of the embedded model: more is for whoever asks.
@@ -23,6 +25,10 @@ MIN_KV_BYTES: Final = 16 << 20
 HOST_LIMIT_BYTES: Final = 1 << 30
 # About a sentence: what a continued conversation computes again at most.
 TRACK_TOKENS: Final = 32
+# Beside 16 who decode, a step of the embedded model then takes about 12 ms on two cores, and prompts are read at nearly
+# the speed of longer chunks.
+MIXED_CHUNK_TOKENS: Final = 96
+BFLOAT16_FLAGS: Final = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
 
 
@@ -33,7 +39,7 @@ class Facts:
     model_path: Path
     is_default_model: bool
     model: ModelConfig
-    num_parameters: int
+    weights: WeightShapes
     cores: Amount
     memory: Amount
     cpu_flags: frozenset[str]
@@ -58,7 +64,7 @@ def _served_model_name(facts: Facts, settled: Settled) -> Decision:
 
 
 def _dtype(facts: Facts, settled: Settled) -> Decision:
-    native = sorted(facts.cpu_flags & {"amx_bf16", "avx512_bf16", "bf16"})
+    native = sorted(facts.cpu_flags & BFLOAT16_FLAGS)
     if native:
         return Decision("bfloat16", f"the CPU computes in it ({', '.join(native)})")
     return Decision("float32", "the CPU has no bfloat16 instructions")
@@ -81,6 +87,16 @@ def _kernels(facts: Facts, settled: Settled) -> Decision:
     if found is None:
         return Decision(KernelBackend.TORCH.value, "there is no C++ compiler: install g++ for several times the speed")
     return Decision(KernelBackend.NATIVE.value, f"{Path(found).name} will compile it")
+
+
+def _quantization(facts: Facts, settled: Settled) -> Decision:
+    if not facts.weights.has_codes:
+        return Decision(Quantization.NONE.value, "the checkpoint has no codes that could be kept")
+    if settled["kernels"] == KernelBackend.TORCH:
+        return Decision(Quantization.NONE.value, "the torch kernels are fastest without")
+    if settled["dtype"] == "float32" and facts.cpu_flags & BFLOAT16_FLAGS:
+        return Decision(Quantization.NONE.value, "float32 was chosen on a CPU that has bfloat16, for its precision")
+    return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
 
 
 def _context_length(facts: Facts, settled: Settled) -> Decision:
@@ -109,7 +125,7 @@ def _mamba_track_interval(facts: Facts, settled: Settled) -> Decision:
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
-    return facts.num_parameters * ITEM_BYTES[str(settled["dtype"])]
+    return facts.weights.held_bytes(Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])])
 
 
 def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
@@ -155,6 +171,13 @@ def _chunked_prefill_size(facts: Facts, settled: Settled) -> Decision:
     return Decision(512, "a step that long still lets others stream evenly")
 
 
+def _mixed_chunk_size(facts: Facts, settled: Settled) -> Decision:
+    chunk = int(settled["chunked_prefill_size"])  # type: ignore[arg-type]
+    if settled["device"] != "cpu":
+        return Decision(chunk, "a GPU hardly notices the difference")
+    return Decision(min(chunk, MIXED_CHUNK_TOKENS), "those who decode wait for it between two tokens")
+
+
 def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
     return Decision(0, "host and model share the CPU's cores, nothing to overlap")
 
@@ -172,6 +195,7 @@ RULES: Final[dict[str, Rule]] = {
     "device": _device,
     "num_threads": _num_threads,
     "kernels": _kernels,
+    "quantization": _quantization,
     "context_length": _context_length,
     "mamba_ssm_dtype": _mamba_ssm_dtype,
     "mamba_scheduler_strategy": _mamba_scheduler_strategy,
@@ -182,6 +206,7 @@ RULES: Final[dict[str, Rule]] = {
     "retraction_host_bytes": _retraction_host_bytes,
     "max_running_requests": _max_running_requests,
     "chunked_prefill_size": _chunked_prefill_size,
+    "mixed_chunk_size": _mixed_chunk_size,
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
 }

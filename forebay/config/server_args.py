@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_STRATEGIES
+from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_QUANTIZATIONS, ABSENT_STRATEGIES
 from forebay.config.engine_config import EvictionPolicy, KernelBackend, Ledger, SchedulePolicy, StateStrategy
 from forebay.config.flag import AUTO, BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag
+from forebay.formats.quantized import Quantization
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_TOKENS: Final = 1 << 31
@@ -67,6 +68,16 @@ _MODEL: Final = (
         choices=("bfloat16", "float32"),
         absent=ABSENT_DTYPES,
         help="type of weights, activations, KV cache and convolution states",
+    ),
+    Flag(
+        name="quantization",
+        kind=TEXT,
+        default=AUTO,
+        group=MODEL,
+        choices=tuple(Quantization),
+        absent=ABSENT_QUANTIZATIONS,
+        aliases=("-q",),
+        help="how matrices are held: in the file's codes, in --dtype (none), or rounded to 8 or 4 bits by groups of 32",
     ),
 )
 
@@ -234,6 +245,16 @@ _SCHEDULING: Final = (
         high=MAX_TOKENS,
         aliases=("--max-num-batched-tokens", "--ubatch-size", "-ub", "--max-prefill-length"),
         help="most prompt tokens in one step",
+    ),
+    Flag(
+        name="mixed_chunk_size",
+        kind=COUNT,
+        default=AUTO,
+        group=SCHEDULING,
+        low=1,
+        high=MAX_TOKENS,
+        aliases=("--long-prefill-token-threshold",),
+        help="most prompt tokens in a step in which others decode: what they wait for between two tokens",
     ),
     Flag(
         name="schedule_policy",

@@ -19,10 +19,11 @@ from forebay.formats.gguf_types import U8, dequantize, split
 from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.mxfp4 import unpacked
-from forebay.formats.quantized import StoredCodes
+from forebay.formats.quantized import HEAD_BITS, StoredCodes
 from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.tensor_names import GATE_UP
+from forebay.formats.weight_shapes import WeightKind, WeightShapes
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
@@ -41,6 +42,16 @@ class Checkpoint:
     @property
     def num_bytes(self) -> int:
         return sum(tensor.num_bytes for tensor in self.tensors.values())
+
+    def weight_shapes(self) -> WeightShapes:
+        """Without knowing what a model does with its weights: all matrices count as such, and those with a row for each
+        token as embedding or head."""
+        return WeightShapes.of((self._kind(tensor), math.prod(tensor.shape)) for tensor in self.tensors.values())
+
+    def _kind(self, tensor: StoredTensor) -> WeightKind:
+        codes, shape = tensor.codes, tensor.shape
+        min_bits = 16 if len(shape) != 2 else HEAD_BITS if shape[0] == self.config.vocab_size else 4
+        return WeightKind(None if codes is None else codes.format, shape[-1], min_bits)
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:

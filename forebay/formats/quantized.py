@@ -14,6 +14,10 @@ from forebay.base.errors import ModelError
 
 GROUP: Final = 32  # inputs that share a scale
 
+# Fewest bits of the embedding and the head: 4-bit checkpoints of all kinds have them in more than the layers, and a
+# token reads only one row of the first.
+HEAD_BITS: Final = 8
+
 Order = npt.NDArray[np.int64]
 
 
@@ -121,6 +125,9 @@ class StoredCodes:
     def rows(self, order: Order) -> StoredCodes:
         return StoredCodes(format=self.format, read=lambda: self.read().rows(order))
 
+    def scaled(self, factors: npt.NDArray[np.float32]) -> StoredCodes:
+        return StoredCodes(format=self.format, read=lambda: self.read().scaled(factors))
+
     def columns(self, order: Order) -> StoredCodes | None:
         """None where `order` takes a group apart."""
         by_group = order.reshape(-1, GROUP) if len(order) % GROUP == 0 else order[:, None]
@@ -171,6 +178,13 @@ def common_format(formats: Sequence[CodeFormat]) -> CodeFormat:
     return CodeFormat(bits=8, zero=128, minimums=minimums)
 
 
+# What `quantize_rows` makes, by bits.
+QUANTIZED_FORMATS: Final = {
+    8: CodeFormat(bits=8, zero=128, minimums=False),
+    4: CodeFormat(bits=4, zero=0, minimums=True),
+}
+
+
 def held_format(
     quantization: Quantization, own: CodeFormat | None, *, in_features: int, min_bits: int
 ) -> CodeFormat | None:
@@ -185,8 +199,4 @@ def held_format(
     bits = max(min_bits, QUANTIZED_BITS[quantization])
     if own is not None and own.bits == bits:
         return own
-    return MADE[bits]
-
-
-# What `quantize_rows` makes.
-MADE: Final = {8: CodeFormat(bits=8, zero=128, minimums=False), 4: CodeFormat(bits=4, zero=0, minimums=True)}
+    return QUANTIZED_FORMATS[bits]

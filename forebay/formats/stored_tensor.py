@@ -45,11 +45,14 @@ class StoredTensor(Protocol):
 
 def read_tensor(tensor: StoredTensor) -> F32:
     """A whole tensor as float32."""
-    parts = [np.array(piece) for piece in tensor.pieces()]
-    if tensor.bfloat16:
-        parts = [(part.astype(np.uint32) << 16).view(np.float32) for part in parts]
-    whole = np.concatenate(parts) if parts else np.empty(0)
-    return whole.astype(np.float32).reshape(tensor.shape)
+    parts = [as_float32(piece, bfloat16=tensor.bfloat16) for piece in tensor.pieces()]
+    whole = np.concatenate(parts) if parts else np.empty(0, np.float32)
+    return whole.reshape(tensor.shape)
+
+
+def as_float32(piece: npt.NDArray[Any], *, bfloat16: bool) -> F32:
+    """A piece of a tensor; a copy only where it is of another type."""
+    return (piece.astype(np.uint32) << 16).view(np.float32) if bfloat16 else piece.astype(np.float32, copy=False)
 
 
 class ComputedTensor:

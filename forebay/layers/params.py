@@ -29,7 +29,8 @@ class TensorParam:
     `rows` of what is so joined make up the weight: so a step finds side by side what a family interleaves. `offset` is
     added to every entry when it is loaded: some families store norm weights as differences from 1. `scales` are runs of
     rows, all of them or none, and what each is multiplied by when it is loaded: so a constant multiplier of a layer's
-    input or output costs nothing in a step.
+    input or output costs nothing in a step. `min_bits` are the fewest in which it may be held, 4 or 8 bits for a
+    matrix that is only multiplied with or looked up in, or 16 for the model's dtype.
     """
 
     names: tuple[str, ...]
@@ -38,6 +39,7 @@ class TensorParam:
     rows: Rows = ()
     offset: float = 0.0
     scales: Scales = ()
+    min_bits: int = 16
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -86,6 +88,7 @@ def linear(
     rows: Rows = (),
     scales: Scales = (),
     input_scale: float = 1.0,
+    min_bits: int = 4,
 ) -> LinearParam:
     """Layers `names` (`.weight` and `.bias` are added) of `sizes` outputs, one below the other, or `rows` of them.
 
@@ -95,7 +98,7 @@ def linear(
     scales = scales or ((sum(map(len, rows)) if rows else sum(sizes), 1.0),)
     weight = TensorParam(names=weights, sizes=tuple(sizes), inner=(in_features,), rows=rows)
     return LinearParam(
-        weight=replace(weight, scales=_needed(scales, input_scale)),
+        weight=replace(weight, scales=_needed(scales, input_scale), min_bits=min_bits),
         bias=replace(weight, names=biases, inner=(), scales=_needed(scales)) if bias else None,
     )
 

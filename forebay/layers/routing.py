@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.params import LinearParam, TensorParam, linear, vector
+from forebay.ops import Gating, Scoring
 
 
 class Router(Protocol):
@@ -41,25 +41,14 @@ class SoftmaxRouterSpec:
 
     @property
     def logits(self) -> LinearParam:
-        return linear([self.name], [self.num_experts], self.hidden_size, bias=self.bias)
+        return linear([self.name], [self.num_experts], self.hidden_size, bias=self.bias, min_bits=16)
 
     def params(self) -> tuple[TensorParam, ...]:
         return self.logits.tensors()
 
-    def build(self, parts: Parts) -> SoftmaxRouter:
-        return SoftmaxRouter(self, parts)
-
-
-class SoftmaxRouter:
-    def __init__(self, spec: SoftmaxRouterSpec, parts: Parts) -> None:
-        self._spec = spec
-        self._ops = parts.ops
-        self._logits = parts.weights.linear(spec.logits)
-
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        probabilities = self._ops.linear_f32(x, self._logits).softmax(dim=-1)
-        weights, ids = probabilities.topk(self._spec.num_experts_per_tok, dim=-1)
-        return ids, weights / weights.sum(dim=-1, keepdim=True) if self._spec.normalize else weights
+    def build(self, parts: Parts) -> TopkRouter:
+        gating = Gating(num_experts_per_tok=self.num_experts_per_tok, scoring=Scoring.SOFTMAX, normalize=self.normalize)
+        return TopkRouter(self.logits, gating, None, parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,7 +71,7 @@ class SigmoidRouterSpec:
 
     @property
     def logits(self) -> LinearParam:
-        return linear([self.name], [self.num_experts], self.hidden_size, bias=False)
+        return linear([self.name], [self.num_experts], self.hidden_size, bias=False, min_bits=16)
 
     @property
     def corrections(self) -> TensorParam:
@@ -91,35 +80,25 @@ class SigmoidRouterSpec:
     def params(self) -> tuple[TensorParam, ...]:
         return (*self.logits.tensors(), *((self.corrections,) if self.correction else ()))
 
-    def build(self, parts: Parts) -> SigmoidRouter:
-        return SigmoidRouter(self, parts)
+    def build(self, parts: Parts) -> TopkRouter:
+        gating = Gating(
+            num_experts_per_tok=self.num_experts_per_tok,
+            scoring=Scoring.SIGMOID,
+            normalize=self.normalize,
+            epsilon=self.epsilon,
+            scale=self.scale,
+            groups=self.groups,
+            best_groups=self.best_groups,
+        )
+        return TopkRouter(self.logits, gating, self.corrections if self.correction else None, parts)
 
 
-class SigmoidRouter:
-    def __init__(self, spec: SigmoidRouterSpec, parts: Parts) -> None:
-        self._spec = spec
+class TopkRouter:
+    def __init__(self, logits: LinearParam, gating: Gating, corrections: TensorParam | None, parts: Parts) -> None:
         self._ops = parts.ops
-        self._logits = parts.weights.linear(spec.logits)
-        self._corrections = parts.weights.tensor(spec.corrections, float32=True) if spec.correction else None
+        self._gating = gating
+        self._logits = parts.weights.linear(logits)
+        self._corrections = None if corrections is None else parts.weights.tensor(corrections, float32=True)
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        spec = self._spec
-        logits = self._ops.linear_f32(x, self._logits)
-        # torch's own sigmoid gives other bits to the last few entries of a tensor than to the rest: to other tokens.
-        scores = self._ops.mul_sigmoid(torch.ones_like(logits), logits)
-        chosen_by = scores if self._corrections is None else scores + self._corrections
-        if spec.groups > 1:
-            chosen_by = self._within_best_groups(chosen_by)
-        ids = chosen_by.topk(spec.num_experts_per_tok, dim=-1).indices
-        weights = scores.gather(1, ids)
-        if spec.normalize:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + spec.epsilon)
-        return ids, weights * spec.scale
-
-    def _within_best_groups(self, scores: Tensor) -> Tensor:
-        """scores [T, E], minus infinity where a token's expert is in none of its best groups."""
-        spec = self._spec
-        grouped = scores.view(len(scores), spec.groups, -1)
-        best = grouped.topk(2, dim=-1).values.sum(dim=-1).topk(spec.best_groups, dim=-1).indices
-        out = torch.ones(grouped.shape[:2], dtype=torch.bool).scatter_(1, best, value=False)
-        return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).view_as(scores)
+        return self._ops.topk_gating(self._ops.linear_f32(x, self._logits), self._gating, self._corrections)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from forebay.layers.build import Parts, PartSpec
@@ -26,7 +25,7 @@ class ScalarGateSpec:
 
     @property
     def gate_layer(self) -> LinearParam:
-        return linear([self.gate], [1], self.hidden_size, bias=False)
+        return linear([self.gate], [1], self.hidden_size, bias=False, min_bits=16)
 
     def params(self) -> tuple[TensorParam, ...]:
         return (*self.gate_layer.tensors(), *self.part.params())
@@ -46,5 +45,4 @@ class ScalarGate:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        gate = self._ops.linear(x, self._gate)
-        return self._part(ctx, x) * self._ops.mul_sigmoid(torch.ones_like(gate), gate)
+        return self._ops.mul_sigmoid(self._part(ctx, x), self._ops.linear(x, self._gate))

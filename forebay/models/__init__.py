@@ -21,6 +21,7 @@ from forebay.base.errors import ModelError
 from forebay.formats.checkpoint import Checkpoint
 from forebay.formats.model_config import ModelConfig
 from forebay.formats.model_types import MODEL_TYPES
+from forebay.formats.quantized import Quantization
 from forebay.models.decoder import Decoder, DecoderSpec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.models.model import Model
@@ -49,8 +50,10 @@ def load(
     device: torch.device | str = "cpu",
     progress: Progress = _no_progress,
     context_length: int | None = None,
+    quantization: Quantization = Quantization.NONE,
 ) -> Model:
-    """Read the weights tensor by tensor, in `dtype`, into the form that `ops` reads fastest.
+    """Read the weights tensor by tensor, in `dtype` or in the codes of `quantization`, into the form that `ops` reads
+    fastest.
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
     called with bytes of the result. ModelError, before anything is read, where a weight is missing, unused or of
@@ -64,5 +67,7 @@ def load(
         raise ModelError(
             f"{checkpoint.path}: a context of {num_positions} tokens; the model has {spec.max_positions} positions"
         )
-    weights = Loader(checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress)
+    weights = Loader(
+        checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress, quantization=quantization
+    )
     return Decoder(spec, ops, weights, num_positions=num_positions)

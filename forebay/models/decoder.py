@@ -5,13 +5,15 @@ Shape letters: T tokens, H hidden size, N chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from forebay.formats.model_config import ModelConfig
+from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec, Parts
 from forebay.layers.context import ForwardContext
@@ -19,7 +21,7 @@ from forebay.layers.mlp import MlpSpec
 from forebay.layers.params import LinearParam, TensorParam, linear, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.models.loader import Loader
-from forebay.ops import Ops
+from forebay.ops import LinearWeight, Ops
 from forebay.pools.cache_spec import CacheSpec
 
 
@@ -52,13 +54,16 @@ def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpe
     return DecoderSpec(
         blocks=tuple(blocks),
         embedding=TensorParam(
-            names=("model.embed_tokens.weight",), sizes=(config.vocab_size,), inner=(config.hidden_size,)
+            names=("model.embed_tokens.weight",),
+            sizes=(config.vocab_size,),
+            inner=(config.hidden_size,),
+            min_bits=HEAD_BITS,
         ),
         norm=vector("model.norm.weight", config.hidden_size),
         norm_eps=config.rms_norm_eps,
         head=None
         if config.tie_word_embeddings
-        else linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False),
+        else linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False, min_bits=HEAD_BITS),
         max_positions=config.max_position_embeddings,
     )
 
@@ -116,10 +121,15 @@ class Decoder:
     def __init__(self, spec: DecoderSpec, ops: Ops, weights: Loader, *, num_positions: int) -> None:
         self._spec = spec
         self._ops = ops
-        self.weight_bytes = weights.total_bytes
-        self._embedding = weights.tensor(spec.embedding)
-        self._head = ops.pack_linear(self._embedding) if spec.head is None else weights.linear(spec.head)
-        parts = Parts(ops, weights, RopeTables(num_positions, self._embedding.device))
+        self.held_bytes = weights.held_bytes
+        self.weight_bytes = weights.held_bytes.total()
+        table = weights.table(spec.embedding)
+        self._embedding = _lookup(ops, table, weights.dtype)
+        if spec.head is not None:
+            self._head = weights.linear(spec.head)
+        else:
+            self._head = ops.pack_linear(table) if isinstance(table, Tensor) else table
+        parts = Parts(ops, weights, RopeTables(num_positions, weights.device))
         self._blocks = tuple(block.build(parts) for block in spec.blocks)
         assert tuple(parts.kept) == spec.cache_specs(), "the layers keep something else than they declared"
         self._norm = weights.tensor(spec.norm)
@@ -129,14 +139,21 @@ class Decoder:
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] -> [T, H]; see `Model`."""
-        x = self._ops.embedding(input_ids, self._embedding)
+        x = self._embedding(input_ids)
         if self._spec.embedding_scale != 1.0:
-            x = x * self._spec.embedding_scale
-        residual = torch.zeros_like(x)
+            self._ops.scale_(x, self._spec.embedding_scale)
+        residual = self._ops.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
         return self._ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._ops.linear_f32(hidden, self._head)
-        return logits if self._spec.logits_scale == 1.0 else logits.mul_(self._spec.logits_scale)
+        return logits if self._spec.logits_scale == 1.0 else self._ops.scale_(logits, self._spec.logits_scale)
+
+
+def _lookup(ops: Ops, table: Tensor | LinearWeight, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
+    """ids [T] -> their rows of the embedding, [T, H]."""
+    if isinstance(table, Tensor):
+        return partial(ops.embedding, table=table)
+    return partial(ops.embedding_packed, table=table, dtype=dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.formats.checkpoint import Checkpoint
+from forebay.formats.quantized import GroupQuantized, Quantization, StoredCodes
 from forebay.layers.params import LinearParam, TensorParam
+from forebay.models.weight_codes import codes_of
 from forebay.ops import LinearWeight, Ops
 
 Progress = Callable[[int, int], None]
@@ -66,18 +69,22 @@ class Loader:
         dtype: torch.dtype,
         device: torch.device | str,
         progress: Progress,
+        quantization: Quantization = Quantization.NONE,
     ) -> None:
         self._checkpoint = checkpoint
         self._ops = ops
-        self._dtype = dtype
-        self._device = device
+        self.dtype = dtype
+        self.device = device
         self._progress = progress
-        self.total_bytes = sum(param.num_elements for param in params) * dtype.itemsize
+        self._codes = {param: codes_of(param, checkpoint.tensors, quantization) for param in params}
+        self.held_bytes = Counter[str]()  # by the name of what the weights are held in
+        for param, codes in self._codes.items():
+            self.held_bytes[_form(dtype, codes)] += _num_bytes(param, dtype, codes)
         self._done_bytes = 0
 
     def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
         changed = bool(param.offset or param.scales)
-        result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self._dtype)
+        result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self.dtype)
         flat, done = result.view(-1), 0
         for name in param.names:
             stored = self._checkpoint.tensors[name]
@@ -91,15 +98,44 @@ class Loader:
             result = torch.cat([result[rows.start : rows.stop : rows.step] for rows in param.rows])
         if changed:
             _change(result, param)
-            result = result.to(torch.float32 if float32 else self._dtype)
-        self._done_bytes += param.num_elements * self._dtype.itemsize
-        self._progress(self._done_bytes, self.total_bytes)
-        return result.to(self._device)
+            result = result.to(torch.float32 if float32 else self.dtype)
+        self._report(param)
+        return result.to(self.device)
 
     def linear(self, param: LinearParam) -> LinearWeight:
-        weight = self.tensor(param.weight)
+        weight = self._matrix(param.weight)
         bias = None if param.bias is None else self.tensor(param.bias)
-        return self._ops.pack_linear(weight, bias)
+        return self._packed(weight, bias)
+
+    def table(self, param: TensorParam) -> Tensor | LinearWeight:
+        """To look rows up in, and perhaps to multiply with as well: packed where it is held in codes."""
+        weight = self._matrix(param)
+        return weight if isinstance(weight, Tensor) else self._packed(weight, None)
+
+    def _matrix(self, param: TensorParam) -> Tensor | GroupQuantized:
+        codes = self._codes[param]
+        if codes is None:
+            return self.tensor(param)
+        weight = codes.read()
+        self._report(param)
+        return weight
+
+    def _packed(self, weight: Tensor | GroupQuantized, bias: Tensor | None) -> LinearWeight:
+        if isinstance(weight, Tensor):
+            return self._ops.pack_linear(weight, bias)
+        return self._ops.pack_quantized(weight, bias)
+
+    def _report(self, param: TensorParam) -> None:
+        self._done_bytes += _num_bytes(param, self.dtype, self._codes[param])
+        self._progress(self._done_bytes, self.held_bytes.total())
+
+
+def _form(dtype: torch.dtype, codes: StoredCodes | None) -> str:
+    return str(dtype).removeprefix("torch.") if codes is None else f"{codes.format.bits} bits"
+
+
+def _num_bytes(param: TensorParam, dtype: torch.dtype, codes: StoredCodes | None) -> int:
+    return param.num_elements * dtype.itemsize if codes is None else codes.format.num_bytes(param.num_elements)
 
 
 def _change(values: Tensor, param: TensorParam) -> None:

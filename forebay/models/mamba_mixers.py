@@ -9,15 +9,16 @@ from forebay.formats.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba1 import Mamba1Spec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
-from forebay.layers.params import TensorParam, tensor, vector
+from forebay.layers.params import TensorParam, vector
 from forebay.models.decoder import DecoderSpec, decoder_spec
 
 
 def backbone_decoder(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
     """Under the names that Mamba's own checkpoints have, and those of families that came from it."""
+    spec = decoder_spec(config, blocks)
     return replace(
-        decoder_spec(config, blocks),
-        embedding=tensor("backbone.embeddings.weight", config.vocab_size, config.hidden_size),
+        spec,
+        embedding=replace(spec.embedding, names=("backbone.embeddings.weight",)),
         norm=vector("backbone.norm_f.weight", config.hidden_size),
     )
 

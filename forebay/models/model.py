@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -13,6 +13,11 @@ from forebay.pools.cache_spec import CacheSpec
 
 class Model(Protocol):
     """Shape letters: T tokens, H hidden size, N chosen positions, V vocabulary."""
+
+    @property
+    def held_bytes(self) -> Mapping[str, int]:
+        """Of `weight_bytes`, how many are in what form: `bfloat16`, `8 bits`, `4 bits`."""
+        ...
 
     @property
     def weight_bytes(self) -> int:

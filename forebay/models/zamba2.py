@@ -113,13 +113,16 @@ class Stack:
             self._layers.append((use, layer.mixer.build(parts), parts.weights.tensor(layer.norm)))
 
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
-        """Without a shared block x += mixer(norm(x)); with one x += mixer(norm(x + use(x, first x)))."""
+        """Without a shared block x += mixer(norm(x)); with one x += mixer(norm(x + use(x, first x))).
+
+        residual holds zeros at first: this is a model's only block.
+        """
         ops, eps = self._ops, self._eps
-        embedded = residual + x
+        embedded = x
         for use, mixer, norm in self._layers:
             if use is None:
                 x = mixer(ctx, ops.add_rms_norm(x, residual, norm, eps))
             else:
-                residual.add_(x)
-                x = mixer(ctx, ops.rms_norm(residual + use(ctx, residual, embedded), norm, eps))
+                ops.add_(residual, x)
+                x = mixer(ctx, ops.rms_norm(ops.add_(use(ctx, residual, embedded), residual), norm, eps))
         return x

@@ -23,6 +23,7 @@ from forebay.config.engine_config import (
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready, State, ToEngine
+from forebay.formats.quantized import Quantization
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.scheduler.scheduler import Scheduler
 
@@ -34,6 +35,7 @@ CONFIG = EngineConfig(
     model_path="none",
     served_model_name="fake",
     dtype="float32",
+    quantization=Quantization.NONE,
     device="cpu",
     num_threads=1,
     kernels=KernelBackend.TORCH,
@@ -51,6 +53,7 @@ CONFIG = EngineConfig(
     swa_full_tokens_ratio=0.8,
     retraction_host_bytes=0,
     chunked_prefill_size=64,
+    mixed_chunk_size=64,
     schedule_policy=SchedulePolicy.FCFS,
     schedule_conservativeness=1.0,
     radix_cache=True,

@@ -1,0 +1,50 @@
+"""How many bytes a checkpoint's weights take, by what they are held in; nothing of them is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from forebay.formats.quantized import CodeFormat, Quantization, held_format
+
+
+class WeightKind(NamedTuple):
+    """What decides the form in which weights are held: `own` codes in the file, their rows' length, and the fewest bits
+    they can do with (see `held_format`)."""
+
+    own: CodeFormat | None
+    in_features: int
+    min_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightShapes:
+    """Numbers of weights by kind."""
+
+    counts: Mapping[WeightKind, int]
+
+    @staticmethod
+    def of(weights: Iterable[tuple[WeightKind, int]]) -> WeightShapes:
+        counts = Counter[WeightKind]()
+        for kind, number in weights:
+            counts[kind] += number
+        return WeightShapes(counts)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(self.counts.values())
+
+    @property
+    def has_codes(self) -> bool:
+        """Whether the file has weights in codes that are held without loss."""
+        return any(kind.own is not None for kind in self.counts)
+
+    def held_bytes(self, quantization: Quantization, itemsize: int) -> int:
+        """`itemsize` bytes for a value of the model's dtype."""
+        total = 0
+        for kind, number in self.counts.items():
+            form = held_format(quantization, kind.own, in_features=kind.in_features, min_bits=kind.min_bits)
+            total += number * itemsize if form is None else form.num_bytes(number)
+        return total

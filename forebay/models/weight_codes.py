@@ -1,0 +1,45 @@
+"""Which weights are held in codes, of which format, and how these are read or made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from forebay.formats.quantize import quantize_rows
+from forebay.formats.quantized import Quantization, StoredCodes, held_format, joined, joined_codes
+from forebay.formats.stored_tensor import F32, StoredTensor, as_float32
+from forebay.layers.params import TensorParam
+
+# Values quantized at a time: several float32 copies of so many then stay in the second-level cache.
+_PIECE_ELEMENTS = 1 << 17
+
+
+def codes_of(param: TensorParam, tensors: Mapping[str, StoredTensor], quantization: Quantization) -> StoredCodes | None:
+    """The codes in which a weight is held; None where it is held in the model's dtype. Reads nothing."""
+    if len(param.inner) != 1 or param.offset:
+        return None
+    codes = joined_codes([_codes_of_part(tensors[name], quantization, param.min_bits) for name in param.names])
+    if codes is not None and param.rows:
+        codes = codes.rows(np.concatenate([np.arange(rows.start, rows.stop, rows.step) for rows in param.rows]))
+    if codes is not None and param.scales:
+        factors = np.concatenate([np.full(rows, factor, np.float32) for rows, factor in param.scales])
+        codes = codes.scaled(factors)
+    return codes
+
+
+def _codes_of_part(tensor: StoredTensor, quantization: Quantization, min_bits: int) -> StoredCodes | None:
+    own = tensor.codes
+    form = held_format(
+        quantization, None if own is None else own.format, in_features=tensor.shape[-1], min_bits=min_bits
+    )
+    if form is None or (own is not None and own.format == form):
+        return own if form is not None else None
+    return StoredCodes(format=form, read=lambda: joined([quantize_rows(rows, form.bits) for rows in _pieces(tensor)]))
+
+
+def _pieces(tensor: StoredTensor) -> Iterator[F32]:
+    for piece in tensor.pieces():
+        step = max(1, _PIECE_ELEMENTS // piece.shape[1])
+        for first in range(0, len(piece), step):
+            yield as_float32(piece[first : first + step], bfloat16=tensor.bfloat16)
