@@ -4,8 +4,9 @@ PYTHON ?= $(shell for p in .venv/bin/python python3 python3.14 python3.13 python
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done || echo python3)
 BIN := .venv/bin
 ARGS ?=
+PEERS ?= llamacpp openvino transformers
 
-.PHONY: serve test install dev check bench
+.PHONY: serve test install dev check bench bench-peers
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -27,6 +28,12 @@ check: dev
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -n 0 tests/test_floors.py tests/test_bans.py
 
-# A server of its own beside transformers' generate, some minutes; make bench ARGS="--max-concurrency 16"
+# The target table of docs/benchmarks.md, some minutes; make bench ARGS="--only streams-16 --repeats 5"
 bench: dev
-	@$(BIN)/python benchmarks/compare_transformers.py $(ARGS)
+	@$(BIN)/python -m benchmarks.targets $(ARGS)
+
+# The same beside peers, each installed in an environment of its own (the first time half an hour: one is compiled).
+# make bench-peers PEERS="llamacpp-q4_0 openvino" ARGS="--only streams-1 streams-16"
+bench-peers: dev
+	@$(BIN)/python -m benchmarks.peers.install $(PEERS)
+	@$(BIN)/python -m benchmarks.targets --peers $(PEERS) $(ARGS)

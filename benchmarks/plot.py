@@ -14,7 +14,7 @@ from benchmarks.rows import Row
 
 WIDTH, HEIGHT = 960, 400
 LEFT = (60, 50, 380, 290)  # x, y, width, height of each panel's inside
-RIGHT = (700, 50, 230, 290)
+RIGHT = (690, 50, 220, 290)
 OUR_COLOUR, TARGET_COLOUR, GRID = "#0b6bcb", "#c2410c", "#d4d4d8"
 PEER_COLOURS = ("#71717a", "#15803d", "#a16207", "#7e22ce", "#0f766e", "#9f1239")
 STREAMS = (1, 4, 16, 64)
@@ -70,7 +70,7 @@ def shares(report: Report) -> Iterable[str]:
             share = row.share_of_target(ours)
             size = f'width="{bar(share):.1f}" height="{step - 6:.1f}"'
             yield f'<rect x="{x}" y="{top + 3:.1f}" {size} fill="{OUR_COLOUR}"/>'
-            yield text(x + bar(share) + 4, top + step / 2 + 4, f"{100 * share:.0f} %", size=10)
+            yield text(x + RIGHT[2] + 6, top + step / 2 + 4, f"{100 * share:.0f} %", size=10)
         peer = x + bar(row.share_of_target(best_known(report, row)))
         yield f'<path d="M{peer:.1f} {top + 1:.1f}v{step - 2:.1f}" stroke="#18181b" stroke-width="2"/>'
     yield f'<path d="M{x + bar(1):.1f} {y}v{height}" stroke="{TARGET_COLOUR}" stroke-dasharray="4 3"/>'

@@ -52,7 +52,8 @@ def main() -> None:
     table = Report(rows, runs).markdown()
     print(f"{caption}\n\n{table}")
     if arguments.record:
-        put_between_marks(ROOT / "docs" / "benchmarks.md", f"{caption}\n\n{table}")
+        picture = "![Tokens per second by streams, and each row's share of its target](figures/targets.svg)"
+        put_between_marks(ROOT / "docs" / "benchmarks.md", f"{caption}\n\n{table}\n{picture}")
 
 
 def parse() -> argparse.Namespace:

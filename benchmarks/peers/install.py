@@ -56,10 +56,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(INSTALLERS))
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the C++ compiler")
     arguments = parser.parse_args()
-    if unknown := set(arguments.names) - set(INSTALLERS):
+    wanted = list(dict.fromkeys(name.partition("-")[0] for name in arguments.names))  # one installation, some variants
+    if unknown := set(wanted) - set(INSTALLERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
     peers_folder().mkdir(parents=True, exist_ok=True)
-    for name in arguments.names:
+    for name in wanted:
         try:
             INSTALLERS[name](arguments.jobs)
         except subprocess.CalledProcessError as error:
