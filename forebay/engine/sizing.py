@@ -53,6 +53,7 @@ def scheduler_config(
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
         chunked_prefill_size=config.chunked_prefill_size,
+        mixed_chunk_size=config.mixed_chunk_size,
         schedule_policy=config.schedule_policy,
         schedule_conservativeness=config.schedule_conservativeness,
         radix_cache=config.radix_cache,

@@ -175,6 +175,8 @@ class Scheduler:
     def _plan_extends(self, now: float, may_admit: bool) -> tuple[ScheduleBatch, list[Request]]:
         """Cut this step's chunks: first of the prompts under way, then of whoever can be admitted."""
         budget = self.config.chunked_prefill_size
+        if len(self.running):
+            budget = min(budget, self.config.mixed_chunk_size)
         reqs: list[Request] = []
         stops: list[int] = []
         self.held.slide(self.extending)

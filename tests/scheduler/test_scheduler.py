@@ -80,6 +80,15 @@ def test_chunks_and_decodes_share_a_step():
     assert plan.seq_lens.tolist() == [4, 4]
 
 
+def test_prompts_are_cut_shorter_while_others_decode_so_that_those_wait_less():
+    rig = Rig(chunked_prefill_size=16, mixed_chunk_size=5)
+    rig.add(3, max_new=3)
+    rig.step()
+    rig.add(18)
+    lengths = [(plan.num_decodes, plan.q_lens[: plan.num_extends].tolist()) for plan in iter(rig.step, None)]
+    assert lengths[:4] == [(1, [5]), (1, [5]), (0, [8]), (1, [])]
+
+
 def test_a_stop_token_ends_a_request_and_is_named():
     rig = Rig(sample=lambda row: 7)
     req = rig.add(3)

@@ -95,7 +95,8 @@ def random_config(rng: Random) -> SchedulerConfig:
     )
     if kinds in ("windows", "both"):
         state = _with_windows(rng, config, state)
-    return replace(config, state=state)
+    mixed = max(1, config.chunked_prefill_size // 3) if config.num_pages % 2 else config.chunked_prefill_size
+    return replace(config, state=state, mixed_chunk_size=mixed)
 
 
 def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) -> int:
