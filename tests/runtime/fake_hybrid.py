@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
 from forebay.models.model import Model
-from forebay.ops import make_ops
+from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Kept, StepPlan, StepResult
@@ -82,10 +83,12 @@ def hybrid_runner(
     vocab_size: int = VOCAB,
     dtype: torch.dtype = torch.float32,
     ssm_dtype: torch.dtype = torch.float32,
+    ops: Ops | None = None,
+    **graphs: Any,
 ) -> ModelRunner:
     return build_runner(
         model or FakeHybrid(),
-        ops=make_ops("native", 2),
+        ops=ops or make_ops("native", 2),
         num_pages=NUM_ROWS * PAGES_PER_ROW,
         page_size=PAGE_SIZE,
         num_window_pages=NUM_WINDOWS,
@@ -97,6 +100,7 @@ def hybrid_runner(
         dtype=dtype,
         ssm_dtype=ssm_dtype,
         device="cpu",
+        **graphs,
     )
 
 
