@@ -1,9 +1,10 @@
-"""CPU time of the server process per streamed token, with the scripted engine of the tests instead of a model.
+"""CPU time of the server process per request and per streamed token, with the scripted engine of the tests.
 
-    python benchmarks/server_bench.py [--streams 64] [--rate 20] [--seconds 5]
+    python benchmarks/server_bench.py [--streams 64 1] [--rate 50] [--tokens 200] [--repeats 3]
 
-A child process is the client, so that `time.process_time` here is the server's alone (the scripted engine's few
-microseconds included). Prints us/token and the share of one core at that rate.
+A child process is the client, so that `time.process_time` here is the server's alone (the scripted engine's microsecond
+per token included). A request's cost is that of streams of one token; a token's that of longer ones beyond it. Prints
+the least of the repeats, and what the tokens take of one core at that rate.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import IO
 
 import uvloop
 
@@ -27,19 +28,17 @@ from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
 
-def client(port: int, streams: int, tokens: int) -> None:
-    """Open the streams and read them to their ends."""
-    body = json.dumps(
-        {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens, "stream": True}
-    ).encode()
-    head = (
-        "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
-    )
+def client(port: int) -> None:
+    """For each line `STREAMS TOKENS` of standard input, open the streams, read them to their ends, and say so."""
 
-    async def one() -> None:
+    async def one(tokens: int) -> None:
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": tokens, "stream": True}
+        data = json.dumps(body).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head.encode() + body)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (len(data), data)
+        )
         seen = b""
         while b"[DONE]" not in seen:
             block = await reader.read(1 << 16)
@@ -47,46 +46,66 @@ def client(port: int, streams: int, tokens: int) -> None:
             seen = seen[-16:] + block
         writer.close()
 
-    async def run() -> None:
-        await asyncio.gather(*(one() for _ in range(streams)))
+    async def many(streams: int, tokens: int) -> None:
+        await asyncio.gather(*(one(tokens) for _ in range(streams)))
 
-    uvloop.run(run())
+    for line in sys.stdin:
+        streams, tokens = map(int, line.split())
+        uvloop.run(many(streams, tokens))
+        print("done", flush=True)
 
 
-async def measure(streams: int, rate: float, seconds: float) -> dict[str, float]:
-    tokens = int(rate * seconds)
-    engine = FakeEngine(interval_s=1 / rate, max_running=streams)
-    sock: socket.socket = bind(CONFIG)
+async def cpu_seconds(child: subprocess.Popen[str], streams: int, tokens: int) -> float:
+    """Of this process, while the client reads that many streams."""
+
+    def ask(to: IO[str], back: IO[str]) -> None:
+        to.write(f"{streams} {tokens}\n")
+        to.flush()
+        assert back.readline() == "done\n"
+
+    assert child.stdin is not None
+    assert child.stdout is not None
+    before = time.process_time()
+    await asyncio.to_thread(ask, child.stdin, child.stdout)
+    return time.process_time() - before
+
+
+async def measure(numbers: list[int], rate: float, tokens: int, repeats: int) -> None:
+    engine = FakeEngine(interval_s=1 / rate, max_running=max(numbers))
+    sock = bind(CONFIG)
     stop, ready = asyncio.Event(), asyncio.Event()
-    tokenizer = tiny_tokenizer()
     running = asyncio.create_task(
-        serve(CONFIG, MODEL, engine, tokenizer, sock=sock, on_ready=lambda _: ready.set(), stop=stop)
+        serve(CONFIG, MODEL, engine, tiny_tokenizer(), sock=sock, on_ready=lambda _: ready.set(), stop=stop)
     )
     await ready.wait()
-    arguments = [__file__, "--client", str(sock.getsockname()[1]), "--streams", str(streams), "--tokens", str(tokens)]
-    cpu, wall = time.process_time(), time.perf_counter()
-    child = await asyncio.to_thread(subprocess.run, [sys.executable, *arguments], check=True)
-    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-    assert child.returncode == 0
+    command = [sys.executable, __file__, "--client", str(sock.getsockname()[1])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        for streams in numbers:
+            await cpu_seconds(child, streams, 2)  # what is done once
+            one = min([await cpu_seconds(child, streams, 1) for _ in range(repeats)])
+            all_of_them = min([await cpu_seconds(child, streams, tokens) for _ in range(repeats)])
+            per_token = (all_of_them - one) / (streams * (tokens - 1))
+            figures = {"us_per_request": one / streams * 1e6, "us_per_token": per_token * 1e6}
+            rounded = {name: round(value, 1) for name, value in figures.items()}
+            print(json.dumps({"streams": streams, **rounded, "core_share": round(per_token * rate * streams, 4)}))
+        assert child.stdin is not None
+        child.stdin.close()
     stop.set()
     await running
-    total = sum(stream.sent for stream in engine.submitted)
-    return {"tokens": total, "us_per_token": cpu / total * 1e6, "core_share": cpu / wall}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=20.0, help="tokens per second and stream")
-    parser.add_argument("--seconds", type=float, default=5.0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 1])
+    parser.add_argument("--rate", type=float, default=50.0, help="tokens per second and stream")
+    parser.add_argument("--tokens", type=int, default=200, help="of each stream")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.client:
-        client(arguments.client, arguments.streams, arguments.tokens)
-        return
-    result = uvloop.run(measure(arguments.streams, arguments.rate, arguments.seconds))
-    print(json.dumps({"streams": arguments.streams, **{key: round(value, 3) for key, value in result.items()}}))
+        client(arguments.client)
+    else:
+        uvloop.run(measure(arguments.streams, arguments.rate, arguments.tokens, arguments.repeats))
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _has_token(event: dict[str, Any]) -> bool:
-    """Whether it brings one. Some servers end with an event that has only a reason, or only the usage; a token that is a
-    part of a character has no text yet, and counts."""
+    """Whether it brings one. Some servers end with an event that has only a reason, or only the usage; a token that is
+    a part of a character has no text yet, and counts."""
     choice = (event.get("choices") or [{"finish_reason": "none is here"}])[0]
     return bool(choice.get("text")) or choice.get("finish_reason") is None

@@ -255,17 +255,28 @@ class AsyncEngine:
                     self._died_of(frame.failure)
 
     def _deliver(self, frame: Updates) -> None:
+        mailboxes = self._mailboxes
+        for request_id, token_id in zip(frame.request_ids, frame.token_ids, strict=True):
+            mailbox = mailboxes.get(request_id)
+            # None: cut before, its abort is on the way.
+            if mailbox is not None and not mailbox.put_token(token_id):
+                self._cut(request_id)
         for update in frame.updates:
-            mailbox = self._mailboxes.get(update.request_id)
+            mailbox = mailboxes.get(update.request_id)
             if mailbox is None:
-                continue  # cut before, its abort is on the way
+                continue
             if not mailbox.put(update):
-                log.warning(event("slow_consumer_cut", id=update.request_id))
-                self._abort(update.request_id)
-            if mailbox.closed:
-                del self._mailboxes[update.request_id]
-        if not self._mailboxes:
+                self._cut(update.request_id)
+            elif mailbox.closed:
+                del mailboxes[update.request_id]
+        if not mailboxes:
             self._drained.set()
+
+    def _cut(self, request_id: int) -> None:
+        """Its mailbox was full, and has ended the stream."""
+        log.warning(event("slow_consumer_cut", id=request_id))
+        self._abort(request_id)
+        del self._mailboxes[request_id]
 
     def _on_eof(self) -> None:
         """The kernel closes a dead process's socket just before it can be reaped, hence a task that waits for it."""

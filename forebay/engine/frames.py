@@ -99,14 +99,49 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     wants_checkpoints: bool = False
 
 
-class Updates(msgspec.Struct, frozen=True, tag="updates"):
-    updates: list[Update]
+class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
+    """The news of all requests after one step. Most sequences have one token and nothing else to tell: theirs are
+    `token_ids[i]` of request `request_ids[i]`, and come before `updates`. Made by `pack`."""
+
+    updates: list[Update] = []
+    request_ids: list[int] = []
+    token_ids: list[int] = []
+
+    def __post_init__(self) -> None:
+        if len(self.request_ids) != len(self.token_ids):
+            raise ValueError(f"{len(self.token_ids)} tokens of {len(self.request_ids)} requests")
+
+    @classmethod
+    def pack(cls, updates: list[Update]) -> Updates:
+        """`updates` in order; each request's stay in order."""
+        request_ids: list[int] = []
+        token_ids: list[int] = []
+        others: list[Update] = []
+        told = set()  # requests in `others`
+        for update in updates:
+            if is_one_token(update) and update.request_id not in told:
+                request_ids.append(update.request_id)
+                token_ids.append(update.token_ids[0])
+            else:
+                others.append(update)
+                told.add(update.request_id)
+        return cls(others, request_ids, token_ids)
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead"):
     """The engine's last words: the root cause, in one line."""
 
     failure: Failure
+
+
+def is_one_token(update: Update) -> bool:
+    return (
+        len(update.token_ids) == 1
+        and update.finish is None
+        and update.logprobs is None
+        and update.cache is None
+        and update.prompt_logprobs is None
+    )
 
 
 ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Shutdown

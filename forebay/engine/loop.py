@@ -90,7 +90,7 @@ class EngineLoop:
         """All in one frame; in several where one would be over the cap."""
         fault.point("engine.send")
         try:
-            self._channel.send(Updates(updates=updates))
+            self._channel.send(Updates.pack(updates))
         except FrameTooLarge as error:
             if len(updates) > 1:
                 half = len(updates) // 2

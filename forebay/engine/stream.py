@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from forebay.requests.updates import Failure, FinishReason, Update
 
 MAX_PENDING: Final = 1 << 16  # tokens and reported alternatives a consumer may lag behind, a few MB at most
 
 
+class Receiver(Protocol):
+    """Takes one request's news in the turn of the event loop in which they arrive, without a task. Must not raise."""
+
+    def token(self, token_id: int) -> None:
+        """One token and nothing else: the most common news by far."""
+
+    def update(self, update: Update) -> None: ...
+
+
 class Mailbox:
-    """The engine's side: what has arrived and was not taken yet, as at most one update.
+    """The engine's side: what has arrived and was not taken yet, as at most one update. With a `Receiver` nothing waits
+    here.
 
     A consumer that falls behind gets fewer, longer updates; one that falls behind by more than `MAX_PENDING` tokens
     (alternatives of log-probabilities count as tokens) is cut off with a failure of code `slow_consumer`.
     """
 
-    __slots__ = ("_size", "_waiter", "closed", "pending", "request_id")
+    __slots__ = ("_receiver", "_size", "_waiter", "closed", "pending", "request_id")
 
     def __init__(self, request_id: int) -> None:
         self.request_id = request_id
@@ -26,10 +36,21 @@ class Mailbox:
         self.closed = False  # the last update has been put
         self._size = 0
         self._waiter: asyncio.Future[None] | None = None
+        self._receiver: Receiver | None = None
+
+    def put_token(self, token_id: int) -> bool:
+        """As `put` of an update that has this token and nothing else."""
+        if self._receiver is None:
+            return self.put(Update(self.request_id, [token_id]))
+        self._receiver.token(token_id)
+        return True
 
     def put(self, update: Update) -> bool:
         """Add an update; False if that was too much for this consumer, which has then been given its failure."""
         if self.closed:
+            return True
+        if self._receiver is not None:
+            self._hand_over(update)
             return True
         self._size += _size(update)
         # One update alone is never too much: the log-probabilities of a long prompt come whole.
@@ -44,6 +65,20 @@ class Mailbox:
             self._waiter.set_result(None)
         return fits
 
+    def deliver(self, receiver: Receiver) -> None:
+        """Give `receiver` what is here and, from now on, what comes."""
+        self._receiver = receiver
+        update, self.pending, self._size = self.pending, None, 0
+        if update is not None:
+            self._hand_over(update)
+
+    def _hand_over(self, update: Update) -> None:
+        assert self._receiver is not None
+        receiver, self.closed = self._receiver, update.finish is not None
+        if self.closed:
+            self._receiver = None  # it may know the stream that knows this mailbox: no need to wait for the collector
+        receiver.update(update)
+
     async def take(self) -> Update:
         """The next update; one consumer at a time."""
         while self.pending is None:
@@ -57,7 +92,7 @@ class Mailbox:
 
 
 class Stream:
-    """The updates of one request, to be iterated once, by one task.
+    """The updates of one request, to be iterated once, by one task, or to be delivered.
 
     Exactly one update, the last, has `finish`, and every stream gets it: if the engine dies it is an `ERROR` with a
     `Failure` of code `engine_dead`. Updates that arrive faster than they are taken are merged. Leaving the iteration
@@ -79,6 +114,11 @@ class Stream:
         if not self._aborted and not self._mailbox.closed:
             self._aborted = True
             self._abort(self.request_id)
+
+    def deliver(self, receiver: Receiver) -> None:
+        """Instead of an iteration: every update goes to `receiver` as it arrives. Only `abort`, `aclose` and dropping
+        the stream end it early then."""
+        self._mailbox.deliver(receiver)
 
     def __aiter__(self) -> Stream:
         return self

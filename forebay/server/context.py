@@ -50,13 +50,13 @@ class ClientGone(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class RequestContext:
-    """`send` is the connection's own, below every middleware: a stream's chunks go straight to it."""
+    """`send` and `connection` are below every middleware: a stream's chunks go straight there."""
 
     request_id: str
     tenant: str
     receive: Receive
     send: Send
-    connection: Connection | None
+    connection: Connection
     arrived_at: float
 
     @classmethod
@@ -71,7 +71,7 @@ def new_request_context(scope: Scope, receive: Receive, send: Send, request_id: 
         tenant=tenant,
         receive=receive,
         send=send,
-        connection=scope.get("extensions", {}).get(CONNECTION),
+        connection=scope["extensions"][CONNECTION],
         arrived_at=time.monotonic(),
     )
 

@@ -24,6 +24,9 @@ class Dialect(Protocol):
     def opening(self, choice: Choice) -> bytes:
         """What comes before a choice's first piece."""
 
+    def text(self, choice: Choice, text: str) -> bytes:
+        """The event of a piece that is text and nothing else."""
+
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         """Zero, one or two events."""
 
@@ -71,6 +74,9 @@ class ChatDialect:
 
     def opening(self, choice: Choice) -> bytes:
         return self._event(choice, b'{"role":"assistant","content":""}', b"null", b"null")
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._event(choice, b'{"content":%b}' % _encode(text), b"null", b"null")
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         out = b""
@@ -128,6 +134,9 @@ class CompletionDialect:
     def opening(self, choice: Choice) -> bytes:
         text = self._prompt_text(choice)
         return self._event(choice, _encode(text), b"null", b"null") if text else b""
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._event(choice, _encode(text), b"null", b"null")
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         if not (piece.text or piece.tokens or piece.finish):

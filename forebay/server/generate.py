@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from forebay.server.context import ClientGone, RequestContext, ServerContext, re
 from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
 from forebay.server.errors import error_event, internal
 from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
+from forebay.server.http_protocol import Connection
 from forebay.server.logprobs import Scored
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling, refuse_client_template
 
@@ -28,8 +29,6 @@ _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cach
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
 
 log = get_logger("server")
-
-Pieces = AsyncGenerator[tuple[Choice, Piece], None]
 
 
 async def chat_completions(request: Request, server: ServerContext) -> Response:
@@ -204,12 +203,14 @@ async def _serve(
         undo.callback(_count, server, context, generation)
         undo.callback(generation.abort)
         watch.on_gone(generation.disconnect)
-        pieces = generation.pieces()
-        undo.push_async_callback(pieces.aclose)
         if not body.stream:
-            return Response(await _collect(dialect, generation, pieces), media_type="application/json")
-        first = await _first(generation, pieces)
-        return _EventStream(context, dialect, generation, pieces, first, undo.pop_all())
+            return Response(await _collect(dialect, generation), media_type="application/json")
+        writer = _EventWriter(context.connection, dialect, generation)
+        generation.deliver(writer)
+        await generation.begun()
+        if generation.disconnected:
+            raise ClientGone
+        return _EventStream(context.send, writer, undo.pop_all())
 
 
 @contextlib.contextmanager
@@ -222,73 +223,84 @@ def _naming(field: str) -> Iterator[None]:
         raise
 
 
-async def _first(generation: Generation, pieces: Pieces) -> tuple[Choice, Piece]:
-    first = await anext(pieces)
-    if generation.disconnected:
-        raise ClientGone
-    return first
+class _Collector:
+    """A `Sink` for an answer that is sent whole."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self.scores: list[list[Scored]] = [[] for _ in range(num_choices)]
+
+    def text(self, choice: Choice, text: str) -> None:
+        self.texts[choice.index].append(text)
+
+    def piece(self, choice: Choice, piece: Piece) -> None:
+        self.texts[choice.index].append(piece.text)
+        self.scores[choice.index] += piece.tokens
 
 
-async def _collect(dialect: Dialect, generation: Generation, pieces: Pieces) -> bytes:
-    texts = [""] * len(generation.choices)
-    scores: list[list[Scored]] = [[] for _ in generation.choices]
-    async for choice, piece in pieces:
-        texts[choice.index] += piece.text
-        scores[choice.index] += piece.tokens
+async def _collect(dialect: Dialect, generation: Generation) -> bytes:
+    collected = _Collector(len(generation.choices))
+    generation.deliver(collected)
+    await generation.ended()
     if generation.disconnected:
         raise ClientGone
-    return dialect.whole(generation, texts, scores)
+    return dialect.whole(generation, list(map("".join, collected.texts)), collected.scores)
+
+
+class _EventWriter:
+    """A `Sink` that writes server-sent events: one write per update, in the turn of the loop in which it arrives. What
+    comes before `open` is kept until then."""
+
+    def __init__(self, connection: Connection, dialect: Dialect, generation: Generation) -> None:
+        self._connection = connection
+        self._dialect = dialect
+        self._generation = generation
+        self._kept: list[bytes] | None = [dialect.opening(choice) for choice in generation.choices]
+
+    def text(self, choice: Choice, text: str) -> None:
+        self._write(self._dialect.text(choice, text))
+
+    def piece(self, choice: Choice, piece: Piece) -> None:
+        self._write(self._dialect.chunk(choice, piece))
+
+    def open(self) -> None:
+        """Call when the head of the answer has been sent."""
+        kept, self._kept = self._kept, None
+        self._write(b"".join(kept or ()))
+
+    async def end(self) -> bytes:
+        """Wait until nothing more is to be written; what is left to be said then."""
+        try:
+            await self._generation.ended()
+            return self._dialect.closing(self._generation)
+        except ForebayError as error:
+            return error_event(error) + DONE
+        except Exception as error:
+            return error_event(internal(error, "stream")) + DONE
+
+    def _write(self, events: bytes) -> None:
+        if self._kept is not None:
+            self._kept.append(events)
+        elif events and not self._connection.write_chunk(events):
+            self._generation.disconnect()
 
 
 class _EventStream(Response):
-    """Server-sent events, one write per update. Owns `undo`, which ends the generation."""
+    """The answer that `writer` writes. Owns `undo`, which ends the generation. `send` is the connection's own."""
 
-    def __init__(
-        self,
-        context: RequestContext,
-        dialect: Dialect,
-        generation: Generation,
-        pieces: Pieces,
-        first: tuple[Choice, Piece],
-        undo: contextlib.AsyncExitStack,
-    ) -> None:
+    def __init__(self, send: Send, writer: _EventWriter, undo: contextlib.AsyncExitStack) -> None:
         super().__init__(headers=_SSE_HEADERS)
         del self.headers["content-length"]
-        self._context = context
-        self._dialect = dialect
-        self._generation = generation
-        self._pieces = pieces
-        self._first = first
+        self._send = send
+        self._writer = writer
         self._undo = undo
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._undo:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            write = self._context.send
-            try:
-                await self._write_pieces(write)
-                ending = self._dialect.closing(self._generation)
-            except ForebayError as error:
-                ending = error_event(error) + DONE
-            except Exception as error:
-                ending = error_event(internal(error, "stream")) + DONE
-            await write({"type": "http.response.body", "body": ending, "more_body": False})
-
-    async def _write_pieces(self, write: Send) -> None:
-        dialect, connection = self._dialect, self._context.connection
-        opening = b"".join(map(dialect.opening, self._generation.choices))
-        choice, piece = self._first
-        chunk = opening + dialect.chunk(choice, piece)
-        while True:
-            if chunk:
-                await write({"type": "http.response.body", "body": chunk, "more_body": True})
-                if connection is not None and not connection.check_reader():
-                    self._generation.disconnect()
-            try:
-                choice, piece = await anext(self._pieces)
-            except StopAsyncIteration:
-                return
-            chunk = dialect.chunk(choice, piece)
+            self._writer.open()
+            ending = await self._writer.end()
+            await self._send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
 class _Watch:
@@ -341,6 +353,6 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage["cache"]["miss_reason"],
             **({"differs_at": differs["position"]} if differs is not None else {}),
-            **({"error": generation.error.code} if generation.error is not None else {}),
+            **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),
         )
     )

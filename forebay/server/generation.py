@@ -6,13 +6,11 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from forebay.base.errors import ForebayError
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.server.cache_usage import cache_usage
@@ -67,6 +65,15 @@ def _seed(seed: int | None, number: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "big") & MAX_SEED
 
 
+class Sink(Protocol):
+    """Takes what becomes of a request's choices, in the turn of the event loop in which it does."""
+
+    def text(self, choice: Choice, text: str) -> None:
+        """A piece that is text and nothing else: the most common one by far."""
+
+    def piece(self, choice: Choice, piece: Piece) -> None: ...
+
+
 class Choice:
     """One stream on its way to text."""
 
@@ -81,8 +88,15 @@ class Choice:
         self._table = table
         self._discard = order.discard_output
         self._wants_scores = order.params.logprobs >= 0
+        # A token is its text and no more: nothing is to be looked for, scored or dropped.
+        self.is_plain = not (order.stop or self._wants_scores or self._discard)
         self._detokenizer = Detokenizer(table, order.stop, include_stop=order.include_stop)
         self._pending: list[Scored] = []  # their text is held back
+
+    def feed_token(self, token_id: int) -> str:
+        """The text of one more token of a plain choice."""
+        self.num_tokens += 1
+        return self._detokenizer.push_token(token_id)
 
     def feed(self, update: Update) -> Piece:
         """Raises the typed error of a failed request."""
@@ -135,18 +149,22 @@ class Choice:
         return list(map(Scored, self.prompt.token_ids, decoder.offsets, update.prompt_logprobs or []))
 
 
-@dataclass(slots=True)
 class Generation:
     """All choices of one HTTP request; prompts x `order.count` of them, in this order."""
 
-    choices: list[Choice]
-    num_prompt_tokens: int
-    table: TokenBytes
-    started_at: float = field(default_factory=time.monotonic)
-    first_token_at: float | None = None
-    last_token_at: float | None = None
-    disconnected: bool = False
-    error: ForebayError | None = None
+    def __init__(self, choices: list[Choice], num_prompt_tokens: int, table: TokenBytes) -> None:
+        self.choices = choices
+        self.num_prompt_tokens = num_prompt_tokens
+        self.started_at = time.monotonic()
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.disconnected = False
+        self.error: Exception | None = None
+        self.over = False  # all choices have finished, or one has failed
+        self._table = table
+        self._has_pieces = False
+        self._begun = asyncio.Event()
+        self._ended = asyncio.Event()
 
     @classmethod
     def submit(cls, engine: Engine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
@@ -177,28 +195,51 @@ class Generation:
         self.disconnected = True
         self.abort()
 
-    async def pieces(self) -> AsyncGenerator[tuple[Choice, Piece], None]:
-        """Every choice's pieces as they come, until all have finished. The first failure ends all of them."""
-        try:
-            async for choice, update in _merged(self.choices):
-                if choice.finish is not None:
-                    continue  # it met a stop string before
-                now = time.monotonic()
-                if update.token_ids:
-                    self.first_token_at = self.first_token_at or now
-                    self.last_token_at = now
-                yield choice, choice.feed(update)
-        except ForebayError as error:
-            self.error = error
-            raise
-        finally:
-            self.abort()
+    def deliver(self, sink: Sink) -> None:
+        """From now on, give `sink` every choice's pieces as they come, until all have finished. The first failure ends
+        all of them."""
+        for choice in self.choices:
+            choice.stream.deliver(_Feed(self, choice, sink))
+
+    async def begun(self) -> None:
+        """Wait for the first piece, or for the end. Raises what ended it where there was no piece."""
+        await self._begun.wait()
+        if self.error is not None and not self._has_pieces:
+            raise self.error
+
+    async def ended(self) -> None:
+        """Wait for the end of all choices. Raises the first failure."""
+        await self._ended.wait()
+        if self.error is not None:
+            raise self.error
+
+    def saw_token(self) -> None:
+        self.last_token_at = time.monotonic()
+        if self.first_token_at is None:
+            self.first_token_at = self.last_token_at
+
+    def handed_over(self) -> None:
+        """A piece, to the sink."""
+        self._has_pieces = True
+        self._begun.set()
+        if all(choice.finish is not None for choice in self.choices):
+            self._end()
+
+    def fail(self, error: Exception) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        self._begun.set()
+        self._ended.set()
+        self.abort()
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
-        cache = cache_usage(list(reports.values())[::-1], self.table)
+        cache = cache_usage(list(reports.values())[::-1], self._table)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": completion,
@@ -208,29 +249,37 @@ class Generation:
         }
 
 
-async def _merged(choices: list[Choice]) -> AsyncGenerator[tuple[Choice, Update], None]:
-    if len(choices) == 1:
-        choice = choices[0]
-        while choice.finish is None:
-            yield choice, await anext(choice.stream)
-        return
-    arrived: asyncio.Queue[tuple[Choice, Update] | None] = asyncio.Queue()
+class _Feed:
+    """A choice's `Receiver`: its news become pieces at once."""
 
-    async def pump(choice: Choice) -> None:
-        async for update in choice.stream:
-            arrived.put_nowait((choice, update))
-        arrived.put_nowait(None)
+    __slots__ = ("_choice", "_generation", "_sink")
 
-    pumps = [asyncio.create_task(pump(choice)) for choice in choices]
-    try:
-        left = len(choices)
-        while left and any(choice.finish is None for choice in choices):
-            item = await arrived.get()
-            if item is None:
-                left -= 1
-            else:
-                yield item
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+    def __init__(self, generation: Generation, choice: Choice, sink: Sink) -> None:
+        self._generation = generation
+        self._choice = choice
+        self._sink = sink
+
+    def token(self, token_id: int) -> None:
+        generation, choice = self._generation, self._choice
+        if not choice.is_plain or generation.first_token_at is None:
+            self.update(Update(choice.stream.request_id, [token_id]))
+        elif not generation.over:
+            generation.saw_token()
+            try:
+                text = choice.feed_token(token_id)
+                if text:
+                    self._sink.text(choice, text)
+            except Exception as error:
+                generation.fail(error)
+
+    def update(self, update: Update) -> None:
+        generation, choice = self._generation, self._choice
+        if generation.over or choice.finish is not None:
+            return  # it met a stop string before
+        if update.token_ids:
+            generation.saw_token()
+        try:
+            self._sink.piece(choice, choice.feed(update))
+            generation.handed_over()
+        except Exception as error:
+            generation.fail(error)

@@ -26,8 +26,10 @@ log = get_logger("server")
 class Connection(Protocol):
     """What a response may ask of the connection it is written to."""
 
-    def check_reader(self) -> bool:
-        """Call after each chunk of a stream: False when the reader was too slow and has been cut off."""
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk of the body of an answer whose head has been sent, and told no length: ASGI's `send` without
+        its coroutine, for what is sent per token. False when the reader is gone, or was too slow and has been cut off.
+        """
 
 
 def protocol_class(config: ServerConfig) -> type[HttpToolsProtocol]:
@@ -158,11 +160,13 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             self._write_deadline.cancel()
             self._write_deadline = None
 
-    def check_reader(self) -> bool:
+    def write_chunk(self, data: bytes) -> bool:
         if self.transport.is_closing():
             return False
-        if self._write_deadline is None:
-            return True
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return self._write_deadline is None or self._reader_keeps_up()
+
+    def _reader_keeps_up(self) -> bool:
         self._unread_chunks += 1
         behind = self.transport.get_write_buffer_size()
         if self._unread_chunks <= self.limits.max_stream_chunks and behind <= MAX_BUFFERED_BYTES:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from forebay.config.engine_config import Setting
 from forebay.engine.frames import Ready, State
+from forebay.engine.stream import Receiver
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.updates import Failure, Update
+from forebay.requests.updates import Failure
 
 
 class TokenStream(Protocol):
@@ -17,10 +18,8 @@ class TokenStream(Protocol):
 
     request_id: int
 
-    def __aiter__(self) -> AsyncIterator[Update]: ...
-    async def __anext__(self) -> Update: ...
+    def deliver(self, receiver: Receiver) -> None: ...
     def abort(self) -> None: ...
-    async def aclose(self) -> None: ...
 
 
 class Engine(Protocol):

@@ -22,7 +22,17 @@ class Delta(NamedTuple):
 class Detokenizer:
     """One request's text. Never shows half a character, nor a stop string or the beginning of one."""
 
-    __slots__ = ("_decoder", "_held", "_include_stop", "_longest", "_stop", "_table", "num_chars", "offsets")
+    __slots__ = (
+        "_decoder",
+        "_held",
+        "_include_stop",
+        "_is_open",
+        "_longest",
+        "_stop",
+        "_table",
+        "num_chars",
+        "offsets",
+    )
 
     def __init__(self, table: TokenBytes, stop: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
         """`include_stop` leaves the stop string itself at the end of the text."""
@@ -31,13 +41,14 @@ class Detokenizer:
         self._include_stop = include_stop
         self._longest = max(map(len, stop), default=0)
         self._decoder = _UTF8("replace")
+        self._is_open = False  # the decoder holds a part of a character
         self._held = ""  # decoded, not shown: may become a stop string
         self.num_chars = 0  # shown
         self.offsets: list[int] = []  # per pushed token: characters of text before it
 
     def push(self, token_ids: list[int]) -> Delta:
         if not self._stop:
-            return self._push_plain(token_ids)
+            return Delta("".join(map(self.push_token, token_ids)), None, len(token_ids))
         shown = ""
         for used, token in enumerate(token_ids, 1):
             self.offsets.append(self.num_chars + len(shown) + len(self._held))
@@ -52,6 +63,16 @@ class Detokenizer:
         self.num_chars += len(shown)
         return Delta(shown, None, len(token_ids))
 
+    def push_token(self, token: int) -> str:
+        """The text that one more token adds where no stop strings are looked for: as `push` of it, in less time."""
+        self.offsets.append(self.num_chars)
+        text = None if self._is_open else self._table.text(token)
+        if text is None:
+            text = self._decoder.decode(self._table.in_text(token))
+            self._is_open = bool(self._decoder.getstate()[0])
+        self.num_chars += len(text)
+        return text
+
     def finish(self) -> Delta:
         """What was held back: half a character becomes U+FFFD, the beginning of a stop string is text after all."""
         tail = self._decoder.decode(b"", True)
@@ -60,14 +81,6 @@ class Detokenizer:
             text, self._held = text + self._held, ""
         self.num_chars += len(text)
         return Delta(text, stopped, 0)
-
-    def _push_plain(self, token_ids: list[int]) -> Delta:
-        shown = ""
-        for token in token_ids:
-            self.offsets.append(self.num_chars + len(shown))
-            shown += self._decoder.decode(self._table.in_text(token))
-        self.num_chars += len(shown)
-        return Delta(shown, None, len(token_ids))
 
     def _search(self, new: str) -> tuple[str, str | None]:
         """Add `new` to what is held; what of it may be shown, and the stop string that begins first in it."""

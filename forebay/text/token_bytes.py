@@ -52,6 +52,7 @@ class TokenBytes:
         self._literal = literal
         self.skipped = skipped
         self._known: list[bytes | None] = [None] * len(pieces)
+        self._texts: dict[int, str | None] = {}
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -75,3 +76,16 @@ class TokenBytes:
 
     def in_text(self, token: int) -> bytes:
         return b"" if token in self.skipped else self.spelled(token)
+
+    def text(self, token: int) -> str | None:
+        """`in_text` as text, or None where these bytes are no whole characters by themselves."""
+        try:
+            return self._texts[token]
+        except KeyError:
+            pass
+        try:
+            text = self.in_text(token).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._texts[token] = text
+        return text

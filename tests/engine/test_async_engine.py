@@ -77,6 +77,69 @@ def test_a_request_reaches_the_engine_and_its_tokens_come_back_in_order() -> Non
     play(scene)
 
 
+class Taker:
+    """A `Receiver` that remembers."""
+
+    def __init__(self) -> None:
+        self.taken: list[Update] = []
+
+    def token(self, token_id: int) -> None:
+        self.taken.append(Update(0, [token_id]))
+
+    def update(self, update: Update) -> None:
+        self.taken.append(update)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for update in self.taken for token in update.token_ids]
+
+
+def test_a_receiver_gets_what_was_here_and_then_all_that_comes_in_order() -> None:
+    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
+        stream, other, taker = submit(engine), submit(engine), Taker()
+        peer.say(tokens(stream.request_id, 1))
+        peer.say(tokens(other.request_id, 1, finish=FinishReason.STOP))
+        await collect(other)
+        stream.deliver(taker)
+        assert taker.token_ids == [1]
+        peer.say(Updates.pack([Update(stream.request_id, [2]), Update(stream.request_id, [3])]))
+        peer.say(tokens(stream.request_id, 4, finish=FinishReason.LENGTH))
+        await engine_idle(engine)
+        assert taker.token_ids == [1, 2, 3, 4]
+        assert [update.finish for update in taker.taken] == [None, None, None, FinishReason.LENGTH]
+
+    play(scene)
+
+
+def test_a_receiver_has_its_tokens_in_the_turn_in_which_they_arrive() -> None:
+    """No task runs between a frame's arrival and its last token's delivery, however many streams it feeds."""
+
+    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
+        streams = [submit(engine) for _ in range(READY.max_running_requests)]
+        takers = [Taker() for _ in streams]
+        for stream, taker in zip(streams, takers, strict=True):
+            stream.deliver(taker)
+        peer.say(Updates.pack([Update(stream.request_id, [stream.request_id]) for stream in streams]))
+        while not takers[0].taken:
+            await asyncio.sleep(0)
+        assert [taker.token_ids for taker in takers] == [[stream.request_id] for stream in streams]
+
+    play(scene)
+
+
+def test_the_engines_death_reaches_a_receiver_as_its_last_update() -> None:
+    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
+        stream, taker = submit(engine), Taker()
+        stream.deliver(taker)
+        peer.die()
+        await engine.died()
+        (last,) = taker.taken
+        assert last.failure is not None
+        assert last.failure.code == "engine_dead"
+
+    play(scene)
+
+
 def test_updates_that_outrun_their_reader_are_merged_and_none_is_lost() -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
         stream = submit(engine)

@@ -79,6 +79,28 @@ def test_updates_arrive_equal() -> None:
     assert FrameDecoder[FromEngine](FromEngine).feed(encoded(updates)) == [updates]
 
 
+def test_a_steps_tokens_travel_as_two_arrays_and_the_rest_as_it_is() -> None:
+    first = Update(1, [5], cache=CacheReport(16, MissReason.DIVERGED))
+    last = Update(3, [8], finish=FinishReason.LENGTH)
+    several = Update(4, [1, 2])
+    frame = Updates.pack([Update(2, [7]), first, last, several, Update(5, [9]), Update(5, [10])])
+    assert (frame.request_ids, frame.token_ids) == ([2, 5, 5], [7, 9, 10])
+    assert frame.updates == [first, last, several]
+    assert FrameDecoder[FromEngine](FromEngine).feed(encoded(frame)) == [frame]
+
+
+def test_a_requests_news_stay_in_order_when_two_steps_share_a_frame() -> None:
+    first, second, end = Update(1, [5], cache=CacheReport()), Update(1, [6]), Update(1, [7], finish=FinishReason.STOP)
+    frame = Updates.pack([first, second, end])
+    assert (frame.request_ids, frame.updates) == ([], [first, second, end])
+
+
+def test_tokens_without_a_request_are_no_frame() -> None:
+    body = msgspec.msgpack.encode({"type": "updates", "request_ids": [1], "token_ids": [1, 2]})
+    with pytest.raises(ChannelError):
+        FrameDecoder[FromEngine](FromEngine).feed(framed(body))
+
+
 @settings(max_examples=300)
 @given(junk=st.binary(min_size=1, max_size=400))
 def test_random_bodies_raise_a_typed_error_and_execute_nothing(junk: bytes) -> None:

@@ -26,7 +26,7 @@ from forebay.engine.frames import (
 )
 from forebay.engine.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.updates import FinishReason
+from forebay.requests.updates import FinishReason, Update
 from tests.engine.engine_fakes import CONFIG, fake_core, reference
 
 
@@ -68,6 +68,20 @@ class Peer:
         self._theirs.close()
 
 
+def news(frames: list[FromEngine]) -> list[Update]:
+    """The updates of all requests, one by one."""
+    return [
+        update
+        for frame in frames
+        if isinstance(frame, Updates)
+        for update in [*map(one_token, frame.request_ids, frame.token_ids), *frame.updates]
+    ]
+
+
+def one_token(request_id: int, token_id: int) -> Update:
+    return Update(request_id, [token_id])
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     peer = Peer()
@@ -82,7 +96,7 @@ def add(request_id: int, prompt: list[int], num_tokens: int = 5) -> AddRequest:
 
 
 def tokens_of(frames: list[FromEngine], request_id: int) -> list[int]:
-    updates = [update for frame in frames if isinstance(frame, Updates) for update in frame.updates]
+    updates = news(frames)
     return [token for update in updates if update.request_id == request_id for token in update.token_ids]
 
 
@@ -97,7 +111,7 @@ def test_each_step_sends_all_its_news_in_one_frame(peer: Peer) -> None:
 def test_a_refusal_is_an_update_with_the_reason(peer: Peer) -> None:
     peer.say(add(1, [1] * 1000), add(2, [1, 2]))
     frames = peer.work()
-    refusal = next(u for f in frames if isinstance(f, Updates) for u in f.updates if u.request_id == 1)
+    refusal = next(update for update in news(frames) if update.request_id == 1)
     assert refusal.finish is FinishReason.ERROR
     assert refusal.failure is not None
     assert (refusal.failure.kind, refusal.failure.code) == ("RequestTooLarge", "context_length_exceeded")
@@ -111,7 +125,7 @@ def test_an_abort_is_answered_and_stops_the_work(peer: Peer) -> None:
     steps = len(peer.runner.plans)
     peer.say(AbortRequest(request_id=1), AbortRequest(request_id=99))
     frames = peer.work()
-    ends = [u.finish for f in frames if isinstance(f, Updates) for u in f.updates if u.finish]
+    ends = [update.finish for update in news(frames) if update.finish]
     assert ends == [FinishReason.ABORT]
     assert len(peer.runner.plans) == steps
 

@@ -8,7 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from forebay.base.errors import Overloaded, Unavailable
-from forebay.engine.frames import PoolState, Ready, State
+from forebay.engine.frames import PoolState, Ready, State, is_one_token
+from forebay.engine.stream import Receiver
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
@@ -33,18 +34,12 @@ class FakeStream:
         self.ended = False
         self._engine = engine
         self._updates: deque[Update] = deque()
-        self._wake = asyncio.Event()
+        self._receiver: Receiver | None = None
 
-    def __aiter__(self) -> FakeStream:
-        return self
-
-    async def __anext__(self) -> Update:
-        if self.ended and not self._updates:
-            raise StopAsyncIteration
-        while not self._updates:
-            self._wake.clear()
-            await self._wake.wait()
-        return self._updates.popleft()
+    def deliver(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        while self._updates:
+            receiver.update(self._updates.popleft())
 
     def abort(self) -> None:
         if not self.ended:
@@ -52,20 +47,21 @@ class FakeStream:
             self._engine.aborted.append(self.request_id)
             self.end(FinishReason.ABORT)
 
-    async def aclose(self) -> None:
-        self.abort()
-
     def end(self, finish: FinishReason, failure: Failure | None = None) -> None:
         self.put(Update(request_id=self.request_id, token_ids=[], finish=finish, failure=failure))
 
     def put(self, update: Update) -> None:
         if self.ended:
             return
-        self._updates.append(update)
         if update.finish is not None:
             self.ended = True
             self._engine.running.pop(self.request_id, None)
-        self._wake.set()
+        if self._receiver is None:
+            self._updates.append(update)
+        elif is_one_token(update):
+            self._receiver.token(update.token_ids[0])
+        else:
+            self._receiver.update(update)
 
     def step(self) -> None:
         """One token, as the engine would send it."""
