@@ -128,10 +128,10 @@ def expert_cases() -> Iterator[Case]:
     gate_up, down = [random(2 * width, HIDDEN) for _ in range(experts)], [random(HIDDEN, width) for _ in range(experts)]
 
     def step(ops: Ops, rows: int) -> Step:
-        first, second = [ops.pack_linear(w) for w in gate_up], [ops.pack_linear(w) for w in down]
+        packed = ops.pack_experts([ops.pack_linear(w) for w in gate_up], [ops.pack_linear(w) for w in down])
         x = random(rows, HIDDEN)
         weights, ids = torch.rand(rows, experts).topk(choices, dim=-1)
-        return lambda: ops.fused_experts(x, first, second, ids, weights)
+        return lambda: ops.fused_experts(x, packed, ids, weights)
 
     for rows in (1, 16, 64):
         yield Case(name="fused_experts, 4 of 16", size=f"M={rows}", make=lambda ops, m=rows: step(ops, m))

@@ -167,7 +167,7 @@ class Attention:
         if spec.output_gate:
             out = ops.mul_sigmoid(out, gate)
         if self._gate is not None:
-            out = ops.mul_sigmoid(out, ops.linear(x, self._gate).repeat_interleave(spec.head_dim, dim=-1))
+            out = ops.mul_sigmoid(out, ops.linear(x, self._gate))
         return ops.linear(out, self._output)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

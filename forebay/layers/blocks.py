@@ -52,7 +52,7 @@ class PreNormBlock:
         return self._scaled(self._mlp(ctx, ops.add_rms_norm(x, residual, self._mlp_norm, self._eps)))
 
     def _scaled(self, x: Tensor) -> Tensor:
-        return x if self._multiplier == 1.0 else x * self._multiplier
+        return x if self._multiplier == 1.0 else self._ops.scale_(x, self._multiplier)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +115,8 @@ class PostNormBlock:
 
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         ops = self._ops
-        residual.add_(x)
-        residual.add_(ops.rms_norm(self._mixer(ctx, residual), self._mixer_norm, self._eps))
+        ops.add_(residual, x)
+        ops.add_(residual, ops.rms_norm(self._mixer(ctx, residual), self._mixer_norm, self._eps))
         return ops.rms_norm(self._mlp(ctx, residual), self._mlp_norm, self._eps)
 
 

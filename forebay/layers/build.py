@@ -36,7 +36,8 @@ class Parts:
 
 
 class Part(Protocol):
-    """Mixes tokens (attention, a recurrence, or both), or transforms each by itself. x [T, H] -> [T, H]."""
+    """Mixes tokens (attention, a recurrence, or both), or transforms each by itself. x [T, H] -> [T, H], which the
+    caller may change."""
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor: ...
 

@@ -6,7 +6,6 @@ Shape letters: T tokens, H hidden size, I intermediate size, E experts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import TensorParam, tensor
 from forebay.layers.routing import RouterSpec
+from forebay.ops import ExpertActivation
 from forebay.pools.cache_spec import CacheSpec
 
 
@@ -60,16 +60,17 @@ class ClampedMoe:
     def __init__(self, spec: ClampedMoeSpec, parts: Parts) -> None:
         ops = self._ops = parts.ops
         self._router = spec.router.build(parts)
-        self._activate = partial(ops.clamped_swiglu, alpha=spec.alpha, limit=spec.limit)
         weights, biases = (_halves_from_turns(parts.weights.tensor(param)) for param in spec.gate_up)
-        self._gate_up = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
+        gate_up = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
         weights, biases = (parts.weights.tensor(param) for param in spec.down)
-        self._down = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
+        down = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
+        self._experts = ops.pack_experts(
+            gate_up, down, ExpertActivation.CLAMPED_SWIGLU, alpha=spec.alpha, limit=spec.limit
+        )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        ids, weights = self._router(x)
-        return self._ops.fused_experts(x, self._gate_up, self._down, ids, weights, self._activate)
+        return self._ops.fused_experts(x, self._experts, *self._router(x))
 
 
 def _halves_from_turns(x: Tensor) -> Tensor:

@@ -102,7 +102,6 @@ class GatedDelta:
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         a_log, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
         self._decay = -a_log.exp()
-        self._most_beta = torch.full_like(a_log, spec.most_beta).unsqueeze(0)
         self._norm = weights.tensor(spec.norm_weight)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -114,13 +113,14 @@ class GatedDelta:
         )
         state = ctx.cache.state(self._layer)
         mixed = ops.causal_conv(mixed, self._kernel, None, state.conv, ctx.states, silu=True)
+        log_decay, beta = ops.delta_gates(decay, beta, self._decay, self._dt_bias, most_beta=spec.most_beta)
         q, k, v = torch.split(mixed, [spec.key_size, spec.key_size, spec.value_size], dim=-1)
         out = ops.gated_delta_rule(
             q.view(tokens, key_heads, spec.key_head_dim),
             k.view(tokens, key_heads, spec.key_head_dim),
             v.view(tokens, heads, spec.value_head_dim),
-            ops.mul_softplus(self._decay, decay, self._dt_bias),
-            ops.mul_sigmoid(self._most_beta.expand(tokens, -1), beta.float()),
+            log_decay,
+            beta,
             state.ssm,
             ctx.states,
             scale=spec.key_head_dim**-0.5,

@@ -109,8 +109,9 @@ class KimiDelta:
         self._output = weights.linear(spec.output)
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         rate = weights.tensor(spec.a_log, float32=True).flatten().exp().repeat_interleave(spec.head_dim)
-        self._rate = rate
-        self._most = torch.full_like(rate, spec.lowest_log_decay) if spec.lowest_log_decay else -rate
+        bounded = spec.lowest_log_decay != 0
+        self._decay = torch.full_like(rate, spec.lowest_log_decay) if bounded else -rate
+        self._rate = rate if bounded else None
         self._dt_bias = weights.tensor(spec.dt_bias, float32=True)
         self._norm = weights.tensor(spec.norm_weight)
 
@@ -126,13 +127,13 @@ class KimiDelta:
         mixed = ops.causal_conv(mixed, self._kernel, None, state.conv, ctx.states, silu=True)
         heads = (len(x), spec.num_heads, spec.head_dim)
         q, k, v = (part.view(heads) for part in mixed.chunk(3, dim=-1))
-        beta = beta.float()
+        log_decay, beta = ops.delta_gates(decay, beta, self._decay, self._dt_bias, self._rate)
         out = ops.gated_delta_rule(
             q,
             k,
             v,
-            self._log_decay(decay).view(heads),
-            ops.mul_sigmoid(torch.ones_like(beta), beta),
+            log_decay.view(heads),
+            beta,
             state.ssm,
             ctx.states,
             scale=spec.head_dim**-0.5,
@@ -147,9 +148,3 @@ class KimiDelta:
             sigmoid=True,
         )
         return ops.linear(normed, self._output)
-
-    def _log_decay(self, x: Tensor) -> Tensor:
-        """x [T, Hv * D] -> the same, float32, below 0."""
-        if not self._spec.lowest_log_decay:
-            return self._ops.mul_softplus(self._most, x, self._dt_bias)
-        return self._ops.mul_sigmoid(self._most.expand(len(x), -1), self._rate * (x.float() + self._dt_bias))

@@ -119,8 +119,8 @@ class LatentAttentionLayer:
         self._gate = weights.linear(spec.gate) if spec.head_gate else None
         self._norms = tuple(weights.tensor(norm) for norm in spec.norms)
         heads = weights.tensor(spec.expansion).view(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank)
-        self._into_latent = [ops.pack_linear(head[: spec.nope_dim].T.contiguous()) for head in heads]
-        self._out_of_latent = [ops.pack_linear(head[spec.nope_dim :].contiguous()) for head in heads]
+        self._into_latent = ops.pack_heads([ops.pack_linear(head[: spec.nope_dim].T.contiguous()) for head in heads])
+        self._out_of_latent = ops.pack_heads([ops.pack_linear(head[spec.nope_dim :].contiguous()) for head in heads])
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the latent vectors of the step's tokens, then attends over all of the rows'."""
@@ -130,11 +130,10 @@ class LatentAttentionLayer:
         if self._cos_sin is not None:
             ops.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
         k_cache, v_cache = ctx.cache.kv(self._layer)
-        k = torch.cat([latent, k_rope], dim=-1)
+        k = ops.concat([latent, k_rope])
         ops.store_kv(k, latent, k_cache, v_cache, ctx.full.out_cache_loc)
-        q_latent = [ops.linear(q_nope[:, head], weight) for head, weight in enumerate(self._into_latent)]
         read = ops.paged_attention(
-            torch.cat([torch.stack(q_latent, dim=1), q_rope], dim=-1),
+            ops.concat([ops.linear_heads(q_nope, self._into_latent), q_rope]),
             k_cache,
             v_cache,
             ctx.full.page_table,
@@ -144,9 +143,9 @@ class LatentAttentionLayer:
             ctx.page_size,
             self._spec.scale,
         )
-        out = torch.cat([ops.linear(read[:, head], weight) for head, weight in enumerate(self._out_of_latent)], dim=-1)
+        out = ops.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:
-            out = ops.mul_sigmoid(out, ops.linear(x, self._gate).repeat_interleave(self._spec.value_dim, dim=-1))
+            out = ops.mul_sigmoid(out, ops.linear(x, self._gate))
         return ops.linear(out, self._output)
 
     def _queries(self, x: Tensor) -> tuple[Tensor, Tensor]:

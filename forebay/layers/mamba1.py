@@ -126,7 +126,7 @@ class Mamba1:
         y = ops.mamba1_scan(
             mixed, ops.linear(steps, self._steps), self._a, b, c, self._d, self._dt_bias, state.ssm, ctx.states
         )
-        return ops.linear(ops.silu_and_mul(torch.cat([gate, y], dim=-1)), self._output)
+        return ops.linear(ops.mul_silu(y, gate), self._output)
 
     def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, I] -> the step widths in their rank [T, R], b and c [T, D], normed where the family does so."""

@@ -165,7 +165,7 @@ class Mamba2:
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """y and gate [T, I] -> [T, I]."""
         if self._norm is None:
-            return self._ops.silu_and_mul(torch.cat([gate, y], dim=-1))
+            return self._ops.mul_silu(y, gate)
         norm, weight = self._norm
         return self._ops.gated_rms_norm(
             y,

@@ -112,10 +112,8 @@ class Moe:
         self._ops = parts.ops
         self._router = spec.router.build(parts)
         packed = [(weights.linear(expert.gate_up), weights.linear(expert.down)) for expert in spec.experts]
-        self._gate_up = [gate_up for gate_up, _ in packed]
-        self._down = [down for _, down in packed]
+        self._experts = parts.ops.pack_experts([gate_up for gate_up, _ in packed], [down for _, down in packed])
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
-        ids, weights = self._router(x)
-        return self._ops.fused_experts(x, self._gate_up, self._down, ids, weights)
+        return self._ops.fused_experts(x, self._experts, *self._router(x))

@@ -14,6 +14,7 @@ from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import LinearParam, TensorParam, linear
 from forebay.layers.routing import RouterSpec
+from forebay.ops import ExpertActivation
 from forebay.pools.cache_spec import CacheSpec
 
 
@@ -110,19 +111,17 @@ class Relu2Moe:
         self._shared = spec.shared.build(parts)
         self._latent = tuple(weights.linear(layer) for layer in spec.latent)
         packed = [(weights.linear(expert.up), weights.linear(expert.down)) for expert in spec.experts]
-        self._up = [up for up, _ in packed]
-        self._down = [down for _, down in packed]
+        self._experts = parts.ops.pack_experts(
+            [up for up, _ in packed], [down for _, down in packed], ExpertActivation.RELU2
+        )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says, plus the shared one."""
         ops = self._ops
         ids, weights = self._router(x)
         if not self._latent:
-            routed = self._experts(x, ids, weights)
+            routed = ops.fused_experts(x, self._experts, ids, weights)
         else:
             into, out_of = self._latent
-            routed = ops.linear(self._experts(ops.linear(x, into), ids, weights), out_of)
-        return routed + self._shared(ctx, x)
-
-    def _experts(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return self._ops.fused_experts(x, self._up, self._down, ids, weights, self._ops.relu2)
+            routed = ops.linear(ops.fused_experts(ops.linear(x, into), self._experts, ids, weights), out_of)
+        return ops.add_(routed, self._shared(ctx, x))

@@ -142,10 +142,10 @@ class Use:
         """x [T, H] and the embeddings that the first layer began with, [T, H] -> [T, H]."""
         ops, shared = self._ops, self._shared
         eps = shared.spec.norm_eps
-        x = self._attention(ctx, ops.rms_norm(torch.cat([x, embedded], dim=-1), shared.input_norm, eps))
+        x = self._attention(ctx, ops.rms_norm(ops.concat([x, embedded]), shared.input_norm, eps))
         x = ops.rms_norm(x, shared.mlp_norm, eps)
         into, out_of = self._mlp_adapter
-        gate_up = ops.linear(x, shared.gate_up) + ops.linear(ops.linear(x, into), out_of)
+        gate_up = ops.add_(ops.linear(x, shared.gate_up), ops.linear(ops.linear(x, into), out_of))
         return ops.linear(ops.linear(ops.gelu_and_mul(gate_up, exact=True), shared.down), self._output)
 
     def _attention(self, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Use:
         qkv = ops.linear(x, shared.qkv)
         if self._attention_adapters:
             added = [ops.linear(ops.linear(x, into), out_of) for into, out_of in self._attention_adapters]
-            qkv = qkv + torch.cat(added, dim=-1)
+            ops.add_(qkv, ops.concat(added))
         q, k, v = (part.view(len(x), -1, spec.head_dim) for part in torch.split(qkv, list(spec.qkv_sizes), dim=-1))
         if shared.cos_sin is not None:
             ops.apply_rope(q, k, ctx.positions, shared.cos_sin)

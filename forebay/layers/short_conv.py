@@ -66,5 +66,5 @@ class ShortConv:
         ops = self._ops
         b, c, y = ops.linear(x, self._inputs).chunk(3, dim=-1)
         state = ctx.cache.state(self._layer).conv
-        mixed = ops.causal_conv(b * y, self._kernel, self._bias, state, ctx.states, silu=False)
-        return ops.linear(c * mixed, self._output)
+        mixed = ops.causal_conv(ops.mul(b, y), self._kernel, self._bias, state, ctx.states, silu=False)
+        return ops.linear(ops.mul(c, mixed), self._output)

@@ -34,9 +34,10 @@ class SumSpec:
 
 class Sum:
     def __init__(self, spec: SumSpec, parts: Parts) -> None:
+        self._ops = parts.ops
         self._first = spec.first.build(parts)
         self._second = spec.second.build(parts)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self._first(ctx, x) + self._second(ctx, x)
+        return self._ops.add_(self._first(ctx, x), self._second(ctx, x))

@@ -23,7 +23,8 @@ chunks, on the page size, or on the number of threads.
 from __future__ import annotations
 
 from forebay.ops.dispatch import make_ops
+from forebay.ops.experts import ExpertActivation, Gating, Scoring
 from forebay.ops.interface import Ops
 from forebay.ops.linear import LinearWeight
 
-__all__ = ["LinearWeight", "Ops", "make_ops"]
+__all__ = ["ExpertActivation", "Gating", "LinearWeight", "Ops", "Scoring", "make_ops"]

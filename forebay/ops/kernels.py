@@ -49,7 +49,9 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_delta_gates_{}": [_P, _P, _L, _P, _L, _P, _P, _P, _F, _P, _P, _L, _L, _L],
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
     "fb_paged_attention_{}": _ATTENTION,
-    "fb_combine_{}": [_P, _P, _P, _P, _P, _L, _L, _L],
+    "fb_topk_gating": [_P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
+    "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
+    "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
     "fb_store_kv": [_P, _P, _L, _L, _P, _L, _L, _P, _L, _P, _L, _P, _L],
     "fb_embedding": [_P, _P, _P, _P, _L, _L],
     "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
@@ -94,6 +96,11 @@ class Kernels:
         function.argtypes = _SIGNATURES[pattern or name]
         function.restype = None
         return function
+
+    def addresses(self, pattern: str) -> dict[torch.dtype, int]:
+        """Of functions that other kernels call."""
+        functions = {dtype: getattr(self._lib, pattern.format(suffix)) for dtype, suffix in _SUFFIXES.items()}
+        return {dtype: ctypes.cast(function, c_void_p).value or 0 for dtype, function in functions.items()}
 
     def by_dtype(self, pattern: str) -> dict[torch.dtype, Any]:
         return {dtype: self.bind(pattern.format(suffix), pattern) for dtype, suffix in _SUFFIXES.items()}

@@ -22,6 +22,9 @@ _LINE = 64
 LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
 """By the dtypes of x and of the result."""
 
+PanelKernels = Mapping[torch.dtype, int]
+"""Addresses of `LinearPanels` of cpu/linear.h, by the dtype of x and of the result."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLinearWeight:
@@ -34,6 +37,7 @@ class NativeLinearWeight:
     in_features: int
     out_features: int
     kernels: LinearKernels
+    panels: PanelKernels
 
 
 class NativeLinear:
@@ -45,6 +49,8 @@ class NativeLinear:
         self._pack_quantized = kernels.bind("fb_pack_q")
         self._linear = _linear_kernels(kernels, "fb_linear_{}")
         self._linear_quantized = _linear_kernels(kernels, "fb_linear_q_{}")
+        self._panels = kernels.addresses("fb_linear_panels_{}")
+        self._panels_quantized = kernels.addresses("fb_linear_panels_q_{}")
         self._embedding = kernels.bind("fb_embedding")
         self._embedding_packed = kernels.by_dtype("fb_embedding_q_{}")
 
@@ -54,7 +60,8 @@ class NativeLinear:
         depth = in_features if weight.dtype == torch.float32 else -(-in_features // _STEP) * _STEP
         packed = torch.empty(_width(out_features) * depth, dtype=weight.dtype)
         self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
-        return _packed(packed, bias, in_features, out_features, self._linear)
+        panels = {weight.dtype: self._panels[weight.dtype]}
+        return _packed(packed, bias, in_features, out_features, self._linear, panels)
 
     def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> NativeLinearWeight:
         assert weight.bits == 4 or weight.zero == 128, f"codes of {weight.bits} bits with the zero {weight.zero}"
@@ -66,7 +73,7 @@ class NativeLinear:
         self._pack_quantized(
             self._pool, *pointers, packed.data_ptr(), out_features, in_features, weight.bits, weight.zero
         )
-        return _packed(packed, bias, in_features, out_features, self._linear_quantized)
+        return _packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)
@@ -133,11 +140,16 @@ def _aligned_bytes(size: int) -> Tensor:
 
 
 def _packed(
-    packed: Tensor, bias: Tensor | None, in_features: int, out_features: int, kernels: LinearKernels
+    packed: Tensor,
+    bias: Tensor | None,
+    in_features: int,
+    out_features: int,
+    kernels: LinearKernels,
+    panels: PanelKernels,
 ) -> NativeLinearWeight:
     padded_bias = torch.zeros(_width(out_features), dtype=torch.float32)
     if bias is not None:
         padded_bias[:out_features] = bias
     return NativeLinearWeight(
-        packed, padded_bias, packed.data_ptr(), padded_bias.data_ptr(), in_features, out_features, kernels
+        packed, padded_bias, packed.data_ptr(), padded_bias.data_ptr(), in_features, out_features, kernels, panels
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from forebay.ops.kernels import Kernels
@@ -19,6 +20,7 @@ class NativeRecurrence:
         self._mamba2_scan = kernels.by_dtypes("fb_mamba2_scan_{}_{}")
         self._mamba1_scan = kernels.by_dtypes("fb_mamba1_scan_{}_{}")
         self._gated_delta_rule = kernels.by_dtypes("fb_gated_delta_rule_{}_{}")
+        self._delta_gates = kernels.by_dtype("fb_delta_gates_{}")
         self._gated_rms_norm = kernels.by_dtype("fb_gated_rms_norm_{}")
 
     def causal_conv(
@@ -161,6 +163,36 @@ class NativeRecurrence:
             l2_norm,
         )
         return out
+
+    def delta_gates(
+        self,
+        decay: Tensor,
+        beta: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        rate: Tensor | None = None,
+        *,
+        most_beta: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        (rows, n), heads = decay.shape, beta.shape[1]
+        log_decay, opened = (torch.empty(rows, size, dtype=torch.float32) for size in (n, heads))
+        self._delta_gates[decay.dtype](
+            self._pool,
+            decay.data_ptr(),
+            decay.stride(0),
+            beta.data_ptr(),
+            beta.stride(0),
+            scale.data_ptr(),
+            bias.data_ptr(),
+            None if rate is None else rate.data_ptr(),
+            most_beta,
+            log_decay.data_ptr(),
+            opened.data_ptr(),
+            rows,
+            n,
+            heads,
+        )
+        return log_decay, opened
 
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool

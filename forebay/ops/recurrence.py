@@ -119,6 +119,26 @@ class RecurrenceOps(Protocol):
         """
         ...
 
+    def delta_gates(
+        self,
+        decay: Tensor,
+        beta: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        rate: Tensor | None = None,
+        *,
+        most_beta: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """The decays and rates of `gated_delta_rule` from what a linear layer gave for them:
+
+            log_decay = scale * softplus(decay + bias), or with a `rate` scale * sigmoid(rate * (decay + bias))
+            beta = most_beta * sigmoid(beta)
+
+        decay [T, N] and beta [T, Hv] (may be views into wider rows); scale, bias and rate [N] float32 -> [T, N] and
+        [T, Hv] float32, computed so.
+        """
+        ...
+
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
     ) -> Tensor:

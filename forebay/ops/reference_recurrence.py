@@ -120,6 +120,20 @@ class TorchRecurrence:
         _scan(state, batch, step)
         return out.to(v.dtype)
 
+    def delta_gates(
+        self,
+        decay: Tensor,
+        beta: Tensor,
+        scale: Tensor,
+        bias: Tensor,
+        rate: Tensor | None = None,
+        *,
+        most_beta: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        shifted = decay.float() + bias
+        bounded = F.softplus(shifted) if rate is None else (rate * shifted).sigmoid()
+        return scale * bounded, most_beta * beta.float().sigmoid()
+
     def gated_rms_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
     ) -> Tensor:

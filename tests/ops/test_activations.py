@@ -21,6 +21,8 @@ GATED: dict[str, Callable[[Ops, Tensor], Tensor]] = {  # [gate | up] rows
     "gelu_and_mul-exact": lambda ops, x: ops.gelu_and_mul(x, exact=True),
     "clamped_swiglu": lambda ops, x: ops.clamped_swiglu(x, alpha=1.702, limit=2.5),
     "mul_sigmoid": lambda ops, x: ops.mul_sigmoid(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
+    "mul_silu": lambda ops, x: ops.mul_silu(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
+    "mul": lambda ops, x: ops.mul(x[:, x.shape[1] // 2 :], x[:, : x.shape[1] // 2]),
     "relu2": lambda ops, x: ops.relu2(x),
 }
 
@@ -93,16 +95,6 @@ def test_activations_are_close_to_float64(
     actual = GATED[name](native, torch.cat([gate, torch.ones_like(gate)], dim=1)).double()
     expected = exact(gate.double())
     assert ((actual - expected).abs() <= tolerance * expected.abs()).all()
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_mul_softplus_equals_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
-) -> None:
-    x = normal((rows, width + 3), dtype, seed=1, scale=9)[:, 3:]
-    scale, bias = (normal((width,), torch.float32, seed=seed) for seed in (2, 3))
-    assert_close(native.mul_softplus(scale, x, bias), reference.mul_softplus(scale, x, bias))
 
 
 @pytest.mark.parametrize("rows", ROWS)

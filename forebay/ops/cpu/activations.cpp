@@ -9,23 +9,10 @@
 
 namespace {
 
-// out [rows, n] = f(first, second), entry by entry, whose rows are ldf and lds apart.
-template <class T, class F>
-void zip_rows(Pool& pool, const T* first, long ldf, const T* second, long lds, T* out, long rows, long n, const F& f) {
-    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
-        for (long r = begin; r < end; ++r) {
-            for_each_vector(n, [&](long i, long part) {
-                const Vec a = load_part(first + r * ldf + i, part), b = load_part(second + r * lds + i, part);
-                store_part(out + r * n + i, f(a, b), part);
-            });
-        }
-    });
-}
-
 // As zip_rows of the two halves of rows x, each n long.
 template <class T, class F>
 void zip_halves(Pool& pool, const T* x, long ldx, T* out, long rows, long n, const F& f) {
-    zip_rows(pool, x, ldx, x + n, ldx, out, rows, n, f);
+    zip_rows(pool, x, ldx, x + n, ldx, out, n, rows, n, f);
 }
 
 enum class Gelu : long { kTanh = 0, kExact = 1 };
@@ -40,25 +27,8 @@ void gelu_and_mul(Pool& pool, const T* x, long ldx, T* out, long rows, long n, G
 }
 
 template <class T>
-void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, float alpha, float limit) {
-    const Vec most = set1(limit), least = set1(-limit), slope = set1(alpha), one = set1(1.0f);
-    zip_halves(pool, x, ldx, out, rows, n, [=](Vec gate, Vec up) {
-        const Vec g = min(most, gate), u = max(least, min(most, up));
-        return (u + one) * (g * sigmoid(slope * g));
-    });
-}
-
-template <class T>
-void mul_softplus(Pool& pool, const float* scale, const T* x, long ldx, const float* bias, float* out, long rows,
-                  long n) {
-    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
-        for (long r = begin; r < end; ++r) {
-            for_each_vector(n, [&](long i, long part) {
-                const Vec shifted = load_part(x + r * ldx + i, part) + load_part(bias + i, part);
-                store_part(out + r * n + i, load_part(scale + i, part) * softplus(shifted), part);
-            });
-        }
-    });
+void clamped_swiglu(Pool& pool, const T* x, long ldx, T* out, long rows, long n, Vec alpha, Vec limit) {
+    zip_halves(pool, x, ldx, out, rows, n, [=](Vec gate, Vec up) { return clamped_swiglu(gate, up, alpha, limit); });
 }
 
 struct GatedNorm {
@@ -116,25 +86,10 @@ void gated_rms_norm(Pool& pool, const T* x, long ldx, const T* gate, long ldg, c
     }                                                                                                                  \
     void fb_clamped_swiglu_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n, float alpha,          \
                                     float limit) {                                                                     \
-        pool->op([=](Pool& p) { clamped_swiglu(p, x, ldx, out, rows, n, alpha, limit); });                             \
+        pool->op([=](Pool& p) { clamped_swiglu(p, x, ldx, out, rows, n, set1(alpha), set1(limit)); });                 \
     }                                                                                                                  \
     void fb_relu2_##suffix(Pool* pool, const T* x, long ldx, T* out, long rows, long n) {                              \
-        pool->op([=](Pool& p) {                                                                                        \
-            zip_rows(p, x, ldx, x, ldx, out, rows, n, [](Vec a, Vec) {                                                 \
-                const Vec positive = max(zero(), a);                                                                   \
-                return positive * positive;                                                                            \
-            });                                                                                                        \
-        });                                                                                                            \
-    }                                                                                                                  \
-    void fb_mul_sigmoid_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, T* out, long rows,         \
-                                 long n) {                                                                             \
-        pool->op([=](Pool& p) {                                                                                        \
-            zip_rows(p, x, ldx, gate, ldg, out, rows, n, [](Vec a, Vec b) { return a * sigmoid(b); });                 \
-        });                                                                                                            \
-    }                                                                                                                  \
-    void fb_mul_softplus_##suffix(Pool* pool, const float* scale, const T* x, long ldx, const float* bias, float* out, \
-                                  long rows, long n) {                                                                 \
-        pool->op([=](Pool& p) { mul_softplus(p, scale, x, ldx, bias, out, rows, n); });                                \
+        pool->op([=](Pool& p) { zip_rows(p, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); }); }); \
     }                                                                                                                  \
     void fb_gated_rms_norm_##suffix(Pool* pool, const T* x, long ldx, const T* gate, long ldg, const T* weight,        \
                                     T* out, long rows, long n, long group_size, long weight_step, float eps,           \

@@ -55,3 +55,13 @@ inline Vec gelu_exact(Vec x) {
     const Vec size = min(set1(1e30f), abs(x));  // infinity times 0 is NaN
     return max(zero(), x) - size * set1(0.5f) * erfc_of_positive(size * set1(0.70710678118654752f));
 }
+
+inline Vec relu2(Vec x) {
+    const Vec positive = max(zero(), x);
+    return positive * positive;
+}
+
+inline Vec clamped_swiglu(Vec gate, Vec up, Vec alpha, Vec limit) {
+    const Vec g = min(limit, gate), u = max(negate(limit), min(limit, up));
+    return (u + set1(1.0f)) * (g * sigmoid(alpha * g));
+}

@@ -148,7 +148,42 @@ void gated_delta_rule(Pool& pool, const Delta<T, S>& call) {
     });
 }
 
+// log_decay [rows, n] = scale * softplus(decay + bias), or with a rate scale * sigmoid(rate * (decay + bias)).
+template <class T>
+void log_decay_row(const T* decay, const float* scale, const float* bias, const float* rate, float* log_decay, long n) {
+    for_each_vector(n, [&](long i, long part) {
+        const Vec shifted = load_part(decay + i, part) + load_part(bias + i, part);
+        const Vec bounded = rate == nullptr ? softplus(shifted) : sigmoid(load_part(rate + i, part) * shifted);
+        store_part(log_decay + i, load_part(scale + i, part) * bounded, part);
+    });
+}
+
+template <class T>
+void beta_row(const T* x, float most, float* beta, long heads) {
+    for_each_vector(
+        heads, [&](long i, long part) { store_part(beta + i, set1(most) * sigmoid(load_part(x + i, part)), part); });
+}
+
 }  // namespace
+
+// decay [rows, n] and x [rows, heads], whose rows are ldd and ldx apart -> log_decay [rows, n], beta [rows, heads] =
+// most * sigmoid(x). scale, bias and rate (or null) [n].
+#define FOREBAY_DELTA_GATES(T, suffix)                                                                            \
+    extern "C" void fb_delta_gates_##suffix(Pool* pool, const T* decay, long ldd, const T* x, long ldx,           \
+                                            const float* scale, const float* bias, const float* rate, float most, \
+                                            float* log_decay, float* beta, long rows, long n, long heads) {       \
+        pool->op([=](Pool& p) {                                                                                   \
+            p.run(rows, grain_for(4 * (n + heads)), [=](long begin, long end) {                                   \
+                for (long r = begin; r < end; ++r) {                                                              \
+                    log_decay_row(decay + r * ldd, scale, bias, rate, log_decay + r * n, n);                      \
+                    beta_row(x + r * ldx, most, beta + r * heads, heads);                                         \
+                }                                                                                                 \
+            });                                                                                                   \
+        });                                                                                                       \
+    }
+
+FOREBAY_DELTA_GATES(float, f32)
+FOREBAY_DELTA_GATES(bf16, bf16)
 
 // Tokens are ldq, ldk, ldv, ldd and ldbeta apart; state [slots, value_heads, key_size, value_size],
 // out [tokens, value_heads, value_size].

@@ -31,3 +31,20 @@ void for_each_panel(Pool& pool, long rows, long outputs, const Body& body) {
         }
     });
 }
+
+// Panels first..end of a linear layer on the calling thread alone, for kernels that run many layers at once: rows of x
+// and out are ldx and ldo apart, and the bits are those of the layer run whole. One such function for each form of a
+// weight.
+using LinearPanels = void (*)(const void* x, long ldx, const void* packed, const float* bias, void* out, long ldo,
+                              long rows, long inputs, long outputs, long first, long end);
+
+#define FOREBAY_LINEAR_PANELS                                                                                    \
+    const void *x, long ldx, const void *packed, const float *bias, void *out, long ldo, long rows, long inputs, \
+        long outputs, long first, long end
+
+// A weight, its bias, and what reads them; made in Python as three addresses.
+struct PackedLinear {
+    LinearPanels panels;
+    const void* packed;
+    const float* bias;
+};

@@ -85,51 +85,72 @@ void write_rows(const float* sums, long rows, const float* bias, Out* out, long 
     }
 }
 
+// x [rows, inputs] cut into tiles; `copy` holds what of it had to be copied.
+class Tiles {
+  public:
+    Tiles(const bf16* x, long ldx, long rows, long inputs)
+        : tile_rows_(std::min(rows, kTileRows)),
+          count_(ceil_div(rows, kTileRows)),
+          rows_(rows),
+          source_{x, ldx, nullptr, -1, ceil_div(inputs, kStep) * kStep} {
+        const long width = source_.ld_last;
+        const bool whole_steps = width == inputs;
+        // Without whole steps everything is copied; otherwise at most the rows of a last, partial tile.
+        const long first_copied = whole_steps ? rows / tile_rows_ * tile_rows_ : 0;
+        if (first_copied == rows) return;
+        copy_.assign((count_ * tile_rows_ - first_copied) * width, bf16{0});
+        for (long r = first_copied; r < rows; ++r) {
+            std::copy_n(x + r * ldx, inputs, copy_.data() + (r - first_copied) * width);
+        }
+        if (whole_steps) {
+            source_.last = copy_.data();
+            source_.last_tile = count_ - 1;
+        } else {
+            source_.x = copy_.data();
+            source_.ldx = width;
+        }
+    }
+
+    long tile_rows() const { return tile_rows_; }
+    long count() const { return count_; }
+    long steps() const { return source_.ld_last / kStep; }
+
+    // Tiles first..last by one panel; bias and out begin with it. The tile registers are configured for tile_rows.
+    template <class Out>
+    void multiply(long first, long last, const bf16* panel, const float* bias, Out* out, long ldo, long columns) const {
+        alignas(64) float sums[2 * kTileRows * kPanel];
+        for (long tile = first; tile < last; tile += 2) {
+            if (tile + 1 < last) {
+                two_row_tiles(source_, tile, panel, steps(), sums);
+            } else {
+                one_row_tile(source_, tile, panel, steps(), sums);
+            }
+            const long row = tile * kTileRows;
+            write_rows(sums, std::min(2 * kTileRows, rows_ - row), bias, out + row * ldo, ldo, columns);
+        }
+    }
+
+  private:
+    long tile_rows_;
+    long count_;
+    long rows_;
+    Rows source_;
+    std::vector<bf16> copy_;
+};
+
 template <class Out>
 void linear(Pool& pool, const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long rows,
             long inputs, long outputs) {
-    const long steps = ceil_div(inputs, kStep);
-    const long width = steps * kStep;
-    const bool whole_steps = width == inputs;
-    const long tile_rows = std::min(rows, kTileRows);
-    const long tiles = ceil_div(rows, kTileRows);
-    // Without whole steps everything is copied; otherwise at most the rows of a last, partial tile.
-    const long first_copied = whole_steps ? rows / tile_rows * tile_rows : 0;
-    std::vector<bf16> copy;
-    Rows source{x, ldx, nullptr, -1, width};
-    if (first_copied < rows) {
-        copy.assign((tiles * tile_rows - first_copied) * width, bf16{0});
-        for (long r = first_copied; r < rows; ++r) {
-            std::copy_n(x + r * ldx, inputs, copy.data() + (r - first_copied) * width);
-        }
-        if (whole_steps) {
-            source.last = copy.data();
-            source.last_tile = tiles - 1;
-        } else {
-            source.x = copy.data();
-            source.ldx = width;
-        }
-    }
-    const long panels = ceil_div(outputs, kPanel);
-    const long chunk_tiles = std::max(2L, kChunkBytes / (width * kTileRows * static_cast<long>(sizeof(bf16))) / 2 * 2);
-    pool.run(panels * ceil_div(tiles, chunk_tiles), [=](long begin, long end) {
-        const TileScope scope(tile_rows);
-        alignas(64) float sums[2 * kTileRows * kPanel];
+    const Tiles tiles(x, ldx, rows, inputs);
+    const long panels = ceil_div(outputs, kPanel), panel_size = tiles.steps() * 2 * kTile;
+    const long tile_bytes = tiles.steps() * kStep * kTileRows * static_cast<long>(sizeof(bf16));
+    const long chunk_tiles = std::max(2L, kChunkBytes / tile_bytes / 2 * 2);
+    pool.run(panels * ceil_div(tiles.count(), chunk_tiles), [&](long begin, long end) {
+        const TileScope scope(tiles.tile_rows());
         for (long item = begin; item < end; ++item) {
-            const bf16* panel = packed + item % panels * steps * 2 * kTile;
-            const long column = item % panels * kPanel;
-            const long first = item / panels * chunk_tiles;
-            const long last = std::min(first + chunk_tiles, tiles);
-            for (long tile = first; tile < last; tile += 2) {
-                if (tile + 1 < last) {
-                    two_row_tiles(source, tile, panel, steps, sums);
-                } else {
-                    one_row_tile(source, tile, panel, steps, sums);
-                }
-                const long row = tile * kTileRows;
-                write_rows(sums, std::min(2 * kTileRows, rows - row), bias + column, out + row * outputs + column,
-                           outputs, std::min(kPanel, outputs - column));
-            }
+            const long column = item % panels * kPanel, first = item / panels * chunk_tiles;
+            tiles.multiply(first, std::min(first + chunk_tiles, tiles.count()), packed + item % panels * panel_size,
+                           bias + column, out + column, outputs, std::min(kPanel, outputs - column));
         }
     });
 }
@@ -146,6 +167,16 @@ void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, con
 void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
                         long rows, long inputs, long outputs) {
     pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
+}
+
+void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
+    const Tiles tiles(static_cast<const bf16*>(x), ldx, rows, inputs);
+    const TileScope scope(tiles.tile_rows());
+    for (long panel = first; panel < end; ++panel) {
+        const long column = panel * kPanel;
+        tiles.multiply(0, tiles.count(), static_cast<const bf16*>(packed) + panel * tiles.steps() * 2 * kTile,
+                       bias + column, static_cast<bf16*>(out) + column, ldo, std::min(kPanel, outputs - column));
+    }
 }
 
 // Asks the kernel for the tile registers, once for the process and its later threads; 0 if they may be used.

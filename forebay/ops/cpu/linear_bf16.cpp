@@ -69,23 +69,34 @@ void block_of(long rows, const bf16* x, long ldx, const bf16* panel, long steps,
     }
 }
 
+// x in whole steps: itself, or a copy in `padded` with zeros behind each row.
+void pad_rows(const bf16*& x, long& ldx, long rows, long inputs, std::vector<bf16>& padded) {
+    const long width = ceil_div(inputs, kStep) * kStep;
+    if (width == inputs) return;
+    padded.assign(rows * width, bf16{0});
+    for (long r = 0; r < rows; ++r) std::copy_n(x + r * ldx, inputs, padded.data() + r * width);
+    x = padded.data();
+    ldx = width;
+}
+
+// Rows first..end of padded x by one panel.
+template <class Out>
+void multiply_panel(const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long ldo, long inputs,
+                    long outputs, long panel, long first, long end) {
+    const long steps = ceil_div(inputs, kStep), column = panel * kPanel;
+    for (long r = first; r < end; r += kRows) {
+        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * steps * 2 * kTile, steps,
+                        bias + column, out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
+    }
+}
+
 template <class Out>
 void linear(Pool& pool, const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long rows,
             long inputs, long outputs) {
-    const long steps = ceil_div(inputs, kStep);
     std::vector<bf16> padded;
-    if (inputs % kStep != 0) {
-        padded.assign(rows * steps * kStep, bf16{0});
-        for (long r = 0; r < rows; ++r) std::copy_n(x + r * ldx, inputs, padded.data() + r * steps * kStep);
-        x = padded.data();
-        ldx = steps * kStep;
-    }
+    pad_rows(x, ldx, rows, inputs, padded);
     for_each_panel(pool, rows, outputs, [=](long panel, long first, long end) {
-        const long column = panel * kPanel;
-        for (long r = first; r < end; r += kRows) {
-            block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * steps * 2 * kTile, steps,
-                            bias + column, out + r * outputs + column, outputs, std::min(kPanel, outputs - column));
-        }
+        multiply_panel(x, ldx, packed, bias, out, outputs, inputs, outputs, panel, first, end);
     });
 }
 
@@ -101,6 +112,16 @@ void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, con
 void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
                         long rows, long inputs, long outputs) {
     pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
+}
+
+void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
+    const bf16* source = static_cast<const bf16*>(x);
+    std::vector<bf16> padded;
+    pad_rows(source, ldx, rows, inputs, padded);
+    for (long panel = first; panel < end; ++panel) {
+        multiply_panel(source, ldx, static_cast<const bf16*>(packed), bias, static_cast<bf16*>(out), ldo, inputs,
+                       outputs, panel, 0, rows);
+    }
 }
 
 int fb_cpu_init() { return 0; }

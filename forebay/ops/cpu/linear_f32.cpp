@@ -40,18 +40,33 @@ void block_of(long rows, const float* x, long ldx, const float* panel, long inpu
     }
 }
 
+// Rows first..end by one panel.
+void multiply_panel(const float* x, long ldx, const float* packed, const float* bias, float* out, long ldo, long inputs,
+                    long outputs, long panel, long first, long end) {
+    const long column = panel * kPanel;
+    for (long r = first; r < end; r += kRows) {
+        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * inputs * kPanel, inputs,
+                        bias + column, out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
+    }
+}
+
 }  // namespace
 
-extern "C" void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, const float* bias, float* out,
-                              long rows, long inputs, long outputs) {
+extern "C" {
+
+void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, const float* bias, float* out, long rows,
+                   long inputs, long outputs) {
     pool->op([=](Pool& p) {
         for_each_panel(p, rows, outputs, [=](long panel, long first, long end) {
-            const long column = panel * kPanel;
-            for (long r = first; r < end; r += kRows) {
-                block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * inputs * kPanel,
-                                inputs, bias + column, out + r * outputs + column, outputs,
-                                std::min(kPanel, outputs - column));
-            }
+            multiply_panel(x, ldx, packed, bias, out, outputs, inputs, outputs, panel, first, end);
         });
     });
+}
+
+void fb_linear_panels_f32(FOREBAY_LINEAR_PANELS) {
+    for (long panel = first; panel < end; ++panel) {
+        multiply_panel(static_cast<const float*>(x), ldx, static_cast<const float*>(packed), bias,
+                       static_cast<float*>(out), ldo, inputs, outputs, panel, 0, rows);
+    }
+}
 }

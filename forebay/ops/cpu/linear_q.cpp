@@ -126,7 +126,35 @@ void linear(Pool& pool, const In* x, long ldx, const uint8_t* packed, const floa
     });
 }
 
+// As linear.h says of LinearPanels.
+template <class T>
+void linear_panels(const T* x, long ldx, const uint8_t* packed, const float* bias, T* out, long ldo, const Shape& shape,
+                   long first, long end) {
+    Tiles tiles = cut(shape.rows, shape.groups);
+    const Buffer buffer = allocate(tiles.count * tiles.bytes);
+    tiles.data = buffer.get();
+    for (long t = 0; t < tiles.count; ++t) {
+        const long row = t * tiles.rows;
+        quantize_tile(x + row * ldx, ldx, std::min(tiles.rows, shape.rows - row), shape.groups, tiles.rows,
+                      buffer.get() + t * tiles.bytes);
+    }
+    with_codes(header_of(packed), [&](auto codes) {
+        multiply<decltype(codes)>(
+            tiles, packed, shape, tiles.count, first, end, [&](long t, long panel, const float* sums) {
+                const long row = t * tiles.rows, column = panel * kPanel;
+                write_rows(sums, std::min(tiles.rows, shape.rows - row), bias + column, out + row * ldo + column, ldo,
+                           std::min(kPanel, shape.outputs - column));
+            });
+    });
+}
+
 }  // namespace
+
+#define FOREBAY_LINEAR_PANELS_Q(T, suffix)                                                                            \
+    void fb_linear_panels_q_##suffix(FOREBAY_LINEAR_PANELS) {                                                         \
+        linear_panels(static_cast<const T*>(x), ldx, static_cast<const uint8_t*>(packed), bias, static_cast<T*>(out), \
+                      ldo, Shape{rows, inputs / kGroup, outputs}, first, end);                                        \
+    }
 
 #define FOREBAY_LINEAR_Q(In, Out, suffix)                                                                       \
     void fb_linear_q_##suffix(Pool* pool, const In* x, long ldx, const uint8_t* packed, const float* bias,      \
@@ -139,4 +167,6 @@ extern "C" {
 FOREBAY_LINEAR_Q(float, float, f32)
 FOREBAY_LINEAR_Q(bf16, bf16, bf16)
 FOREBAY_LINEAR_Q(bf16, float, bf16_f32)
+FOREBAY_LINEAR_PANELS_Q(float, f32)
+FOREBAY_LINEAR_PANELS_Q(bf16, bf16)
 }

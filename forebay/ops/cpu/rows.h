@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "pool.h"
 #include "simd.h"
 
 constexpr long kPieceElements = 16384;  // under this a thread's wake-up costs more than its help
@@ -24,4 +25,18 @@ float sum_of_squares(const T* x, long n) {
         even = fma(a, a, even);
     });
     return hsum(even + odd);
+}
+
+// out [rows, n] = f(first, second), entry by entry; rows are ldf, lds and ldo apart. out may be one of the two.
+template <class T, class F>
+void zip_rows(Pool& pool, const T* first, long ldf, const T* second, long lds, T* out, long ldo, long rows, long n,
+              const F& f) {
+    pool.run(rows, grain_for(2 * n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            for_each_vector(n, [&](long i, long part) {
+                const Vec a = load_part(first + r * ldf + i, part), b = load_part(second + r * lds + i, part);
+                store_part(out + r * ldo + i, f(a, b), part);
+            });
+        }
+    });
 }

@@ -39,22 +39,6 @@ void add_rms_norm(Pool& pool, const T* x, T* residual, const T* weight, T* out, 
     });
 }
 
-template <class T>
-void combine(Pool& pool, const T* y, const int64_t* place, const float* weights, T* out, long rows, long choices,
-             long n) {
-    pool.run(rows, grain_for(n * choices), [=](long begin, long end) {
-        for (long r = begin; r < end; ++r) {
-            for_each_vector(n, [&](long i, long part) {
-                Vec sum = zero();
-                for (long j = r * choices; j < (r + 1) * choices; ++j) {
-                    sum = sum + load_part(y + place[j] * n + i, part) * set1(weights[j]);
-                }
-                store_part(out + r * n + i, sum, part);
-            });
-        }
-    });
-}
-
 // The first maximum of a row, or -1 if the row holds a NaN or +inf, or nothing but -inf.
 long argmax_row(const float* row, long n) {
     constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -118,14 +102,4 @@ void fb_argmax_rows(Pool* pool, const float* logits, int64_t* ids, uint8_t* fini
         });
     });
 }
-
-// out[t] = sum over j in order of weights[t, j] * y[place[t, j]]; y [.., n], weights and place [rows, choices].
-#define FOREBAY_COMBINE(T, suffix)                                                                                  \
-    void fb_combine_##suffix(Pool* pool, const T* y, const int64_t* place, const float* weights, T* out, long rows, \
-                             long choices, long n) {                                                                \
-        pool->op([=](Pool& p) { combine(p, y, place, weights, out, rows, choices, n); });                           \
-    }
-
-FOREBAY_COMBINE(float, f32)
-FOREBAY_COMBINE(bf16, bf16)
 }

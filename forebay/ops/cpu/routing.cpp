@@ -1,0 +1,110 @@
+// Routing: each token's experts and what they count.
+#include <cmath>
+#include <limits>
+
+#include "activations.h"
+#include "pool.h"
+#include "rows.h"
+
+namespace {
+
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+struct Gating {
+    long experts;
+    long choices;
+    long groups;
+    long best_groups;
+    bool sigmoid;
+    bool normalize;
+    float epsilon;
+    float scale;
+};
+
+void softmax_row(const float* logits, float* scores, long n) {
+    float top = kLowest;
+    for (long i = 0; i < n; ++i) top = std::max(top, logits[i]);
+    Vec sums = zero();
+    for_each_vector(n, [&](long i, long part) {
+        const Vec e = exp(load_part(logits + i, part) - set1(top));
+        store_part(scores + i, e, part);
+        sums = sums + load_part(scores + i, part);  // lanes beyond the row are zero
+    });
+    const Vec sum = set1(hsum(sums));
+    for_each_vector(n, [&](long i, long part) { store_part(scores + i, load_part(scores + i, part) / sum, part); });
+}
+
+void sigmoid_row(const float* logits, float* scores, long n) {
+    for_each_vector(n, [&](long i, long part) { store_part(scores + i, sigmoid(load_part(logits + i, part)), part); });
+}
+
+// The places of the `count` best of n, the best first; of equal ones the first.
+void best_of(const float* values, long n, long count, int64_t* places) {
+    for (long i = 0, found = 0; i < n; ++i) {
+        if (found == count && !(values[i] > values[places[count - 1]])) continue;
+        long at = found < count ? found++ : count - 1;
+        for (; at > 0 && values[i] > values[places[at - 1]]; --at) places[at] = places[at - 1];
+        places[at] = i;
+    }
+}
+
+// What a group counts: the sum of its two best.
+float group_score(const float* values, long n) {
+    float best = kLowest, second = kLowest;
+    for (long i = 0; i < n; ++i) {
+        if (values[i] > best) {
+            second = best;
+            best = values[i];
+        } else if (values[i] > second) {
+            second = values[i];
+        }
+    }
+    return best + second;
+}
+
+// values become minus infinity outside of the best groups; `spare` [2 groups] int64.
+void keep_best_groups(const Gating& gating, float* values, int64_t* spare) {
+    const long size = gating.experts / gating.groups;
+    float* scores = reinterpret_cast<float*>(spare + gating.groups);
+    for (long g = 0; g < gating.groups; ++g) scores[g] = group_score(values + g * size, size);
+    best_of(scores, gating.groups, gating.best_groups, spare);
+    for (long g = 0; g < gating.groups; ++g) {
+        if (std::find(spare, spare + gating.best_groups, g) != spare + gating.best_groups) continue;
+        std::fill_n(values + g * size, size, kLowest);
+    }
+}
+
+void gate_row(const Gating& gating, const float* logits, const float* correction, int64_t* ids, float* weights) {
+    const long n = gating.experts;
+    auto* spare = static_cast<int64_t*>(thread_scratch(2 * gating.groups * sizeof(int64_t) + 2 * n * sizeof(float)));
+    float* scores = reinterpret_cast<float*>(spare + 2 * gating.groups);
+    float* chosen_by = scores + n;
+    gating.sigmoid ? sigmoid_row(logits, scores, n) : softmax_row(logits, scores, n);
+    for (long i = 0; i < n; ++i) {
+        const float value = correction == nullptr ? scores[i] : scores[i] + correction[i];
+        chosen_by[i] = std::isnan(value) ? kLowest : value;
+    }
+    if (gating.groups > 1) keep_best_groups(gating, chosen_by, spare);
+    best_of(chosen_by, n, gating.choices, ids);
+    float sum = gating.epsilon;
+    for (long j = 0; j < gating.choices; ++j) sum += scores[ids[j]];
+    for (long j = 0; j < gating.choices; ++j) {
+        weights[j] = (gating.normalize ? scores[ids[j]] / sum : scores[ids[j]]) * gating.scale;
+    }
+}
+
+}  // namespace
+
+// logits [rows, experts], correction [experts] or null -> ids and weights [rows, choices].
+extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, int64_t* ids, float* weights,
+                               long rows, long experts, long choices, long groups, long best_groups, long sigmoid,
+                               long normalize, float epsilon, float scale) {
+    const Gating gating{experts, choices, groups, best_groups, sigmoid != 0, normalize != 0, epsilon, scale};
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
+            for (long r = begin; r < end; ++r) {
+                gate_row(gating, logits + r * experts, correction, ids + r * choices, weights + r * choices);
+            }
+        });
+    });
+}

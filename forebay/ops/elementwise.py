@@ -1,0 +1,61 @@
+"""What the ops do that take entries one by one, or move them, for every backend.
+
+Computed in float32, rounded once. Inputs may be views into wider rows; what is returned is contiguous. Shape letters: T
+tokens, H hidden size, I intermediate size, G gates per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class ElementwiseOps(Protocol):
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """x [T, 2I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
+        ...
+
+    def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        """x [T, 2I] -> gelu(x[:, :I]) * x[:, I:], [T, I]; gelu in its tanh form, or with `exact` by the error function
+        (arXiv 1606.08415, section 2)."""
+        ...
+
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
+        """x [T, 2I] -> [T, I], of gate x[:, :I] and up x[:, I:]: with gate cut at `limit` and up at +-`limit`,
+        (up + 1) * gate * sigmoid(alpha * gate). gpt-oss, as in transformers' reference."""
+        ...
+
+    def relu2(self, x: Tensor) -> Tensor:
+        """max(x, 0)^2, [T, I] -> [T, I]."""
+        ...
+
+    def mul(self, x: Tensor, y: Tensor) -> Tensor:
+        """x * y, [T, I] each -> [T, I]."""
+        ...
+
+    def mul_silu(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * silu(gate), [T, I] each -> [T, I]."""
+        ...
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x [T, I] * sigmoid(gate), gate [T, G] -> [T, I]: G divides I, and each gate is for I / G entries side by
+        side."""
+        ...
+
+    def add_(self, x: Tensor, y: Tensor) -> Tensor:
+        """x += y in place, [T, H] each; x, whose rows may not be views into wider ones."""
+        ...
+
+    def scale_(self, x: Tensor, factor: float) -> Tensor:
+        """x *= factor in place; x, which is contiguous."""
+        ...
+
+    def zeros_like(self, x: Tensor) -> Tensor:
+        """Zeros of the shape and dtype of x."""
+        ...
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """Parts of the same two or three dimensions but the last, one behind the other along that."""
+        ...

@@ -1,0 +1,155 @@
+"""The native twins of the ops in experts.py: thin calls into the compiled kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.ops.experts import ExpertActivation, Experts, Gating, HeadWeights, Scoring
+from forebay.ops.kernels import Kernels
+from forebay.ops.linear import LinearWeight
+from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
+
+_ACTIVATIONS = list(ExpertActivation)  # in the order of `Activation` of cpu/experts.cpp
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeLayers:
+    """Linear layers of one shape; `tables` are arrays of `PackedLinear` of cpu/linear.h, by the dtype of x."""
+
+    weights: tuple[NativeLinearWeight, ...]
+    tables: dict[torch.dtype, Tensor]
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.weights)
+
+    @property
+    def in_features(self) -> int:
+        return self.weights[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        return self.weights[0].out_features
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeExperts:
+    gate_up: NativeLayers
+    down: NativeLayers
+    activation: int
+    alpha: float
+    limit: float
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.down.weights)
+
+
+class NativeExpertOps(NativeLinear):
+    """See `ExpertOps`. The last dimension of every tensor is contiguous, and so are ids and weights."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        super().__init__(kernels)
+        self._topk_gating = kernels.bind("fb_topk_gating")
+        self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
+        self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")
+
+    def topk_gating(self, logits: Tensor, gating: Gating, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        tokens, num_experts = logits.shape
+        choices = gating.num_experts_per_tok
+        ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
+        self._topk_gating(
+            self._pool,
+            logits.data_ptr(),
+            None if correction is None else correction.data_ptr(),
+            ids.data_ptr(),
+            weights.data_ptr(),
+            tokens,
+            num_experts,
+            choices,
+            gating.groups,
+            gating.best_groups,
+            gating.scoring is Scoring.SIGMOID,
+            gating.normalize,
+            gating.epsilon,
+            gating.scale,
+        )
+        return ids, weights
+
+    def pack_experts(
+        self,
+        gate_up: Sequence[LinearWeight],
+        down: Sequence[LinearWeight],
+        activation: ExpertActivation = ExpertActivation.SILU_AND_MUL,
+        *,
+        alpha: float = 0.0,
+        limit: float = 0.0,
+    ) -> NativeExperts:
+        return NativeExperts(self._layers(gate_up), self._layers(down), _ACTIVATIONS.index(activation), alpha, limit)
+
+    def fused_experts(self, x: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        assert isinstance(experts, NativeExperts), type(experts)
+        tokens, choices = topk_ids.shape
+        out = x.new_empty(tokens, x.shape[1])
+        self._fused_experts[x.dtype](
+            self._pool,
+            x.data_ptr(),
+            x.stride(0),
+            experts.gate_up.tables[x.dtype].data_ptr(),
+            experts.down.tables[x.dtype].data_ptr(),
+            topk_ids.data_ptr(),
+            topk_weights.data_ptr(),
+            out.data_ptr(),
+            tokens,
+            choices,
+            experts.num_experts,
+            x.shape[1],
+            experts.gate_up.out_features,
+            experts.down.in_features,
+            experts.activation,
+            experts.alpha,
+            experts.limit,
+        )
+        return out
+
+    def pack_heads(self, weights: Sequence[LinearWeight]) -> NativeLayers:
+        return self._layers(weights)
+
+    def linear_heads(self, x: Tensor, heads: HeadWeights) -> Tensor:
+        assert isinstance(heads, NativeLayers), type(heads)
+        tokens, num_heads, inputs = x.shape
+        out = x.new_empty(tokens, num_heads, heads.out_features)
+        self._linear_heads[x.dtype](
+            self._pool,
+            x.data_ptr(),
+            x.stride(0),
+            x.stride(1),
+            heads.tables[x.dtype].data_ptr(),
+            out.data_ptr(),
+            tokens,
+            num_heads,
+            inputs,
+            heads.out_features,
+        )
+        return out
+
+    def _layers(self, weights: Sequence[LinearWeight]) -> NativeLayers:
+        layers = []
+        for weight in weights:
+            assert isinstance(weight, NativeLinearWeight), type(weight)
+            layers.append(weight)
+        assert len({(layer.in_features, layer.out_features) for layer in layers}) == 1, "layers of several shapes"
+        tables = {
+            dtype: torch.tensor([[layer.panels[dtype], layer.packed_ptr, layer.bias_ptr] for layer in layers])
+            for dtype in _dtypes(layers)
+        }
+        return NativeLayers(tuple(layers), tables)
+
+
+def _dtypes(layers: Sequence[NativeLinearWeight]) -> set[torch.dtype]:
+    """What x may be for every layer."""
+    return set[torch.dtype].intersection(*(set(layer.panels) for layer in layers))

@@ -1,0 +1,66 @@
+"""What is added, scaled, gated and joined around the layers; activations have tests of their own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay.ops.interface import Ops
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+from tests.ops.helpers import assert_close, assert_same_bits, normal
+
+ROWS = [0, 1, 3, 200]
+WIDTHS = [1, 16, 97, 576]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_sums_and_scales_in_place_equal_the_reference(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+) -> None:
+    ours, y = normal((rows, width), dtype, seed=1), normal((rows, width + 5), dtype, seed=2)[:, 5:]
+    theirs = ours.clone()
+    assert native.add_(ours, y) is ours
+    assert_same_bits(ours, reference.add_(theirs, y))
+    assert native.scale_(ours, 0.37) is ours
+    assert_same_bits(ours, reference.scale_(theirs, 0.37))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("gates", "width"), [(1, 1), (1, 48), (3, 48), (4, 92), (48, 48)])
+def test_a_gate_may_be_shared_by_entries_side_by_side(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, gates: int, width: int
+) -> None:
+    wide = normal((rows, width + gates), dtype, seed=1)
+    x, gate = wide[:, :width], wide[:, width:]
+    actual = native.mul_sigmoid(x, gate)
+    assert_close(actual, reference.mul_sigmoid(x, gate))
+    assert_same_bits(actual, native.mul_sigmoid(x, gate.repeat_interleave(width // gates, dim=1)))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_parts_are_joined_behind_each_other(each_ops: Ops, dtype: torch.dtype, rows: int) -> None:
+    wide = normal((rows, 60), dtype, seed=1)
+    flat = [wide[:, 3:20], wide[:, 40:41], normal((rows, 9), dtype, seed=2)]
+    heads = [normal((rows, 4, 7), dtype, seed=3), wide[:, 20:40].view(rows, 4, 5), wide[:, :12].view(rows, 4, 3)]
+    for parts in (flat, heads, flat[:1]):
+        joined = each_ops.concat(parts)
+        assert joined.is_contiguous()
+        assert_same_bits(joined, torch.cat(parts, dim=-1))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_zeros_take_shape_and_dtype_of_a_view(each_ops: Ops, dtype: torch.dtype, rows: int) -> None:
+    zeros = each_ops.zeros_like(normal((rows, 40), dtype, seed=1)[:, 7:30])
+    assert zeros.is_contiguous()
+    assert_same_bits(zeros, torch.zeros(rows, 23, dtype=dtype))
+
+
+def test_rows_and_threads_do_not_matter(native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype) -> None:
+    x, y = (normal((200, 575), dtype, seed=seed) for seed in (1, 2))
+    for name in ("add_", "mul_sigmoid"):
+        together = getattr(native, name)(x.clone(), y)
+        assert_same_bits(getattr(single_threaded, name)(x.clone(), y), together)
+        assert_same_bits(getattr(native, name)(x[17:18].clone(), y[17:18]), together[17:18])
+    assert_same_bits(native.scale_(x.clone(), 0.3)[17:18], single_threaded.scale_(x[17:18].clone(), 0.3))

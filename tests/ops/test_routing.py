@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from forebay.ops import Gating, Scoring
+from forebay.ops.interface import Ops
+from forebay.ops.native import NativeOps
+from forebay.ops.reference import TorchOps
+from tests.ops.helpers import assert_close, assert_same_bits, normal
+
+SOFTMAX = Gating(num_experts_per_tok=3, scoring=Scoring.SOFTMAX, normalize=False)
+SIGMOID = Gating(num_experts_per_tok=3, scoring=Scoring.SIGMOID, normalize=True, epsilon=1e-20, scale=2.5)
+GROUPED = replace(SIGMOID, groups=4, best_groups=2)
+GATINGS = [SOFTMAX, replace(SOFTMAX, normalize=True), SIGMOID, GROUPED, replace(SOFTMAX, groups=6, best_groups=5)]
+
+
+def _correction(num_experts: int) -> Tensor:
+    return normal((num_experts,), torch.float32, seed=2, scale=0.3)
+
+
+@pytest.mark.parametrize("gating", GATINGS, ids=repr)
+@pytest.mark.parametrize("rows", [0, 1, 3, 200])
+@pytest.mark.parametrize("num_experts", [12, 48, 132])
+@pytest.mark.parametrize("corrected", [False, True])
+def test_gating_equals_the_reference(
+    native: NativeOps, reference: TorchOps, gating: Gating, rows: int, num_experts: int, corrected: bool
+) -> None:
+    logits = normal((rows, num_experts), torch.float32, seed=1, scale=2)
+    correction = _correction(num_experts) if corrected else None
+    (ids, weights), (their_ids, their_weights) = (
+        ops.topk_gating(logits, gating, correction) for ops in (native, reference)
+    )
+    assert_same_bits(ids, their_ids)
+    assert_close(weights, their_weights)
+
+
+@pytest.mark.parametrize("gating", GATINGS, ids=repr)
+def test_a_token_does_not_depend_on_the_others(
+    native: NativeOps, single_threaded: NativeOps, gating: Gating
+) -> None:
+    logits = normal((200, 48), torch.float32, seed=1)
+    together = native.topk_gating(logits, gating, _correction(48))
+    for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):
+        for got, expected in zip(ops.topk_gating(logits[rows], gating, _correction(48)), together, strict=True):
+            assert_same_bits(got, expected[rows])
+
+
+def test_of_equal_scores_the_first_experts_are_chosen(each_ops: Ops) -> None:
+    ids, weights = each_ops.topk_gating(torch.zeros(2, 12), GROUPED)
+    assert ids.tolist() == [[0, 1, 2]] * 2
+    assert_close(weights, torch.full((2, 3), 2.5 / 3))
+
+
+def test_all_of_the_experts_can_be_chosen(each_ops: Ops) -> None:
+    ids, weights = each_ops.topk_gating(torch.tensor([[0.5, 2.0, 1.0]]), replace(SOFTMAX, normalize=True))
+    assert ids.tolist() == [[1, 2, 0]]
+    assert_close(weights.sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("gating", GATINGS, ids=repr)
+def test_ids_stay_in_range_whatever_a_padded_row_holds_c14(each_ops: Ops, gating: Gating, value: float) -> None:
+    logits = normal((3, 12), torch.float32, seed=1)
+    expected = each_ops.topk_gating(logits, gating)
+    logits[1] = value
+    ids, weights = each_ops.topk_gating(logits, gating)
+    assert sorted(set(ids[1].tolist())) == sorted(ids[1].tolist())
+    assert ids.min() >= 0
+    assert ids.max() < 12
+    for row in (0, 2):
+        assert_same_bits(ids[row], expected[0][row])
+        assert_close(weights[row], expected[1][row])
