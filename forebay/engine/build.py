@@ -26,6 +26,7 @@ from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.allocator import keep_freed_memory
+from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.scheduler import Scheduler
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -63,13 +64,15 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     runner = _runner(config, budget, checkpoint, model, ops)
     keep_freed_memory()
     runner.warm_up()
+    # A GPU runs beside the host by itself.
+    beside = OverlappedRunner(runner) if config.overlap_depth and config.device == "cpu" else runner
     core = EngineCore(
         Scheduler(scheduler_config(config, budget, sizes, model.weight_bytes)),
-        runner,
+        beside,
         depth=config.overlap_depth,
         vocab_size=checkpoint.config.vocab_size,
         eos_token_ids=checkpoint.config.eos_token_ids,
-        in_idle_time=runner.capture_next,
+        in_idle_time=beside.capture_next,
     )
     load_seconds = time.monotonic() - begin
     report = _report(config, budget, model, runner, ops, load_seconds)

@@ -20,6 +20,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, Update
 from forebay.runtime import build_runner
+from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.scheduler import Scheduler
 
 
@@ -168,4 +169,5 @@ class Rig:
                 state=state,
             )
         )
-        return Engine(EngineCore(scheduler, runner, depth=overlap_depth, vocab_size=self._vocab_size))
+        beside = OverlappedRunner(runner) if overlap_depth else runner
+        return Engine(EngineCore(scheduler, beside, depth=overlap_depth, vocab_size=self._vocab_size))
