@@ -11,9 +11,12 @@ import pytest
 from forebay.base.errors import ConfigError, ModelError
 from forebay.config.engine_config import Config, EngineConfig, ServerConfig, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
-from forebay.config.resolve import resolve, written_values
+from forebay.config.machine import Amount
+from forebay.config.resolve import Survey, resolve, written_values
 from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
+from forebay.formats.quantized import Quantization
+from tests.models.tiny import make_tiny
 
 KEY = "sk-canary-0123456789"
 
@@ -121,6 +124,45 @@ def test_a_state_is_tracked_every_few_whole_pages(page_size: int, interval: int)
 def test_a_track_interval_inside_a_page_is_refused_with_the_next_that_is_not() -> None:
     with pytest.raises(ConfigError, match=r"--mamba-track-interval \(50\) .* page size, 16: give 64"):
         resolve({"mamba_track_interval": 50})
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "quantization", "reason"),
+    [
+        ({}, {"avx2", "amx_bf16"}, "file", "own codes"),
+        ({}, {"avx2"}, "file", "own codes"),  # float32 is what such a CPU computes in, not what somebody chose
+        ({"dtype": "float32"}, {"avx2", "amx_bf16"}, "none", "precision"),
+        ({"kernels": "torch"}, {"avx2", "amx_bf16"}, "none", "torch kernels"),
+        ({"quantization": "none"}, {"avx2", "amx_bf16"}, "none", "command line"),
+        ({"quantization": "int8", "kernels": "torch"}, {"avx2"}, "int8", "command line"),
+    ],
+)
+def test_the_files_own_codes_are_kept_where_kernels_are_made_for_them(
+    flags: dict[str, Any], cpu: set[str], quantization: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.config.machine.cpu_flags", lambda: frozenset(cpu))
+    config = resolve({"kernels": "native", **flags})
+    assert config.engine.quantization == quantization
+    found = next(item for item in config.settings if item.name == "quantization")
+    assert (found.value, reason in found.reason) == (quantization, True)
+
+
+def test_a_checkpoint_without_codes_has_none_to_keep(tmp_path: Path) -> None:
+    make_tiny("llama", tmp_path)
+    config = resolve({"model": str(tmp_path), "kernels": "native"})
+    assert config.engine.quantization is Quantization.NONE
+    with pytest.raises(ConfigError, match=r"--quantization \(file\): .* use int8 or int4"):
+        resolve({"model": str(tmp_path), "quantization": "file"})
+
+
+def test_weights_count_as_what_they_are_held_in() -> None:
+    facts = []
+    for quantization in ("none", "int8", "int4", "file"):
+        settings = {"quantization": quantization, "dtype": "bfloat16", "mem_fraction_static": "1%"}
+        config = resolve(settings, survey=Survey(memory=lambda: Amount(64 << 30, "of a test")))
+        facts.append(config.engine.kv_cache_bytes)
+    weights = [(64 << 30) // 100 - kv for kv in facts]
+    assert weights == pytest.approx([269_030_016, 142_952_832, 96_506_496, 96_506_496], rel=1e-3)
 
 
 @pytest.mark.parametrize(

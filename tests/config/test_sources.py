@@ -141,6 +141,14 @@ def test_a_type_that_is_not_computed_in_names_those_that_are(dtype: str) -> None
         from_flags({"dtype": dtype})
 
 
+@pytest.mark.parametrize(
+    ("name", "words"), [("gguf", "use file"), ("awq", "bfloat16 and use int8 or int4"), ("q4_1", "use int4")]
+)
+def test_codes_that_are_not_made_name_those_that_are(name: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--quantization: .* {words}|--quantization: {words}"):
+        from_flags({"quantization": name})
+
+
 def test_an_unknown_flag_is_an_error_with_a_guess() -> None:
     with pytest.raises(ConfigError, match=r"--page-sise: did you mean --page-size\?"):
         refuse_unknown(["--page-sise=4"], [option for flag in FLAGS for option in flag.options])
