@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers import places
+from forebay import __version__
 from forebay.formats.store import find_model
 
 # For servers that divide their memory among a fixed number of streams: how many there are, and the tokens of each.
@@ -23,6 +24,7 @@ class Kind:
     streams it is to hold and their tokens together."""
 
     title: str
+    version: str
     command: tuple[str, ...]
     tells_vocabulary: bool = False
 
@@ -38,7 +40,12 @@ class Kind:
 def forebay(model: str | None, flags: Sequence[str]) -> Kind:
     binary = Path(sys.executable).parent / "forebay"
     named = [model] if model else []
-    return Kind("Forebay", (str(binary), "serve", *named, "--port", "{port}", "--log-level", "warning", *flags), True)
+    return Kind(
+        "Forebay",
+        __version__,
+        (str(binary), "serve", *named, "--port", "{port}", "--log-level", "warning", *flags),
+        True,
+    )
 
 
 def llamacpp(title: str, model: Callable[[], Path]) -> Callable[[], Kind]:
@@ -50,7 +57,7 @@ def llamacpp(title: str, model: Callable[[], Path]) -> Callable[[], Kind]:
             *("--threads", threads, "--threads-batch", threads),
             *("--parallel", "{slots}", "--ctx-size", "{context}", "--flash-attn", "on"),
         )
-        return Kind(title, command)
+        return Kind(title, places.LLAMACPP, command)
 
     return kind
 
@@ -58,14 +65,15 @@ def llamacpp(title: str, model: Callable[[], Path]) -> Callable[[], Kind]:
 def openvino(weights: str, precision: str) -> Callable[[], Kind]:
     def kind() -> Kind:
         server = places.python("openvino"), places.OPENVINO_SERVER, places.openvino_model(weights)
-        return Kind(f"OpenVINO {weights}", (*map(str, server), "--port", "{port}", "--precision", precision))
+        command = (*map(str, server), "--port", "{port}", "--precision", precision)
+        return Kind(f"OpenVINO {weights}", places.OPENVINO, command)
 
     return kind
 
 
 def transformers() -> Kind:
     server = places.python("transformers"), places.TRANSFORMERS_SERVER, places.checkpoint()
-    return Kind("transformers", (*map(str, server), "--port", "{port}"))
+    return Kind("transformers", places.TRANSFORMERS, (*map(str, server), "--port", "{port}"))
 
 
 # Of OpenVINO, float16 weights with bfloat16 activations are the fastest for many streams, and quantized weights with

@@ -6,12 +6,10 @@ import os
 import platform
 import subprocess
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
-import torch
-
-import forebay
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,8 +18,7 @@ def facts() -> dict[str, str | int]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "commit": commit(),
-        "forebay": forebay.__version__,
-        "torch": str(torch.__version__),
+        "torch": version("torch"),
         "python": platform.python_version(),
         "cpu": cpu(),
         "cores": len(os.sched_getaffinity(0)),

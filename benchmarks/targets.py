@@ -48,7 +48,9 @@ def main() -> None:
     for run in measure(servers, rows, arguments):
         say(run, rows)
         runs.append(run)
-        write(arguments.out, Report(rows, runs), runs, caption)  # after each: a run cut short leaves what it has
+        write(
+            arguments.out, Report(rows, runs), runs, servers, caption
+        )  # after each: a run cut short leaves what it has
     table = Report(rows, runs).markdown()
     print(f"{caption}\n\n{table}")
     if arguments.record:
@@ -153,9 +155,10 @@ def say(run: Run, rows: Sequence[Row]) -> None:
     print(f"{run.server}, run {run.repeat + 1}: {', '.join(figures)}{noise}", file=sys.stderr, flush=True)
 
 
-def write(folder: Path, report: Report, runs: Sequence[Run], caption: str) -> None:
+def write(folder: Path, report: Report, runs: Sequence[Run], servers: Sequence[Kind], caption: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"machine": machine.facts(), "runs": [asdict(run) for run in runs]}
+    versions = {kind.title: kind.version for kind in servers}
+    record = {"machine": machine.facts(), "versions": versions, "runs": [asdict(run) for run in runs]}
     (folder / "targets.json").write_text(json.dumps(record, indent=1) + "\n")
     (folder / "targets.md").write_text(f"{caption}\n\n{report.markdown()}")
     (folder / "targets.svg").write_text(svg(report, caption))

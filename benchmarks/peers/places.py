@@ -1,4 +1,4 @@
-"""Where the peers are: known to what installs them and to what starts them."""
+"""Where the peers are, and which versions: known to what installs them and to what starts them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ EXPORT = HERE / "export_checkpoint.py"
 BARRIERS = HERE / "amx_barriers.h"
 OPENVINO_SERVER = HERE / "openvino_server.py"
 TRANSFORMERS_SERVER = HERE / "transformers_server.py"
+
+TRANSFORMERS = "5.23.0"
+OPENVINO = "2026.4.1.0"
+LLAMACPP = "11434.0.0"  # b11434
 
 LLAMA_BINARIES = ("llama-server", "llama-bench", "llama-quantize")
 # With the options of their export; the usual groups of 128 do not divide the default model's width.

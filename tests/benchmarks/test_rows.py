@@ -25,7 +25,7 @@ def test_a_shrunk_load_keeps_its_kind() -> None:
 
 
 def test_a_server_with_slots_is_started_again_only_for_more_streams_than_it_has() -> None:
-    divided = Kind("divided", ("server", "--slots", "{slots}", "--context", "{context}"))
+    divided = Kind("divided", "1", ("server", "--slots", "{slots}", "--context", "{context}"))
     assert divided.words(port=1, streams=1) == divided.words(port=1, streams=16)
     assert divided.words(port=1, streams=64) == ("server", "--slots", "64", "--context", "81920")
     plain = forebay(None, ["--page-size", "16"])

@@ -31,7 +31,7 @@ def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
 
 def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(kinds.PEERS, "absent", lambda: kinds.Kind("Absent", (str(tmp_path / "absent"),)))
+    monkeypatch.setitem(kinds.PEERS, "absent", lambda: kinds.Kind("Absent", "1", (str(tmp_path / "absent"),)))
     monkeypatch.setattr(sys, "argv", ["targets", "--quick", "--peers", "absent", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="Absent: not installed"):
         targets.main()
