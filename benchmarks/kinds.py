@@ -56,6 +56,7 @@ def llamacpp(title: str, model: Callable[[], Path]) -> Callable[[], Kind]:
             *(str(places.llama_folder() / "llama-server"), "--model", str(model()), "--port", "{port}"),
             *("--threads", threads, "--threads-batch", threads),
             *("--parallel", "{slots}", "--ctx-size", "{context}", "--flash-attn", "on"),
+            *("--threads-http", "260"),  # it holds one for each open connection
         )
         return Kind(title, places.LLAMACPP, command)
 

@@ -66,10 +66,10 @@ class Server:
 
     def pss_mb(self) -> float:
         """Memory of all its processes; pages that several share are divided among them."""
-        return sum(process.memory_full_info().pss for process in self._tree()) / 1e6
+        return float(sum(process.memory_full_info().pss for process in self._tree()) / 1e6)
 
     def cpu_s(self) -> float:
-        return sum(sum(process.cpu_times()[:2]) for process in self._tree())
+        return float(sum(sum(process.cpu_times()[:2]) for process in self._tree()))
 
     def _tree(self) -> list[psutil.Process]:
         first = psutil.Process(self._process.pid)

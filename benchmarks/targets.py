@@ -121,15 +121,15 @@ class Fleet:
     def server(self, kind: Kind, streams: int) -> Server:
         """Started at the first call, and again when it must be told of more streams."""
         if kind in self._running:
-            server, stack = self._running.pop(kind)
+            server, stack = self._running[kind]
             if server.suits(streams):
-                self._running[kind] = server, stack
                 return server
+            del self._running[kind]
             stack.close()
-        stack = ExitStack()
-        server = stack.enter_context(Server(kind, streams))
-        self._running[kind] = server, stack
-        return server
+        with ExitStack() as stack:
+            server = stack.enter_context(Server(kind, streams))
+            self._running[kind] = server, stack.pop_all()
+            return server
 
 
 def client(server: Server, load: Load, seed: int) -> dict[str, Any]:
