@@ -1,0 +1,180 @@
+"""What quantized weights cost in quality: perplexity on a fixed text, as served and in float32.
+
+    python benchmarks/perplexity.py                                 # the default model, a minute or two
+    python benchmarks/perplexity.py --quantization file int8 int4 --window 1024
+    python benchmarks/perplexity.py --transformers                  # and by transformers in float32
+
+The reference has the file's weights dequantized and computes in float32 by the torch ops. As served is what the server
+does on this machine: its kernels, activations and KV in bfloat16, 8-bit activations where weights are in codes. The
+change is of the perplexity, with its standard error over the text's tokens; the two see the same tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from forebay import models
+from forebay.base.units import human_bytes
+from forebay.formats.checkpoint import Checkpoint, open_checkpoint
+from forebay.formats.quantized import Quantization
+from forebay.formats.store import find_model
+from forebay.layers.context import ForwardContext, PagedKv
+from forebay.models import Model
+from forebay.ops import Ops, make_ops
+from forebay.ops.recurrence import StateBatch
+from forebay.pools.cache_pool import CachePool
+from forebay.text.tokenizer import Tokenizer
+
+PROSE = Path(__file__).parent / "data" / "prose.txt"
+WINDOW = 512
+LIMIT = 0.005  # of the float32 reference: the target
+_PAGE = 16
+
+Logits = Callable[[Sequence[int]], Tensor]
+"""Tokens of one window -> [tokens, V] float32."""
+
+
+class Change(NamedTuple):
+    """Of a perplexity, as a part of the reference's: 0.01 for one per cent more; and its standard error."""
+
+    value: float
+    error: float
+
+
+def prose_tokens(path: Path) -> list[int]:
+    """The text in the tokens of a checkpoint; its first line says where it is from."""
+    _, _, text = PROSE.read_text(encoding="utf-8").partition("\n")
+    return Tokenizer.from_path(path).encode(text, add_special_tokens=False)
+
+
+def losses(logits: Logits, ids: Sequence[int], window: int = WINDOW) -> Tensor:
+    """Nats for each token but the first of every window, float64."""
+    parts = []
+    for first in range(0, len(ids), window):
+        of_window = list(ids[first : first + window])
+        log_likelihoods = logits(of_window)[:-1].double().log_softmax(dim=-1)
+        parts.append(-log_likelihoods.gather(1, torch.tensor(of_window[1:]).unsqueeze(1)).squeeze(1))
+    return torch.cat(parts)
+
+
+def change(found: Tensor, reference: Tensor) -> Change:
+    more = found - reference
+    return Change(math.expm1(float(more.mean())), float(more.std()) / math.sqrt(len(more)))
+
+
+def model_logits(model: Model, dtype: torch.dtype) -> Logits:
+    """One window at a time, in one step, each with caches of its own."""
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        ctx = _context(model, len(ids), dtype)
+        return model.logits(model.forward(ctx, torch.tensor(ids)))
+
+    return logits
+
+
+def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
+    """A single sequence of `length` tokens in pages 1, 2, 3.. and state slot 1."""
+    num_pages = -(-length // _PAGE)
+    cache = CachePool(
+        model.cache_specs(),
+        num_pages=num_pages,
+        page_size=_PAGE,
+        num_window_pages=num_pages,
+        num_slots=1,
+        dtype=dtype,
+        device="cpu",
+    )
+    row, ends = torch.tensor([1], dtype=torch.int32), torch.tensor([0, length], dtype=torch.int32)
+    table = torch.stack([torch.zeros(num_pages), 1 + torch.arange(num_pages)]).int()
+    none = torch.empty(0, dtype=torch.int32)
+    paged = PagedKv(page_table=table, rows=row, out_cache_loc=_PAGE + torch.arange(length))
+    states = StateBatch(
+        slots=row, q_start=ends, snap_start=torch.zeros(2, dtype=torch.int32), snap_ends=none, snap_slots=none
+    )
+    return ForwardContext(
+        positions=torch.arange(length),
+        q_start=ends,
+        seq_lens=torch.tensor([length], dtype=torch.int32),
+        page_size=_PAGE,
+        full=paged,
+        window=paged,
+        states=states,
+        cache=cache,
+    )
+
+
+def loaded(checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, quantization: Quantization) -> Model:
+    return models.load(checkpoint, ops=ops, dtype=dtype, quantization=quantization)
+
+
+def transformers_logits(path: Path) -> Logits:
+    """From transformers' own reading of a GGUF file, in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+
+    config = AutoConfig.for_model(**load_gguf_checkpoint(str(path))["config"])
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tensors = load_gguf_checkpoint(str(path), return_tensors=True, model_to_load=model)["tensors"]
+    model.load_state_dict(tensors, strict=False)
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = model(torch.tensor([list(ids)])).logits[0]
+        return found
+
+    return logits
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a checkpoint's path or name; the default model if left out")
+    parser.add_argument(
+        "--quantization", nargs="+", choices=list(Quantization), default=[Quantization.NONE, Quantization.FILE]
+    )
+    parser.add_argument("--window", type=int, default=WINDOW, help="tokens that are scored together")
+    parser.add_argument("--transformers", action="store_true", help="compute the reference by transformers, too")
+    args = parser.parse_args()
+    threads = len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    path = find_model(args.model)
+    checkpoint, ids = open_checkpoint(path), prose_tokens(path)
+    torch_ops, ops = make_ops("torch", threads), make_ops("native", threads)
+    table = Table(
+        "weights", "computed by", "bytes", "perplexity", "change", "s", title=f"{path.stem}, {len(ids)} tokens"
+    )
+
+    def add(name: str, by: str, num_bytes: str, logits: Logits, reference: Tensor | None) -> Tensor:
+        started = time.perf_counter()
+        found = losses(logits, ids, args.window)
+        more = None if reference is None else change(found, reference)
+        shown = "" if more is None else f"{more.value:+.3%} ± {more.error:.3%}"
+        elapsed = f"{time.perf_counter() - started:.0f}"
+        table.add_row(name, by, num_bytes, f"{math.exp(float(found.mean())):.4f}", shown, elapsed)
+        return found
+
+    def row(by: Ops, dtype: torch.dtype, quantization: Quantization, reference: Tensor | None = None) -> Tensor:
+        model = loaded(checkpoint, by, dtype, quantization)
+        name = str(dtype).removeprefix("torch.") if quantization is Quantization.NONE else str(quantization)
+        return add(name, by.name, human_bytes(model.weight_bytes), model_logits(model, dtype), reference)
+
+    reference = row(torch_ops, torch.float32, Quantization.NONE)
+    if args.transformers:
+        add("float32", "transformers", "", transformers_logits(path), reference)
+    for quantization in args.quantization:
+        row(ops, torch.bfloat16, Quantization(quantization), reference)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
