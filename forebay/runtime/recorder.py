@@ -144,6 +144,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         parts = [part for part in self._parts if not isinstance(part, Tape) or len(part)]
         return TapeGraph(parts, type(outputs)(*map(self._arena.unowned, outputs)), self._kept)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: to keep its compiler from looking in here torch would import it, a second that every start would wait."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
