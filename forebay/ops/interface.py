@@ -45,6 +45,10 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
         """table[rows]: table [R] int64, rows [S] int32 -> [S] int64."""
         ...
 
+    def query_starts(self, ends: Tensor, num_tokens: int) -> Tensor:
+        """[0, *ends], none beyond `num_tokens`: ends [S] int32, ascending -> [S + 1] int32."""
+        ...
+
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         """table[rows] = values: table [R] and values [S] int64, rows [S] int32. Either value may stay in a row that is
         named twice (the padding row)."""

@@ -32,6 +32,7 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
+        self._query_starts = kernels.bind("fb_query_starts")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
         self._sample_rows = kernels.bind("fb_sample_rows")
 
@@ -69,6 +70,11 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:
         out = torch.empty(rows.shape[0], dtype=torch.int64)
         self._gather(self._pool, table.data_ptr(), rows.data_ptr(), out.data_ptr(), rows.shape[0])
+        return out
+
+    def query_starts(self, ends: Tensor, num_tokens: int) -> Tensor:
+        out = ends.new_empty(ends.shape[0] + 1)
+        self._query_starts(self._pool, ends.data_ptr(), out.data_ptr(), ends.shape[0], num_tokens)
         return out
 
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:

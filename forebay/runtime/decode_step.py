@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext, PagedKv
+from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
 from forebay.models.model import Model
 from forebay.ops import Ops
@@ -22,6 +22,7 @@ from forebay.pools.table import Column, Table
 from forebay.pools.window_pages import WindowPages
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.paged import paged_kv
 
 _WIDTH: Final = 1  # tokens per row
 
@@ -74,16 +75,9 @@ class DecodeStep:
     def _context(self, inputs: DecodeInputs) -> ForwardContext:
         n = inputs.num_rows
         q_start = self._counts[: n + 1]
-        table, rows = self._rows.req_to_token, inputs.req_pool_indices
-        full = PagedKv(page_table=table, rows=rows, out_cache_loc=inputs.out_cache_loc)
-        window = full
-        if self._windows is not None:
-            window = PagedKv(
-                page_table=table,
-                rows=rows,
-                out_cache_loc=inputs.out_window_loc,
-                page_map=self._windows.full_to_window,
-            )
+        full, window = paged_kv(
+            self._rows, self._windows, inputs.req_pool_indices, inputs.out_cache_loc, inputs.out_window_loc
+        )
         return ForwardContext(
             positions=inputs.positions,
             q_start=q_start,

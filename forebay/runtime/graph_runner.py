@@ -8,20 +8,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
 from forebay.base.log import event, get_logger
-from forebay.pools.table import Table
 from forebay.runtime.graph_backends import Graph, GraphBackend
 
-Inputs = TypeVar("Inputs", bound=Table)
+Inputs = TypeVar("Inputs", bound="Padded")
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples
 
 _PATIENCE: Final = 8  # uses of a size after which its graph is captured even though there is work
 
 log = get_logger("graphs")
+
+
+class Padded(Protocol):
+    """A `Table`, or several that are filled together."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self: ...
+
+    def head(self, n: int) -> Self: ...
 
 
 class Written(Protocol):
@@ -36,7 +46,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
     Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
     contents are nobody's; the captured step itself begins by resetting the padding row of every table in `writes`, so
     that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
-    smallest that holds it.
+    smallest that holds it. A size without a graph runs by its Python until the use that `patience` names, which captures
+    it: by default the first where graphs are quickly made.
     """
 
     def __init__(
@@ -47,6 +58,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         writes: Sequence[Written],
         sizes: Sequence[int],
         backend: GraphBackend,
+        patience: int = 0,
     ) -> None:
         self.sizes = sorted(set(sizes))
         if not self.sizes or self.sizes[0] < 1 or self.sizes[-1] > inputs.num_rows:
@@ -55,6 +67,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self._step, self._inputs, self._writes = step, inputs, tuple(writes)
         self._graphs: dict[int, Graph[Outputs]] = {}
         self._uses: dict[int, int] = {}
+        self._patience = patience or (1 if backend.captures_quickly else _PATIENCE)
 
     def run(self, values: Mapping[str, Tensor], n: int) -> Outputs:
         """The step's outputs for n rows, valid until the next run. `values` are the columns that this step has a source
@@ -87,9 +100,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
     def _captured_by_use(self, size: int) -> Graph[Outputs] | None:
         """Graphs are captured in idle moments; one that is wanted sooner, once it has been missed often enough."""
         self._uses[size] = self._uses.get(size, 0) + 1
-        if not self.backend.captures_quickly and self._uses[size] < _PATIENCE:
-            return None
-        return self._capture(size)
+        return self._capture(size) if self._uses[size] >= self._patience else None
 
     def _capture(self, size: int) -> Graph[Outputs]:
         """On padding alone: a capture may run the step, and a live row's state must not advance twice."""

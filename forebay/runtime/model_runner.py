@@ -24,7 +24,9 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult, TokenLogprob
 from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.decode_step import DecodeOutputs, decode_runner
-from forebay.runtime.graph_backends import GraphBackend
+from forebay.runtime.extend_step import ExtendInputs, ExtendOutputs, extend_runner
+from forebay.runtime.graph_backends import CpuGraphs, GraphBackend
+from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.penalties import Penalties
@@ -137,6 +139,11 @@ class ModelRunner:
         self.windows = WindowPages(cache.num_pages, device=device) if cache.num_window_pages else None
         self._inputs = StepInputs(rows, cache, self.windows, self._copies, max_num_tokens=max_num_tokens, device=device)
         self.decode = decode_runner(model, ops, rows, cache, self.windows, sizes=graph_sizes, backend=graphs)
+        self.extend: GraphRunner[ExtendInputs, ExtendOutputs] | None = None  # None: steps with prompts are not captured
+        if isinstance(graphs, CpuGraphs) and cache.num_slots == 0:
+            self.extend = extend_runner(
+                model, ops, rows, cache, self.windows, max_num_tokens=max_num_tokens, backend=graphs
+            )
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, device)
 
@@ -217,15 +224,18 @@ class ModelRunner:
         )
 
     def _forward(self, plan: StepPlan, inputs: Inputs) -> tuple[DecodeOutputs, Tensor]:
-        """A step of any shape, by its Python: what a decode step returns, for the sequences that sample; and the hidden
-        states [T, H]."""
-        ctx, input_ids = self._inputs.forward_inputs(plan, inputs)
-        hidden = self._model.forward(ctx, input_ids)
+        """A step of any shape: what a decode step returns, for the sequences that sample; and the hidden [T, H]."""
+        hidden = self._hidden(plan, inputs)
         last = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
         logits = self._model.logits(last)
         token_ids, finite = self._ops.argmax_rows(logits)
         self.rows.last_tokens.index_copy_(0, inputs.sample_rows, token_ids)
         return DecodeOutputs(token_ids, finite, logits), hidden
+
+    def _hidden(self, plan: StepPlan, inputs: Inputs) -> Tensor:
+        if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
+            return self.extend.run(self._inputs.extend_columns(plan, inputs), plan.num_tokens).hidden
+        return self._model.forward(*self._inputs.forward_inputs(plan, inputs))
 
     def _choose(
         self, decoded: DecodeOutputs, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext, PagedKv
+from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD, Ids
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool, Places
@@ -25,6 +25,7 @@ from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.packing import Array, Packing
+from forebay.runtime.paged import paged_kv
 
 SAMPLING_COLUMNS: Final = tuple(SamplingRows.declared)
 
@@ -64,14 +65,12 @@ _SECTIONS: Final = {
     },  # [A] each
 }
 
-# A column of `DecodeInputs`, and the section that holds it.
-_DECODE_COLUMNS: Final = {
+# Columns of `DecodeInputs` and of `ExtendInputs`, and the sections that hold them.
+_COLUMNS: Final = {
     "req_pool_indices": "rows",
-    **{
-        name: name
-        for name in ("seq_lens", "positions", "out_cache_loc", "out_window_loc", "state_slots", "mamba_track_indices")
-    },
+    **{name: name for name in ("seq_lens", "positions", "out_cache_loc", "out_window_loc")},
 }
+_DECODE_COLUMNS: Final = {**_COLUMNS, "state_slots": "state_slots", "mamba_track_indices": "mamba_track_indices"}
 
 # A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
 _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.values())
@@ -171,18 +170,9 @@ class StepInputs:
     def forward_inputs(self, plan: StepPlan, inputs: Inputs) -> tuple[ForwardContext, Tensor]:
         """What the model is given in a step of any shape: the context and the tokens."""
         device = inputs.sections
-        ids = device["input_ids"]
-        if plan.num_decodes:
-            ids[len(plan.input_ids) :].copy_(self._rows.last_tokens.index_select(0, device["decode_rows"]))
-        table, rows = self._rows.req_to_token, device["rows"]
-        full = window = PagedKv(page_table=table, rows=rows, out_cache_loc=device["out_cache_loc"])
-        if self._windows is not None:
-            window = PagedKv(
-                page_table=table,
-                rows=rows,
-                out_cache_loc=device["out_window_loc"],
-                page_map=self._windows.full_to_window,
-            )
+        full, window = paged_kv(
+            self._rows, self._windows, device["rows"], device["out_cache_loc"], device["out_window_loc"]
+        )
         ctx = ForwardContext(
             positions=device["positions"],
             q_start=device["q_start"],
@@ -199,7 +189,20 @@ class StepInputs:
             ),
             cache=self._cache,
         )
-        return ctx, ids
+        return ctx, self._input_ids(plan, device)
+
+    def extend_columns(self, plan: StepPlan, inputs: Inputs) -> dict[str, Tensor]:
+        """What `ExtendInputs` has a source for."""
+        device = inputs.sections
+        columns = {name: device[section] for name, section in _COLUMNS.items()}
+        columns |= {"input_ids": self._input_ids(plan, device), "q_ends": device["q_start"][1:]}
+        return {name: values for name, values in columns.items() if len(values)}
+
+    def _input_ids(self, plan: StepPlan, device: Mapping[str, Tensor]) -> Tensor:
+        ids = device["input_ids"]
+        if plan.num_decodes:
+            ids[len(plan.input_ids) :].copy_(self._rows.last_tokens.index_select(0, device["decode_rows"]))
+        return ids
 
 
 def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_targets: int) -> tuple[int, ...]:

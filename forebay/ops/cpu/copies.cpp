@@ -51,4 +51,12 @@ void fb_scatter(Pool* pool, int64_t* table, const int32_t* rows, const int64_t* 
         for (long i = 0; i < count; ++i) table[rows[i]] = values[i];
     });
 }
+
+// starts [count + 1]: 0 and the ends, none beyond num_tokens.
+void fb_query_starts(Pool* pool, const int32_t* ends, int32_t* starts, long count, long num_tokens) {
+    pool->op([=](Pool&) {
+        starts[0] = 0;
+        for (long i = 0; i < count; ++i) starts[i + 1] = std::min(ends[i], static_cast<int32_t>(num_tokens));
+    });
+}
 }

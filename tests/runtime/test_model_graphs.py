@@ -1,4 +1,4 @@
-"""Decoding any model type in padded graphs gives the bits that its Python gives without a padded row (C14, C15)."""
+"""Steps of any model type in padded graphs give the bits that its Python gives without a padded row (C14, C15)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
+from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CpuGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, make_tiny, random_ids
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS, PAGE_SIZE
 from tests.runtime.graph_steps import poison
 
-STEPS = 12
+ROUNDS, STEPS = 3, 5
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +28,22 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def entries(plans: HybridPlanner, seed: int) -> list[object]:
-    """What rows of a batch that grows and shrinks sample, log-probabilities included."""
+    """What rows of a batch that grows and shrinks sample, log-probabilities included: prompts alone and beside decodes,
+    of lengths that come again and again, then decodes."""
     rng, rows = random.Random(seed), list(range(1, NUM_ROWS + 1))
-    for row in rows:
-        plans.begin(row, random_ids(3 + row, seed=row))
-    sampled: list[object] = [plans.step(extends=[(row, 3 + row) for row in rows])]
-    for _ in range(STEPS):
-        poison(plans.runner.decode._inputs)
-        decodes = rng.sample(rows, rng.randint(1, len(rows)))
-        result = plans.step(decodes=decodes)
-        sampled.append((result.token_ids, result.logprobs))
-    return sampled
+    sampled: list[StepResult] = []
+    for _ in range(ROUNDS):
+        for row in rows:
+            plans.begin(row, random_ids(3 + row, seed=row))
+        sampled.append(plans.step(extends=[(row, 3 + row) for row in rows[:3]]))
+        sampled.append(plans.step(extends=[(row, 3) for row in rows[3:]], decodes=rows[:3]))
+        sampled.append(plans.step(extends=[(row, row) for row in rows[3:]], decodes=rows[:3]))
+        for _ in range(STEPS):
+            poison(plans.runner.decode._inputs)
+            sampled.append(plans.step(decodes=rng.sample(rows, rng.randint(1, len(rows)))))
+        for row in rows:
+            plans.leave(row)
+    return [(result.token_ids, result.logprobs) for result in sampled]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -51,6 +57,8 @@ def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, 
 
     graphed = planner(CpuGraphs(native_ops), [2, 5, NUM_ROWS + 2])
     assert entries(graphed, seed=4) == entries(planner(Eager(), list(range(1, NUM_ROWS + 1))), seed=4)
+    extend = graphed.runner.extend
+    assert extend is None or extend.num_captured
     cache, rows = graphed.runner.cache, graphed.runner.rows
     assert not rows.req_to_token[PAD].any()
     assert all(tensor[:PAGE_SIZE].isfinite().all() for tensor in cache.kv_tensors())

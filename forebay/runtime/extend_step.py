@@ -1,0 +1,133 @@
+"""Steps that have prompts in them, as steps of fixed shape: some tokens of any sequences, hidden states out.
+
+On a CPU the Python between the kernels of such a step would leave both cores idle for a tenth of it.
+
+Shape letters: T tokens, S sequences, both padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from forebay.layers.context import ForwardContext
+from forebay.memory.slots import PAD
+from forebay.models.model import Model
+from forebay.ops import Ops
+from forebay.ops.recurrence import StateBatch
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.request_rows import RequestRows
+from forebay.pools.table import Column, Table
+from forebay.pools.window_pages import WindowPages
+from forebay.runtime.graph_backends import GraphBackend
+from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.paged import paged_kv
+
+_BEYOND: Final = 2**31 - 1
+_PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
+# Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
+_FINE: Final = 16
+_COARSE: Final = 32
+_FINE_UP_TO: Final = 256
+
+
+class Tokens(Table):
+    input_ids = Column(torch.int64, pad=0)
+    positions = Column(torch.int64, pad=0)
+    out_cache_loc = Column(torch.int64, pad=PAD)
+    out_window_loc = Column(torch.int64, pad=PAD)
+
+
+class Sequences(Table):
+    """The first padded sequence has all padded tokens, the others none; W is the most tokens that a step has."""
+
+    req_pool_indices = Column(torch.int32, pad=PAD)
+    seq_lens = Column(torch.int32, pad="W")
+    q_ends = Column(torch.int32, pad=_BEYOND)  # the token after each sequence's last
+
+
+class ExtendInputs:
+    """Two tables that are filled together; `num_rows` are the tokens. There is room for one sequence more than may run,
+    so that a padded token always has one to belong to."""
+
+    def __init__(self, tokens: Tokens, sequences: Sequences) -> None:
+        self.tokens, self.sequences = tokens, sequences
+
+    @property
+    def num_rows(self) -> int:
+        return self.tokens.num_rows
+
+    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
+        """Columns of tokens have n values, those of sequences as many as there are."""
+        of_sequences = {name: value for name, value in values.items() if name in Sequences.declared}
+        of_tokens = {name: value for name, value in values.items() if name not in of_sequences}
+        count = len(next(iter(of_sequences.values()), ()))
+        self.sequences.fill(of_sequences, count, self.sequences.num_rows)
+        self.tokens.fill(of_tokens, n, padded)
+        return self.head(padded)
+
+    def head(self, n: int) -> Self:
+        return type(self)(self.tokens.head(n), self.sequences)
+
+
+class ExtendOutputs(NamedTuple):
+    hidden: Tensor  # [T, H]
+
+
+class ExtendStep:
+    def __init__(
+        self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, windows: WindowPages | None
+    ) -> None:
+        self._model, self._ops = model, ops
+        self._rows, self._cache, self._windows = rows, cache, windows
+        nothing = torch.empty(0, dtype=torch.int32, device=rows.last_tokens.device)
+        self._no_states = StateBatch(
+            slots=nothing, q_start=nothing, snap_start=nothing, snap_ends=nothing, snap_slots=nothing
+        )
+
+    def __call__(self, inputs: ExtendInputs) -> ExtendOutputs:
+        tokens, sequences = inputs.tokens, inputs.sequences
+        full, window = paged_kv(
+            self._rows, self._windows, sequences.req_pool_indices, tokens.out_cache_loc, tokens.out_window_loc
+        )
+        ctx = ForwardContext(
+            positions=tokens.positions,
+            q_start=self._ops.query_starts(sequences.q_ends, tokens.num_rows),
+            seq_lens=sequences.seq_lens,
+            page_size=self._cache.page_size,
+            full=full,
+            window=window,
+            states=self._no_states,
+            cache=self._cache,
+        )
+        return ExtendOutputs(self._model.forward(ctx, tokens.input_ids))
+
+
+def extend_runner(
+    model: Model,
+    ops: Ops,
+    rows: RequestRows,
+    cache: CachePool,
+    windows: WindowPages | None,
+    *,
+    max_num_tokens: int,
+    backend: GraphBackend,
+) -> GraphRunner[ExtendInputs, ExtendOutputs]:
+    """For models whose layers keep no recurrent states: how many snapshots a step takes of those has no bound."""
+    assert cache.num_slots == 0, "the model keeps recurrent states"
+    # A padded sequence must not be longer than a row of the page table.
+    most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
+    device = rows.last_tokens.device
+    inputs = ExtendInputs(Tokens(most, device=device), Sequences(rows.num_rows, device=device, sizes={"W": most}))
+    step = ExtendStep(model, ops, rows, cache, windows)
+    sizes = _token_counts(most)
+    return GraphRunner(step, inputs, writes=(), sizes=sizes, backend=backend, patience=_PATIENCE)
+
+
+def _token_counts(most: int) -> list[int]:
+    fine = range(_FINE, min(most, _FINE_UP_TO), _FINE)
+    coarse = range(_FINE_UP_TO, most, _COARSE)
+    return [*fine, *coarse, most]
