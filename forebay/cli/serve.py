@@ -1,81 +1,23 @@
-"""`forebay serve`: the engine process first, so that it loads while the server imports its own things."""
+"""`forebay serve`: the engine process first, so that it imports its things while we import ours and read the command
+line. Hence nothing that takes long to import is imported at the top."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import signal
-import time
 from collections.abc import Sequence
 
-import uvloop
-
-from forebay.base.errors import ForebayError
-from forebay.base.log import setup_logging
-from forebay.cli.arguments import Parser
-from forebay.config.engine_config import Config
-from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import EngineProcess, launch
-
-STOP_GRACE_S = 2.0
+from forebay.engine.spawn import spawn
 
 
 def run(words: Sequence[str]) -> int:
-    parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
-    parser.engine_flags(server=True, model_is_positional=True)
-    parsed = parser.parse(words)
-    started = time.monotonic()
-    config = parsed.resolve()
-    setup_logging(config.server.log_level, process="server")
-    process = launch(config.engine)
+    spawned = None if _asks_for_help(words) else spawn()
     try:
-        # Ctrl-C waits until the server takes it: in between it would tear the loop from tasks that have just begun.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, process, started))
+        from forebay.cli.serving import serve_from
+
+        return serve_from(words, spawned)
     finally:
-        process.stop(STOP_GRACE_S)
-    return 0
+        if spawned is not None:
+            spawned.discard()  # which is nothing unless we failed before it was told what to serve
 
 
-async def _serve(config: Config, process: EngineProcess, started: float) -> None:
-    """Bind before the engine is waited for: a port that is taken is told at once."""
-    from forebay.server.serve import bind, serve
-    from forebay.server.served_model import ServedModel
-    from forebay.text.tokenizer import Tokenizer
-
-    sock = bind(config.server)
-    engine = await AsyncEngine.connect(process)
-    try:
-        tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
-    except ForebayError:
-        await engine.close(drain_s=0.0)
-        raise
-    model = ServedModel(
-        name=config.engine.served_model_name,
-        path=config.engine.model_path,
-        created=int(time.time()),
-        settings=config.settings,
-        max_queued_requests=config.engine.max_queued_requests,
-        step_limit_s=config.engine.stall_timeout_s,
-    )
-    telling: list[asyncio.Task[None]] = []
-
-    def on_ready(url: str) -> None:
-        telling.append(asyncio.create_task(_tell(config, engine, url, started)))
-
-    try:
-        await serve(config.server, model, engine, tokenizer, sock=sock, on_ready=on_ready)
-    finally:
-        for task in telling:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ForebayError):
-                await task
-
-
-async def _tell(config: Config, engine: AsyncEngine, url: str, started: float) -> None:
-    """The start-up table and the ready line, once the model is loaded; its failure is `serve`'s to report."""
-    from forebay.cli.startup_table import print_startup
-
-    ready = await engine.ready()
-    print_startup(config, ready, url, time.monotonic() - started)
+def _asks_for_help(words: Sequence[str]) -> bool:
+    return any(word == "-h" or word.startswith("--help") for word in words)

@@ -8,20 +8,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-import forebay
-from forebay.base.fault import FAULT_VARIABLES
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.frames import Configure
-
-ENTRY: Sequence[str] = ("-P", "-m", "forebay.engine.process")
-
-_STDERR = 2
+from forebay.engine.spawn import ENTRY, Spawned, spawn
 
 
 class EngineProcess:
@@ -55,47 +48,20 @@ class EngineProcess:
 
 
 def launch(config: EngineConfig, *, entry: Sequence[str] = ENTRY) -> EngineProcess:
-    """Start the engine and return without waiting for it; its `Ready` or its last words come over the channel.
+    """Start the engine and return without waiting for it; its `Ready` or its last words come over the channel."""
+    return configure(spawn(entry), config)
 
-    `entry` is what the interpreter is given to run (tests have an engine of their own). The configuration travels over
-    the channel: nothing of it is seen in the arguments or the environment.
-    """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs, _held_back(signal.SIGINT, signal.SIGTERM):
-        child = subprocess.Popen(
-            [sys.executable, *entry, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=_STDERR,
-            env=_environment(),
-            pass_fds=[theirs.fileno()],
-        )
+
+def configure(spawned: Spawned, config: EngineConfig) -> EngineProcess:
+    """Tell a process that was started ahead what to serve. Owns it from here on. The configuration travels over the
+    channel: nothing of it is seen in the arguments or the environment."""
     encoder = FrameEncoder()
     # The kernel counts the death of the starting thread as the death of the parent.
     lasting = threading.current_thread() is threading.main_thread()
-    configure = Configure(config=config, parent_pid=os.getpid(), die_with_parent=lasting)
+    frame = Configure(config=config, parent_pid=os.getpid(), die_with_parent=lasting)
     with contextlib.suppress(OSError):  # it is dead already, which end-of-file will tell with the exit code at hand
-        ours.sendall(encoder.encode(configure))
-    return EngineProcess(child, ours, encoder, config)
-
-
-@contextlib.contextmanager
-def _held_back(*signals: signal.Signals) -> Iterator[None]:
-    """A child started in here is born with them blocked: it ignores them later, but Python would not until then, and a
-    Ctrl-C at that moment goes to all of a terminal's processes."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _environment() -> dict[str, str]:
-    """Ours without FOREBAY_* (keys may be among them, and an engine reads none), able to import this package."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") or k in FAULT_VARIABLES}
-    root = str(Path(forebay.__file__).parent.parent)
-    inherited = kept.get("PYTHONPATH")
-    kept["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
-    return kept
+        spawned.sock.sendall(encoder.encode(frame))
+    return EngineProcess(spawned.child, spawned.sock, encoder, config)
 
 
 def describe_exit(code: int | None) -> str:

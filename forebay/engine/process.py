@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import select
 import signal
@@ -41,14 +42,16 @@ _PR_SET_PDEATHSIG: Final = 1
 log = get_logger("engine")
 
 
-def serve(sock: socket.socket, build: Build) -> int:
-    """Be the engine at this end of `sock`; returns the process's exit code."""
+def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lambda: None) -> int:
+    """Be the engine at this end of `sock`; returns the process's exit code. `ahead` does what can be done before the
+    configuration is here."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _exit_with_peer(sock)
     channel: Channel[ToEngine] = Channel(sock, ToEngine)
     code = 0
     try:
+        ahead()
         _run(channel, build)
     except ChannelClosed:
         pass
@@ -75,9 +78,9 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     if any(isinstance(frame, Shutdown) for frame in frames):
         return
     core, ready = build(configure.config)
-    # What is alive now stays: the collector need not walk it again in the middle of a step.
-    gc.collect()
+    # What is alive now stays: the collector need not walk it in the middle of a step.
     gc.freeze()
+    gc.enable()
     channel.send(ready)
     EngineLoop(core, channel).run()
 
@@ -125,13 +128,18 @@ def _last_words(error: Exception) -> Failure:
 
 
 def main() -> NoReturn:
+    gc.disable()  # until all is loaded: nearly nothing of that is garbage
+
+    # Here and not above: whoever dies while torch is being imported must find the watch already running.
+    def ahead() -> None:
+        importlib.import_module("forebay.engine.build")
+
     def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
-        # Here and not above: whoever dies while torch is being imported must find the watch already running.
         from forebay.engine.build import build_engine
 
         return build_engine(config)
 
-    code = serve(socket.socket(fileno=int(sys.argv[1])), build)
+    code = serve(socket.socket(fileno=int(sys.argv[1])), build, ahead=ahead)
     sys.stderr.flush()
     os._exit(code)  # tearing torch down takes time and can only go wrong
 

@@ -19,7 +19,8 @@ import pytest
 
 from forebay.base.errors import EngineError, ModelError, Unavailable
 from forebay.engine.async_engine import AsyncEngine
-from forebay.engine.launch import launch
+from forebay.engine.launch import configure, launch
+from forebay.engine.spawn import spawn
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
@@ -96,6 +97,40 @@ PHASES = {
     "streaming": (0.02, _streaming),
     "draining": (0.02, _draining),
 }
+
+
+def test_an_engine_started_ahead_serves_what_it_is_told_later() -> None:
+    async def scene() -> None:
+        spawned = spawn(ENTRY)
+        engine = await AsyncEngine.connect(configure(spawned, script()))
+        async with asyncio.timeout(START_S):
+            await engine.ready()
+            updates = await collect(submit(engine, [1, 2], 5))
+        assert [token for update in updates for token in update.token_ids] == reference([1, 2], 5)
+        await engine.close(0.0)
+        spawned.discard()
+        assert not alive(spawned.child.pid)
+
+    asyncio.run(scene())
+
+
+def test_an_engine_that_is_not_wanted_after_all_leaves_nothing_behind() -> None:
+    fds = num_fds()
+    spawned = spawn(ENTRY)
+    assert alive(spawned.child.pid)
+    spawned.discard()
+    assert not alive(spawned.child.pid)
+    assert num_fds() == fds
+    spawned.discard()
+
+
+def test_starting_an_engine_needs_no_import_that_takes_time() -> None:
+    """It imports torch while its parent imports all this."""
+    code = (
+        "import sys, forebay.cli.serve; print([m for m in ('numpy', 'msgspec', 'asyncio', 'rich') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(("step", "reach"), PHASES.values(), ids=PHASES.keys())
