@@ -9,10 +9,10 @@ from forebay.ops import Ops
 
 
 @pytest.mark.parametrize("rows", [[], [3], [2, 5, 1], [0, 4, 0]])
-def test_tokens_are_read_and_written_by_row(ops: Ops, rows: list[int]):
+def test_tokens_are_read_and_written_by_row(each_ops: Ops, rows: list[int]):
     table, which = torch.arange(7) * 10, torch.tensor(rows, dtype=torch.int32)
-    assert ops.gather(table, which).tolist() == [10 * row for row in rows]
-    ops.scatter(table, which, torch.arange(len(rows)) + 100)
+    assert each_ops.gather(table, which).tolist() == [10 * row for row in rows]
+    each_ops.scatter(table, which, torch.arange(len(rows)) + 100)
     for row in range(7):
         written = [100 + i for i, other in enumerate(rows) if other == row]
         assert int(table[row]) in (written or [10 * row])
@@ -24,9 +24,10 @@ def test_tokens_are_read_and_written_by_row(ops: Ops, rows: list[int]):
         ([], 4, [0]),
         ([4], 4, [0, 4]),
         ([2, 5, 6], 6, [0, 2, 5, 6]),
-        ([2, 5, 2**31 - 1, 2**31 - 1], 16, [0, 2, 5, 16, 16]),  # padded sequences: one has what is left, the others none
+        # Padded sequences: one has what is left, the others none.
+        ([2, 5, 2**31 - 1, 2**31 - 1], 16, [0, 2, 5, 16, 16]),
     ],
 )
-def test_sequences_begin_where_the_one_before_ends_and_none_beyond_the_tokens(ops: Ops, ends, num_tokens, starts):
-    found = ops.query_starts(torch.tensor(ends, dtype=torch.int32), num_tokens)
+def test_sequences_begin_where_the_one_before_ends_and_none_beyond_the_tokens(each_ops: Ops, ends, num_tokens, starts):
+    found = each_ops.query_starts(torch.tensor(ends, dtype=torch.int32), num_tokens)
     assert (found.tolist(), found.dtype) == (starts, torch.int32)
