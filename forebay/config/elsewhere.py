@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-_ONE_MACHINE: Final = "a model runs on one machine's CPU; use --num-threads, or several servers behind a balancer"
+_ONE_MACHINE: Final = "a model runs on one machine, on its CPU or one GPU; use several servers behind a balancer"
 _OWN_CODE: Final = "code in checkpoints is never run; the models that are served are built in"
 _STORED: Final = "a checkpoint is read as it is stored (GGUF Q4_1, safetensors, ...) and computed in --dtype"
 _CACHE_TYPE: Final = "the KV cache has the type of --dtype"
@@ -18,8 +18,8 @@ _NO_DISAGGREGATION: Final = "prefill and decode share one server in this version
 _METRICS: Final = "metrics are always on, at /metrics: leave it out"
 _PREFIX_CACHE: Final = "the prefix cache is on unless --disable-radix-cache: leave it out"
 _CHUNKED: Final = "prompts are always computed in chunks, of --chunked-prefill-size: leave it out"
-_NO_GRAPHS: Final = "there are no CUDA graphs in this version: leave it out"
-_NO_GPU: Final = "this version computes on the CPU: leave it out"
+_NO_GRAPHS: Final = "decode steps are captured by themselves, for every number of requests: leave it out"
+_NO_GPU: Final = "a model computes whole on --device cpu or cuda: leave it out"
 _NO_LORA: Final = "adapters (LoRA) are not in this version"
 _STATE_PLACES: Final = (
     "states are kept where conversations go on, and every --checkpoint-interval tokens of a long prompt"

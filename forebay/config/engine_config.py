@@ -33,6 +33,7 @@ class EvictionPolicy(StrEnum):
 class KernelBackend(StrEnum):
     NATIVE = "native"  # our C++ kernels
     TORCH = "torch"  # the reference
+    TRITON = "triton"  # for NVIDIA GPUs
 
 
 class StateStrategy(StrEnum):

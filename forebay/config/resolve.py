@@ -25,6 +25,7 @@ from forebay.config.engine_config import (
     StateStrategy,
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Value
+from forebay.config.gpu import GpuMemory, gpu_memory
 from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes, weight_bytes
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
@@ -56,11 +57,13 @@ def _read_shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns what it decides by: the model at a path with its weights' shapes, and the memory.
+    """How `resolve` learns what it decides by: the model at a path with its weights' shapes, and the memory, of the
+    machine and of its GPU where that is asked for.
     `forebay plan` asks about models without their weights, and about other machines."""
 
     model: Callable[[Path], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
+    gpu: Callable[[], GpuMemory | None] = gpu_memory
 
 
 HERE: Final = Survey()
@@ -96,6 +99,7 @@ def resolve(
     check_exposure(str(written["host"]), keys[0])
     facts = _facts(given, survey)
     settled, reasons = _decide(given, facts)
+    _refuse_other_kernels(given, settled)
     _refuse_absent_codes(given["quantization"], facts)
     _refuse_overcommit(given, facts, settled)
     _refuse_broken_pages(given["mamba_track_interval"], settled)
@@ -216,13 +220,23 @@ def _facts(given: dict[str, Given], survey: Survey) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
     model, weights = survey.model(path)
+    host_memory, gpu = survey.memory(), None
+    if given["device"].value == "cuda":
+        gpu = survey.gpu()
+        if gpu is None:
+            raise ConfigError(
+                f"{given['device'].origin} (cuda): this machine's NVIDIA driver names no GPU: check nvidia-smi and "
+                "CUDA_VISIBLE_DEVICES, or use cpu"
+            )
     return Facts(
         model_path=path,
         is_default_model=named is AUTO,
         model=model,
         weights=weights,
         cores=machine.usable_cores(),
-        memory=survey.memory(),
+        memory=host_memory if gpu is None else machine.Amount(gpu.free, "free on the GPU"),
+        host_memory=host_memory,
+        gpu=gpu,
         cpu_flags=machine.cpu_flags(),
         kernel_cache=cache_folder("ops"),
     )
@@ -246,6 +260,14 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
     return settled, reasons
 
 
+def _refuse_other_kernels(given: dict[str, Given], settled: Settled) -> None:
+    if (settled["kernels"] == KernelBackend.TRITON) != (settled["device"] == "cuda"):
+        raise ConfigError(
+            f"{given['kernels'].origin} ({settled['kernels']}) and {given['device'].origin} ({settled['device']}): "
+            "triton is for cuda, all other kernels are for cpu"
+        )
+
+
 def _refuse_absent_codes(asked: Given, facts: Facts) -> None:
     if asked.value == Quantization.FILE and not facts.weights.has_codes:
         raise ConfigError(
@@ -256,9 +278,10 @@ def _refuse_absent_codes(asked: Given, facts: Facts) -> None:
 
 def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
     """Memory is taken as the caches fill: what is not there would be missed hours later, and end the engine."""
+    here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
     asked = {
         name: int(settled[name])  # type: ignore[arg-type]
-        for name in ("kv_cache_bytes", "retraction_host_bytes")
+        for name in here
         if not isinstance(given[name].value, Auto)
     }
     weights = weight_bytes(facts, settled)

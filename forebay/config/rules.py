@@ -11,6 +11,7 @@ from forebay.base.toolchain import find_compiler
 from forebay.base.units import ceil_div, human_bytes
 from forebay.config.engine_config import KernelBackend, StateStrategy
 from forebay.config.flag import Value
+from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.formats.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
@@ -18,6 +19,7 @@ from forebay.formats.store import short_name
 from forebay.formats.weight_shapes import WeightShapes
 
 DEFAULT_FRACTION: Final = 0.25
+GPU_FRACTION: Final = 0.88  # the rest is for activations, captured graphs and CUDA itself
 # Pages become resident as they fill. 4 GiB is 186,000 tokens of the embedded model: more is for whoever asks.
 DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30
 MIN_KV_BYTES: Final = 16 << 20
@@ -34,7 +36,8 @@ ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What the rules may look at: the checkpoint and the machine."""
+    """What the rules may look at: the checkpoint and the machine. `memory` is where the model computes; `gpu` is None
+    unless that is a GPU."""
 
     model_path: Path
     is_default_model: bool
@@ -42,6 +45,8 @@ class Facts:
     weights: WeightShapes
     cores: Amount
     memory: Amount
+    host_memory: Amount
+    gpu: GpuMemory | None
     cpu_flags: frozenset[str]
     kernel_cache: Path
 
@@ -64,6 +69,8 @@ def _served_model_name(facts: Facts, settled: Settled) -> Decision:
 
 
 def _dtype(facts: Facts, settled: Settled) -> Decision:
+    if facts.gpu is not None:
+        return Decision("bfloat16", "the GPU computes in it")
     native = sorted(facts.cpu_flags & BFLOAT16_FLAGS)
     if native:
         return Decision("bfloat16", f"the CPU computes in it ({', '.join(native)})")
@@ -71,7 +78,7 @@ def _dtype(facts: Facts, settled: Settled) -> Decision:
 
 
 def _device(facts: Facts, settled: Settled) -> Decision:
-    return Decision("cpu", "the device this version runs on")
+    return Decision("cpu", "unless --device cuda asks for an NVIDIA GPU")
 
 
 def _num_threads(facts: Facts, settled: Settled) -> Decision:
@@ -79,6 +86,8 @@ def _num_threads(facts: Facts, settled: Settled) -> Decision:
 
 
 def _kernels(facts: Facts, settled: Settled) -> Decision:
+    if facts.gpu is not None:
+        return Decision(KernelBackend.TRITON.value, "those for GPUs")
     if "avx2" not in facts.cpu_flags:
         return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
     if any(facts.kernel_cache.glob("*.so")):
@@ -94,7 +103,7 @@ def _quantization(facts: Facts, settled: Settled) -> Decision:
         return Decision(Quantization.NONE.value, "the checkpoint has no codes that could be kept")
     if settled["kernels"] == KernelBackend.TORCH:
         return Decision(Quantization.NONE.value, "the torch kernels are fastest without")
-    if settled["dtype"] == "float32" and facts.cpu_flags & BFLOAT16_FLAGS:
+    if facts.gpu is None and settled["dtype"] == "float32" and facts.cpu_flags & BFLOAT16_FLAGS:
         return Decision(Quantization.NONE.value, "float32 was chosen on a CPU that has bfloat16, for its precision")
     return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
 
@@ -129,6 +138,8 @@ def weight_bytes(facts: Facts, settled: Settled) -> int:
 
 
 def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
+    if facts.gpu is not None:
+        return Decision(GPU_FRACTION, "leaves room for activations and captured graphs")
     return Decision(DEFAULT_FRACTION, "leaves room for whatever else runs here")
 
 
@@ -141,7 +152,7 @@ def _kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool) -> Decision
     )
     if room < MIN_KV_BYTES:
         return Decision(MIN_KV_BYTES, f"the least: {share}, leaves {human_bytes(max(room, 0))}")
-    if modest and room > DEFAULT_KV_LIMIT_BYTES:
+    if modest and facts.gpu is None and room > DEFAULT_KV_LIMIT_BYTES:
         return Decision(DEFAULT_KV_LIMIT_BYTES, "the default limit; --mem-fraction-static or --kv-cache-bytes raise it")
     return Decision(room, share)
 
@@ -156,7 +167,9 @@ def _modest_kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
 
 
 def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
-    left = facts.memory.value - weight_bytes(facts, settled) - int(settled["kv_cache_bytes"])  # type: ignore[arg-type]
+    left = facts.host_memory.value
+    if facts.gpu is None:
+        left -= weight_bytes(facts, settled) + int(settled["kv_cache_bytes"])  # type: ignore[arg-type]
     share = max(0, left // 4)
     if share > HOST_LIMIT_BYTES:
         return Decision(HOST_LIMIT_BYTES, "retractions are rare, and a few requests fit")
@@ -164,10 +177,16 @@ def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
 
 
 def _max_running_requests(facts: Facts, settled: Settled) -> Decision:
+    if facts.gpu is not None:
+        most = limits_for(facts.gpu.total).max_running_requests
+        return Decision(most, f"for a GPU of {human_bytes(facts.gpu.total)}")
     return Decision(64, "a CPU's throughput hardly grows beyond that")
 
 
 def _chunked_prefill_size(facts: Facts, settled: Settled) -> Decision:
+    if facts.gpu is not None:
+        tokens = limits_for(facts.gpu.total).chunked_prefill_size
+        return Decision(tokens, f"for a GPU of {human_bytes(facts.gpu.total)}")
     return Decision(512, "a step that long still lets others stream evenly")
 
 
@@ -179,6 +198,8 @@ def _mixed_chunk_size(facts: Facts, settled: Settled) -> Decision:
 
 
 def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
+    if facts.gpu is not None:
+        return Decision(1, "the host plans the next step while the GPU computes")
     return Decision(0, "host and model share the CPU's cores, nothing to overlap")
 
 
@@ -191,8 +212,8 @@ def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
 RULES: Final[dict[str, Rule]] = {
     "model_path": _model_path,
     "served_model_name": _served_model_name,
-    "dtype": _dtype,
     "device": _device,
+    "dtype": _dtype,
     "num_threads": _num_threads,
     "kernels": _kernels,
     "quantization": _quantization,

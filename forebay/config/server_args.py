@@ -125,7 +125,7 @@ _MEMORY: Final = (
         kind=TEXT,
         default=AUTO,
         group=MEMORY,
-        choices=("cpu",),
+        choices=("cpu", "cuda"),
         help="where the model runs",
     ),
     Flag(
@@ -144,7 +144,7 @@ _MEMORY: Final = (
         default=AUTO,
         group=MEMORY,
         choices=tuple(KernelBackend),
-        help="native: compiled for this machine; torch: the reference",
+        help="native: compiled for this machine's CPU; torch: the reference; triton: for NVIDIA GPUs",
     ),
 )
 

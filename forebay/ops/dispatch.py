@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.ops.compiler import BuildError, library, usable_variants
@@ -13,17 +15,20 @@ _log = get_logger("ops")
 
 
 def make_ops(backend: str, num_threads: int) -> Ops:
-    """The kernels of `backend` (`native` or `torch`) on `num_threads` threads.
+    """The kernels of `backend` (`native`, `torch` or `triton`) on `num_threads` threads.
 
     `native` takes the best instruction set of this CPU, compiling on first use, and becomes `torch` with one warning
-    where there is no such CPU or no compiler. The torch backend uses torch's own threads: set those yourself.
+    where there is no such CPU or no compiler. The torch backend uses torch's own threads: set those yourself. `triton`
+    is for tensors on an NVIDIA GPU, and ConfigError where there is none.
     """
-    if backend not in ("native", "torch"):
-        raise ConfigError(f"kernel backend {backend!r}: use native or torch")
+    if backend not in ("native", "torch", "triton"):
+        raise ConfigError(f"kernel backend {backend!r}: use native, torch or triton")
     if num_threads < 1:
         raise ConfigError(f"{num_threads} threads: use at least 1")
     if backend == "torch":
         return TorchOps(num_threads)
+    if backend == "triton":
+        return _triton_ops(num_threads)
     reasons = []
     for variant in usable_variants():
         try:
@@ -33,3 +38,18 @@ def make_ops(backend: str, num_threads: int) -> Ops:
     why = "; ".join(reasons) or "the CPU is not an x86-64 with AVX2 under Linux"
     _log.warning(event("native_ops_unavailable", using="torch", effect="several times slower", why=why))
     return TorchOps(num_threads)
+
+
+def _triton_ops(num_threads: int) -> Ops:
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"there is no NVIDIA GPU that this torch ({torch.__version__}) can use: install its build for CUDA and "
+            "the driver, or use --device cpu"
+        )
+    try:
+        from forebay.ops.triton import TritonOps
+    except ImportError as error:
+        raise ConfigError(
+            f"the GPU's kernels need Triton, which cannot be imported ({error}): use pip to install it"
+        ) from None
+    return TritonOps("cuda", num_threads)

@@ -1,0 +1,74 @@
+"""The NVIDIA GPU of this machine, asked through its driver's management library: no torch, no context on the GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, byref, c_char_p, c_uint, c_ulonglong, c_void_p
+from dataclasses import dataclass
+from typing import Final
+
+_LIBRARY: Final = "libnvidia-ml.so.1"
+_GB: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes: all there is, and what nobody uses."""
+
+    total: int
+    free: int
+
+
+class _MemoryInfo(ctypes.Structure):
+    """nvmlMemory_t of nvml.h."""
+
+    _fields_ = [("total", c_ulonglong), ("free", c_ulonglong), ("used", c_ulonglong)]
+
+
+def gpu_memory() -> GpuMemory | None:
+    """Of the GPU that this process would use, the first that CUDA_VISIBLE_DEVICES leaves; None without one."""
+    try:
+        nvml = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    nvml.nvmlDeviceGetHandleByIndex_v2.argtypes = [c_uint, POINTER(c_void_p)]
+    nvml.nvmlDeviceGetHandleByUUID.argtypes = [c_char_p, POINTER(c_void_p)]
+    nvml.nvmlDeviceGetMemoryInfo.argtypes = [c_void_p, POINTER(_MemoryInfo)]
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    handle, info = c_void_p(), _MemoryInfo()
+    try:
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        if first.isdigit():
+            failed = nvml.nvmlDeviceGetHandleByIndex_v2(int(first), byref(handle))
+        else:
+            failed = nvml.nvmlDeviceGetHandleByUUID(first.encode(), byref(handle))
+        if failed or nvml.nvmlDeviceGetMemoryInfo(handle, byref(info)):
+            return None
+        return GpuMemory(int(info.total), int(info.free))
+    finally:
+        nvml.nvmlShutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLimits:
+    """How many requests a GPU decodes together, which is also the largest captured batch, and the tokens of a prompt
+    that a step takes."""
+
+    max_running_requests: int
+    chunked_prefill_size: int
+
+
+# (less than so many GB, limits), as the field has them: a graph's memory and a chunk's activations grow with both.
+_BY_MEMORY: Final = (
+    (20, GpuLimits(8, 2048)),
+    (60, GpuLimits(32, 4096)),
+    (160, GpuLimits(256, 8192)),
+)
+_LARGEST: Final = GpuLimits(512, 16384)
+
+
+def limits_for(total_bytes: int) -> GpuLimits:
+    """The defaults for a GPU with so much memory."""
+    return next((limits for gb, limits in _BY_MEMORY if total_bytes < gb * _GB), _LARGEST)

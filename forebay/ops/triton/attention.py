@@ -1,0 +1,441 @@
+"""Rotary embedding, KV writes, and attention over pages.
+
+Shape letters: T tokens, S sequences, Hq query heads, Hk KV heads, D head size of queries and keys, Dv of values.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forebay.ops.triton.common import dot, owner
+
+_PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU
+_SEGMENT: Final = 256  # tokens that are too few to be divided
+_DECODE_ROWS: Final = 16  # the least that a matrix unit takes
+_EXTEND_ROWS: Final = 64
+
+
+@triton.jit
+def _rotate(
+    x, token, head_stride, num_heads, cos, sin, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, HEADS: tl.constexpr
+):
+    head, at = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF_BLOCK)[None, :]
+    live = (head < num_heads) & (at < HALF)
+    place = x + token + head * head_stride + at
+    first = tl.load(place, mask=live, other=0.0).to(tl.float32)
+    second = tl.load(place + HALF, mask=live, other=0.0).to(tl.float32)
+    tl.store(place, (first * cos - second * sin).to(x.dtype.element_ty), mask=live)
+    tl.store(place + HALF, (second * cos + first * sin).to(x.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _apply_rope(
+    q,
+    k,
+    positions,
+    cos_sin,
+    q_token,
+    q_head,
+    num_q_heads,
+    k_token,
+    k_head,
+    num_k_heads,
+    HALF: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    Q_HEADS: tl.constexpr,
+    K_HEADS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, HALF_BLOCK)[None, :]
+    angles = cos_sin + tl.load(positions + token) * (2 * HALF) + at
+    cos = tl.load(angles, mask=at < HALF, other=0.0)
+    sin = tl.load(angles + HALF, mask=at < HALF, other=0.0)
+    if tl.program_id(1) == 0:
+        _rotate(q, token * q_token, q_head, num_q_heads, cos, sin, HALF, HALF_BLOCK, Q_HEADS)
+    else:
+        _rotate(k, token * k_token, k_head, num_k_heads, cos, sin, HALF, HALF_BLOCK, K_HEADS)
+
+
+@triton.jit
+def _copy_heads(x, token, head_stride, cache, slot, cache_head, num_heads, D: tl.constexpr, BLOCK: tl.constexpr):
+    for head in range(num_heads):
+        at = tl.arange(0, BLOCK)
+        values = tl.load(x + token + head * head_stride + at, mask=at < D)
+        tl.store(cache + slot + head * cache_head + at, values, mask=at < D)
+
+
+@triton.jit
+def _store_kv(
+    k,
+    v,
+    k_cache,
+    v_cache,
+    loc,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    k_slot,
+    k_cache_head,
+    v_slot,
+    v_cache_head,
+    num_heads,
+    D: tl.constexpr,
+    DV: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(loc + token)
+    if tl.program_id(1) == 0:
+        _copy_heads(k, token * k_token, k_head, k_cache, slot * k_slot, k_cache_head, num_heads, D, D_BLOCK)
+    else:
+        _copy_heads(v, token * v_token, v_head, v_cache, slot * v_slot, v_cache_head, num_heads, DV, DV_BLOCK)
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def _attend(
+    q,
+    k_cache,
+    v_cache,
+    page_table,
+    page_map,
+    rows,
+    q_start,
+    seq_lens,
+    sinks,
+    out,
+    part_top,
+    part_sum,
+    num_seqs,
+    scale,
+    q_token,
+    q_head,
+    k_slot,
+    k_head,
+    v_slot,
+    v_head,
+    table_row,
+    num_heads,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    D: tl.constexpr,
+    D_MAIN: tl.constexpr,
+    D_TAIL: tl.constexpr,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    PAGE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    HAS_MAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    LATENT: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    LEAST: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """A block of one sequence's queries, HEADS heads of one KV head's group each, over one segment of its keys.
+
+    SEGMENTS 1: `out` [T, Hq, Dv] is the result; otherwise [T, Hq, SEGMENTS, Dv] float32 of sums yet to be combined,
+    with the largest score and the sum of weights of each; a segment without keys has the sum 0 and nothing else. How
+    long a sequence's segments are depends on its own length alone.
+    """
+    QUERIES: tl.constexpr = ROWS // HEADS
+    block = tl.program_id(0)
+    kv_head = tl.program_id(1) // CHUNKS
+    segment = tl.program_id(2)
+    seq = owner(q_start, num_seqs, block, QUERIES)
+    first = tl.load(q_start + seq)
+    count = tl.load(q_start + seq + 1) - first
+    begin = (block - first // QUERIES - seq) * QUERIES
+    if begin >= count:
+        return
+
+    r = tl.arange(0, ROWS)
+    query = begin + r // HEADS
+    in_group = tl.program_id(1) % CHUNKS * HEADS + r % HEADS
+    live = (r < QUERIES * HEADS) & (query < count) & (in_group < GROUP)
+    head = kv_head * GROUP + in_group
+    token = (first + query).to(tl.int64)
+    before = tl.load(seq_lens + seq) - count
+    position = before + query
+
+    stop = before + tl.minimum(begin + QUERIES, count)
+    oldest = 0
+    if WINDOW > 0:
+        oldest = tl.maximum(before + begin - WINDOW + 1, 0)
+    first_block = oldest // KEYS
+    per_segment = tl.maximum(tl.cdiv(tl.cdiv(stop, KEYS) - first_block, SEGMENTS), LEAST)
+    key_from = (first_block + segment * per_segment) * KEYS
+    key_to = stop
+    if SEGMENTS > 1:
+        key_to = tl.minimum(key_from + per_segment * KEYS, stop)
+        if key_from >= key_to:
+            nothing = (token * num_heads + head) * SEGMENTS + segment
+            tl.store(part_sum + nothing, tl.zeros([ROWS], tl.float32), mask=live)
+            return
+
+    d = tl.arange(0, D_MAIN)
+    tail = D_MAIN + tl.arange(0, D_TAIL if D_TAIL > 0 else 16)
+    dv = tl.arange(0, DV_BLOCK)
+    q_at = q + token[:, None] * q_token + head[:, None] * q_head
+    q_main = tl.load(q_at + d[None, :], mask=live[:, None] & (d[None, :] < D), other=0.0)
+    if D_TAIL > 0:
+        q_tail = tl.load(q_at + tail[None, :], mask=live[:, None] & (tail[None, :] < D), other=0.0)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    if HAS_SINKS and SEGMENTS == 1:
+        top = tl.load(sinks + head, mask=live, other=0.0)
+        total += 1.0
+    acc = tl.zeros([ROWS, DV_BLOCK], tl.float32)
+    table = page_table + tl.load(rows + seq).to(tl.int64) * table_row
+
+    for start in range(key_from, key_to, KEYS):
+        key = start + tl.arange(0, KEYS)
+        # Keys that no query sees may hold NaN, and 0 x NaN is NaN: values are masked as well as scores (C5).
+        seen = (key < stop) & (key >= oldest)
+        page = tl.load(table + key // PAGE, mask=seen, other=0)
+        if HAS_MAP:
+            page = tl.load(page_map + page, mask=seen, other=0)
+        slot = page.to(tl.int64) * PAGE + key % PAGE
+        k_at = k_cache + slot[None, :] * k_slot + kv_head * k_head
+        k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0.0)
+        scores = dot(q_main, k_main)
+        if D_TAIL > 0:
+            k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0.0)
+            scores += dot(q_tail, k_tail)
+        visible = seen[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            visible = visible & (key[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(visible, scores * scale, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp(scores - base[:, None])
+        shrink = tl.exp(top - base)
+        total = total * shrink + tl.sum(weights, 1)
+        if LATENT:
+            v = tl.trans(k_main)
+        else:
+            v_at = v_cache + slot[:, None] * v_slot + kv_head * v_head
+            v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0.0)
+        acc = acc * shrink[:, None] + dot(weights.to(v.dtype), v)
+        top = higher
+
+    place = token * num_heads + head
+    if SEGMENTS == 1:
+        acc = acc / total[:, None]
+        tl.store(
+            out + place[:, None] * DV + dv[None, :],
+            acc.to(out.dtype.element_ty),
+            mask=live[:, None] & (dv[None, :] < DV),
+        )
+    else:
+        place = place * SEGMENTS + segment
+        tl.store(part_top + place, top, mask=live)
+        tl.store(part_sum + place, total, mask=live)
+        tl.store(out + place[:, None] * DV + dv[None, :], acc, mask=live[:, None] & (dv[None, :] < DV))
+
+
+@triton.jit
+def _combine(
+    parts,
+    part_top,
+    part_sum,
+    sinks,
+    out,
+    num_heads,
+    DV: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+):
+    """One head of one token: what its segments' sums come to."""
+    row = tl.program_id(0).to(tl.int64)
+    segment, dv = tl.arange(0, SEGMENTS), tl.arange(0, DV_BLOCK)
+    sums = tl.load(part_sum + row * SEGMENTS + segment)
+    # Not by `top`: of a segment whose scores were NaN it is -inf, and the NaN has to come out.
+    computed = sums != 0.0
+    top = tl.load(part_top + row * SEGMENTS + segment, mask=computed, other=float("-inf"))
+    highest = tl.max(top, 0)
+    total = tl.zeros([1], tl.float32)
+    if HAS_SINKS:
+        sink = tl.load(sinks + row % num_heads)
+        highest = tl.maximum(highest, sink)
+        total += tl.exp(sink - highest)
+    weight = tl.where(computed, tl.exp(top - highest), 0.0)
+    total += tl.sum(weight * sums, 0)
+    values = tl.load(
+        parts + (row * SEGMENTS + segment)[:, None] * DV + dv[None, :],
+        mask=computed[:, None] & (dv[None, :] < DV),
+        other=0.0,
+    )
+    result = tl.sum(values * weight[:, None], 0) / total
+    tl.store(out + row * DV + dv, result.to(out.dtype.element_ty), mask=dv < DV)
+
+
+class _Tiling(NamedTuple):
+    """How a call is cut up: by its shapes, and whether every sequence has one query, but not by how many there are."""
+
+    rows: int  # of queries x heads in a program
+    heads: int  # of one KV head's group in a program
+    keys: int  # in a program's step
+    segments: int
+    num_warps: int
+
+
+class TritonAttention:
+    """See `AttentionOps`."""
+
+    def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
+        half = cos_sin.shape[1] // 2
+        _apply_rope[(q.shape[0], 2)](
+            q,
+            k,
+            positions,
+            cos_sin,
+            q.stride(0),
+            q.stride(1),
+            q.shape[1],
+            k.stride(0),
+            k.stride(1),
+            k.shape[1],
+            HALF=half,
+            HALF_BLOCK=triton.next_power_of_2(half),
+            Q_HEADS=triton.next_power_of_2(q.shape[1]),
+            K_HEADS=triton.next_power_of_2(k.shape[1]),
+        )
+
+    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
+        within = v_cache.data_ptr() == k_cache.data_ptr()  # values that lie in k's rows are written with these
+        d, dv = k.shape[2], v.shape[2]
+        _store_kv[(k.shape[0], 1 if within else 2)](
+            k,
+            v,
+            k_cache,
+            v_cache,
+            loc,
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            k_cache.stride(0),
+            k_cache.stride(1),
+            v_cache.stride(0),
+            v_cache.stride(1),
+            k.shape[1],
+            D=d,
+            DV=dv,
+            D_BLOCK=triton.next_power_of_2(d),
+            DV_BLOCK=triton.next_power_of_2(dv),
+        )
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        seq_lens: Tensor,
+        page_size: int,
+        scale: float,
+        sliding_window: int = 0,
+        sinks: Tensor | None = None,
+        page_map: Tensor | None = None,
+    ) -> Tensor:
+        num_tokens, num_heads, d = q.shape
+        num_seqs, num_kv_heads, dv = len(rows), k_cache.shape[1], v_cache.shape[2]
+        group = num_heads // num_kv_heads
+        tiling = _tiling(num_tokens == num_seqs, group, num_kv_heads, d, q.dtype)
+        main = max(16, 1 << (d.bit_length() - 1))
+        out = torch.empty(num_tokens, num_heads, dv, dtype=q.dtype, device=q.device)
+        parts, part_top, part_sum = _parts(out, tiling.segments)
+        chunks = triton.cdiv(group, tiling.heads)
+        blocks = num_tokens // (tiling.rows // tiling.heads) + num_seqs
+        _attend[(blocks, num_kv_heads * chunks, tiling.segments)](
+            q,
+            k_cache,
+            v_cache,
+            page_table,
+            page_map,
+            rows,
+            q_start,
+            seq_lens,
+            sinks,
+            parts,
+            part_top,
+            part_sum,
+            num_seqs,
+            scale,
+            q.stride(0),
+            q.stride(1),
+            k_cache.stride(0),
+            k_cache.stride(1),
+            v_cache.stride(0),
+            v_cache.stride(1),
+            page_table.stride(0),
+            num_heads,
+            GROUP=group,
+            HEADS=tiling.heads,
+            CHUNKS=chunks,
+            D=d,
+            D_MAIN=main,
+            D_TAIL=max(16, triton.next_power_of_2(d - main)) if d > main else 0,
+            DV=dv,
+            DV_BLOCK=max(16, triton.next_power_of_2(dv)),
+            PAGE=page_size,
+            WINDOW=sliding_window,
+            HAS_MAP=page_map is not None,
+            HAS_SINKS=sinks is not None,
+            LATENT=v_cache.data_ptr() == k_cache.data_ptr() and dv == main,
+            SEGMENTS=tiling.segments,
+            LEAST=_SEGMENT // tiling.keys if tiling.segments > 1 else 1,
+            ROWS=tiling.rows,
+            KEYS=tiling.keys,
+            num_warps=tiling.num_warps,
+            num_stages=2,
+        )
+        if tiling.segments > 1:
+            _combine[(num_tokens * num_heads,)](
+                parts,
+                part_top,
+                part_sum,
+                sinks,
+                out,
+                num_heads,
+                DV=dv,
+                DV_BLOCK=triton.next_power_of_2(dv),
+                HAS_SINKS=sinks is not None,
+                SEGMENTS=tiling.segments,
+            )
+        return out
+
+
+def _tiling(decodes: bool, group: int, num_kv_heads: int, d: int, dtype: torch.dtype) -> _Tiling:
+    # Of 128 KiB of shared memory, queries and two steps' keys and values take most.
+    keys = 64 if d * dtype.itemsize <= 256 else 32 if d * dtype.itemsize <= 512 else 16
+    if not decodes:
+        # float32 has no matrix unit that keeps its bits: large tiles would only take long to compile.
+        rows = _EXTEND_ROWS if d <= 256 and dtype != torch.float32 else _DECODE_ROWS
+        return _Tiling(rows, min(group, rows), keys, 1, 4)
+    heads = min(group, _DECODE_ROWS)
+    programs = num_kv_heads * triton.cdiv(group, heads)
+    segments = min(64, max(4, triton.next_power_of_2(_PROGRAMS // programs)))
+    return _Tiling(_DECODE_ROWS, heads, keys, segments, 4)
+
+
+def _parts(out: Tensor, segments: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What segments leave: their sums, largest scores and sums of weights; `out` itself where there is one."""
+    if segments == 1:
+        return out, out, out
+    num_tokens, num_heads, dv = out.shape
+    parts = torch.empty(num_tokens, num_heads, segments, dv, dtype=torch.float32, device=out.device)
+    tops, sums = torch.empty(2, num_tokens, num_heads, segments, dtype=torch.float32, device=out.device)
+    return parts, tops, sums

@@ -1,0 +1,464 @@
+"""Convolutions, and the recurrences that have no parallel form whose results would not depend on how a prompt was cut.
+
+A scan is one program per sequence, head and part of its state, which takes the sequence's tokens in turn with its part
+of the state in registers. Shape letters as in ops/recurrence.py.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from forebay.ops.recurrence import StateBatch
+from forebay.ops.triton.common import owner, softplus
+
+_CHANNELS: Final = 256  # of a convolution, in one program
+_SCAN_ELEMENTS: Final = 2048  # of a state, in one program
+
+
+@triton.jit(do_not_specialize=["num_seqs"])
+def _convolve(
+    x,
+    weight,
+    bias,
+    state,
+    out,
+    slots,
+    q_start,
+    num_seqs,
+    x_stride,
+    channels,
+    HAS_BIAS: tl.constexpr,
+    SILU: tl.constexpr,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0)
+    # Blocks of one entry: of sequences without tokens, some programs' only work is to find that they have none.
+    seq = owner(q_start, num_seqs, token, 1)
+    first = tl.load(q_start + seq)
+    t = token - seq
+    if t >= tl.load(q_start + seq + 1):
+        return
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = at < channels
+    last = state + tl.load(slots + seq).to(tl.int64) * (TAPS - 1) * channels
+    acc = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(TAPS):
+        source = t - (TAPS - 1) + j
+        inside = source >= first
+        values = tl.load(x + source.to(tl.int64) * x_stride + at, mask=live & inside, other=0.0)
+        earlier = tl.load(last + (source - first + TAPS - 1) * channels + at, mask=live & (source < first), other=0.0)
+        values = tl.where(inside, values, earlier)
+        acc += values.to(tl.float32) * tl.load(weight + j * channels + at, mask=live, other=0.0).to(tl.float32)
+    if HAS_BIAS:
+        acc += tl.load(bias + at, mask=live, other=0.0).to(tl.float32)
+    if SILU:
+        acc *= tl.sigmoid(acc)
+    tl.store(out + t.to(tl.int64) * channels + at, acc.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _last_inputs(x, last, to, first, stop, write, x_stride, channels, at, live, TAPS: tl.constexpr):
+    """The TAPS - 1 inputs before `stop` to `to`, the oldest first: each is read before its place is written."""
+    for j in tl.static_range(TAPS - 1):
+        source = stop - (TAPS - 1) + j
+        inside = source >= first
+        values = tl.load(x + source.to(tl.int64) * x_stride + at, mask=live & inside, other=0.0)
+        earlier = tl.load(last + (source - first + TAPS - 1) * channels + at, mask=live & (source < first), other=0.0)
+        tl.store(to + j * channels + at, tl.where(inside, values, earlier), mask=live & write)
+
+
+@triton.jit
+def _keep_inputs(
+    x,
+    state,
+    slots,
+    q_start,
+    snap_start,
+    snap_ends,
+    snap_slots,
+    x_stride,
+    channels,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    seq = tl.program_id(0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = at < channels
+    first = tl.load(q_start + seq)
+    stop = tl.load(q_start + seq + 1)
+    slot = tl.load(slots + seq).to(tl.int64)
+    size = (TAPS - 1) * channels
+    last = state + slot * size
+    for snap in range(tl.load(snap_start + seq), tl.load(snap_start + seq + 1)):
+        snap_slot = tl.load(snap_slots + snap).to(tl.int64)
+        end = tl.load(snap_ends + snap)
+        _last_inputs(x, last, state + snap_slot * size, first, end, snap_slot > 0, x_stride, channels, at, live, TAPS)
+    _last_inputs(x, last, last, first, stop, (slot > 0) & (stop > first), x_stride, channels, at, live, TAPS)
+
+
+@triton.jit
+def _mamba2(
+    x,
+    dt,
+    a,
+    b,
+    c,
+    d,
+    dt_bias,
+    state,
+    out,
+    slots,
+    q_start,
+    snap_start,
+    snap_ends,
+    snap_slots,
+    x_token,
+    x_head,
+    dt_token,
+    b_token,
+    b_group,
+    c_token,
+    c_group,
+    dt_min,
+    dt_max,
+    HEADS: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    P: tl.constexpr,
+    D: tl.constexpr,
+    P_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+):
+    seq = tl.program_id(0)
+    head = tl.program_id(1)
+    p = tl.program_id(2) * P_BLOCK + tl.arange(0, P_BLOCK)
+    n = tl.arange(0, D_BLOCK)
+    live_p, live_n = p < P, n < D
+    live = live_n[:, None] & live_p[None, :]
+    place = n[:, None] * P + p[None, :]
+    first = tl.load(q_start + seq).to(tl.int64)
+    stop = tl.load(q_start + seq + 1).to(tl.int64)
+    slot = tl.load(slots + seq).to(tl.int64)
+    mine = state + (slot * HEADS + head) * (D * P)
+    h = tl.load(mine + place, mask=live, other=0.0).to(tl.float32)
+    rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
+    group = head // PER_GROUP
+    snap = tl.load(snap_start + seq)
+    snap_stop = tl.load(snap_start + seq + 1)
+    for token in range(first, stop):
+        step = softplus(tl.load(dt + token * dt_token + head).to(tl.float32) + bias)
+        step = tl.minimum(tl.maximum(step, dt_min), dt_max)
+        xs = tl.load(x + token * x_token + head * x_head + p, mask=live_p, other=0.0).to(tl.float32)
+        bs = tl.load(b + token * b_token + group * b_group + n, mask=live_n, other=0.0).to(tl.float32)
+        cs = tl.load(c + token * c_token + group * c_group + n, mask=live_n, other=0.0).to(tl.float32)
+        h = h * tl.exp(step * rate) + bs[:, None] * (step * xs)[None, :]
+        y = tl.sum(cs[:, None] * h, 0) + skip * xs
+        tl.store(out + (token * HEADS + head) * P + p, y.to(out.dtype.element_ty), mask=live_p)
+        rounded = h.to(state.dtype.element_ty)
+        h = rounded.to(tl.float32)
+        due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
+        to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
+        tl.store(state + (to * HEADS + head) * (D * P) + place, rounded, mask=live & (to > 0))
+        snap += due.to(tl.int32)
+    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
+
+
+@triton.jit
+def _mamba1(
+    x,
+    dt,
+    a,
+    b,
+    c,
+    d,
+    dt_bias,
+    state,
+    out,
+    slots,
+    q_start,
+    snap_start,
+    snap_ends,
+    snap_slots,
+    x_token,
+    dt_token,
+    b_token,
+    c_token,
+    channels,
+    D: tl.constexpr,
+    I_BLOCK: tl.constexpr,
+    D_BLOCK: tl.constexpr,
+):
+    seq = tl.program_id(0)
+    i = tl.program_id(1) * I_BLOCK + tl.arange(0, I_BLOCK)
+    n = tl.arange(0, D_BLOCK)
+    live_i, live_n = i < channels, n < D
+    live = live_i[:, None] & live_n[None, :]
+    place = i[:, None] * D + n[None, :]
+    first = tl.load(q_start + seq).to(tl.int64)
+    stop = tl.load(q_start + seq + 1).to(tl.int64)
+    slot = tl.load(slots + seq).to(tl.int64)
+    h = tl.load(state + slot * channels * D + place, mask=live, other=0.0).to(tl.float32)
+    rate = tl.load(a + place, mask=live, other=0.0)
+    skip = tl.load(d + i, mask=live_i, other=0.0)
+    bias = tl.load(dt_bias + i, mask=live_i, other=0.0)
+    snap = tl.load(snap_start + seq)
+    snap_stop = tl.load(snap_start + seq + 1)
+    for token in range(first, stop):
+        step = softplus(tl.load(dt + token * dt_token + i, mask=live_i, other=0.0).to(tl.float32) + bias)
+        xs = tl.load(x + token * x_token + i, mask=live_i, other=0.0).to(tl.float32)
+        bs = tl.load(b + token * b_token + n, mask=live_n, other=0.0).to(tl.float32)
+        cs = tl.load(c + token * c_token + n, mask=live_n, other=0.0).to(tl.float32)
+        h = h * tl.exp(step[:, None] * rate) + (step * xs)[:, None] * bs[None, :]
+        y = tl.sum(h * cs[None, :], 1) + skip * xs
+        tl.store(out + token * channels + i, y.to(out.dtype.element_ty), mask=live_i)
+        rounded = h.to(state.dtype.element_ty)
+        h = rounded.to(tl.float32)
+        due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
+        to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
+        tl.store(state + to * channels * D + place, rounded, mask=live & (to > 0))
+        snap += due.to(tl.int32)
+    tl.store(state + slot * channels * D + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
+
+
+@triton.jit
+def _delta_rule(
+    q,
+    k,
+    v,
+    log_decay,
+    beta,
+    state,
+    out,
+    slots,
+    q_start,
+    snap_start,
+    snap_ends,
+    snap_slots,
+    scale,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    HEADS: tl.constexpr,
+    PER_KEY_HEAD: tl.constexpr,
+    DK: tl.constexpr,
+    DV: tl.constexpr,
+    DK_BLOCK: tl.constexpr,
+    DV_BLOCK: tl.constexpr,
+    PER_CHANNEL: tl.constexpr,
+    L2_NORM: tl.constexpr,
+):
+    seq = tl.program_id(0)
+    head = tl.program_id(1)
+    i = tl.arange(0, DK_BLOCK)
+    j = tl.program_id(2) * DV_BLOCK + tl.arange(0, DV_BLOCK)
+    live_i, live_j = i < DK, j < DV
+    live = live_i[:, None] & live_j[None, :]
+    place = i[:, None] * DV + j[None, :]
+    first = tl.load(q_start + seq).to(tl.int64)
+    stop = tl.load(q_start + seq + 1).to(tl.int64)
+    slot = tl.load(slots + seq).to(tl.int64)
+    mine = state + (slot * HEADS + head) * (DK * DV)
+    h = tl.load(mine + place, mask=live, other=0.0).to(tl.float32)
+    key_head = head // PER_KEY_HEAD
+    snap = tl.load(snap_start + seq)
+    snap_stop = tl.load(snap_start + seq + 1)
+    for token in range(first, stop):
+        query = tl.load(q + token * q_token + key_head * q_head + i, mask=live_i, other=0.0).to(tl.float32)
+        key = tl.load(k + token * k_token + key_head * k_head + i, mask=live_i, other=0.0).to(tl.float32)
+        value = tl.load(v + token * v_token + head * v_head + j, mask=live_j, other=0.0).to(tl.float32)
+        if L2_NORM:
+            query = query / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
+            key = key / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
+        at = token * HEADS + head
+        if PER_CHANNEL:
+            h *= tl.exp(tl.load(log_decay + at * DK + i, mask=live_i, other=0.0))[:, None]
+        else:
+            h *= tl.exp(tl.load(log_decay + at))
+        written = tl.load(beta + at) * (value - tl.sum(key[:, None] * h, 0))
+        h += key[:, None] * written[None, :]
+        y = tl.sum((query * scale)[:, None] * h, 0)
+        tl.store(out + at * DV + j, y.to(out.dtype.element_ty), mask=live_j)
+        rounded = h.to(state.dtype.element_ty)
+        h = rounded.to(tl.float32)
+        due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
+        to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
+        tl.store(state + (to * HEADS + head) * (DK * DV) + place, rounded, mask=live & (to > 0))
+        snap += due.to(tl.int32)
+    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
+
+
+class TritonRecurrence:
+    """See `RecurrenceOps`."""
+
+    def causal_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
+    ) -> Tensor:
+        tokens, channels = x.shape
+        num_seqs, taps = len(batch.slots), weight.shape[0]
+        out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
+        blocks = triton.cdiv(channels, _CHANNELS)
+        _convolve[(tokens + num_seqs if tokens else 0, blocks)](
+            x,
+            weight,
+            bias,
+            state,
+            out,
+            batch.slots,
+            batch.q_start,
+            num_seqs,
+            x.stride(0),
+            channels,
+            HAS_BIAS=bias is not None,
+            SILU=silu,
+            TAPS=taps,
+            BLOCK=_CHANNELS,
+        )
+        _keep_inputs[(num_seqs if tokens else 0, blocks)](
+            x, state, *_tensors(batch), x.stride(0), channels, TAPS=taps, BLOCK=_CHANNELS
+        )
+        return out
+
+    def mamba2_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        batch: StateBatch,
+        *,
+        dt_min: float = 0.0,
+        dt_max: float = float("inf"),
+    ) -> Tensor:
+        tokens, heads, p = x.shape
+        state_size = state.shape[2]
+        out = torch.empty(tokens, heads, p, dtype=x.dtype, device=x.device)
+        n_block = triton.next_power_of_2(state_size)
+        p_block = min(triton.next_power_of_2(p), max(1, _SCAN_ELEMENTS // n_block))
+        _mamba2[(len(batch.slots) if tokens else 0, heads, triton.cdiv(p, p_block))](
+            x,
+            dt,
+            a,
+            b,
+            c,
+            d,
+            dt_bias,
+            state,
+            out,
+            *_tensors(batch),
+            x.stride(0),
+            x.stride(1),
+            dt.stride(0),
+            b.stride(0),
+            b.stride(1),
+            c.stride(0),
+            c.stride(1),
+            dt_min,
+            dt_max,
+            HEADS=heads,
+            PER_GROUP=heads // b.shape[1],
+            P=p,
+            D=state_size,
+            P_BLOCK=p_block,
+            D_BLOCK=n_block,
+        )
+        return out
+
+    def mamba1_scan(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        a: Tensor,
+        b: Tensor,
+        c: Tensor,
+        d: Tensor,
+        dt_bias: Tensor,
+        state: Tensor,
+        batch: StateBatch,
+    ) -> Tensor:
+        tokens, channels = x.shape
+        state_size = a.shape[1]
+        out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
+        n_block = triton.next_power_of_2(state_size)
+        i_block = min(triton.next_power_of_2(channels), max(1, _SCAN_ELEMENTS // n_block))
+        _mamba1[(len(batch.slots) if tokens else 0, triton.cdiv(channels, i_block))](
+            x,
+            dt,
+            a,
+            b,
+            c,
+            d,
+            dt_bias,
+            state,
+            out,
+            *_tensors(batch),
+            x.stride(0),
+            dt.stride(0),
+            b.stride(0),
+            c.stride(0),
+            channels,
+            D=state_size,
+            I_BLOCK=i_block,
+            D_BLOCK=n_block,
+        )
+        return out
+
+    def gated_delta_rule(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        log_decay: Tensor,
+        beta: Tensor,
+        state: Tensor,
+        batch: StateBatch,
+        *,
+        scale: float,
+        l2_norm: bool = True,
+    ) -> Tensor:
+        tokens, heads, dv = v.shape
+        dk = q.shape[2]
+        out = torch.empty(tokens, heads, dv, dtype=v.dtype, device=v.device)
+        k_block = triton.next_power_of_2(dk)
+        v_block = min(triton.next_power_of_2(dv), max(1, _SCAN_ELEMENTS // k_block))
+        _delta_rule[(len(batch.slots) if tokens else 0, heads, triton.cdiv(dv, v_block))](
+            q,
+            k,
+            v,
+            log_decay,
+            beta,
+            state,
+            out,
+            *_tensors(batch),
+            scale,
+            q.stride(0),
+            q.stride(1),
+            k.stride(0),
+            k.stride(1),
+            v.stride(0),
+            v.stride(1),
+            HEADS=heads,
+            PER_KEY_HEAD=heads // q.shape[1],
+            DK=dk,
+            DV=dv,
+            DK_BLOCK=k_block,
+            DV_BLOCK=v_block,
+            PER_CHANNEL=log_decay.dim() == 3,
+            L2_NORM=l2_norm,
+        )
+        return out
+
+
+def _tensors(batch: StateBatch) -> tuple[Tensor, ...]:
+    return batch.slots, batch.q_start, batch.snap_start, batch.snap_ends, batch.snap_slots

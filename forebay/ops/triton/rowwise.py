@@ -1,0 +1,229 @@
+"""Norms and activations: one program per row, or per part of one.
+
+Shape letters: T tokens, H hidden size, I intermediate size.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK: Final = 1024  # entries of a row that one program activates
+
+_SILU: Final = 0
+_GELU_TANH: Final = 1
+_GELU_ERF: Final = 2
+_CLAMPED_SWIGLU: Final = 3
+_RELU2: Final = 4
+_MUL_SIGMOID: Final = 5
+_MUL_SILU: Final = 6
+
+
+@triton.jit
+def _rms_norm(x, weight, out, inner, outer_stride, inner_stride, n, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    live = at < n
+    values = tl.load(x + row // inner * outer_stride + row % inner * inner_stride + at, mask=live, other=0.0)
+    values = values.to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values, 0) / n + eps)
+    scale = tl.load(weight + at, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + row * n + at, (values * scale).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _add_rms_norm(x, residual, weight, out, x_stride, n, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    live = at < n
+    added = tl.load(x + row * x_stride + at, mask=live, other=0.0).to(tl.float32)
+    kept = tl.load(residual + row * n + at, mask=live, other=0.0).to(tl.float32)
+    rounded = (kept + added).to(residual.dtype.element_ty)
+    tl.store(residual + row * n + at, rounded, mask=live)
+    values = rounded.to(tl.float32)
+    values *= tl.rsqrt(tl.sum(values * values, 0) / n + eps)
+    scale = tl.load(weight + at, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + row * n + at, (values * scale).to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _gated_rms_norm(
+    x,
+    gate,
+    weight,
+    out,
+    x_stride,
+    gate_stride,
+    width,
+    eps,
+    GROUP: tl.constexpr,
+    SHARED: tl.constexpr,
+    NORM_FIRST: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Of one group of one row; SHARED: one weight for all groups."""
+    row = tl.program_id(0).to(tl.int64)
+    inside = tl.arange(0, BLOCK)
+    live = inside < GROUP
+    at = tl.program_id(1) * GROUP + inside
+    values = tl.load(x + row * x_stride + at, mask=live, other=0.0).to(tl.float32)
+    opened = tl.load(gate + row * gate_stride + at, mask=live, other=0.0).to(tl.float32)
+    if SIGMOID:
+        opened = tl.sigmoid(opened)
+    else:
+        opened *= tl.sigmoid(opened)
+    if not NORM_FIRST:
+        values *= opened
+    values *= tl.rsqrt(tl.sum(values * values, 0) / GROUP + eps)
+    values *= tl.load(weight + (inside if SHARED else at), mask=live, other=0.0).to(tl.float32)
+    if NORM_FIRST:
+        values *= opened
+    tl.store(out + row * width + at, values.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def _activate(
+    x,
+    other,
+    out,
+    x_stride,
+    other_stride,
+    n,
+    alpha,
+    limit,
+    KIND: tl.constexpr,
+    SHARED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """x is the gate and `other` what it opens, but the other way about in the last two; SHARED entries side by side
+    have one entry of `other`."""
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = at < n
+    a = tl.load(x + row * x_stride + at, mask=live, other=0.0).to(tl.float32)
+    b = tl.load(other + row * other_stride + at // SHARED, mask=live, other=0.0).to(tl.float32)
+    if KIND == 0:
+        a = a * tl.sigmoid(a) * b
+    elif KIND == 1:
+        # 0.5 * (1 + tanh(z)) is sigmoid(2z)
+        a = a * tl.sigmoid(1.5957691216057308 * (a + 0.044715 * a * a * a)) * b
+    elif KIND == 2:
+        a = 0.5 * a * (1.0 + tl.erf(a * 0.7071067811865476)) * b
+    elif KIND == 3:
+        a = tl.minimum(a, limit, propagate_nan=tl.PropagateNan.ALL)
+        b = tl.clamp(b, -limit, limit, propagate_nan=tl.PropagateNan.ALL)
+        a = (b + 1.0) * a * tl.sigmoid(alpha * a)
+    elif KIND == 4:
+        a = tl.maximum(a, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        a = a * a
+    elif KIND == 5:
+        a = a * tl.sigmoid(b)
+    else:
+        a = a * b * tl.sigmoid(b)
+    tl.store(out + row * n + at, a.to(out.dtype.element_ty), mask=live)
+
+
+class TritonRowwise:
+    """See `Ops`."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        n = x.shape[-1]
+        inner, inner_stride = (x.shape[1], x.stride(1)) if x.dim() == 3 else (1, 0)
+        grid = (x.shape[0] * inner,)
+        _rms_norm[grid](
+            x,
+            weight,
+            out,
+            inner,
+            x.stride(0),
+            inner_stride,
+            n,
+            eps,
+            BLOCK=triton.next_power_of_2(n),
+            num_warps=_warps(n),
+        )
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        n = x.shape[-1]
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _add_rms_norm[(x.shape[0],)](
+            x, residual, weight, out, x.stride(0), n, eps, BLOCK=triton.next_power_of_2(n), num_warps=_warps(n)
+        )
+        return out
+
+    def gated_rms_norm(
+        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
+    ) -> Tensor:
+        width = x.shape[1]
+        out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        _gated_rms_norm[(x.shape[0], width // group_size)](
+            x,
+            gate,
+            weight,
+            out,
+            x.stride(0),
+            gate.stride(0),
+            width,
+            eps,
+            GROUP=group_size,
+            SHARED=weight.shape[0] != width,
+            NORM_FIRST=norm_first,
+            SIGMOID=sigmoid,
+            BLOCK=triton.next_power_of_2(group_size),
+            num_warps=_warps(group_size),
+        )
+        return out
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        return _gated(x, _SILU)
+
+    def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
+        return _gated(x, _GELU_ERF if exact else _GELU_TANH)
+
+    def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
+        return _gated(x, _CLAMPED_SWIGLU, alpha, limit)
+
+    def relu2(self, x: Tensor) -> Tensor:
+        return _activated(x, x, _RELU2)
+
+    def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        return _activated(x, gate, _MUL_SIGMOID)
+
+    def mul_silu(self, x: Tensor, gate: Tensor) -> Tensor:
+        return _activated(x, gate, _MUL_SILU)
+
+
+def _gated(x: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
+    half = x.shape[1] // 2
+    return _activated(x[:, :half], x[:, half:], kind, alpha, limit)
+
+
+def _activated(x: Tensor, other: Tensor, kind: int, alpha: float = 0.0, limit: float = 0.0) -> Tensor:
+    rows, n = x.shape
+    out = torch.empty(rows, n, dtype=x.dtype, device=x.device)
+    _activate[(rows, triton.cdiv(n, _BLOCK))](
+        x,
+        other,
+        out,
+        x.stride(0),
+        other.stride(0),
+        n,
+        alpha,
+        limit,
+        KIND=kind,
+        SHARED=n // other.shape[1],
+        BLOCK=_BLOCK,
+    )
+    return out
+
+
+def _warps(n: int) -> int:
+    """A thread has about 16 entries of a row."""
+    return min(16, max(1, triton.next_power_of_2(n) // 512))

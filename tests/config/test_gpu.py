@@ -1,0 +1,59 @@
+"""What changes with `--device cuda`: memory, kernels and defaults are the GPU's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forebay.base.errors import ConfigError
+from forebay.config.engine_config import KernelBackend
+from forebay.config.gpu import GpuLimits, GpuMemory, limits_for
+from forebay.config.machine import Amount
+from forebay.config.resolve import Survey, resolve
+
+GB = 1 << 30
+H100 = Survey(memory=lambda: Amount(64 * GB, "available"), gpu=lambda: GpuMemory(total=80 * GB, free=79 * GB))
+
+
+@pytest.fixture(autouse=True)
+def _with_model(embedded_model: Path) -> None:
+    """The rules look at a checkpoint."""
+
+
+def test_a_gpu_brings_its_own_defaults() -> None:
+    engine = resolve({"device": "cuda"}, survey=H100).engine
+    assert (engine.device, engine.kernels, engine.dtype) == ("cuda", KernelBackend.TRITON, "bfloat16")
+    assert (engine.max_running_requests, engine.chunked_prefill_size, engine.overlap_depth) == (256, 8192, 1)
+    assert 0.8 * 79 * GB < engine.kv_cache_bytes < 0.88 * 79 * GB
+
+
+def test_what_retracted_requests_keep_is_in_the_host_s_memory() -> None:
+    small_host = Survey(memory=lambda: Amount(2 * GB, "available"), gpu=H100.gpu)
+    assert resolve({"device": "cuda"}, survey=small_host).engine.retraction_host_bytes == GB // 2
+
+
+def test_without_a_gpu_cuda_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--device.*no GPU.*use cpu"):
+        resolve({"device": "cuda"}, survey=Survey(gpu=lambda: None))
+
+
+@pytest.mark.parametrize(("device", "kernels"), [("cuda", "native"), ("cuda", "torch"), ("cpu", "triton")])
+def test_kernels_of_another_device_are_refused(device: str, kernels: str) -> None:
+    with pytest.raises(ConfigError, match="triton is for cuda"):
+        resolve({"device": device, "kernels": kernels}, survey=H100)
+
+
+@pytest.mark.parametrize(
+    ("gb", "limits"),
+    [
+        (8, GpuLimits(8, 2048)),
+        (19.9, GpuLimits(8, 2048)),
+        (24, GpuLimits(32, 4096)),
+        (80, GpuLimits(256, 8192)),
+        (141, GpuLimits(256, 8192)),
+        (192, GpuLimits(512, 16384)),
+    ],
+)
+def test_larger_gpus_run_more_requests_and_longer_chunks(gb: float, limits: GpuLimits) -> None:
+    assert limits_for(int(gb * GB)) == limits

@@ -1,0 +1,357 @@
+"""The GPU's kernels equal the reference: without a GPU in Triton's interpreter, with one on it (`pytest -m gpu`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from forebay.formats.quantize import quantize_rows
+from forebay.formats.quantized import QUANTIZED_FORMATS, GroupQuantized
+from forebay.ops.experts import ExpertActivation
+from forebay.ops.interface import Ops
+from forebay.ops.reference import TorchOps
+from tests.ops.helpers import PagedCase, assert_same_bits, normal
+from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
+from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
+
+INF, NAN = float("inf"), float("nan")
+
+
+@pytest.fixture(scope="module", params=ON_EACH_DEVICE)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _few_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a machine that runs one program at a time."""
+    if not HAS_GPU:
+        monkeypatch.setattr(attention, "_PROGRAMS", 8)
+
+
+@pytest.fixture(scope="module")
+def ops(device: str) -> OnDevice:
+    return OnDevice(TritonOps(device, 1), device)
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 16), (1, 97), (3, 64)])
+def test_norms_equal_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, rows: int, width: int) -> None:
+    x, weight = normal((rows, width), dtype, seed=1), normal((width,), dtype, seed=2)
+    assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
+    ours = normal((rows, width), dtype, seed=3)
+    theirs = ours.clone()
+    assert_close(ops.add_rms_norm(x, ours, weight, 1e-5), reference.add_rms_norm(x, theirs, weight, 1e-5))
+    assert_close(ours, theirs)
+
+
+def test_norm_of_heads_inside_a_wider_row(ops: Ops, reference: TorchOps, dtype: torch.dtype) -> None:
+    heads = normal((3, 10 * 24), dtype, seed=1)[:, 48:168].view(3, 5, 24)
+    weight = normal((24,), dtype, seed=2)
+    assert_close(ops.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("group", "shared"), [(24, False), (8, True), (6, False)])
+def test_gated_norms_equal_the_reference(
+    ops: Ops, reference: TorchOps, dtype: torch.dtype, norm_first: bool, group: int, shared: bool
+) -> None:
+    both = normal((3, 48), dtype, seed=1)
+    x, gate = both[:, :24], both[:, 24:]
+    weight = normal((group if shared else 24,), dtype, seed=2)
+    options = {"group_size": group, "norm_first": norm_first, "sigmoid": not norm_first}
+    assert_close(
+        ops.gated_rms_norm(x, gate, weight, 1e-5, **options), reference.gated_rms_norm(x, gate, weight, 1e-5, **options)
+    )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_activations_equal_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, rows: int) -> None:
+    x = normal((rows, 86), dtype, seed=1, scale=2)
+    calls = {
+        "silu_and_mul": ((), {}),
+        "gelu_and_mul": ((), {"exact": True}),
+        "clamped_swiglu": ((), {"alpha": 1.702, "limit": 1.5}),
+        "relu2": ((), {}),
+        "mul_silu": ((normal((rows, 86), dtype, seed=2),), {}),
+        "mul_sigmoid": ((normal((rows, 2), dtype, seed=2),), {}),
+    }
+    for name, (more, options) in calls.items():
+        assert_close(getattr(ops, name)(x, *more, **options), getattr(reference, name)(x, *more, **options))
+    assert_close(ops.gelu_and_mul(x), reference.gelu_and_mul(x))
+
+
+# -- attention --------------------------------------------------------------------------------------------------------
+
+ATTENTION = {
+    "decode": {"seq_lens": [1, 21, 9], "query_lens": [1, 1, 1]},
+    "decode-in-segments": {"seq_lens": [600, 3], "query_lens": [1, 1], "page_size": 16, "head_dim": 16},
+    "extend": {"seq_lens": [5, 40, 23], "query_lens": [5, 17, 1]},
+    "empty-among-others": {"seq_lens": [7, 12, 8], "query_lens": [7, 0, 2]},
+    "as-many-queries-as-sequences": {"seq_lens": [7, 12], "query_lens": [2, 0]},
+    "odd-group": {"seq_lens": [30, 11], "query_lens": [1, 9], "q_heads": 9, "kv_heads": 3, "page_size": 1},
+    "window": {"seq_lens": [40, 3], "query_lens": [1, 1], "sliding_window": 6, "with_sinks": True, "mapped": True},
+    "window-extend": {"seq_lens": [40, 25], "query_lens": [33, 1], "sliding_window": 6, "with_sinks": True},
+    "latent": {"seq_lens": [9, 30], "query_lens": [1, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32, "latent": True},
+    "values-of-another-size": {"seq_lens": [9, 30], "query_lens": [4, 1], "head_dim": 24, "v_dim": 16},
+    "nobody": {"seq_lens": [], "query_lens": []},
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_equals_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, case: str) -> None:
+    paged = PagedCase(**{"page_size": 4, "head_dim": 32, **ATTENTION[case]}, dtype=dtype, seed=len(case))
+    if not paged.seq_lens:
+        nothing = torch.empty(0, dtype=torch.int32)
+        q = torch.empty(0, 4, 32, dtype=dtype)
+        start = torch.zeros(1, dtype=torch.int32)
+        args = (q, paged.k_cache, paged.v_cache, paged.page_table, nothing, start, nothing, 4, 1.0)
+        assert ops.paged_attention(*args).shape == (0, 4, 32)
+        return
+    assert_close(paged.run(ops), paged.run(reference))
+
+
+def test_a_decoding_sequence_does_not_depend_on_the_others(ops: Ops, dtype: torch.dtype) -> None:
+    paged = PagedCase(seq_lens=[300, 7, 33], query_lens=[1, 1, 1], head_dim=16, dtype=dtype)
+    together = paged.run(ops)
+    for i in range(3):
+        assert_same_bits(paged.run(ops, [i]), together[i : i + 1])
+
+
+@pytest.mark.parametrize(("head_dim", "rotary"), [(16, 16), (20, 8)])
+def test_rope_equals_the_reference_in_place(
+    ops: Ops, reference: TorchOps, dtype: torch.dtype, head_dim: int, rotary: int
+) -> None:
+    angles = normal((30, rotary // 2), torch.float32, seed=1)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    positions = torch.tensor([0, 29, 7])
+    ours = normal((3, 8 * head_dim), dtype, seed=3)
+    theirs = ours.clone()
+    for which, qkv in ((ops, ours), (reference, theirs)):
+        q = qkv[:, : 5 * head_dim].view(3, 5, head_dim)
+        k = qkv[:, 5 * head_dim : 7 * head_dim].view(3, 2, head_dim)
+        which.apply_rope(q, k, positions, cos_sin)
+    assert_close(ours, theirs)
+    assert_same_bits(ours[:, 7 * head_dim :], theirs[:, 7 * head_dim :])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5])
+def test_store_kv_writes_the_given_slots_and_no_others(ops: Ops, dtype: torch.dtype, tokens: int) -> None:
+    loc = torch.randperm(20, generator=torch.Generator().manual_seed(1))[:tokens]
+    kv = normal((tokens, 2 * (12 + 8)), dtype, seed=2)
+    k, v = kv[:, :24].view(tokens, 2, 12), kv[:, 24:].view(tokens, 2, 8)
+    caches = [normal((20, 2, size), dtype, seed=3) for size in (12, 8)]
+    expected = [cache.clone() for cache in caches]
+    expected[0][loc], expected[1][loc] = k, v
+    ops.store_kv(k, v, *caches, loc)
+    for cache, wanted in zip(caches, expected, strict=True):
+        assert_same_bits(cache, wanted)
+
+
+def test_store_kv_of_values_within_keys(ops: Ops, dtype: torch.dtype) -> None:
+    latent = normal((3, 1, 40 + 9), dtype, seed=2)[..., :40]
+    k_cache = normal((9, 1, 40), dtype, seed=3)
+    expected, loc = k_cache.clone(), torch.tensor([3, 1, 4])
+    expected[loc] = latent
+    ops.store_kv(latent, latent[..., :32], k_cache, k_cache[..., :32], loc)
+    assert_same_bits(k_cache, expected)
+
+
+# -- recurrences ------------------------------------------------------------------------------------------------------
+
+LENS, SLOTS = [3, 0, 1, 7, 1], [5, 2, 0, 1, 4]
+SNAPSHOTS = [[(2, 9), (3, 0)], [], [], [(1, 10), (5, 11), (7, 12)], []]
+DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("dtypes", DTYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
+def test_recurrences_equal_the_reference(
+    ops: Ops, reference: TorchOps, name: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """Outputs, states and snapshots, of which slot 0 gets none whatever it holds (C14)."""
+    case, (dtype, state_dtype) = CASES[name], dtypes
+    if isinstance(case, Conv):
+        state_dtype = dtype
+    inputs = joined([case.inputs(length, dtype, seed=100 * i) for i, length in enumerate(LENS)])
+    batch = state_batch(LENS, SLOTS, SNAPSHOTS)
+    ours, theirs = (state_table(case, 13, state_dtype, seed=7) for _ in range(2))
+    ours[0] = NAN
+    out, expected = case.call(ops, inputs, ours, batch), case.call(reference, inputs, theirs, batch)
+    live = torch.cat([torch.full((n,), slot > 0) for n, slot in zip(LENS, SLOTS, strict=True)])
+    assert_close(out[live], expected[live], state_dtype=state_dtype)
+    assert_close(ours[1:], theirs[1:], state_dtype=state_dtype)
+    assert ours[0].isnan().all()
+
+
+@pytest.mark.parametrize("lens", [[], [0, 0]], ids=str)
+def test_recurrences_without_tokens_leave_states_alone(ops: Ops, lens: list[int]) -> None:
+    for case in CASES.values():
+        state = state_table(case, 4, torch.float32, seed=7)
+        before = state.clone()
+        out = case.call(ops, case.inputs(0, torch.float32, seed=0), state, state_batch(lens, [1, 2][: len(lens)]))
+        assert len(out) == 0
+        assert_same_bits(state, before)
+
+
+# -- linear layers ----------------------------------------------------------------------------------------------------
+
+
+def _codes(rows: int, columns: int, bits: int, seed: int) -> GroupQuantized:
+    return quantize_rows(normal((rows, columns), torch.float32, seed).numpy(), bits)
+
+
+def _values(weight: GroupQuantized) -> Tensor:
+    """The matrix that the codes stand for."""
+    reference = TorchOps(1)
+    packed = reference.pack_quantized(weight)
+    return reference.embedding_packed(torch.arange(len(weight.codes)), packed, torch.float32)
+
+
+def _q4_0(rows: int, columns: int, seed: int) -> GroupQuantized:
+    """Four bits around 8, without minimums."""
+    rng = np.random.default_rng(seed)
+    scales = rng.uniform(0.01, 0.1, (rows, columns // 32)).astype(np.float16)
+    codes = rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8)
+    return GroupQuantized(bits=4, zero=8, codes=codes, scales=scales, minimums=None)
+
+
+@pytest.mark.parametrize("bits", sorted(QUANTIZED_FORMATS))
+@pytest.mark.parametrize("tokens", [0, 1, 20])
+def test_linear_in_codes_is_linear_of_the_values(
+    device: str, ops: Ops, dtype: torch.dtype, bits: int, tokens: int
+) -> None:
+    weight, bias = _codes(37, 96, bits, seed=bits), normal((37,), torch.float32, seed=3)
+    x = normal((tokens, 96 + 8), dtype, seed=4)[:, :96]
+    packed = TritonOps(device, 1).pack_quantized(weight, bias)
+    expected = x.float() @ _values(weight).T + bias
+    assert_close(ops.linear(x, packed), expected.to(dtype), state_dtype=dtype)
+    torch.testing.assert_close(ops.linear_f32(x, packed), expected, rtol=1e-2, atol=1e-1)
+    ids = torch.tensor([0, 36, 5])
+    assert_close(ops.embedding_packed(ids, packed, dtype), _values(weight)[ids].to(dtype))
+
+
+def test_codes_around_a_zero_have_no_minimums(device: str, ops: Ops) -> None:
+    weight, x = _q4_0(8, 64, seed=1), normal((3, 64), torch.float32, seed=2)
+    packed = TritonOps(device, 1).pack_quantized(weight)
+    assert_close(ops.linear(x, packed), x @ _values(weight).T)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_dense_linear_equals_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, bias: bool) -> None:
+    weight, x = normal((9, 40), dtype, seed=1), normal((3, 40), dtype, seed=2)
+    b = normal((9,), dtype, seed=3) if bias else None
+    ours, theirs = ops.pack_linear(weight, b), reference.pack_linear(weight, b)
+    assert_close(ops.linear(x, ours), reference.linear(x, theirs))
+    assert ops.linear_f32(x, ours).dtype == torch.float32
+
+
+EXPERTS, HIDDEN, INTERMEDIATE = 5, 40, 24
+
+
+def _experts(device: str, tokens: int, choices: int, dtype: torch.dtype, activation: ExpertActivation) -> None:
+    """On the device whole: packed experts are no tensors that could come and go."""
+    wide = INTERMEDIATE if activation is ExpertActivation.RELU2 else 2 * INTERMEDIATE
+    x = normal((tokens, HIDDEN), dtype, seed=1)
+    scores = normal((tokens, EXPERTS), torch.float32, seed=7)
+    weights, ids = scores.softmax(dim=-1).topk(choices, dim=-1)
+    bias = normal((wide,), dtype, seed=9)
+    results = []
+    for ops, where in ((TritonOps(device, 1), device), (TorchOps(1), "cpu")):
+        inner = [
+            ops.pack_linear(normal((wide, HIDDEN), dtype, seed=e, scale=0.15).to(where), bias.to(where))
+            for e in range(EXPERTS)
+        ]
+        outer = [
+            ops.pack_linear(normal((HIDDEN, INTERMEDIATE), dtype, seed=50 + e, scale=0.2).to(where))
+            for e in range(EXPERTS)
+        ]
+        experts = ops.pack_experts(inner, outer, activation, alpha=1.7, limit=2.0)
+        results.append(ops.fused_experts(x.to(where), experts, ids.to(where), weights.to(where)).cpu())
+    assert_close(*results)
+
+
+@pytest.mark.parametrize(("tokens", "choices"), [(0, 2), (1, 1), (1, 3), (7, 2), (24, 4)])
+def test_experts_equal_the_reference(device: str, dtype: torch.dtype, tokens: int, choices: int) -> None:
+    _experts(device, tokens, choices, dtype, ExpertActivation.SILU_AND_MUL)
+
+
+@pytest.mark.parametrize("activation", [ExpertActivation.RELU2, ExpertActivation.CLAMPED_SWIGLU])
+def test_experts_may_have_another_activation(device: str, activation: ExpertActivation) -> None:
+    _experts(device, 7, 2, torch.float32, activation)
+
+
+def test_experts_in_codes_are_those_of_their_values(device: str) -> None:
+    ops, dense = TritonOps(device, 1), TorchOps(1)
+    inner = [_codes(2 * 32, 64, 4, seed=e) for e in range(3)]
+    outer = [_codes(64, 32, 4, seed=9 + e) for e in range(3)]
+    x, ids = normal((5, 64), torch.float32, seed=1), torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
+    weights = torch.full((5, 2), 0.5)
+    ours = ops.pack_experts([ops.pack_quantized(w) for w in inner], [ops.pack_quantized(w) for w in outer])
+    theirs = dense.pack_experts(
+        [dense.pack_linear(_values(w)) for w in inner], [dense.pack_linear(_values(w)) for w in outer]
+    )
+    out = ops.fused_experts(*(t.to(device) for t in (x,)), ours, ids.to(device), weights.to(device))
+    torch.testing.assert_close(out.cpu(), dense.fused_experts(x, theirs, ids, weights), rtol=1e-4, atol=1e-3)
+
+
+def test_linear_heads_equal_the_reference(device: str, dtype: torch.dtype) -> None:
+    weights = [normal((6, 10), dtype, seed=h) for h in range(3)]
+    x = normal((4, 3 * 12), dtype, seed=9).view(4, 3, 12)[..., :10]
+    results = [
+        ops.linear_heads(x.to(where), ops.pack_heads([ops.pack_linear(w.to(where)) for w in weights])).cpu()
+        for ops, where in ((TritonOps(device, 1), device), (TorchOps(1), "cpu"))
+    ]
+    assert_close(*results)
+
+
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 5), (3, 1), (4, 97), (2, 4099)])
+def test_argmax_equals_the_reference(ops: Ops, reference: TorchOps, rows: int, width: int) -> None:
+    logits = normal((rows, width), torch.float32, seed=1).round()  # most rows have several maxima
+    for ours, theirs in zip(ops.argmax_rows(logits), reference.argmax_rows(logits), strict=True):
+        assert_same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_argmax_and_sampling_flag_rows_that_are_not_finite(ops: Ops, at: int) -> None:
+    logits = normal((5, 37), torch.float32, seed=1)
+    logits[1, at], logits[2, at] = NAN, INF
+    logits[3] = -INF
+    logits[4, 1:] = -INF
+    ids, finite = ops.argmax_rows(logits)
+    assert finite.tolist() == [True, False, False, False, True]
+    assert ids.tolist()[1:] == [0, 0, 0, 0]
+    ones = torch.ones(5)
+    drawn = ops.sample_rows(logits, ones, ones.long() * 3, ones / 2, ones / 9, ones.double() / 2)
+    assert drawn.tolist()[1:] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("vocab", [1, 60])
+def test_a_drawn_token_is_the_reference_s(ops: Ops, reference: TorchOps, vocab: int) -> None:
+    """But where the running sum passes the random number so closely that the last bit of an exp decides."""
+    rows, generator = 8, torch.Generator().manual_seed(vocab)
+
+    def pick(values: list[float]) -> Tensor:
+        return torch.tensor(values)[torch.randint(0, len(values), (rows,), generator=generator)]
+
+    logits = normal((rows, vocab), torch.float32, seed=vocab, scale=2).mul(4).round() / 4  # with ties
+    columns = pick([0.3, 1.0, 4.0]), pick([0, 1, 30, 10**6]), pick([0.2, 0.95, 1.0]), pick([0, 0.01])
+    uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
+    differ = ops.sample_rows(logits, *columns, uniform) != reference.sample_rows(logits, *columns, uniform)
+    assert int(differ.sum()) <= 1
+
+
+def test_a_drawn_token_is_never_an_excluded_one(ops: Ops) -> None:
+    logits = normal((4, 50), torch.float32, seed=3)
+    uniform = torch.tensor([0.0, 0.3, 0.9, 1 - 2.0**-53], dtype=torch.float64)
+    ones = torch.ones(4)
+    drawn = ops.sample_rows(logits, ones, ones.long() * 2, None, None, uniform)
+    best_two = logits.topk(2, dim=-1).indices
+    assert (drawn.unsqueeze(1) == best_two).any(dim=1).all()

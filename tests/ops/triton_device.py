@@ -1,0 +1,97 @@
+"""Where Triton's kernels are tested: on the GPU of this machine, or without one through Triton's interpreter.
+
+Whoever imports this is skipped where Triton is not installed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from forebay.ops.interface import Ops
+from tests.ops import helpers
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks at it when a kernel is defined, its own among them
+pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
+from forebay.ops.triton import TritonOps, attention  # noqa: E402
+
+__all__ = ["HAS_GPU", "ON_EACH_DEVICE", "OnDevice", "TritonOps", "assert_close", "attention"]
+
+# One test body for both; `pytest -m gpu` on a machine with a GPU runs them all there.
+ON_EACH_DEVICE = [
+    pytest.param("cpu", id="interpreter", marks=pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU")),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no NVIDIA GPU here")]),
+]
+
+
+def assert_close(actual: Tensor, expected: Tensor, *, state_dtype: torch.dtype = torch.float32) -> None:
+    """As the helpers' own; but the interpreter cuts float32 off where bfloat16 ends instead of rounding."""
+    if not HAS_GPU and torch.bfloat16 in (expected.dtype, state_dtype):
+        torch.testing.assert_close(actual, expected, rtol=5e-2, atol=5e-2)
+    else:
+        helpers.assert_close(actual, expected, state_dtype=state_dtype)
+
+
+class OnDevice:
+    """Ops whose arguments come from the CPU and whose results go back there, as do tensors that an op writes."""
+
+    def __init__(self, ops: Ops, device: str) -> None:
+        self._ops, self._device = ops, device
+        self.name = ops.name
+
+    def __getattr__(self, name: str) -> Any:
+        op = getattr(self._ops, name)
+        if self._device == "cpu":
+            return op
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            there: dict[tuple[int, int], Tensor] = {}
+            sent = _map(args, lambda tensor: self._send(tensor, there))
+            sent_by_name = _map(kwargs, lambda tensor: self._send(tensor, there))
+            result = op(*sent, **sent_by_name)
+            for tensor in _tensors((args, kwargs)):
+                tensor.copy_(self._send(tensor, there))
+            return _map(result, Tensor.cpu)
+
+        return call
+
+    def _send(self, tensor: Tensor, there: dict[tuple[int, int], Tensor]) -> Tensor:
+        """The same view of the same storage on the device, which is copied once however many views it has."""
+        if tensor.is_cuda:
+            return tensor
+        storage = tensor.untyped_storage()
+        key = (storage.data_ptr(), tensor.itemsize)
+        if key not in there:
+            whole = torch.empty(0, dtype=tensor.dtype).set_(storage)  # type: ignore[call-overload]
+            there[key] = whole.to(self._device)
+        return there[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _map(value: Any, function: Any) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        return type(value)(_map(part, function) for part in value)
+    if isinstance(value, dict):
+        return {name: _map(part, function) for name, part in value.items()}
+    if is_dataclass(value) and type(value).__name__ == "StateBatch":
+        return replace(value, **{field.name: function(getattr(value, field.name)) for field in fields(value)})
+    return value
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors(part)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
