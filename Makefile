@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 PEERS ?= llamacpp openvino transformers
 
-.PHONY: serve test install dev check bench bench-peers
+.PHONY: serve test install dev check bench bench-peers wheel
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -37,3 +37,8 @@ bench: dev
 bench-peers: dev
 	@$(BIN)/python -m benchmarks.peers.install $(PEERS)
 	@$(BIN)/python -m benchmarks.targets --peers $(PEERS) $(ARGS)
+
+# A wheel whose users need no compiler: it brings the kernels of every instruction set
+wheel: install
+	@$(BIN)/python -m forebay.ops.build --wheel
+	@$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .

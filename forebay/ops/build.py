@@ -1,18 +1,26 @@
-"""`python -m forebay.ops.build`: compile the kernels ahead of the first start."""
+"""`python -m forebay.ops.build`: compile the kernels ahead of the first start; `--wheel`: for other machines."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from forebay.base.log import setup_logging
-from forebay.ops.compiler import BuildError, library, usable_variants
+from forebay.ops.compiler import PREBUILT, VARIANTS, BuildError, library, prebuild, usable_variants
 
 
 def main() -> int:
     """Compile the best variant for this CPU; 0 if it is ready, 1 if the torch ops will be used instead."""
+    parser = argparse.ArgumentParser(prog="python -m forebay.ops.build", description=__doc__)
+    parser.add_argument("--wheel", action="store_true", help="compile every variant into the package")
+    wheel: bool = parser.parse_args().wheel
     setup_logging("info", process="build")
-    variants = usable_variants()
     try:
+        if wheel:
+            for variant in VARIANTS:
+                print(f"for wheels: {prebuild(variant, PREBUILT)}")
+            return 0
+        variants = usable_variants()
         if not variants:
             raise BuildError("this is not Linux on an x86-64 CPU with AVX2")
         print(f"native ops ready: {library(variants[0])}")

@@ -23,6 +23,7 @@ from forebay.base.toolchain import COMPILERS, find_compiler
 
 SOURCES = Path(__file__).parent / "cpu"
 CACHE = cache_folder("ops")
+PREBUILT = Path(__file__).parent / "prebuilt"  # in a wheel: whoever installs that needs no compiler
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-Wall", "-Wextra")
 _COMMON = (
@@ -103,23 +104,38 @@ def library(variant: Variant) -> Path:
     flags = (*_FLAGS, *variant.flags)
     name = f"{variant.name}-{_fingerprint(flags, variant.sources)}"
     compiler = find_compiler()
-    if compiler is None:
-        compiled = sorted(CACHE.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
+    for folder in (PREBUILT,) if compiler else (PREBUILT, CACHE):
+        compiled = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
         if compiled:
             return compiled[-1]
+    if compiler is None:
         raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)}): install g++ 11 or later")
-    target = CACHE / f"{name}-{_version(compiler)}.so"
+    return _built(CACHE / f"{name}-{_version(compiler)}.so", variant, compiler, flags)
+
+
+def prebuild(variant: Variant, folder: Path) -> Path:
+    """Compile `variant` into `folder`, for a wheel; this machine need not be able to run it. Raises BuildError."""
+    flags = (*_FLAGS, *variant.flags)
+    compiler = find_compiler()
+    if compiler is None:
+        raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+    name = f"{variant.name}-{_fingerprint(flags, variant.sources)}-{_version(compiler)}.so"
+    return _built(folder / name, variant, compiler, flags)
+
+
+def _built(target: Path, variant: Variant, compiler: str, flags: tuple[str, ...]) -> Path:
+    folder = target.parent
     if target.exists():
         return target
     started = time.perf_counter()
     _log.info(event("compiling_ops", variant=variant.name, compiler=compiler, note="once, a few seconds"))
     try:
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE, prefix=".build-") as folder:
-            built = _compile(compiler, flags, variant.sources, Path(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
+            built = _compile(compiler, flags, variant.sources, Path(scratch))
             os.replace(built, target)
     except OSError as error:
-        raise BuildError(f"cannot write the compiled kernels under {CACHE}: {error}") from error
+        raise BuildError(f"cannot write the compiled kernels under {folder}: {error}") from error
     _log.info(event("compiled_ops", variant=variant.name, seconds=time.perf_counter() - started, path=target))
     return target
 

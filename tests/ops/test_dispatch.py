@@ -56,6 +56,23 @@ def test_a_compile_error_names_the_command_and_leaves_nothing_behind(
 
 
 @needs_native
+def test_what_a_wheel_brings_needs_no_compiler_and_is_not_compiled_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "pool.cpp").write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
+    variant = compiler.Variant(name="small", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    brought = compiler.prebuild(variant, tmp_path / "prebuilt")
+    assert library(variant) == brought
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    assert library(variant) == brought
+    assert not (tmp_path / "cache").exists()
+
+
+@needs_native
 def test_compiling_twice_at_once_gives_one_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(compiler, "CACHE", tmp_path)
     variant = compiler.Variant(name="pool", needs=frozenset(), flags=(), sources=("pool.cpp",))
