@@ -22,6 +22,8 @@ PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 TORCH = "torch==2.13.0"
 # Where the PyTorch project keeps builds without CUDA: asked only where the usual index would bring CUDA.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+# What torch 2.13 for CUDA brings along. Beside torch's CPU build, tests run the GPU's kernels in its interpreter.
+TRITON = "triton==3.7.1"
 CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
 REQUIREMENTS = {"run": "requirements.txt", "dev": "requirements-dev.txt"}
 
@@ -56,6 +58,8 @@ def install(kinds: list[str]) -> bool:
         say("installing " + " and ".join(REQUIREMENTS[kind] for kind in missing))
         pip("install", "--quiet", *files)
         pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
+        if "dev" in missing:
+            install_triton()
         if "run" in missing:
             # Without a compiler this says so and the torch kernels are used; that is no failure.
             say("building the native kernels")
@@ -121,6 +125,17 @@ def install_torch() -> None:
         return
     say("PyTorch's CPU builds cannot be reached: taking the CUDA build, several GB; it runs on the CPU as well")
     pip("install", TORCH)
+
+
+def install_triton() -> None:
+    """200 MB, for Linux alone. Without it the tests of the GPU's kernels are skipped, and say so."""
+    there = subprocess.run([PYTHON, "-c", "import triton"], capture_output=True, cwd=ROOT, check=False).returncode == 0
+    if there or not sys.platform.startswith("linux"):
+        return
+    say(f"installing {TRITON}")
+    command = [PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", TRITON]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+        say("there is no Triton for this machine: the tests of the GPU's kernels will be skipped")
 
 
 def planned_packages(requirement: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import shutil
 import socket
 import sys
@@ -14,10 +15,16 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HANG_S = 120.0
+
+# Triton looks at it when a kernel is defined, its own among them, and transformers imports Triton too.
+HAS_GPU = gpu_memory() is not None
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
 
 faulthandler.enable()
 _guarding = False

@@ -164,7 +164,8 @@ def test_store_kv_of_values_within_keys(ops: Ops, dtype: torch.dtype) -> None:
 # -- recurrences ------------------------------------------------------------------------------------------------------
 
 LENS, SLOTS = [3, 0, 1, 7, 1], [5, 2, 0, 1, 4]
-SNAPSHOTS = [[(2, 9), (3, 0)], [], [], [(1, 10), (5, 11), (7, 12)], []]
+# Entries with slot 0 are no snapshots, wherever they say that they end.
+SNAPSHOTS = [[(10**6, 0), (2, 9), (3, 0)], [], [], [(1, 10), (5, 11), (4, 0), (7, 12)], [(-5, 0)]]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
 
 

@@ -5,7 +5,6 @@ Whoever imports this is skipped where Triton is not installed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -15,13 +14,11 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import Ops
+from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks at it when a kernel is defined, its own among them
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
-from forebay.ops.triton import TritonOps, attention  # noqa: E402
+from forebay.ops.triton import TritonOps, attention
 
 __all__ = ["HAS_GPU", "ON_EACH_DEVICE", "OnDevice", "TritonOps", "assert_close", "attention"]
 

@@ -20,6 +20,14 @@ _CHANNELS: Final = 256  # of a convolution, in one program
 _SCAN_ELEMENTS: Final = 2048  # of a state, in one program
 
 
+@triton.jit
+def _next_snapshot(snap, stop, snap_slots):
+    """From `snap` on the first entry that has a slot, or `stop`."""
+    while (snap < stop) & (tl.load(snap_slots + snap, mask=snap < stop, other=1) == 0):
+        snap += 1
+    return snap
+
+
 @triton.jit(do_not_specialize=["num_seqs"])
 def _convolve(
     x,
@@ -63,14 +71,14 @@ def _convolve(
 
 
 @triton.jit
-def _last_inputs(x, last, to, first, stop, write, x_stride, channels, at, live, TAPS: tl.constexpr):
+def _last_inputs(x, last, to, first, stop, x_stride, channels, at, live, TAPS: tl.constexpr):
     """The TAPS - 1 inputs before `stop` to `to`, the oldest first: each is read before its place is written."""
     for j in tl.static_range(TAPS - 1):
         source = stop - (TAPS - 1) + j
         inside = source >= first
         values = tl.load(x + source.to(tl.int64) * x_stride + at, mask=live & inside, other=0.0)
         earlier = tl.load(last + (source - first + TAPS - 1) * channels + at, mask=live & (source < first), other=0.0)
-        tl.store(to + j * channels + at, tl.where(inside, values, earlier), mask=live & write)
+        tl.store(to + j * channels + at, tl.where(inside, values, earlier), mask=live)
 
 
 @triton.jit
@@ -97,9 +105,11 @@ def _keep_inputs(
     last = state + slot * size
     for snap in range(tl.load(snap_start + seq), tl.load(snap_start + seq + 1)):
         snap_slot = tl.load(snap_slots + snap).to(tl.int64)
-        end = tl.load(snap_ends + snap)
-        _last_inputs(x, last, state + snap_slot * size, first, end, snap_slot > 0, x_stride, channels, at, live, TAPS)
-    _last_inputs(x, last, last, first, stop, (slot > 0) & (stop > first), x_stride, channels, at, live, TAPS)
+        end = tl.load(snap_ends + snap)  # without a slot it means nothing
+        kept = live & (snap_slot > 0)
+        _last_inputs(x, last, state + snap_slot * size, first, end, x_stride, channels, at, kept, TAPS)
+    kept = live & (slot > 0) & (stop > first)
+    _last_inputs(x, last, last, first, stop, x_stride, channels, at, kept, TAPS)
 
 
 @triton.jit
@@ -148,8 +158,8 @@ def _mamba2(
     h = tl.load(mine + place, mask=live, other=0.0).to(tl.float32)
     rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
     group = head // PER_GROUP
-    snap = tl.load(snap_start + seq)
     snap_stop = tl.load(snap_start + seq + 1)
+    snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
     for token in range(first, stop):
         step = softplus(tl.load(dt + token * dt_token + head).to(tl.float32) + bias)
         step = tl.minimum(tl.maximum(step, dt_min), dt_max)
@@ -163,8 +173,8 @@ def _mamba2(
         h = rounded.to(tl.float32)
         due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
-        tl.store(state + (to * HEADS + head) * (D * P) + place, rounded, mask=live & (to > 0))
-        snap += due.to(tl.int32)
+        tl.store(state + (to * HEADS + head) * (D * P) + place, rounded, mask=live & due)
+        snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
     tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
 
 
@@ -206,8 +216,8 @@ def _mamba1(
     rate = tl.load(a + place, mask=live, other=0.0)
     skip = tl.load(d + i, mask=live_i, other=0.0)
     bias = tl.load(dt_bias + i, mask=live_i, other=0.0)
-    snap = tl.load(snap_start + seq)
     snap_stop = tl.load(snap_start + seq + 1)
+    snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
     for token in range(first, stop):
         step = softplus(tl.load(dt + token * dt_token + i, mask=live_i, other=0.0).to(tl.float32) + bias)
         xs = tl.load(x + token * x_token + i, mask=live_i, other=0.0).to(tl.float32)
@@ -220,8 +230,8 @@ def _mamba1(
         h = rounded.to(tl.float32)
         due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
-        tl.store(state + to * channels * D + place, rounded, mask=live & (to > 0))
-        snap += due.to(tl.int32)
+        tl.store(state + to * channels * D + place, rounded, mask=live & due)
+        snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
     tl.store(state + slot * channels * D + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
 
 
@@ -268,8 +278,8 @@ def _delta_rule(
     mine = state + (slot * HEADS + head) * (DK * DV)
     h = tl.load(mine + place, mask=live, other=0.0).to(tl.float32)
     key_head = head // PER_KEY_HEAD
-    snap = tl.load(snap_start + seq)
     snap_stop = tl.load(snap_start + seq + 1)
+    snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
     for token in range(first, stop):
         query = tl.load(q + token * q_token + key_head * q_head + i, mask=live_i, other=0.0).to(tl.float32)
         key = tl.load(k + token * k_token + key_head * k_head + i, mask=live_i, other=0.0).to(tl.float32)
@@ -290,8 +300,8 @@ def _delta_rule(
         h = rounded.to(tl.float32)
         due = (snap < snap_stop) & (tl.load(snap_ends + snap, mask=snap < snap_stop, other=-1) == token + 1)
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
-        tl.store(state + (to * HEADS + head) * (DK * DV) + place, rounded, mask=live & (to > 0))
-        snap += due.to(tl.int32)
+        tl.store(state + (to * HEADS + head) * (DK * DV) + place, rounded, mask=live & due)
+        snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
     tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
 
 
