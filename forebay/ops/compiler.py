@@ -41,6 +41,7 @@ _COMMON = (
     "sampling.cpp",
     "kv.cpp",
     "attention.cpp",
+    "attention_plan.cpp",
     "conv.cpp",
     "mamba.cpp",
     "delta.cpp",

@@ -15,7 +15,10 @@ _BATCH = [_P, _P, _P, _P, _P, _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
 _ROWS = [_P, _P, _L, _P, _L, _L]
 _ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]
-_ATTENTION = [_P, _P, _L, _P, _L, _L, _P, _L, _L, _P, _L, _P, _P, _P, _P, _L, _L, _L, _L, _L, _L, _F, _L, _P, _P]
+_ATTENTION = [
+    *[_P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _P, _L, _P, _P, _P, _P],
+    *[_L, _L, _L, _L, _L, _L, _F, _L, _P, _P],
+]
 _DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
 _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
 _SIGNATURES: dict[str, list[Any]] = {

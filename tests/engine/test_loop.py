@@ -12,6 +12,7 @@ import pytest
 from forebay.base import fault
 from forebay.config.engine_config import EngineConfig, Ledger
 from forebay.engine import channel as channel_module
+from forebay.engine import loop as loop_module
 from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
 from forebay.engine.frames import (
     AbortRequest,
@@ -181,3 +182,22 @@ def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: py
     assert state.pools[0].quarantined == 2
     assert state.counters["leaked_pages"] == 2
     peer.close()
+
+
+def test_what_can_wait_is_done_in_idle_time_alone_until_there_is_none_left(peer: Peer, monkeypatch) -> None:
+    monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)
+    left, done_while_idle = [3], []
+
+    def piece() -> bool:
+        done_while_idle.append(peer.core.idle)
+        left[0] -= 1
+        return left[0] > 0
+
+    peer.core.in_idle_time = piece
+    peer.say(add(1, [1, 2]))
+    peer.work()
+    assert not done_while_idle
+    for _ in range(3):
+        peer.loop.turn()
+    assert done_while_idle == [True] * 3
+    assert peer.loop._patience_s() is None

@@ -32,7 +32,8 @@ class PagedCase:
     """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache.
 
     `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table
-    names pages by other numbers, which a page map leads to those of the cache.
+    names pages by other numbers, which a page map leads to those of the cache. `shares`: (i, j, n) for
+    sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j.
     """
 
     seq_lens: list[int]
@@ -44,6 +45,7 @@ class PagedCase:
     v_dim: int = 0
     latent: bool = False
     mapped: bool = False
+    shares: tuple[tuple[int, int, int], ...] = ()
     with_sinks: bool = False
     dtype: torch.dtype = torch.float32
     sliding_window: int = 0
@@ -79,6 +81,8 @@ class PagedCase:
             for i, length in enumerate(self.seq_lens)
         ]
 
+        for i, j, tokens in self.shares:
+            self.page_table[i + 1, : tokens // self.page_size] = self.page_table[j + 1, : tokens // self.page_size]
         self.page_map = torch.arange(2 * num_pages + 1, dtype=torch.int32).roll(num_pages) if self.mapped else None
         if self.mapped:
             self.page_table[1:] += num_pages

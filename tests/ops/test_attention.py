@@ -197,3 +197,67 @@ def test_foreign_slots_never_influence_a_live_row_of_any_kind_c5(
     for cache in (case.k_cache, case.v_cache):
         cache.nan_to_num_(nan=0.0)
     assert_same_bits(case.run(each_ops), poisoned)
+
+
+# 0, 1, 2, 4 and the extend 6 begin with the same 192 tokens, 1 and 2 with the same 640; 3 and 5 are alone.
+SHARED = {
+    "seq_lens": [200, 700, 1300, 90, 193, 64, 260],
+    "query_lens": [1, 1, 1, 1, 1, 1, 50],
+    "shares": ((1, 0, 192), (2, 0, 192), (4, 0, 192), (6, 0, 192), (2, 1, 640)),
+}
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("q_heads", [2, 6, 32])
+def test_sequences_that_share_a_prefix_have_the_bits_that_they_have_alone(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, page_size: int, q_heads: int
+) -> None:
+    case = PagedCase(**SHARED, q_heads=q_heads, page_size=page_size, dtype=dtype)
+    together, start = case.run(native), 0
+    assert_close(together, case.run(reference))
+    for i, length in enumerate(case.query_lens):
+        assert_same_bits(case.run(native, [i]), together[start : start + length])
+        start += length
+
+
+def test_many_queries_over_one_prefix_equal_the_reference(
+    native: NativeOps, single_threaded: NativeOps, reference: TorchOps, dtype: torch.dtype
+) -> None:
+    count, shared = 40, 576
+    case = PagedCase(
+        seq_lens=[shared + 1 + i for i in range(count)],
+        query_lens=[1] * count,
+        shares=tuple((i, 0, shared) for i in range(1, count)),
+        q_heads=6,
+        with_sinks=True,
+        dtype=dtype,
+    )
+    together = case.run(native)
+    assert_close(together, case.run(reference))
+    assert_same_bits(case.run(single_threaded), together)
+    assert_same_bits(case.run(native, [17]), together[17:18])
+
+
+@pytest.mark.parametrize("sliding_window", [0, 600])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_a_long_sequence_has_the_same_bits_with_few_and_with_many_beside_it(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, sliding_window: int, queries: int
+) -> None:
+    others = 30
+    case = PagedCase(
+        seq_lens=[1600, *[20] * others],
+        query_lens=[queries, *[1] * others],
+        sliding_window=sliding_window,
+        with_sinks=True,
+        dtype=dtype,
+    )
+    alone = case.run(native, [0])
+    assert_close(alone, case.run(reference, [0]))
+    assert_same_bits(case.run(native)[:queries], alone)
+
+
+def test_a_chunk_that_crosses_a_segment_has_the_bits_of_the_whole(native: NativeOps, dtype: torch.dtype) -> None:
+    case = PagedCase(seq_lens=[1040], query_lens=[1040], q_heads=6, dtype=dtype)
+    whole = case.run(native)
+    for first, end in ((505, 520), (511, 512), (512, 513), (1020, 1040)):
+        assert_same_bits(case.run(native, until={0: (first, end)}), whole[first:end])

@@ -7,7 +7,7 @@ from torch import Tensor
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
-from tests.ops.helpers import assert_close, assert_same_bits
+from tests.ops.helpers import assert_close, assert_same_bits, normal
 from tests.ops.recurrences import CASES, Case, Conv, Inputs, cut, joined, state_batch, state_table
 
 LENS, SLOTS = [3, 0, 1, 17, 1, 40, 1], [5, 2, 0, 1, 4, 7, 0]
@@ -97,6 +97,30 @@ def test_what_slot_0_holds_reaches_no_other_sequence_c14(
     assert_same_bits(poisoned[1:], clean[1:])
 
 
+@pytest.mark.parametrize("tracked", [[0, 0, 0, 0], [8, 0, 9, 0], [0, 10, 0, 11]], ids=str)
+def test_decoding_snapshots_go_to_the_slot_named_or_nowhere_c14(
+    each_ops: Ops, case: Case, dtype: torch.dtype, state_dtype: torch.dtype, tracked: list[int]
+) -> None:
+    """As a replayed step has it: one entry for each sequence, whose slot is 0 where nothing is tracked. The last two
+    are padding. Slot 0 holds NaN: no bit of it reaches a live row, and it stays what it is."""
+    slots = [3, 5, 0, 0]
+    inputs, table = case.inputs(4, dtype, seed=3), state_table(case, NUM_SLOTS, state_dtype, seed=7)
+    plain, poisoned = table.clone(), table.clone()
+    poisoned[0] = float("nan")
+    expected = case.call(each_ops, inputs, plain, state_batch([1] * 4, slots))
+    batch = state_batch([1] * 4, slots, [[(1, slot)] for slot in tracked])
+    out = case.call(each_ops, inputs, poisoned, batch)
+    assert_same_bits(out[:2], expected[:2])
+    assert poisoned[0].isnan().all()
+    for i in (1, 2, 3, 4, 5):
+        assert_same_bits(poisoned[i], plain[i])
+    for slot, kept in zip(slots[:2], tracked[:2], strict=True):
+        if kept:
+            assert_same_bits(poisoned[kept], plain[slot])
+    untouched = [i for i in range(6, NUM_SLOTS) if i not in tracked]
+    assert_same_bits(poisoned[untouched], table[untouched])
+
+
 def test_a_sequence_does_not_depend_on_the_batch_around_it(
     native: NativeOps, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
@@ -181,3 +205,32 @@ def test_a_state_that_dies_away_ends_at_zero(native: NativeOps, dtypes: Dtypes) 
     value = torch.zeros(1, 1, 8, dtype=dtypes[0])
     native.gated_delta_rule(zero, zero, value, log_decay, log_decay, state, state_batch([1], [1]), scale=1.0)
     assert not state[1].any()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 200])
+@pytest.mark.parametrize(("heads", "decays"), [(1, 1), (6, 6), (8, 8 * 32), (3, 3 * 21)])
+@pytest.mark.parametrize("bounded", [False, True])
+def test_delta_gates_equal_the_reference(
+    native: NativeOps, reference: TorchOps, dtypes: Dtypes, rows: int, heads: int, decays: int, bounded: bool
+) -> None:
+    wide = normal((rows, decays + heads + 5), dtypes[0], seed=1, scale=5)
+    scale, bias, rate = (normal((decays,), torch.float32, seed=seed) for seed in (2, 3, 4))
+    decay, beta = wide[:, 3 : 3 + decays], wide[:, 5 + decays :]
+    ours, theirs = (
+        ops.delta_gates(decay, beta, scale, bias, rate if bounded else None, most_beta=2.0)
+        for ops in (native, reference)
+    )
+    for got, expected in zip(ours, theirs, strict=True):
+        assert got.dtype == torch.float32
+        assert_close(got, expected)
+
+
+def test_delta_gates_depend_neither_on_other_rows_nor_threads(
+    native: NativeOps, single_threaded: NativeOps, dtypes: Dtypes
+) -> None:
+    decay, beta = normal((200, 256), dtypes[0], seed=1), normal((200, 8), dtypes[0], seed=2)
+    weights = [normal((256,), torch.float32, seed=seed) for seed in (3, 4)]
+    together = native.delta_gates(decay, beta, *weights)
+    for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):
+        for got, expected in zip(ops.delta_gates(decay[rows], beta[rows], *weights), together, strict=True):
+            assert_same_bits(got, expected[rows])

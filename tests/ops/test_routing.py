@@ -39,9 +39,7 @@ def test_gating_equals_the_reference(
 
 
 @pytest.mark.parametrize("gating", GATINGS, ids=repr)
-def test_a_token_does_not_depend_on_the_others(
-    native: NativeOps, single_threaded: NativeOps, gating: Gating
-) -> None:
+def test_a_token_does_not_depend_on_the_others(native: NativeOps, single_threaded: NativeOps, gating: Gating) -> None:
     logits = normal((200, 48), torch.float32, seed=1)
     together = native.topk_gating(logits, gating, _correction(48))
     for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):

@@ -6,6 +6,7 @@
 // With int8: C (int32 [m, 16]) += A [m, k] by B [k / 4, 16, 4], both signed, k up to 64.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #define TILE_ZERO(t) asm volatile("tilezero %%tmm" #t ::: "memory")
@@ -18,24 +19,32 @@
 #define TILE_DP(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 #define TILE_DP_INT8(c, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 
-// Configures the tiles of one thread for its scope. Tiles 0-3 are C and 4-5 are A, with `rows` rows; 6-7 are B.
-// `depth`: the bytes of a row of A, four to a row of B.
+// The shapes of the tiles; all of 16 rows of 64 bytes at first.
+struct alignas(64) TileConfig {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// Configures the tiles of one thread for its scope.
 class TileScope {
   public:
-    explicit TileScope(long rows, long depth = 64) {
-        alignas(64) struct {
-            uint8_t palette = 1;
-            uint8_t start_row = 0;
-            uint8_t reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {};
-        } config;
-        for (int t = 0; t < 6; ++t) config.rows[t] = static_cast<uint8_t>(rows);
-        config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(depth);
-        config.rows[6] = config.rows[7] = static_cast<uint8_t>(depth / 4);
-        asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
-    }
+    explicit TileScope(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config) : "memory"); }
+
+    // Tiles 0-3 are C and 4-5 are A, with `rows` rows; 6-7 are B. `depth`: the bytes of a row of A, four to a row of B.
+    explicit TileScope(long rows, long depth = 64) : TileScope(products(rows, depth)) {}
     ~TileScope() { asm volatile("tilerelease" ::: "memory"); }
     TileScope(const TileScope&) = delete;
     TileScope& operator=(const TileScope&) = delete;
+
+  private:
+    static TileConfig products(long rows, long depth) {
+        TileConfig config;
+        std::fill_n(config.rows, 6, static_cast<uint8_t>(rows));
+        config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(depth);
+        config.rows[6] = config.rows[7] = static_cast<uint8_t>(depth / 4);
+        return config;
+    }
 };

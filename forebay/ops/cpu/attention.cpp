@@ -1,32 +1,34 @@
 // Paged attention in float32 arithmetic.
-#include "attention.h"
+#include "attention_rows.h"
 
 namespace {
 
-// One piece's working memory, from the thread's scratch. Head vectors are padded with zeros to `width` and `v_width`.
+// A walk's working memory, from the thread's scratch. Head vectors are padded with zeros to `width` and to
+// `sums.v_width`.
 struct Work {
     long width;
-    long v_width;
-    float* q;       // [rows][width]
-    float* sums;    // [rows][v_width]
-    float* k;       // [kBlock][width]
-    float* v;       // [kBlock][v_width]
-    float* scores;  // [kBlock]
-    RowState* states;  // [rows]
+    float* q;        // [rows][width]
+    float* k;        // [kBlock][width]
+    float* v;        // [kBlock][v_width]
+    float* scores;   // [kBlock]
+    float* factors;  // [2][kBlock], of keys and values
+    RowSums sums;
+    RowSums total;
 
-    Work(long head_dim, long v_dim, long rows) : width(round_up(head_dim, W)), v_width(round_up(v_dim, W)) {
-        const long floats = (rows + kBlock) * (width + v_width) + kBlock;
-        q = static_cast<float*>(thread_scratch(floats * sizeof(float) + rows * sizeof(RowState)));
-        sums = q + rows * width;
-        k = sums + rows * v_width;
+    Work(long head_dim, long v_dim, long rows) : width(round_up(head_dim, W)), sums(nullptr, v_dim), total(sums) {
+        const long floats = (rows + kBlock) * width + kBlock * (sums.v_width + 3) + 2 * rows * sums.row_floats;
+        q = static_cast<float*>(thread_scratch(floats * sizeof(float)));
+        k = q + rows * width;
         v = k + kBlock * width;
-        scores = v + kBlock * v_width;
-        states = reinterpret_cast<RowState*>(scores + kBlock);
+        scores = v + kBlock * sums.v_width;
+        factors = scores + kBlock;
+        sums.memory = factors + 2 * kBlock;
+        total.memory = sums.memory + rows * sums.row_floats;
     }
 };
 
-template <class T>
-void copy_head(const T* from, long head_dim, float* to) {
+template <class E>
+void copy_head(const E* from, long head_dim, float* to) {
     for_each_vector(head_dim, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
 }
 
@@ -46,69 +48,71 @@ void score_keys(const float* q, const float* k, long width, Lanes lanes, float* 
     }
 }
 
-void add_values(const float* weights, const float* v, long width, Lanes lanes, float shrink, float* sums) {
-    constexpr long kWide = 4 * W;
-    long i = 0;
-    for (; i + kWide <= width; i += kWide) {
-        Vec s[4];
-        for (int j = 0; j < 4; ++j) s[j] = load(sums + i + j * W) * set1(shrink);
+void add_values(const float* weights, const float* v, long v_width, Lanes lanes, float* sums) {
+    constexpr int kVectors = 32 / W;
+    for (long i = 0; i < v_width; i += 32) {
+        Vec s[kVectors];
+        for (int j = 0; j < kVectors; ++j) s[j] = load(sums + i + j * W);
         for (long key = lanes.begin; key < lanes.end; ++key) {
             const Vec p = set1(weights[key]);
-            for (int j = 0; j < 4; ++j) s[j] = fma(p, load(v + key * width + i + j * W), s[j]);
+            for (int j = 0; j < kVectors; ++j) s[j] = fma(p, load(v + key * v_width + i + j * W), s[j]);
         }
-        for (int j = 0; j < 4; ++j) store(sums + i + j * W, s[j]);
-    }
-    for (; i < width; i += W) {
-        Vec s = load(sums + i) * set1(shrink);
-        for (long key = lanes.begin; key < lanes.end; ++key) {
-            s = fma(set1(weights[key]), load(v + key * width + i), s);
-        }
-        store(sums + i, s);
+        for (int j = 0; j < kVectors; ++j) store(sums + i + j * W, s[j]);
     }
 }
 
-template <class T>
-void attend_head(const AttentionCall<T>& call, const Piece& piece, long kv_head) {
-    const long group = group_size(call), d = call.head_dim, rows = piece.num_tokens * group;
-    const Work work(d, call.v_dim, rows);
-    for (long r = 0; r < rows; ++r) {
-        copy_head(call.q + (piece.first_token + r / group) * call.ldq + (kv_head * group + r % group) * d, d,
-                  work.q + r * work.width);
-        work.states[r] = first_state(call, kv_head * group + r % group);
-    }
-    std::fill_n(work.sums, rows * work.v_width, 0.0f);
-
-    const long end = piece.first_position + piece.num_tokens;
-    for (long first = first_block(call, piece); first < end; first += kBlock) {
-        for_each_key(call, piece.seq, first, {0, std::min(kBlock, end - first)}, [&](long lane, long slot) {
-            copy_head(call.k_cache.head(slot, kv_head), d, work.k + lane * work.width);
-            copy_head(call.v_cache.head(slot, kv_head), call.v_dim, work.v + lane * work.v_width);
-        });
-        for (long r = 0; r < rows; ++r) {
-            const Lanes lanes = visible(piece.first_position + r / group, first, call.window);
-            if (lanes.begin >= lanes.end) continue;
-            score_keys(work.q + r * work.width, work.k, work.width, lanes, work.scores);
-            const float shrink = softmax_block(work.scores, lanes, call.scale, work.states[r]);
-            add_values(work.scores, work.v, work.v_width, lanes, shrink, work.sums + r * work.v_width);
+// One head of a block for the rows that see any of it; `first_row` is the head's first.
+template <class T, class E>
+void add_head(const AttentionCall<T, E>& call, const Walk& walk, const Block& block, long first, long kv_head,
+              long first_row, const Work& work) {
+    const AttentionShape& shape = call.shape;
+    const long v_width = work.sums.v_width;
+    const bool scaled = call.k_cache.factors != nullptr;
+    for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
+        const long slot = block.slots[lane];
+        copy_head(call.k_cache.head(slot, kv_head), shape.head_dim, work.k + lane * work.width);
+        copy_head(call.v_cache.head(slot, kv_head), shape.v_dim, work.v + lane * v_width);
+        if (scaled) {
+            work.factors[lane] = call.k_cache.factor(slot, kv_head);
+            work.factors[kBlock + lane] = call.v_cache.factor(slot, kv_head);
         }
     }
-    for (long r = 0; r < rows; ++r) {
-        T* out = call.out + ((piece.first_token + r / group) * call.q_heads + kv_head * group + r % group) * call.v_dim;
-        const Vec inverse = set1(1.0f / work.states[r].sum);
-        for_each_vector(call.v_dim, [&](long i, long part) {
-            store_part(out + i, load(work.sums + r * work.v_width + i) * inverse, part);
-        });
+    const long group = shape.group();
+    for (long r = 0; r < walk.num_queries * group; ++r) {
+        const Lanes lanes = visible(walk.queries[r / group].position, first, shape.window);
+        if (lanes.begin >= lanes.end) continue;
+        const long row = first_row + r;
+        score_keys(work.q + row * work.width, work.k, work.width, lanes, work.scores);
+        weigh(work.scores, lanes, call.scale * kLog2e, scaled ? work.factors : nullptr, work.sums, row);
+        if (scaled) {
+            for (long i = lanes.begin; i < lanes.end; ++i) work.scores[i] *= work.factors[kBlock + i];
+        }
+        add_values(work.scores, work.v, v_width, lanes, work.sums.values(row));
     }
 }
 
-template <class T>
-void attend(const AttentionCall<T>& call, const Item& item, const Item&) {
-    for (long h = 0; h < item.num_heads; ++h) attend_head(call, *item.piece, item.first_head + h);
+template <class T, class E>
+void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk&, const Partials& partials) {
+    const AttentionShape& shape = call.shape;
+    const long head_rows = walk.num_queries * shape.group();
+    const Work work(shape.head_dim, shape.v_dim, walk.num_heads * head_rows);
+    std::fill(work.q, work.sums.memory, 0.0f);
+    for_each_row(shape, walk, head_rows, [&](long row, const Query& query, long q_head) {
+        copy_head(call.q + query.token * call.ldq + q_head * shape.head_dim, shape.head_dim, work.q + row * work.width);
+    });
+    add_segments(shape, walk, partials, head_rows, work.sums, work.total, [&](long at) {
+        const long first = at * kBlock;
+        const Block block(shape, walk, first);
+        for (long h = 0; h < walk.num_heads; ++h) {
+            add_head(call, walk, block, first, walk.first_head + h, h * head_rows, work);
+        }
+    });
+    if (walk.finishes) finish_rows(call, walk, head_rows, work.total);
 }
 
 }  // namespace
 
-FOREBAY_ATTENTION(float, f32, attend<float>)
+FOREBAY_ATTENTION(float, float, f32, attend)
 #if !defined(FOREBAY_AMX)  // attention_amx.cpp has this one
-FOREBAY_ATTENTION(bf16, bf16, attend<bf16>)
+FOREBAY_ATTENTION(bf16, bf16, bf16, attend)
 #endif

@@ -1,9 +1,10 @@
-// Paged attention for bfloat16 on AMX: scores = Q K^T and sums += P V as tile products, P rounded to bfloat16.
+// Paged attention for bfloat16 on AMX: scores and sums as tile products, weights rounded to bfloat16.
 //
-// Both K and V are packed per block into B tiles (pairs of the summed index side by side), which a piece then uses for
-// all its query rows. Decoding runs the same code with as few rows as it has.
+// With up to 16 query rows a head's scores are K Q^T: keys then are A tiles, which are read from the cache as they lie.
+// With more they are Q K^T, with keys packed into B tiles once for all rows. The two multiply and add the same numbers
+// in the same order. Values are packed, two keys side by side, into B tiles.
 #include "amx.h"
-#include "attention.h"
+#include "attention_rows.h"
 
 namespace {
 
@@ -12,267 +13,394 @@ constexpr long kTileElements = 512;  // 16 x 32 bfloat16
 constexpr long kKeyTiles = kBlock / 16;
 constexpr long kPairSteps = kBlock / 32;
 
-// One piece's working memory, from the thread's scratch. Everything is a multiple of 64 bytes.
+// A walk's working memory, from the thread's scratch. Everything is a multiple of 64 bytes.
 struct Work {
+    bool direct;     // scores are K Q^T
+    long head_rows;  // of a head, padded
+    long columns;    // direct: of K Q^T, the head's rows rounded up to 4
     long width;      // head_dim rounded up to 32; what is beyond head_dim is zero
-    long v_width;    // v_dim likewise
-    bf16* q;         // [rows][width]
+    bf16* q;  // direct: per head [width / 32] tiles, 16 pairs of dimensions by `columns` rows; else [rows][width]
     bf16* weights;   // [rows][kBlock]
-    bf16* k_tiles;   // [width / 32][kKeyTiles] tiles: 16 pairs of dimensions by 16 keys
-    bf16* v_tiles;   // [kPairSteps][v_width / 16] tiles: 16 pairs of keys by 16 dimensions
+    bf16* keys;      // direct: [kBlock][width], where they cannot be read in place;
+                     // else [width / 32][kKeyTiles] tiles: 16 pairs of dimensions by 16 keys
+    bf16* values;    // [kPairSteps][v_width / 16] tiles: 16 pairs of keys by 16 dimensions
     float* scores;   // [rows][kBlock]
-    float* sums;     // [rows][v_width]
-    RowState* states;  // [rows]
+    float* turned;   // direct: [kBlock][columns]
+    float* factors;  // [2][kBlock], of keys and values
+    RowSums sums;
+    RowSums total;
 
-    Work(long head_dim, long v_dim, long rows) : width(round_up(head_dim, 32)), v_width(round_up(v_dim, 32)) {
-        const long halves = rows * width + rows * kBlock + kBlock * (width + v_width);
-        const long floats = rows * kBlock + rows * v_width;
-        q = static_cast<bf16*>(thread_scratch(halves * 2 + floats * 4 + rows * sizeof(RowState)));
-        weights = q + rows * width;
-        k_tiles = weights + rows * kBlock;
-        v_tiles = k_tiles + kBlock * width;
-        scores = reinterpret_cast<float*>(v_tiles + kBlock * v_width);
-        sums = scores + rows * kBlock;
-        states = reinterpret_cast<RowState*>(sums + rows * v_width);
+    Work(const AttentionShape& shape, const Walk& walk)
+        : width(round_up(shape.head_dim, 32)), sums(nullptr, shape.v_dim), total(sums) {
+        const long rows = walk.num_queries * shape.group();
+        direct = rows <= kTileRows;
+        columns = round_up(rows, 4);
+        head_rows = direct ? columns : round_up(rows, kTileRows);
+        const long all_rows = walk.num_heads * head_rows;
+        const long halves = all_rows * (width + kBlock) + kBlock * (width + sums.v_width);
+        const long floats = all_rows * kBlock + kBlock * kTileRows + 2 * kBlock + 2 * all_rows * sums.row_floats;
+        q = static_cast<bf16*>(thread_scratch(halves * 2 + floats * 4));
+        weights = q + all_rows * width;
+        keys = weights + all_rows * kBlock;
+        values = keys + kBlock * width;
+        scores = reinterpret_cast<float*>(values + kBlock * sums.v_width);
+        turned = scores + all_rows * kBlock;
+        factors = turned + kBlock * kTileRows;
+        sums.memory = factors + 2 * kBlock;
+        total.memory = sums.memory + all_rows * sums.row_floats;
     }
 };
 
 __mmask32 first_halves(long n) { return n >= 32 ? ~0u : n <= 0 ? 0u : (1u << n) - 1; }
 
-// 16 keys by 16 pairs of dimensions -> transposed; a null key is zeros. Four quarter-rows of four different keys are brought together by the
+// Entries `dim` and on of a head, as many of 32 as there are, and zeros.
+__m512i load_halves(const bf16* head, long dim, long head_dim) {
+    return _mm512_maskz_loadu_epi16(first_halves(head_dim - dim), head + dim);
+}
+// Every integer of 8 bits is a bfloat16.
+__m512i load_halves(const int8_t* head, long dim, long head_dim) {
+    const __m256i bytes = _mm256_maskz_loadu_epi8(first_halves(head_dim - dim), head + dim);
+    const auto widened = [](__m128i x) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(x)); };
+    return reinterpret_cast<__m512i>(
+        _mm512_cvtne2ps_pbh(widened(_mm256_extracti128_si256(bytes, 1)), widened(_mm256_castsi256_si128(bytes))));
+}
+
+// Transposes 16 rows of four 32-bit entries: put(i, all rows' entry i). Four different rows are brought together by the
 // loads, so that only the 4 x 4 transposes within 128 bits are left to the shuffle port.
-void pack_key_tile(const bf16* const* keys, long dim, long head_dim, bf16* tile) {
+template <class Put>
+FOREBAY_INLINE void transpose_quarter(const char* rows, long stride_bytes, const Put& put) {
+    __m512i v[4];
+    for (int r = 0; r < 4; ++r) {
+        const auto part = [&](int row) {
+            return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows + row * stride_bytes));
+        };
+        v[r] = _mm512_castsi128_si512(part(r));
+        v[r] = _mm512_inserti32x4(v[r], part(r + 4), 1);
+        v[r] = _mm512_inserti32x4(v[r], part(r + 8), 2);
+        v[r] = _mm512_inserti32x4(v[r], part(r + 12), 3);
+    }
+    const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
+    const __m512i c = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
+    put(0, _mm512_unpacklo_epi64(a, c));
+    put(1, _mm512_unpackhi_epi64(a, c));
+    put(2, _mm512_unpacklo_epi64(b, d));
+    put(3, _mm512_unpackhi_epi64(b, d));
+}
+
+// -- queries ----------------------------------------------------------------------------------------------------------
+
+template <class E>
+void begin_rows(const AttentionCall<bf16, E>& call, const Walk& walk, const Work& work) {
+    const AttentionShape& shape = call.shape;
+    const long all_rows = walk.num_heads * work.head_rows, pairs = work.columns * 2;
+    std::memset(work.q, 0, all_rows * work.width * sizeof(bf16));
+    std::memset(work.weights, 0, all_rows * kBlock * sizeof(bf16));
+    for_each_row(shape, walk, work.head_rows, [&](long row, const Query& query, long q_head) {
+        const bf16* from = call.q + query.token * call.ldq + q_head * shape.head_dim;
+        if (!work.direct) {
+            std::copy_n(from, shape.head_dim, work.q + row * work.width);
+            return;
+        }
+        bf16* to = work.q + row / work.head_rows * work.head_rows * work.width + row % work.head_rows * 2;
+        for (long i = 0; i < shape.head_dim; ++i) to[i / 2 * pairs + i % 2] = from[i];
+    });
+}
+
+// -- keys -------------------------------------------------------------------------------------------------------------
+
+// Keys as rows of 64 bytes a step: 16 of them.
+struct KeyRows {
+    const bf16* at;
+    long stride;
+};
+
+// The 16 keys from `lane` on. Those that no query sees may be anything: a key's score depends on no other key.
+template <class E>
+KeyRows key_rows(const AttentionCall<bf16, E>& call, const Block& block, long lane, long kv_head, const Work& work) {
+    const AttentionShape& shape = call.shape;
+    if constexpr (sizeof(E) == sizeof(bf16)) {
+        if (shape.page_size % kTileRows == 0 && shape.head_dim % 32 == 0) {
+            const long seen = std::max(lane, block.lanes.begin);
+            return {call.k_cache.head(block.slots[seen] - (seen - lane), kv_head), call.k_cache.slot_stride};
+        }
+    }
+    bf16* to = work.keys + lane * work.width;
+    const long end = std::min(lane + kTileRows, block.lanes.end);
+    for (long i = std::max(lane, block.lanes.begin); i < end; ++i) {
+        const E* head = call.k_cache.head(block.slots[i], kv_head);
+        for (long dim = 0; dim < work.width; dim += 32) {
+            _mm512_store_si512(work.keys + i * work.width + dim, load_halves(head, dim, shape.head_dim));
+        }
+    }
+    return {to, work.width};
+}
+
+// Scores of a head's rows, as K Q^T, turned round into [rows][kBlock].
+template <class E>
+void score_direct(const AttentionCall<bf16, E>& call, const Block& block, long kv_head, const bf16* q, float* scores,
+                  const Work& work) {
+    const long row_bytes = work.columns * 4;
+    for (long lane = block.lanes.begin / 16 * 16; lane < block.lanes.end; lane += 16) {
+        const KeyRows keys = key_rows(call, block, lane, kv_head, work);
+        TILE_ZERO(0);
+        for (long dim = 0; dim < work.width; dim += 32) {
+            TILE_LOAD(4, keys.at + dim, keys.stride * 2);
+            TILE_LOAD(5, q + dim * work.columns, row_bytes);
+            TILE_DP(0, 4, 5);
+        }
+        TILE_STORE(0, work.turned + lane * work.columns, row_bytes);
+    }
+    for (long lane = block.lanes.begin / 16 * 16; lane < block.lanes.end; lane += 16) {
+        const float* turned = work.turned + lane * work.columns;
+        for (long row = 0; row < work.columns; row += 4) {
+            transpose_quarter(reinterpret_cast<const char*>(turned + row), row_bytes, [&](int i, __m512i of_row) {
+                _mm512_store_si512(scores + (row + i) * kBlock + lane, of_row);
+            });
+        }
+    }
+}
+
+// Packs a head's keys into B tiles.
+template <class E>
+void pack_keys(const AttentionCall<bf16, E>& call, const Block& block, long kv_head, const Work& work) {
     alignas(64) bf16 rows[16][32];
-    const bf16* source[16];
-    for (int i = 0; i < 16; ++i) {
-        source[i] = keys[i] == nullptr ? rows[i] : keys[i] + dim;
-        if (keys[i] == nullptr || head_dim - dim < 32) {
-            const __mmask32 mask = keys[i] == nullptr ? 0 : first_halves(head_dim - dim);
-            const bf16* from = keys[i] == nullptr ? rows[i] : keys[i] + dim;
-            _mm512_store_si512(rows[i], _mm512_maskz_loadu_epi16(mask, from));
-            source[i] = rows[i];
+    for (long lane = block.lanes.begin / 16 * 16; lane < block.lanes.end; lane += 16) {
+        for (long dim = 0; dim < work.width; dim += 32) {
+            for (long i = 0; i < 16; ++i) {
+                const bool seen = lane + i >= block.lanes.begin && lane + i < block.lanes.end;
+                const __m512i row =
+                    seen ? load_halves(call.k_cache.head(block.slots[lane + i], kv_head), dim, call.shape.head_dim)
+                         : _mm512_setzero_si512();
+                _mm512_store_si512(rows[i], row);
+            }
+            bf16* tile = work.keys + (dim / 32 * kKeyTiles + lane / 16) * kTileElements;
+            for (int quarter = 0; quarter < 4; ++quarter) {
+                transpose_quarter(reinterpret_cast<const char*>(rows[0] + quarter * 8), 64, [&](int i, __m512i pairs) {
+                    _mm512_store_si512(tile + (quarter * 4 + i) * 32, pairs);
+                });
+            }
         }
-    }
-    for (int c = 0; c < 4; ++c) {
-        __m512i v[4];
-        for (int r = 0; r < 4; ++r) {
-            const auto part = [&](int row) {
-                return _mm_loadu_si128(reinterpret_cast<const __m128i*>(source[row] + c * 8));
-            };
-            v[r] = _mm512_castsi128_si512(part(r));
-            v[r] = _mm512_inserti32x4(v[r], part(r + 4), 1);
-            v[r] = _mm512_inserti32x4(v[r], part(r + 8), 2);
-            v[r] = _mm512_inserti32x4(v[r], part(r + 12), 3);
-        }
-        const __m512i a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpackhi_epi32(v[0], v[1]);
-        const __m512i c2 = _mm512_unpacklo_epi32(v[2], v[3]), d = _mm512_unpackhi_epi32(v[2], v[3]);
-        bf16* out = tile + c * 4 * 32;
-        _mm512_store_si512(out, _mm512_unpacklo_epi64(a, c2));
-        _mm512_store_si512(out + 32, _mm512_unpackhi_epi64(a, c2));
-        _mm512_store_si512(out + 64, _mm512_unpacklo_epi64(b, d));
-        _mm512_store_si512(out + 96, _mm512_unpackhi_epi64(b, d));
     }
 }
 
-// Two keys' values side by side: dimension by dimension, the even key in the low half of each 32 bits.
-void pack_value_pair(const bf16* even, const bf16* odd, long head_dim, long width, bf16* tiles) {
-    const auto widened = [&](const bf16* head, long dim) {
-        if (head == nullptr) return _mm512_setzero_si512();
-        const __mmask16 mask = static_cast<__mmask16>(first_halves(head_dim - dim));
-        return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, head + dim));
-    };
-    for (long dim = 0; dim < width; dim += 16, tiles += kTileElements) {
-        _mm512_store_si512(tiles, _mm512_or_si512(widened(even, dim), _mm512_slli_epi32(widened(odd, dim), 16)));
-    }
-}
-
-// scores [16 or fewer rows][kBlock] of one row tile against the first `key_tiles` x 16 keys.
-void score_rows(const Work& work, long row, long key_tiles) {
-    const bf16* q = work.q + row * work.width;
-    const bf16* k = work.k_tiles;
+// scores [16][kBlock] of one row tile against the packed keys of `tiles` (begin..end of them).
+void score_packed(const Work& work, const bf16* q, Lanes tiles, float* scores) {
+    const bf16* k = work.keys;
     TILE_ZERO(0);
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
     for (long dim = 0; dim < work.width; dim += 32, k += kKeyTiles * kTileElements) {
         TILE_LOAD(4, q + dim, work.width * 2);
-        TILE_LOAD(6, k, 64);
-        TILE_DP(0, 4, 6);
-        if (key_tiles == 1) continue;
-        TILE_LOAD(7, k + kTileElements, 64);
-        TILE_DP(1, 4, 7);
-        if (key_tiles == 2) continue;
-        TILE_LOAD(6, k + 2 * kTileElements, 64);
-        TILE_DP(2, 4, 6);
-        if (key_tiles == 3) continue;
-        TILE_LOAD(7, k + 3 * kTileElements, 64);
-        TILE_DP(3, 4, 7);
+        if (tiles.begin <= 0) {
+            TILE_LOAD(6, k, 64);
+            TILE_DP(0, 4, 6);
+        }
+        if (tiles.begin <= 1 && tiles.end > 1) {
+            TILE_LOAD(7, k + kTileElements, 64);
+            TILE_DP(1, 4, 7);
+        }
+        if (tiles.begin <= 2 && tiles.end > 2) {
+            TILE_LOAD(6, k + 2 * kTileElements, 64);
+            TILE_DP(2, 4, 6);
+        }
+        if (tiles.end > 3) {
+            TILE_LOAD(7, k + 3 * kTileElements, 64);
+            TILE_DP(3, 4, 7);
+        }
     }
-    float* scores = work.scores + row * kBlock;
     TILE_STORE(0, scores, kBlock * 4);
     TILE_STORE(1, scores + 16, kBlock * 4);
     TILE_STORE(2, scores + 32, kBlock * 4);
     TILE_STORE(3, scores + 48, kBlock * 4);
 }
 
-// sums [rows][v_width] += weights [rows][kBlock] x values, for one row tile, 32 dimensions at a time.
-void add_values(const Work& work, long row, long pair_steps) {
-    const long per_step = work.v_width / 16 * kTileElements;
+// -- values -----------------------------------------------------------------------------------------------------------
+
+// Packs a head's values. Those that no query sees are zeros: what such slots hold must not matter, and 0 x NaN is NaN.
+template <class E>
+void pack_values(const AttentionCall<bf16, E>& call, const Block& block, long kv_head, const Work& work) {
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
+                                         5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    const long v_width = work.sums.v_width, v_dim = call.shape.v_dim;
+    const auto head = [&](long lane) -> const E* {
+        const bool seen = lane >= block.lanes.begin && lane < block.lanes.end;
+        return seen ? call.v_cache.head(block.slots[lane], kv_head) : nullptr;
+    };
+    for (long lane = block.lanes.begin / 32 * 32; lane < round_up(block.lanes.end, 32); lane += 2) {
+        bf16* tile = work.values + lane / 32 * (v_width / 16) * kTileElements + lane % 32 / 2 * 32;
+        const E* even = head(lane);
+        const E* odd = head(lane + 1);
+        for (long dim = 0; dim < v_width; dim += 32, tile += 2 * kTileElements) {
+            const __m512i a = even == nullptr ? _mm512_setzero_si512() : load_halves(even, dim, v_dim);
+            const __m512i b = odd == nullptr ? _mm512_setzero_si512() : load_halves(odd, dim, v_dim);
+            _mm512_store_si512(tile, _mm512_permutex2var_epi16(a, low, b));
+            _mm512_store_si512(tile + kTileElements, _mm512_permutex2var_epi16(a, high, b));
+        }
+    }
+}
+
+// sums += weights [rows][kBlock] x values, for one row tile from `row` on, 32 dimensions at a time.
+void add_values(const Work& work, long row, Lanes steps) {
+    const long v_width = work.sums.v_width, row_bytes = work.sums.row_floats * 4;
+    const long per_step = v_width / 16 * kTileElements;
     const bf16* weights = work.weights + row * kBlock;
-    for (long dim = 0; dim < work.v_width; dim += 32) {
-        float* sums = work.sums + row * work.v_width + dim;
-        const bf16* v = work.v_tiles + dim / 16 * kTileElements;
-        TILE_LOAD(0, sums, work.v_width * 4);
-        TILE_LOAD(1, sums + 16, work.v_width * 4);
-        for (long step = 0; step < pair_steps; ++step) {
-            TILE_LOAD(4, weights + step * 32, kBlock * 2);
+    for (long dim = 0; dim < v_width; dim += 32) {
+        float* sums = work.sums.values(row) + dim;
+        const bf16* v = work.values + dim / 16 * kTileElements;
+        TILE_LOAD(2, sums, row_bytes);
+        TILE_LOAD(3, sums + 16, row_bytes);
+        for (long step = steps.begin; step < steps.end; ++step) {
+            TILE_LOAD(1, weights + step * 32, kBlock * 2);
             TILE_LOAD(6, v + step * per_step, 64);
-            TILE_DP(0, 4, 6);
+            TILE_DP(2, 1, 6);
             TILE_LOAD(7, v + step * per_step + kTileElements, 64);
-            TILE_DP(1, 4, 7);
+            TILE_DP(3, 1, 7);
         }
-        TILE_STORE(0, sums, work.v_width * 4);
-        TILE_STORE(1, sums + 16, work.v_width * 4);
+        TILE_STORE(2, sums, row_bytes);
+        TILE_STORE(3, sums + 16, row_bytes);
     }
 }
 
-// Where one block of an item's first head lies in the caches, per lane; null for the lanes that no query sees. Null stands
-// for zeros: what such slots hold must not matter, and 0 x NaN is NaN.
-struct Block {
-    long lanes;  // up to the last one seen
-    const bf16* keys[kBlock] = {};
-    const bf16* values[kBlock] = {};
+// -- the walk ---------------------------------------------------------------------------------------------------------
 
-    Block(const AttentionCall<bf16>& call, const Item& item, long first) {
-        const Piece& piece = *item.piece;
-        lanes = std::min(kBlock, piece.first_position + piece.num_tokens - first);
-        const long begin = std::max(0L, oldest_position(call, piece) - first);
-        for_each_key(call, piece.seq, first, {begin, lanes}, [&](long lane, long slot) {
-            keys[lane] = call.k_cache.head(slot, item.first_head);
-            values[lane] = call.v_cache.head(slot, item.first_head);
-        });
+// Tiles 0 (C), 4 (A) and 5 (B) are for K Q^T, with as many columns as the head has rows; 2 and 3 (C), 1 (A), 6 and 7
+// (B) for the sums, with as many rows.
+TileConfig tiles_of(const Work& work) {
+    TileConfig tiles;
+    if (!work.direct) return tiles;
+    const auto rows = static_cast<uint8_t>(work.columns);
+    tiles.row_bytes[0] = tiles.row_bytes[5] = static_cast<uint16_t>(work.columns * 4);
+    tiles.rows[1] = tiles.rows[2] = tiles.rows[3] = rows;
+    return tiles;
+}
+
+// Fetches a block of all heads, little by little: fetched all at once, it would stop this core until it is there.
+template <class E>
+class Prefetch {
+  public:
+    Prefetch(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block)
+        : call_(call), head_(walk.first_head), lane_(block.lanes.begin), block_(block) {
+        const AttentionShape& shape = call.shape;
+        k_bytes_ = walk.num_heads * shape.head_dim * static_cast<long>(sizeof(E));
+        const bool within_keys = static_cast<const void*>(call.k_cache.at) == call.v_cache.at;
+        v_bytes_ = within_keys ? 0 : walk.num_heads * shape.v_dim * static_cast<long>(sizeof(E));
     }
+
+    void lanes(long count) {
+        for (const long end = std::min(lane_ + count, block_.lanes.end); lane_ < end; ++lane_) {
+            fetch(call_.k_cache.head(block_.slots[lane_], head_), k_bytes_);
+            fetch(call_.v_cache.head(block_.slots[lane_], head_), v_bytes_);
+        }
+    }
+
+  private:
+    static void fetch(const E* from, long bytes) {
+        for (long i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from) + i, _MM_HINT_T0);
+    }
+
+    const AttentionCall<bf16, E>& call_;
+    const long head_;
+    long lane_;
+    const Block& block_;
+    long k_bytes_;
+    long v_bytes_;
 };
 
-void prefetch(const bf16* from, long elements) {
-    for (long i = 0; i < elements; i += 32) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
-}
-
-// Fetches some lanes of a block, for all heads.
-void prefetch(const AttentionCall<bf16>& call, const Block& block, Lanes lanes, long num_heads) {
-    const bool apart = call.k_cache.at != call.v_cache.at;
-    for (long lane = lanes.begin; lane < lanes.end && block.keys[lane] != nullptr; ++lane) {
-        prefetch(block.keys[lane], num_heads * call.head_dim);
-        if (apart) prefetch(block.values[lane], num_heads * call.v_dim);
-    }
-}
-
-inline const bf16* offset(const bf16* head, long by) { return head == nullptr ? nullptr : head + by; }
-
-// Packs one head of a block, the `head`-th of the item's, and meanwhile fetches its share of the block that is next,
-// little by little: fetched all at once, it would stop this core until it is there.
-void pack_block(const AttentionCall<bf16>& call, const Block& block, const Block& next, long head, long num_heads,
-                const Work& work) {
-    const long share = kBlock / num_heads + 1;
-    const long k_offset = head * call.k_cache.head_stride, v_offset = head * call.v_cache.head_stride;
-    for (long t = 0; t < kKeyTiles; ++t) {
-        const long begin = std::min(kBlock, head * share + t * share / kKeyTiles);
-        prefetch(call, next, {begin, std::min(kBlock, head * share + (t + 1) * share / kKeyTiles)}, num_heads);
-        if (t * 16 >= block.lanes) continue;
-        const bf16* keys[16];
-        for (long i = 0; i < 16; ++i) keys[i] = offset(block.keys[t * 16 + i], k_offset);
-        for (long dim = 0; dim < work.width; dim += 32) {
-            pack_key_tile(keys, dim, call.head_dim, work.k_tiles + (dim / 32 * kKeyTiles + t) * kTileElements);
-        }
-    }
-    for (long i = 0; i < round_up(block.lanes, 32); i += 2) {
-        bf16* tiles = work.v_tiles + i / 32 * (work.v_width / 16) * kTileElements + i % 32 / 2 * 32;
-        pack_value_pair(offset(block.values[i], v_offset), offset(block.values[i + 1], v_offset), call.v_dim,
-                        work.v_width, tiles);
-    }
-}
-
-void weigh_row(const Work& work, long row, Lanes lanes, float scale) {
+// Weighs one row's keys and rounds the weights.
+template <class E>
+void weigh_row(const AttentionCall<bf16, E>& call, const Work& work, long row, Lanes lanes) {
     float* scores = work.scores + row * kBlock;
-    const float shrink = softmax_block(scores, lanes, scale, work.states[row]);
-    for (long i = 0; i < kBlock; i += W) store(work.weights + row * kBlock + i, load(scores + i));
-    if (shrink == 1.0f) return;
-    float* sums = work.sums + row * work.v_width;
-    for (long i = 0; i < work.v_width; i += W) store(sums + i, load(sums + i) * set1(shrink));
-}
-
-// Query row r of the item's `head`-th head.
-struct QueryRow {
-    long token;
-    long q_head;
-
-    QueryRow(const AttentionCall<bf16>& call, const Item& item, long head, long r) {
-        const long group = group_size(call);
-        token = item.piece->first_token + r / group;
-        q_head = (item.first_head + head) * group + r % group;
-    }
-};
-
-// Head h's rows begin at h * padded_rows in the working memory.
-void begin_rows(const AttentionCall<bf16>& call, const Item& item, long rows, long padded_rows, const Work& work) {
-    const long all_rows = item.num_heads * padded_rows;
-    std::memset(work.q, 0, all_rows * work.width * sizeof(bf16));
-    std::memset(work.weights, 0, all_rows * kBlock * sizeof(bf16));
-    std::fill_n(work.sums, all_rows * work.v_width, 0.0f);
-    for (long h = 0; h < item.num_heads; ++h) {
-        for (long r = 0; r < rows; ++r) {
-            const QueryRow row(call, item, h, r);
-            std::copy_n(call.q + row.token * call.ldq + row.q_head * call.head_dim, call.head_dim,
-                        work.q + (h * padded_rows + r) * work.width);
-            work.states[h * padded_rows + r] = first_state(call, row.q_head);
+    const bool scaled = call.k_cache.factors != nullptr;
+    weigh(scores, lanes, call.scale * kLog2e, scaled ? work.factors : nullptr, work.sums, row);
+    for (long i = 0; i < kBlock; i += 2 * W) {
+        Vec a = load(scores + i), b = load(scores + i + W);
+        if (scaled) {
+            a = a * load(work.factors + kBlock + i);
+            b = b * load(work.factors + kBlock + i + W);
         }
+        _mm512_store_si512(work.weights + row * kBlock + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(b.v, a.v)));
     }
 }
 
-void finish_rows(const AttentionCall<bf16>& call, const Item& item, long rows, long padded_rows, const Work& work) {
-    for (long h = 0; h < item.num_heads; ++h) {
-        for (long r = 0; r < rows; ++r) {
-            const QueryRow row(call, item, h, r);
-            const long at = h * padded_rows + r;
-            bf16* out = call.out + (row.token * call.q_heads + row.q_head) * call.v_dim;
-            const Vec inverse = set1(1.0f / work.states[at].sum);
-            for_each_vector(call.v_dim, [&](long i, long part) {
-                store_part(out + i, load(work.sums + at * work.v_width + i) * inverse, part);
-            });
-        }
+template <class E>
+void load_factors(const AttentionCall<bf16, E>& call, const Block& block, long kv_head, const Work& work) {
+    std::fill_n(work.factors, 2 * kBlock, 0.0f);
+    for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
+        work.factors[lane] = call.k_cache.factor(block.slots[lane], kv_head);
+        work.factors[kBlock + lane] = call.v_cache.factor(block.slots[lane], kv_head);
     }
 }
 
-void attend(const AttentionCall<bf16>& call, const Item& item, const Item& next_item) {
-    const Piece& piece = *item.piece;
-    const long group = group_size(call), rows = piece.num_tokens * group;
-    const long tile_rows = std::min(rows, kTileRows), padded_rows = round_up(rows, tile_rows);
-    const Work work(call.head_dim, call.v_dim, round_up(item.num_heads * padded_rows, kTileRows));
-    begin_rows(call, item, rows, padded_rows, work);
+// The scores of one head's rows, the `head`-th of the walk's.
+template <class E>
+void score_head(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block, long head, const Work& work) {
+    const long kv_head = walk.first_head + head, base = head * work.head_rows;
+    const bf16* q = work.q + base * work.width;
+    if (work.direct) return score_direct(call, block, kv_head, q, work.scores + base * kBlock, work);
+    pack_keys(call, block, kv_head, work);
+    const Lanes tiles{block.lanes.begin / 16, (block.lanes.end + 15) / 16};
+    for (long row = 0; row < work.head_rows; row += kTileRows) {
+        score_packed(work, q + row * work.width, tiles, work.scores + (base + row) * kBlock);
+    }
+}
 
-    const TileScope scope(tile_rows);
-    const long end = piece.first_position + piece.num_tokens;
-    Block block(call, item, first_block(call, piece));
-    for (long first = first_block(call, piece); first < end; first += kBlock) {
-        const bool last = first + kBlock >= end;
-        const Block next = last ? Block(call, next_item, first_block(call, *next_item.piece))
-                                : Block(call, item, first + kBlock);
-        for (long h = 0; h < item.num_heads; ++h) {
-            pack_block(call, block, next, h, item.num_heads, work);
-            for (long tile = 0; tile < padded_rows; tile += tile_rows) {
-                const long base = h * padded_rows;
-                score_rows(work, base + tile, (block.lanes + 15) / 16);
-                for (long r = tile; r < std::min(rows, tile + tile_rows); ++r) {
-                    weigh_row(work, base + r, visible(piece.first_position + r / group, first, call.window), call.scale);
-                }
-                add_values(work, base + tile, (block.lanes + 31) / 32);
-            }
-        }
+template <class E>
+void weigh_head(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block, long first, long head,
+                const Work& work) {
+    const AttentionShape& shape = call.shape;
+    const long group = shape.group();
+    if (call.k_cache.factors != nullptr) load_factors(call, block, walk.first_head + head, work);
+    long row = head * work.head_rows;
+    for (long i = 0; i < walk.num_queries; ++i) {
+        const Lanes lanes = visible(walk.queries[i].position, first, shape.window);
+        for (const long end = row + group; row < end; ++row) weigh_row(call, work, row, lanes);
+    }
+}
+
+template <class E>
+void add_head(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block, long head, const Work& work) {
+    const Lanes steps{block.lanes.begin / 32, (block.lanes.end + 31) / 32};
+    const long base = head * work.head_rows, tile_rows = work.direct ? work.head_rows : kTileRows;
+    pack_values(call, block, walk.first_head + head, work);
+    for (long row = 0; row < work.head_rows; row += tile_rows) add_values(work, base + row, steps);
+}
+
+// Each step is done for all heads before the next is: a tile's numbers take their time from one to the other.
+template <class E>
+void add_block(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block, long first, Prefetch<E>& next,
+               const Work& work) {
+    const long heads = walk.num_heads, share = kBlock / (2 * heads) + 1;
+    for (long h = 0; h < heads; ++h) {
+        score_head(call, walk, block, h, work);
+        next.lanes(share);
+    }
+    for (long h = 0; h < heads; ++h) weigh_head(call, walk, block, first, h, work);
+    for (long h = 0; h < heads; ++h) {
+        add_head(call, walk, block, h, work);
+        next.lanes(share);
+    }
+}
+
+template <class E>
+void attend(const AttentionCall<bf16, E>& call, const Walk& walk, const Walk& next_walk, const Partials& partials) {
+    const AttentionShape& shape = call.shape;
+    const Work work(shape, walk);
+    begin_rows(call, walk, work);
+    const TileScope scope(tiles_of(work));
+    Block block(shape, walk, walk.begin * kBlock);
+    add_segments(shape, walk, partials, work.head_rows, work.sums, work.total, [&](long at) {
+        const bool last = at + 1 >= walk.end;
+        const Walk& then = last ? next_walk : walk;
+        const Block next(shape, then, (last ? next_walk.begin : at + 1) * kBlock);
+        Prefetch<E> prefetch(call, then, next);
+        add_block(call, walk, block, at * kBlock, prefetch, work);
         block = next;
-    }
-    finish_rows(call, item, rows, padded_rows, work);
+    });
+    if (walk.finishes) finish_rows(call, walk, work.head_rows, work.total);
 }
 
 }  // namespace
 
-FOREBAY_ATTENTION(bf16, bf16, attend)
+FOREBAY_ATTENTION(bf16, bf16, bf16, attend)
