@@ -98,7 +98,7 @@ def measure(num_running: int, depth: int, hybrid: bool) -> float:
     times: list[float] = []
     for _ in range(WARM_UP_STEPS + MEASURED_STEPS):
         begin = time.perf_counter()
-        encoder.encode(Updates(updates=core.step()))
+        encoder.encode(Updates.pack(core.step()))
         times.append(time.perf_counter() - begin)
     assert core.scheduler.num_running == num_running
     return statistics.median(times[WARM_UP_STEPS:]) * 1e6
