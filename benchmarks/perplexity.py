@@ -5,8 +5,8 @@
     python benchmarks/perplexity.py --transformers                  # and by transformers in float32
 
 The reference has the file's weights dequantized and computes in float32 by the torch ops. As served is what the server
-does on this machine: its kernels, activations and KV in bfloat16, 8-bit activations where weights are in codes. The
-change is of the perplexity, with its standard error over the text's tokens; the two see the same tokens.
+does on this machine: its kernels, with activations and KV in bfloat16. The change is of the perplexity, with its
+standard error over the text's tokens; the two see the same tokens.
 """
 
 from __future__ import annotations

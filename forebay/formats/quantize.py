@@ -37,7 +37,7 @@ def _in_4_bits(groups: F32) -> tuple[U8, F16, F16]:
     minimums = _half(least)
     scales = _half((groups.max(axis=-1) - least) / 15)
     codes = _nearest(groups - minimums[..., None].astype(np.float32), scales).clip(0, 15).astype(np.uint8)
-    packed: U8 = codes[..., : GROUP // 2] | codes[..., GROUP // 2 :] << 4
+    packed: U8 = codes[..., : GROUP // 2] | np.left_shift(codes[..., GROUP // 2 :], np.uint8(4))
     return packed.reshape(len(groups), groups.shape[1] * GROUP // 2), scales, minimums
 
 
