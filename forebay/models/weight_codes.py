@@ -33,8 +33,10 @@ def _codes_of_part(tensor: StoredTensor, quantization: Quantization, min_bits: i
     form = held_format(
         quantization, None if own is None else own.format, in_features=tensor.shape[-1], min_bits=min_bits
     )
-    if form is None or (own is not None and own.format == form):
-        return own if form is not None else None
+    if form is None:
+        return None
+    if own is not None and own.format == form:
+        return own
     return StoredCodes(format=form, read=lambda: joined([quantize_rows(rows, form.bits) for rows in _pieces(tensor)]))
 
 
