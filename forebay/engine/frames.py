@@ -119,7 +119,14 @@ class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
         others: list[Update] = []
         told = set()  # requests in `others`
         for update in updates:
-            if is_one_token(update) and update.request_id not in told:
+            one_token = (
+                len(update.token_ids) == 1
+                and update.finish is None
+                and update.cache is None
+                and update.logprobs is None
+                and update.prompt_logprobs is None
+            )
+            if one_token and update.request_id not in told:
                 request_ids.append(update.request_id)
                 token_ids.append(update.token_ids[0])
             else:
@@ -132,16 +139,6 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     """The engine's last words: the root cause, in one line."""
 
     failure: Failure
-
-
-def is_one_token(update: Update) -> bool:
-    return (
-        len(update.token_ids) == 1
-        and update.finish is None
-        and update.logprobs is None
-        and update.cache is None
-        and update.prompt_logprobs is None
-    )
 
 
 ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Shutdown

@@ -241,13 +241,16 @@ class Scheduler:
         self._release_finished(flight, [sampled[i] for i in failed])
         logprobs = result.logprobs
         updates: list[Update] = []
+        num_generated = 0
         for i, (req, token) in enumerate(zip(sampled, result.token_ids, strict=True)):
             if req.status is Status.FINISHED:
                 continue  # it ended while this step was in flight
             if i in failed:
                 updates.append(self._finish(req, FinishReason.ERROR, _failure(_not_finite(req))))
             else:
+                num_generated += 1
                 updates.append(self._append(req, token, logprobs[i] if logprobs else None, now))
+        self.counters.add("generated_tokens", num_generated)
         self.counters.add("steps")
         if not self.requests:
             self.ratio.when_idle()
@@ -311,7 +314,6 @@ class Scheduler:
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
         req.tokens.append(token)
         req.last_progress = now
-        self.counters["generated_tokens"] = self.counters.get("generated_tokens", 0) + 1
         update = Update(req.id, [token])
         if logprob is not None:
             update.logprobs = [logprob]

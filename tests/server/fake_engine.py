@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from forebay.base.errors import Overloaded, Unavailable
-from forebay.engine.frames import PoolState, Ready, State, is_one_token
+from forebay.engine.frames import PoolState, Ready, State, Updates
 from forebay.engine.stream import Receiver
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -58,7 +58,7 @@ class FakeStream:
             self._engine.running.pop(self.request_id, None)
         if self._receiver is None:
             self._updates.append(update)
-        elif is_one_token(update):
+        elif Updates.pack([update]).token_ids:
             self._receiver.token(update.token_ids[0])
         else:
             self._receiver.update(update)
