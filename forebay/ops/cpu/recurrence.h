@@ -126,13 +126,15 @@ void for_each_columns(long columns, const Body& body) {
 }
 
 // Calls run(first token, end) for the stretches of a sequence between its snapshots, and save(slot) where one is due.
+// An entry with slot 0 is none, and its end means nothing.
 template <class Run, class Save>
 void for_each_stretch(const StateBatch& batch, long seq, const Run& run, const Save& save) {
     long begin = batch.q_start[seq];
     for (long i = batch.snap_start[seq]; i < batch.snap_start[seq + 1]; ++i) {
+        if (batch.snap_slots[i] == 0) continue;
         run(begin, static_cast<long>(batch.snap_ends[i]));
         begin = batch.snap_ends[i];
-        if (batch.snap_slots[i] != 0) save(batch.snap_slots[i]);
+        save(batch.snap_slots[i]);
     }
     run(begin, static_cast<long>(batch.q_start[seq + 1]));
 }
