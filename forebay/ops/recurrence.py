@@ -24,8 +24,8 @@ class StateBatch:
     """Which states a step reads and writes. All int32.
 
     Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
-    the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too. An entry
-    with slot 0 is no snapshot, and its end means nothing: so a replayed step has one entry for each sequence.
+    the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too. One
+    with slot 0 is no snapshot, and its end means nothing: so a replayed step has an entry for each sequence.
     Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14). No
     other slot is named twice.
     """
