@@ -18,7 +18,7 @@ _NO_DISAGGREGATION: Final = "prefill and decode share one server in this version
 _METRICS: Final = "metrics are always on, at /metrics: leave it out"
 _PREFIX_CACHE: Final = "the prefix cache is on unless --disable-radix-cache: leave it out"
 _CHUNKED: Final = "prompts are always computed in chunks, of --chunked-prefill-size: leave it out"
-_NO_GRAPHS: Final = "decode steps are captured by themselves, for every number of requests: leave it out"
+_SIZES_OF_GRAPHS: Final = "batch sizes to capture are chosen up to --cuda-graph-max-bs: set that"
 _NO_GPU: Final = "a model computes whole on --device cpu or cuda: leave it out"
 _NO_LORA: Final = "adapters (LoRA) are not in this version"
 _STATE_PLACES: Final = (
@@ -55,9 +55,8 @@ ABSENT: Final[Mapping[str, str]] = MappingProxyType(
         "enable_prefix_caching": _PREFIX_CACHE,
         "cache_prompt": _PREFIX_CACHE,
         "enable_chunked_prefill": _CHUNKED,
-        "enforce_eager": _NO_GRAPHS,
-        "disable_cuda_graph": _NO_GRAPHS,
-        "cuda_graph_*": _NO_GRAPHS,
+        "cuda_graph_*": _SIZES_OF_GRAPHS,
+        "cudagraph_capture_sizes": _SIZES_OF_GRAPHS,
         "n_gpu_layers": _NO_GPU,
         "gpu_layers": _NO_GPU,
         "ngl": _NO_GPU,

@@ -116,6 +116,8 @@ class EngineConfig:
     retraction_host_bytes: int
     chunked_prefill_size: int
     mixed_chunk_size: int
+    disable_cuda_graph: bool
+    cuda_graph_max_bs: int
     schedule_policy: SchedulePolicy
     schedule_conservativeness: float
     radix_cache: bool

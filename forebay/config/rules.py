@@ -197,6 +197,10 @@ def _mixed_chunk_size(facts: Facts, settled: Settled) -> Decision:
     return Decision(min(chunk, MIXED_CHUNK_TOKENS), "those who decode wait for it between two tokens")
 
 
+def _cuda_graph_max_bs(facts: Facts, settled: Settled) -> Decision:
+    return Decision(int(settled["max_running_requests"]), "every batch that can be is captured")  # type: ignore[arg-type]
+
+
 def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         return Decision(1, "the host plans the next step while the GPU computes")
@@ -228,6 +232,7 @@ RULES: Final[dict[str, Rule]] = {
     "max_running_requests": _max_running_requests,
     "chunked_prefill_size": _chunked_prefill_size,
     "mixed_chunk_size": _mixed_chunk_size,
+    "cuda_graph_max_bs": _cuda_graph_max_bs,
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
 }

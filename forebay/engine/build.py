@@ -26,6 +26,8 @@ from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.allocator import keep_freed_memory
+from forebay.runtime.graph_backends import Eager, graphs_for
+from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.scheduler import Scheduler
 
@@ -82,6 +84,8 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
 
 
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
+    graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device)
+    most = min(config.cuda_graph_max_bs, budget.max_running_requests)
     return build_runner(
         model,
         ops=ops,
@@ -96,6 +100,8 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         num_window_pages=budget.num_window_pages,
         num_state_slots=budget.num_state_slots,
         ssm_dtype=DTYPES[config.mamba_ssm_dtype],
+        graphs=graphs,
+        graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
     )
 
 
