@@ -3,8 +3,8 @@
     python benchmarks/server_bench.py [--streams 64 16] [--rate 50] [--tokens 200] [--repeats 3]
 
 `forebay bench serve`'s client runs in a child process, so that `time.process_time` here is the server's alone (the
-tests' engine and its few microseconds per token included). A request's cost is that of streams of one token; a token's that
-of longer ones beyond it. Each is the least of the repeats.
+tests' engine and its few microseconds per token included). A request's cost is that of streams of one token; a token's
+that of longer ones beyond it. Each is the least of the repeats.
 """
 
 from __future__ import annotations
