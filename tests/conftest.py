@@ -55,6 +55,13 @@ def is_local(host: Any) -> bool:
 sys.addaudithook(_deny_outside)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`pytest -m gpu` is all there is to run on a machine with a GPU; elsewhere those tests are skipped."""
+    for item in items:
+        if not HAS_GPU and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+
+
 @pytest.fixture(autouse=True)
 def no_network() -> Iterator[None]:
     """J-7: whatever a test starts in this process connects to loopback only."""

@@ -67,8 +67,20 @@ class Eager:
 
 class _CudaGraph(Generic[Outputs]):
     def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
-        self.outputs = outputs
+        # Nobody holds the memory of the outputs but the graph: the next one captured lies in the same, logits included.
+        self.outputs = type(outputs)(*map(_unowned, outputs))
         self.replay = graph.replay
+
+
+class _Address:
+    """A tensor's memory as CUDA's array interface has it, without keeping it from being used again."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = tensor.__cuda_array_interface__
+
+
+def _unowned(tensor: Tensor) -> Tensor:
+    return torch.as_tensor(_Address(tensor), device=tensor.device)
 
 
 class CudaGraphs:
@@ -92,7 +104,8 @@ class CudaGraphs:
                 step()
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+        # What other threads do meanwhile, such as waiting for an event, is none of this capture's business.
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
             outputs = step()
         current.wait_stream(self._stream)
         return _CudaGraph(graph, outputs)

@@ -84,6 +84,7 @@ def hybrid_runner(
     dtype: torch.dtype = torch.float32,
     ssm_dtype: torch.dtype = torch.float32,
     ops: Ops | None = None,
+    device: str = "cpu",
     **graphs: Any,
 ) -> ModelRunner:
     return build_runner(
@@ -99,7 +100,7 @@ def hybrid_runner(
         vocab_size=vocab_size,
         dtype=dtype,
         ssm_dtype=ssm_dtype,
-        device="cpu",
+        device=device,
         **graphs,
     )
 

@@ -1,0 +1,101 @@
+"""Whole models on the GPU's kernels, through the runner, give what the reference gives; and graphs what their Python
+does. Without a GPU a few types run in Triton's interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.ops import Ops
+from forebay.ops.reference import TorchOps
+from forebay.requests.step_plan import StepResult
+from forebay.runtime.graph_backends import CudaGraphs, Eager
+from tests.models.tiny import CASES, VOCAB, make_tiny, random_ids
+from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, TritonOps, attention
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+
+# Attention with sinks and windows, latent attention, experts, a scan and a delta rule.
+INTERPRETED = ("gpt_oss", "kimi_linear", "falcon_h1")
+SIZES = [1, 2, 4]
+
+
+@pytest.fixture(scope="module", params=ON_EACH_DEVICE)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def get(case: str) -> Path:
+        if case not in made:
+            made[case] = make_tiny(case, tmp_path_factory.mktemp("tiny")).path
+        return made[case]
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def _few_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a machine that runs one program at a time."""
+    if not HAS_GPU:
+        monkeypatch.setattr(attention, "_PROGRAMS", 8)
+
+
+def planner(path: Path, ops: Ops, device: str, dtype: torch.dtype, backend: CudaGraphs | Eager) -> HybridPlanner:
+    with torch.inference_mode():
+        model = models.load(open_checkpoint(path), ops=ops, dtype=dtype, device=device)
+    runner = hybrid_runner(
+        model, vocab_size=VOCAB, dtype=dtype, ops=ops, device=device, graphs=backend, graph_sizes=SIZES
+    )
+    return HybridPlanner(runner)
+
+
+def sampled(plans: HybridPlanner, *, decodes: int) -> list[StepResult]:
+    """Prompts in chunks, one beside a decode, then decodes of a batch that shrinks."""
+    for row in (1, 2, 3):
+        plans.begin(row, random_ids(4 + row, seed=row))
+    results = [plans.step(extends=[(1, 5), (2, 4)]), plans.step(extends=[(2, 2), (3, 7)], decodes=[1])]
+    return [*results, *(plans.step(decodes=[3, 1, 2][: 3 - step % 3]) for step in range(decodes))]
+
+
+def assert_close(got: list[StepResult], expected: list[StepResult]) -> None:
+    """The same tokens, and log-probabilities that differ by roundings."""
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.token_ids == theirs.token_ids
+        assert ours.failed == theirs.failed == ()
+        for one, other in zip(ours.logprobs or (), theirs.logprobs or (), strict=True):
+            assert one is not None
+            assert other is not None
+            assert one.logprob == pytest.approx(other.logprob, abs=2e-4)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_gives_what_the_reference_gives(case: str, device: str, paths: Callable[[str], Path]) -> None:
+    if device == "cpu" and case not in INTERPRETED:
+        pytest.skip("only a few types in the interpreter: it is slow")
+    decodes = 1 if device == "cpu" else 9
+    expected = sampled(planner(paths(case), TorchOps(1), "cpu", torch.float32, Eager()), decodes=decodes)
+    ops = TritonOps(device, 1)
+    assert_close(sampled(planner(paths(case), ops, device, torch.float32, Eager()), decodes=decodes), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_give_the_bits_of_the_python_they_were_captured_from(
+    case: str, dtype: torch.dtype, paths: Callable[[str], Path]
+) -> None:
+    ops = TritonOps("cuda", 1)
+    graphed = planner(paths(case), ops, "cuda", dtype, CudaGraphs("cuda"))
+    while graphed.runner.capture_next():
+        pass
+    assert graphed.runner.decode.num_captured == len(SIZES)
+    bare = planner(paths(case), ops, "cuda", dtype, Eager())
+    assert sampled(graphed, decodes=12) == sampled(bare, decodes=12)
