@@ -32,7 +32,6 @@ _COMMON = (
     "linear_pack.cpp",
     "linear_f32.cpp",
     "linear_q_pack.cpp",
-    "linear_q.cpp",
     "rowwise.cpp",
     "activations.cpp",
     "elementwise.cpp",
@@ -46,8 +45,8 @@ _COMMON = (
     "mamba.cpp",
     "delta.cpp",
 )
-_AVX512 = ("-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni")
-_AVX512_NEEDS = frozenset({"f16c", "avx512_bf16", "avx512_vnni", "avx512bw", "avx512vl", "avx512dq"})
+_AVX512 = ("-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16")
+_AVX512_NEEDS = frozenset({"f16c", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"})
 
 _log = get_logger("ops")
 
@@ -69,7 +68,7 @@ class Variant:
 VARIANTS = (  # best first
     Variant(
         name="amx",
-        needs=_AVX512_NEEDS | {"amx_tile", "amx_bf16", "amx_int8"},
+        needs=_AVX512_NEEDS | {"amx_tile", "amx_bf16"},
         flags=(*_AVX512, "-DFOREBAY_AMX"),
         sources=(*_COMMON, "linear_amx.cpp", "attention_amx.cpp"),
     ),

@@ -29,14 +29,10 @@ class LinearOps(Protocol):
         ...
 
     def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> LinearWeight:
-        """Pack weight [N, K] in the codes it has, and bias [N]. Keeps neither. Codes of 8 bits have the zero 128.
+        """Pack weight [N, K] in the codes it has, and bias [N]. Keeps neither.
 
-        `linear` quantizes each row of x for it, by the same groups of K: scale = largest |x| / 127, code = x * (127 /
-        largest), rounded half to even, all 0 where nothing is above 1e-30, and scale NaN where one is not finite. Then,
-        group by group in ascending order in float32, with `dot` the exact sum of (weight's code - zero) * x's code:
-
-            sum = fma(weight_scale * x_scale, dot, sum)
-            sum = fma(weight_minimum, x_scale * sum of x's codes, sum)
+        `linear` takes it for the matrix of its numbers, scale * (code - zero) + minimum, rounded to x's dtype; x itself
+        is not quantized. The numbers are made anew in every call: no more than the codes is kept.
         """
         ...
 
@@ -46,8 +42,7 @@ class LinearOps(Protocol):
         ...
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        """As `linear`, but the float32 sums are returned: for logits. (`TorchOps` has rounded those of weights that are
-        not quantized to x's dtype.)"""
+        """As `linear`, but the float32 sums are returned: for logits. (`TorchOps` has rounded them to x's dtype.)"""
         ...
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -55,6 +50,5 @@ class LinearOps(Protocol):
         ...
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
-        """Rows ids [T] int64 of a table [V, H] that `pack_quantized` made -> [T, H]: scale * (code - zero) + minimum in
-        float32, rounded to dtype."""
+        """Rows ids [T] int64 of a table [V, H] that `pack_quantized` made -> [T, H]: its numbers, rounded to dtype."""
         ...

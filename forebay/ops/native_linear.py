@@ -64,7 +64,6 @@ class NativeLinear:
         return _packed(packed, bias, in_features, out_features, self._linear, panels)
 
     def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> NativeLinearWeight:
-        assert weight.bits == 4 or weight.zero == 128, f"codes of {weight.bits} bits with the zero {weight.zero}"
         out_features, in_features = weight.shape
         num_bytes = weight.format.num_bytes(_width(out_features) * in_features)
         packed = _aligned_bytes(_HEADER_BYTES + num_bytes)

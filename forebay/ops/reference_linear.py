@@ -11,8 +11,6 @@ from torch import Tensor
 from forebay.formats.quantized import GROUP, GroupQuantized
 from forebay.ops.linear import LinearWeight
 
-_SMALLEST = 1e-30  # kSmallest of cpu/quantize.h
-
 
 @dataclass(frozen=True, slots=True)
 class TorchLinearWeight:
@@ -42,6 +40,11 @@ class TorchQuantizedWeight:
     def out_features(self) -> int:
         return len(self.scales)
 
+    def numbers(self, rows: Tensor | slice = slice(None)) -> Tensor:
+        """float32, of these rows."""
+        values = self.scales[rows].unsqueeze(-1) * self.codes[rows] + self.minimums[rows].unsqueeze(-1)
+        return values.flatten(1)
+
 
 class TorchLinear:
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
@@ -61,7 +64,7 @@ class TorchLinear:
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TorchQuantizedWeight):
-            return _quantized_linear(x, w).to(x.dtype)
+            return F.linear(x, w.numbers().to(x.dtype), w.bias if w.bias is None else w.bias.to(x.dtype))
         assert isinstance(w, TorchLinearWeight), type(w)
         if w.packed is None or x.shape[0] == 0:
             weight = x.new_zeros(w.out_features, w.in_features) if w.weight is None else w.weight
@@ -70,37 +73,14 @@ class TorchLinear:
         return out
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        return _quantized_linear(x, w) if isinstance(w, TorchQuantizedWeight) else self.linear(x, w).float()
+        return self.linear(x, w).float()
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return table[ids]
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
         assert isinstance(table, TorchQuantizedWeight), type(table)
-        rows = table.scales[ids].unsqueeze(-1) * table.codes[ids] + table.minimums[ids].unsqueeze(-1)
-        return rows.flatten(1).to(dtype)
-
-
-def _quantized_linear(x: Tensor, w: TorchQuantizedWeight) -> Tensor:
-    codes, scales = _quantize(x)
-    sums = scales * codes.sum(dim=-1)
-    out = torch.zeros(len(x), w.out_features)
-    for g in range(w.scales.shape[1]):
-        dots = codes[:, g] @ w.codes[:, g].float().T  # integers below 2^24: exact
-        out += scales[:, g, None] * w.scales[:, g] * dots
-        out += sums[:, g, None] * w.minimums[:, g]
-    return out if w.bias is None else out + w.bias
-
-
-def _quantize(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [T, K] -> codes [T, K // 32, 32] and scales [T, K // 32], float32."""
-    values = x.float().reshape(len(x), x.shape[1] // GROUP, GROUP)
-    largest = values.abs().amax(dim=-1)
-    counts = largest.isfinite() & (largest >= _SMALLEST)
-    inverse = torch.where(counts, torch.tensor(127.0) / largest, 0)  # 127 / tensor would round twice
-    codes = torch.where(counts.unsqueeze(-1), (values * inverse.unsqueeze(-1)).round(), 0)
-    scales = torch.where(counts, largest / 127, 0).masked_fill(~largest.isfinite(), float("nan"))
-    return codes, scales
+        return table.numbers(ids).to(dtype)
 
 
 def _prepack(weight: Tensor) -> Tensor | None:

@@ -32,6 +32,28 @@ void for_each_panel(Pool& pool, long rows, long outputs, const Body& body) {
     });
 }
 
+// A dense weight as the kernels read it: see CodePanels in linear_q.h, which opens quantized ones.
+template <class T>
+class DensePanels {
+  public:
+    static constexpr long kStepSize = kStep * kPanel;
+
+    DensePanels(const T* packed, long panel_size) : packed_(packed), panel_size_(panel_size) {}
+
+    struct Panel {
+        const T* data;
+
+        const T* all() const { return data; }
+        const T* step(long s) const { return data + s * kStepSize; }
+    };
+
+    Panel open(long panel) const { return {packed_ + panel * panel_size_}; }
+
+  private:
+    const T* packed_;
+    long panel_size_;
+};
+
 // Panels first..end of a linear layer on the calling thread alone, for kernels that run many layers at once: rows of x
 // and out are ldx and ldo apart, and the bits are those of the layer run whole. One such function for each form of a
 // weight.

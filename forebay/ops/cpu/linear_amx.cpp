@@ -6,6 +6,7 @@
 
 #include "amx.h"
 #include "linear.h"
+#include "linear_q.h"
 #include "simd.h"
 
 namespace {
@@ -31,17 +32,21 @@ inline void prefetch_tile(const bf16* p) {
 }
 
 // sums: float [16 or 32][32].
-void one_row_tile(const Rows& rows, long tile, const bf16* panel, long steps, float* sums) {
+template <class Panel>
+void one_row_tile(const Rows& rows, long tile, Panel& panel, long steps, float* sums) {
     const bf16* a = rows.tile(tile);
     const long lda = rows.bytes(tile);
     TILE_ZERO(0);
     TILE_ZERO(1);
-    for (long s = 0; s < steps; ++s, panel += 2 * kTile, a += kStep) {
-        prefetch_tile(panel + kPrefetchBytes / 2);
-        prefetch_tile(panel + kPrefetchBytes / 2 + kTile);
+    for (long s = 0; s < steps; ++s, a += kStep) {
+        const bf16* weights = panel.step(s);
+        if constexpr (std::is_same_v<Panel, DensePanels<bf16>::Panel>) {
+            prefetch_tile(weights + kPrefetchBytes / 2);
+            prefetch_tile(weights + kPrefetchBytes / 2 + kTile);
+        }
         TILE_LOAD(4, a, lda);
-        TILE_LOAD(6, panel, 64);
-        TILE_LOAD(7, panel + kTile, 64);
+        TILE_LOAD(6, weights, 64);
+        TILE_LOAD(7, weights + kTile, 64);
         TILE_DP(0, 4, 6);
         TILE_DP(1, 4, 7);
     }
@@ -51,7 +56,8 @@ void one_row_tile(const Rows& rows, long tile, const bf16* panel, long steps, fl
 
 // The panel is used for every row tile and x only once per panel: kept out of L1, x does not evict the panel from it,
 // which is worth 30% at 512 rows (one Sapphire Rapids core, K 576).
-void two_row_tiles(const Rows& rows, long tile, const bf16* panel, long steps, float* sums) {
+template <class Panel>
+void two_row_tiles(const Rows& rows, long tile, Panel& panel, long steps, float* sums) {
     const bf16* a = rows.tile(tile);
     const bf16* b = rows.tile(tile + 1);
     const long lda = rows.bytes(tile);
@@ -60,11 +66,12 @@ void two_row_tiles(const Rows& rows, long tile, const bf16* panel, long steps, f
     TILE_ZERO(1);
     TILE_ZERO(2);
     TILE_ZERO(3);
-    for (long s = 0; s < steps; ++s, panel += 2 * kTile, a += kStep, b += kStep) {
+    for (long s = 0; s < steps; ++s, a += kStep, b += kStep) {
+        const bf16* weights = panel.step(s);
         TILE_LOAD_ONCE(4, a, lda);
-        TILE_LOAD(6, panel, 64);
+        TILE_LOAD(6, weights, 64);
         TILE_DP(0, 4, 6);
-        TILE_LOAD(7, panel + kTile, 64);
+        TILE_LOAD(7, weights + kTile, 64);
         TILE_DP(1, 4, 7);
         TILE_LOAD_ONCE(5, b, ldb);
         TILE_DP(2, 5, 6);
@@ -116,8 +123,8 @@ class Tiles {
     long steps() const { return source_.ld_last / kStep; }
 
     // Tiles first..last by one panel; bias and out begin with it. The tile registers are configured for tile_rows.
-    template <class Out>
-    void multiply(long first, long last, const bf16* panel, const float* bias, Out* out, long ldo, long columns) const {
+    template <class Panel, class Out>
+    void multiply(long first, long last, Panel panel, const float* bias, Out* out, long ldo, long columns) const {
         alignas(64) float sums[2 * kTileRows * kPanel];
         for (long tile = first; tile < last; tile += 2) {
             if (tile + 1 < last) {
@@ -138,45 +145,68 @@ class Tiles {
     std::vector<bf16> copy_;
 };
 
-template <class Out>
-void linear(Pool& pool, const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long rows,
+template <class Panels, class Out>
+void linear(Pool& pool, const bf16* x, long ldx, const Panels& panels, const float* bias, Out* out, long rows,
             long inputs, long outputs) {
     const Tiles tiles(x, ldx, rows, inputs);
-    const long panels = ceil_div(outputs, kPanel), panel_size = tiles.steps() * 2 * kTile;
+    const long count = ceil_div(outputs, kPanel);
     const long tile_bytes = tiles.steps() * kStep * kTileRows * static_cast<long>(sizeof(bf16));
     const long chunk_tiles = std::max(2L, kChunkBytes / tile_bytes / 2 * 2);
-    pool.run(panels * ceil_div(tiles.count(), chunk_tiles), [&](long begin, long end) {
+    pool.run(count * ceil_div(tiles.count(), chunk_tiles), [&](long begin, long end) {
         const TileScope scope(tiles.tile_rows());
         for (long item = begin; item < end; ++item) {
-            const long column = item % panels * kPanel, first = item / panels * chunk_tiles;
-            tiles.multiply(first, std::min(first + chunk_tiles, tiles.count()), packed + item % panels * panel_size,
-                           bias + column, out + column, outputs, std::min(kPanel, outputs - column));
+            const long panel = item % count, column = panel * kPanel, first = item / count * chunk_tiles;
+            tiles.multiply(first, std::min(first + chunk_tiles, tiles.count()), panels.open(panel), bias + column,
+                           out + column, outputs, std::min(kPanel, outputs - column));
         }
     });
 }
 
-}  // namespace
-
-extern "C" {
-
-void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, bf16* out, long rows,
-                    long inputs, long outputs) {
-    pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
-}
-
-void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
-                        long rows, long inputs, long outputs) {
-    pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
-}
-
-void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
+template <class Panels>
+void linear_panels(const void* x, long ldx, const Panels& panels, const float* bias, void* out, long ldo, long rows,
+                   long inputs, long outputs, long first, long end) {
     const Tiles tiles(static_cast<const bf16*>(x), ldx, rows, inputs);
     const TileScope scope(tiles.tile_rows());
     for (long panel = first; panel < end; ++panel) {
         const long column = panel * kPanel;
-        tiles.multiply(0, tiles.count(), static_cast<const bf16*>(packed) + panel * tiles.steps() * 2 * kTile,
-                       bias + column, static_cast<bf16*>(out) + column, ldo, std::min(kPanel, outputs - column));
+        tiles.multiply(0, tiles.count(), panels.open(panel), bias + column, static_cast<bf16*>(out) + column, ldo,
+                       std::min(kPanel, outputs - column));
     }
+}
+
+DensePanels<bf16> dense(const void* packed, long inputs) {
+    return {static_cast<const bf16*>(packed), ceil_div(inputs, kStep) * 2 * kTile};
+}
+
+}  // namespace
+
+#define FOREBAY_LINEAR_BF16(Out, suffix)                                                                            \
+    void fb_linear_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out,   \
+                            long rows, long inputs, long outputs) {                                                 \
+        pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });     \
+    }                                                                                                               \
+    void fb_linear_q_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
+                              long rows, long inputs, long outputs) {                                               \
+        pool->op([=](Pool& p) {                                                                                     \
+            with_panels<bf16>(packed, inputs, [&](const auto& panels) {                                             \
+                linear(p, x, ldx, panels, bias, out, rows, inputs, outputs);                                        \
+            });                                                                                                     \
+        });                                                                                                         \
+    }
+
+extern "C" {
+
+FOREBAY_LINEAR_BF16(bf16, bf16)
+FOREBAY_LINEAR_BF16(float, bf16_f32)
+
+void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
+    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
+}
+
+void fb_linear_panels_q_bf16(FOREBAY_LINEAR_PANELS) {
+    with_panels<bf16>(packed, inputs, [&](const auto& panels) {
+        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
+    });
 }
 
 // Asks the kernel for the tile registers, once for the process and its later threads; 0 if they may be used.

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "linear.h"
+#include "linear_q.h"
 #include "simd.h"
 
 namespace {
@@ -80,48 +81,71 @@ void pad_rows(const bf16*& x, long& ldx, long rows, long inputs, std::vector<bf1
 }
 
 // Rows first..end of padded x by one panel.
-template <class Out>
-void multiply_panel(const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long ldo, long inputs,
+template <class Panels, class Out>
+void multiply_panel(const bf16* x, long ldx, const Panels& panels, const float* bias, Out* out, long ldo, long inputs,
                     long outputs, long panel, long first, long end) {
     const long steps = ceil_div(inputs, kStep), column = panel * kPanel;
+    auto weights = panels.open(panel);
     for (long r = first; r < end; r += kRows) {
-        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * steps * 2 * kTile, steps,
-                        bias + column, out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
+        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights.all(), steps, bias + column,
+                        out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
     }
 }
 
-template <class Out>
-void linear(Pool& pool, const bf16* x, long ldx, const bf16* packed, const float* bias, Out* out, long rows,
+template <class Panels, class Out>
+void linear(Pool& pool, const bf16* x, long ldx, const Panels& panels, const float* bias, Out* out, long rows,
             long inputs, long outputs) {
     std::vector<bf16> padded;
     pad_rows(x, ldx, rows, inputs, padded);
     for_each_panel(pool, rows, outputs, [=](long panel, long first, long end) {
-        multiply_panel(x, ldx, packed, bias, out, outputs, inputs, outputs, panel, first, end);
+        multiply_panel(x, ldx, panels, bias, out, outputs, inputs, outputs, panel, first, end);
     });
 }
 
-}  // namespace
-
-extern "C" {
-
-void fb_linear_bf16(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, bf16* out, long rows,
-                    long inputs, long outputs) {
-    pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
-}
-
-void fb_linear_bf16_f32(Pool* pool, const bf16* x, long ldx, const bf16* packed, const float* bias, float* out,
-                        long rows, long inputs, long outputs) {
-    pool->op([=](Pool& p) { linear(p, x, ldx, packed, bias, out, rows, inputs, outputs); });
-}
-
-void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
+template <class Panels>
+void linear_panels(const void* x, long ldx, const Panels& panels, const float* bias, void* out, long ldo, long rows,
+                   long inputs, long outputs, long first, long end) {
     const bf16* source = static_cast<const bf16*>(x);
     std::vector<bf16> padded;
     pad_rows(source, ldx, rows, inputs, padded);
     for (long panel = first; panel < end; ++panel) {
-        multiply_panel(source, ldx, static_cast<const bf16*>(packed), bias, static_cast<bf16*>(out), ldo, inputs,
-                       outputs, panel, 0, rows);
+        multiply_panel(source, ldx, panels, bias, static_cast<bf16*>(out), ldo, inputs, outputs, panel, 0, rows);
     }
+}
+
+DensePanels<bf16> dense(const void* packed, long inputs) {
+    return {static_cast<const bf16*>(packed), ceil_div(inputs, kStep) * 2 * kTile};
+}
+
+}  // namespace
+
+#define FOREBAY_LINEAR_BF16(Out, suffix)                                                                            \
+    void fb_linear_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out,   \
+                            long rows, long inputs, long outputs) {                                                 \
+        pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });     \
+    }                                                                                                               \
+    void fb_linear_q_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
+                              long rows, long inputs, long outputs) {                                               \
+        pool->op([=](Pool& p) {                                                                                     \
+            with_panels<bf16>(packed, inputs, [&](const auto& panels) {                                             \
+                linear(p, x, ldx, panels, bias, out, rows, inputs, outputs);                                        \
+            });                                                                                                     \
+        });                                                                                                         \
+    }
+
+extern "C" {
+
+FOREBAY_LINEAR_BF16(bf16, bf16)
+FOREBAY_LINEAR_BF16(float, bf16_f32)
+
+void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
+    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
+}
+
+void fb_linear_panels_q_bf16(FOREBAY_LINEAR_PANELS) {
+    with_panels<bf16>(packed, inputs, [&](const auto& panels) {
+        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
+    });
 }
 
 int fb_cpu_init() { return 0; }

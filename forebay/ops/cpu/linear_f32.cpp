@@ -1,5 +1,6 @@
 // float32 linear: the sums of a block of rows by one panel stay in registers over all of K.
 #include "linear.h"
+#include "linear_q.h"
 #include "simd.h"
 
 namespace {
@@ -41,13 +42,36 @@ void block_of(long rows, const float* x, long ldx, const float* panel, long inpu
 }
 
 // Rows first..end by one panel.
-void multiply_panel(const float* x, long ldx, const float* packed, const float* bias, float* out, long ldo, long inputs,
-                    long outputs, long panel, long first, long end) {
+template <class Panels>
+void multiply_panel(const float* x, long ldx, const Panels& panels, const float* bias, float* out, long ldo,
+                    long inputs, long outputs, long panel, long first, long end) {
     const long column = panel * kPanel;
+    auto weights = panels.open(panel);
     for (long r = first; r < end; r += kRows) {
-        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, packed + panel * inputs * kPanel, inputs,
-                        bias + column, out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
+        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights.all(), inputs, bias + column,
+                        out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
     }
+}
+
+template <class Panels>
+void linear(Pool& pool, const float* x, long ldx, const Panels& panels, const float* bias, float* out, long rows,
+            long inputs, long outputs) {
+    for_each_panel(pool, rows, outputs, [=](long panel, long first, long end) {
+        multiply_panel(x, ldx, panels, bias, out, outputs, inputs, outputs, panel, first, end);
+    });
+}
+
+template <class Panels>
+void linear_panels(const void* x, long ldx, const Panels& panels, const float* bias, void* out, long ldo, long rows,
+                   long inputs, long outputs, long first, long end) {
+    for (long panel = first; panel < end; ++panel) {
+        multiply_panel(static_cast<const float*>(x), ldx, panels, bias, static_cast<float*>(out), ldo, inputs, outputs,
+                       panel, 0, rows);
+    }
+}
+
+DensePanels<float> dense(const void* packed, long inputs) {
+    return {static_cast<const float*>(packed), inputs * kPanel};
 }
 
 }  // namespace
@@ -56,17 +80,24 @@ extern "C" {
 
 void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, const float* bias, float* out, long rows,
                    long inputs, long outputs) {
+    pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });
+}
+
+void fb_linear_q_f32(Pool* pool, const float* x, long ldx, const void* packed, const float* bias, float* out, long rows,
+                     long inputs, long outputs) {
     pool->op([=](Pool& p) {
-        for_each_panel(p, rows, outputs, [=](long panel, long first, long end) {
-            multiply_panel(x, ldx, packed, bias, out, outputs, inputs, outputs, panel, first, end);
-        });
+        with_panels<float>(packed, inputs,
+                           [&](const auto& panels) { linear(p, x, ldx, panels, bias, out, rows, inputs, outputs); });
     });
 }
 
 void fb_linear_panels_f32(FOREBAY_LINEAR_PANELS) {
-    for (long panel = first; panel < end; ++panel) {
-        multiply_panel(static_cast<const float*>(x), ldx, static_cast<const float*>(packed), bias,
-                       static_cast<float*>(out), ldo, inputs, outputs, panel, 0, rows);
-    }
+    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
+}
+
+void fb_linear_panels_q_f32(FOREBAY_LINEAR_PANELS) {
+    with_panels<float>(packed, inputs, [&](const auto& panels) {
+        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
+    });
 }
 }

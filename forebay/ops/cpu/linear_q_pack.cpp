@@ -1,24 +1,34 @@
 // Quantized weights from the rows of a file to panels, and single rows of them back to numbers.
+#include <bit>
+
 #include "linear_q.h"
 #include "rows.h"
 
 namespace {
 
-// codes [outputs][groups][16 or 32 bytes] as a file has them.
+// codes [outputs][groups][16 or 32 bytes] as a file has them: with 4 bits byte j is input j and, above, input j + 16.
 template <class C>
 void pack_panel(const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums, uint8_t* panel, long first,
-                long outputs, long groups, int32_t zero) {
+                long outputs, long groups) {
     constexpr long kRowBytes = kGroup * C::kBits / 8;
     std::memset(panel, 0, groups * C::kBlock);
     for (long n = 0; n < std::min(kPanel, outputs - first); ++n) {
         for (long g = 0; g < groups; ++g) {
             const long at = (first + n) * groups + g;
             const uint8_t* row = codes + at * kRowBytes;
+            const auto code = [row](long k) -> uint32_t {
+                return C::kBits == 8 ? row[k] : row[k % kRowBytes] >> (k / kRowBytes * 4) & 15;
+            };
             uint8_t* block = panel + g * C::kBlock;
-            uint8_t* column = block + n / kHalf * C::kHalfCodes + n % kHalf * 4;
-            for (long i = 0; i < kRowBytes; ++i) {
-                const int code = C::kBits == 4 ? row[i] : row[i] - zero;
-                column[i / 4 * 64 + i % 4] = static_cast<uint8_t>(code);
+            for (long w = 0; w < C::kWords; ++w) {
+                for (long odd = 0; odd < 2; ++odd) {
+                    uint32_t word = 0;
+                    for (long pair = 0; pair < C::kPairs; ++pair) {
+                        word |= code(2 * (w * C::kPairs + pair) + odd) << (pair * C::kBits);
+                    }
+                    word = std::rotl(word, kRotation);
+                    std::memcpy(block + n / kHalf * C::kHalfCodes + (w * kLanes + n % kHalf * 2 + odd) * 4, &word, 4);
+                }
             }
             std::memcpy(block + C::kScalesAt + n * 2, scales + at, 2);
             if constexpr (C::kMinimums) std::memcpy(block + C::kMinimumsAt + n * 2, minimums + at, 2);
@@ -26,43 +36,27 @@ void pack_panel(const uint8_t* codes, const uint16_t* scales, const uint16_t* mi
     }
 }
 
-inline float half_at(const uint8_t* p) {
-    uint16_t bits;
-    std::memcpy(&bits, p, sizeof bits);
-    return _cvtsh_ss(bits);
-}
-
-template <class C>
-void unpack_row(const uint8_t* panel, long n, long groups, int32_t zero, float* out) {
+template <class C, class T>
+void open_row(const uint8_t* panel, long n, long groups, float zero, T* out) {
+    float lanes[kGroup / 2][kLanes];
     for (long g = 0; g < groups; ++g, panel += C::kBlock, out += kGroup) {
-        const uint8_t* column = panel + n / kHalf * C::kHalfCodes + n % kHalf * 4;
-        const float scale = half_at(panel + C::kScalesAt + n * 2);
-        const float minimum = C::kMinimums ? half_at(panel + C::kMinimumsAt + n * 2) : 0.0f;
-        for (long i = 0; i < kGroup; ++i) {
-            int code;
-            if constexpr (C::kBits == 4) {
-                code = (column[i % 16 / 4 * 64 + i % 4] >> (i / 16 * 4) & 15) - zero;
-            } else {
-                code = static_cast<int8_t>(column[i / 4 * 64 + i % 4]);
-            }
-            out[i] = scale * static_cast<float>(code) + minimum;
-        }
+        open_half<C>(panel, n / kHalf, zero, &lanes[0][0]);
+        float row[kGroup];
+        for (long k = 0; k < kGroup; ++k) row[k] = lanes[k / 2][n % kHalf * 2 + k % 2];
+        for (long k = 0; k < kGroup; k += W) store(out + k, load(row + k));
     }
 }
 
 template <class T>
 void embedding(Pool& pool, const int64_t* ids, const uint8_t* packed, T* out, long rows, long width) {
     const long groups = width / kGroup;
-    with_codes(header_of(packed), [&](auto codes) {
+    const CodeHeader& header = header_of(packed);
+    with_codes(header, [&](auto codes) {
         using C = decltype(codes);
-        pool.run(rows, grain_for(4 * width), [&](long begin, long end) {
-            auto* row = static_cast<float*>(thread_scratch(width * 4));
+        pool.run(rows, grain_for(16 * width), [&](long begin, long end) {
             for (long r = begin; r < end; ++r) {
-                unpack_row<C>(packed + kHeaderBytes + ids[r] / kPanel * groups * C::kBlock, ids[r] % kPanel, groups,
-                              header_of(packed).zero, row);
-                for_each_vector(width, [&](long i, long part) {
-                    store_part(out + r * width + i, load_part(row + i, part), part);
-                });
+                open_row<C>(packed + kHeaderBytes + ids[r] / kPanel * groups * C::kBlock, ids[r] % kPanel, groups,
+                            static_cast<float>(header.zero), out + r * width);
             }
         });
     });
@@ -72,8 +66,8 @@ void embedding(Pool& pool, const int64_t* ids, const uint8_t* packed, T* out, lo
 
 extern "C" {
 
-// codes [outputs, inputs * bits / 8], scales and minimums (or null) float16 [outputs, inputs / 32], contiguous; `packed`
-// as linear_q.h says, all of it written. Codes of 8 bits less `zero` fit into int8.
+// codes [outputs, inputs * bits / 8], scales and minimums (or null) float16 [outputs, inputs / 32], contiguous;
+// `packed` as linear_q.h says, all of it written.
 void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums, uint8_t* packed,
                long outputs, long inputs, long bits, long zero) {
     const CodeHeader header{static_cast<int32_t>(bits), static_cast<int32_t>(zero), minimums != nullptr};
@@ -85,7 +79,7 @@ void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const u
         pool->run(ceil_div(outputs, kPanel), [=](long begin, long end) {
             for (long panel = begin; panel < end; ++panel) {
                 pack_panel<C>(codes, scales, minimums, packed + kHeaderBytes + panel * groups * C::kBlock,
-                              panel * kPanel, outputs, groups, header.zero);
+                              panel * kPanel, outputs, groups);
             }
         });
     });
