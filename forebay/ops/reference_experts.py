@@ -89,7 +89,7 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 def _within_best_groups(scores: Tensor, gating: Gating) -> Tensor:
     """scores [T, E], minus infinity where a token's expert is in none of its best groups."""
-    grouped = scores.unflatten(1, (gating.groups, scores.shape[1] // gating.groups))
+    grouped = scores.view(len(scores), gating.groups, scores.shape[1] // gating.groups)
     best = _best(grouped.topk(2, dim=-1).values.sum(dim=-1), gating.best_groups)
     out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, value=False)
     return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).view_as(scores)
