@@ -20,11 +20,12 @@ from tests.ops import helpers
 pytest.importorskip("triton", reason="Triton is not installed: scripts/bootstrap.py --dev brings it under Linux")
 from forebay.ops.triton import TritonOps, attention
 
-__all__ = ["HAS_GPU", "ON_EACH_DEVICE", "OnDevice", "TritonOps", "assert_close", "attention"]
+__all__ = ["HAS_GPU", "INTERPRETER_ALONE", "ON_EACH_DEVICE", "OnDevice", "TritonOps", "assert_close", "attention"]
 
+INTERPRETER_ALONE = pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU")
 # One test body for both; `pytest -m gpu` on a machine with a GPU runs them all there.
 ON_EACH_DEVICE = [
-    pytest.param("cpu", id="interpreter", marks=pytest.mark.skipif(HAS_GPU, reason="kernels are compiled for the GPU")),
+    pytest.param("cpu", id="interpreter", marks=INTERPRETER_ALONE),
     pytest.param("cuda", marks=pytest.mark.gpu),
 ]
 

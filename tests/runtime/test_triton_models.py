@@ -16,17 +16,16 @@ from forebay.ops.reference import TorchOps
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CudaGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, make_tiny, random_ids
-from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, TritonOps, attention
+from tests.ops.triton_device import HAS_GPU, INTERPRETER_ALONE, TritonOps, attention
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 
 # Attention with sinks and windows, latent attention, experts, a scan and a delta rule.
 INTERPRETED = ("gpt_oss", "kimi_linear", "falcon_h1")
+RUNS = [
+    *(pytest.param("cpu", case, marks=[pytest.mark.slow, INTERPRETER_ALONE]) for case in INTERPRETED),
+    *(pytest.param("cuda", case, marks=pytest.mark.gpu) for case in CASES),
+]
 SIZES = [1, 2, 4]
-
-
-@pytest.fixture(scope="module", params=ON_EACH_DEVICE)
-def device(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +75,8 @@ def assert_close(got: list[StepResult], expected: list[StepResult]) -> None:
             assert one.logprob == pytest.approx(other.logprob, abs=2e-4)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_model_gives_what_the_reference_gives(case: str, device: str, paths: Callable[[str], Path]) -> None:
-    if device == "cpu" and case not in INTERPRETED:
-        pytest.skip("only a few types in the interpreter: it is slow")
+@pytest.mark.parametrize(("device", "case"), RUNS)
+def test_a_model_gives_what_the_reference_gives(device: str, case: str, paths: Callable[[str], Path]) -> None:
     decodes = 1 if device == "cpu" else 9
     expected = sampled(planner(paths(case), TorchOps(1), "cpu", torch.float32, Eager()), decodes=decodes)
     ops = TritonOps(device, 1)

@@ -311,7 +311,17 @@ class TritonAttention:
             K_HEADS=triton.next_power_of_2(k.shape[1]),
         )
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
+    def store_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        loc: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        assert k_scale is v_scale is None, "8-bit KV caches are for CPUs"
         within = v_cache.data_ptr() == k_cache.data_ptr()  # values that lie in k's rows are written with these
         d, dv = k.shape[2], v.shape[2]
         _store_kv[(k.shape[0], 1 if within else 2)](
@@ -335,6 +345,22 @@ class TritonAttention:
             DV_BLOCK=triton.next_power_of_2(dv),
         )
 
+    def rope_and_store_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        loc: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        self.apply_rope(q, k, positions, cos_sin)
+        self.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+
     def paged_attention(
         self,
         q: Tensor,
@@ -349,7 +375,10 @@ class TritonAttention:
         sliding_window: int = 0,
         sinks: Tensor | None = None,
         page_map: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> Tensor:
+        assert k_scale is v_scale is None, "8-bit KV caches are for CPUs"
         num_tokens, num_heads, d = q.shape
         num_seqs, num_kv_heads, dv = len(rows), k_cache.shape[1], v_cache.shape[2]
         group = num_heads // num_kv_heads
@@ -414,6 +443,7 @@ class TritonAttention:
                 DV_BLOCK=triton.next_power_of_2(dv),
                 HAS_SINKS=sinks is not None,
                 SEGMENTS=tiling.segments,
+                num_warps=min(16, triton.next_power_of_2(max(1, tiling.segments * dv // 2048))),
             )
         return out
 

@@ -1,0 +1,135 @@
+"""`python -m tests.ops.triton_compile 90`: compile the GPU's kernels to machine code for a compute capability, in the
+shapes that models have. Needs no GPU: Triton brings the assembler. Prints one line per kernel.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from forebay.formats.quantized import GroupQuantized
+from forebay.ops.triton import TritonOps
+from tests.ops.recurrences import state_batch
+
+# Bytes of shared memory that one program may have: CUDA C++ Programming Guide, technical specifications.
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+
+
+class CompilesOnly:
+    """A driver of a GPU that is not there: kernels are compiled, checked against its limits, and not launched."""
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+        self.utils = self
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED[self._arch]}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        print(f"{name}: {len(binary)} bytes, {shared} of shared memory", flush=True)
+        return 1, 1, 32, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def zeros(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype)
+
+
+def int32(*shape: int) -> torch.Tensor:
+    return zeros(*shape, dtype=torch.int32)
+
+
+def float32(*shape: int) -> torch.Tensor:
+    return zeros(*shape, dtype=torch.float32)
+
+
+def attention(ops: TritonOps, tokens: int, heads: tuple[int, int], d: int, dv: int = 0, **options: Any) -> None:
+    """Of two sequences; `dv`: latent attention."""
+    k = zeros(64, heads[1], d)
+    v = k[..., :dv] if dv else zeros(64, heads[1], d)
+    q = zeros(tokens, heads[0], d)
+    ops.paged_attention(q, k, v, int32(4, 8), int32(2), int32(3), int32(2), 16, 0.1, **options)
+
+
+def main(arch: int) -> None:
+    driver.set_active(CompilesOnly(arch))
+    ops = TritonOps("cpu", 1)
+    for tokens in (2, 9):
+        attention(ops, tokens, (32, 8), 128)
+        attention(ops, tokens, (64, 8), 64, sliding_window=128, sinks=float32(64), page_map=int32(9))
+        attention(ops, tokens, (16, 1), 576, 512)
+    attention(ops, 9, (16, 4), 256)
+    x, weight = zeros(3, 4096), zeros(4096)
+    ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
+    ops.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), zeros(64, 32, 128), zeros(64, 32, 128), torch.arange(3))
+    ops.rms_norm(x, weight, 1e-5)
+    ops.rms_norm(x.view(3, 32, 128), weight[:128], 1e-5)
+    ops.add_rms_norm(x, x.clone(), weight, 1e-5)
+    for norm_first in (False, True):
+        ops.gated_rms_norm(x, x, weight, 1e-5, group_size=512, norm_first=norm_first, sigmoid=norm_first)
+    for name in ("silu_and_mul", "gelu_and_mul", "relu2"):
+        getattr(ops, name)(x)
+    ops.gelu_and_mul(x, exact=True)
+    ops.clamped_swiglu(x, alpha=1.7, limit=7.0)
+    ops.mul_sigmoid(x, x[:, :32])
+    ops.mul_silu(x, x)
+    recurrences(ops, x, weight)
+    many_linears(ops)
+    ones = torch.ones(3)
+    ops.argmax_rows(float32(3, 128_256))
+    ops.sample_rows(float32(3, 128_256), ones, ones.long(), ones, ones, ones.double())
+
+
+def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:
+    batch = state_batch([1, 2], [1, 2])
+    ops.causal_conv(x, zeros(4, 4096), weight, zeros(4, 3, 4096), batch, silu=True)
+    b, eight = zeros(3, 1, 256), float32(8)
+    ops.mamba2_scan(
+        zeros(3, 8, 128), zeros(3, 8), eight, b, b, eight, eight, float32(4, 8, 256, 128), batch, dt_max=1.0
+    )
+    wide, rates = float32(4096), float32(4096, 16)
+    ops.mamba1_scan(x, x, rates, x[:, :16], x[:, 16:32], wide, wide, float32(4, 4096, 16), batch)
+    key, value, state = zeros(3, 4, 128), zeros(3, 8, 128), float32(4, 8, 128, 128)
+    for decays in (float32(3, 8), float32(3, 8, 128)):
+        ops.gated_delta_rule(key, key, value, decays, float32(3, 8), state, batch, scale=0.1)
+
+
+def many_linears(ops: TritonOps) -> None:
+    inner = [ops.pack_linear(zeros(256, 128), zeros(256)) for _ in range(4)]
+    experts = ops.pack_experts(inner, [ops.pack_linear(zeros(128, 128)) for _ in range(4)])
+    codes = [
+        GroupQuantized(
+            bits=bits,
+            zero=zero,
+            codes=np.zeros((256, 16 * bits), np.uint8),
+            scales=np.zeros((256, 4), np.float16),
+            minimums=np.zeros((256, 4), np.float16) if zero == 0 else None,
+        )
+        for bits, zero in ((4, 0), (4, 8), (8, 128))
+    ]
+    for tokens in (3, 300):
+        ids = torch.zeros(tokens, 2, dtype=torch.int64)
+        ops.fused_experts(zeros(tokens, 128), experts, ids, float32(tokens, 2))
+        for weight in codes:
+            ops.linear(zeros(tokens, 128), ops.pack_quantized(weight, float32(256)))
+            ops.linear_f32(zeros(tokens, 128), ops.pack_quantized(weight))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
