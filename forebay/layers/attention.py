@@ -145,11 +145,13 @@ class Attention:
         """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
         spec, ops = self._spec, self._ops
         q, k, v, gate = self._project(x)
-        if self._cos_sin is not None:
-            ops.apply_rope(q, k, ctx.positions, self._cos_sin)
         k_cache, v_cache = ctx.cache.kv(self._layer)
+        scales = ctx.cache.scales(self._layer)
         paged = ctx.window if spec.sliding_window else ctx.full
-        ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc)
+        if self._cos_sin is None:
+            ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc, *scales)
+        else:
+            ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, k_cache, v_cache, paged.out_cache_loc, *scales)
         out = ops.paged_attention(
             q,
             k_cache,
@@ -163,6 +165,7 @@ class Attention:
             spec.sliding_window,
             self._sinks,
             paged.page_map,
+            *scales,
         ).flatten(1)
         if spec.output_gate:
             out = ops.mul_sigmoid(out, gate)

@@ -130,8 +130,9 @@ class LatentAttentionLayer:
         if self._cos_sin is not None:
             ops.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
         k_cache, v_cache = ctx.cache.kv(self._layer)
+        scales = ctx.cache.scales(self._layer)
         k = ops.concat([latent, k_rope])
-        ops.store_kv(k, latent, k_cache, v_cache, ctx.full.out_cache_loc)
+        ops.store_kv(k, latent, k_cache, v_cache, ctx.full.out_cache_loc, *scales)
         read = ops.paged_attention(
             ops.concat([ops.linear_heads(q_nope, self._into_latent), q_rope]),
             k_cache,
@@ -142,6 +143,8 @@ class LatentAttentionLayer:
             ctx.seq_lens,
             ctx.page_size,
             self._spec.scale,
+            k_scale=scales.k,
+            v_scale=scales.v,
         )
         out = ops.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:

@@ -156,11 +156,15 @@ class Use:
             added = [ops.linear(ops.linear(x, into), out_of) for into, out_of in self._attention_adapters]
             ops.add_(qkv, ops.concat(added))
         q, k, v = (part.view(len(x), -1, spec.head_dim) for part in torch.split(qkv, list(spec.qkv_sizes), dim=-1))
-        if shared.cos_sin is not None:
-            ops.apply_rope(q, k, ctx.positions, shared.cos_sin)
         k_cache, v_cache = ctx.cache.kv(self._layer)
+        scales = ctx.cache.scales(self._layer)
         paged = ctx.full
-        ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc)
+        if shared.cos_sin is None:
+            ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc, *scales)
+        else:
+            ops.rope_and_store_kv(
+                q, k, v, ctx.positions, shared.cos_sin, k_cache, v_cache, paged.out_cache_loc, *scales
+            )
         out = ops.paged_attention(
             q,
             k_cache,
@@ -171,5 +175,7 @@ class Use:
             ctx.seq_lens,
             ctx.page_size,
             (spec.head_dim / 2) ** -0.5,
+            k_scale=scales.k,
+            v_scale=scales.v,
         )
         return ops.linear(out.flatten(1), shared.output)

@@ -20,11 +20,37 @@ class AttentionOps(Protocol):
         """
         ...
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
+    def store_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        loc: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
         """Write k [T, Hk, D] and v [T, Hk, Dv] to slots loc [T] int64 of the caches [slots, Hk, D] and [slots, Hk, Dv].
 
-        v_cache may be a view into k_cache's rows: v is then what lies in k at that place.
+        v_cache may be a view into k_cache's rows: v is then what lies in k at that place. int8 caches have scales
+        [slots, Hk] float32: a head's entries are its codes, -127..127, times its scale, the largest entry / 127.
         """
+        ...
+
+    def rope_and_store_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        loc: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        """`apply_rope` to q and k, in place, then `store_kv`, in one pass."""
         ...
 
     def paged_attention(
@@ -41,6 +67,8 @@ class AttentionOps(Protocol):
         sliding_window: int = 0,
         sinks: Tensor | None = None,
         page_map: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
 
@@ -52,5 +80,6 @@ class AttentionOps(Protocol):
         that no query sees, be it padding, another sequence's or out of the window, may hold anything, NaN included
         (C5). v_cache's head size Dv may differ from k_cache's, and v_cache may be a view into k_cache's rows (latent
         attention). sinks [Hq] float32 are logits that take part in each head's softmax without a value (gpt-oss).
+        Scales as in `store_kv`.
         """
         ...

@@ -52,11 +52,14 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_copy_blocks": [_P, _P, _P, *([_L] * 7)],
     "fb_delta_gates_{}": [_P, _P, _L, _P, _L, _P, _P, _P, _F, _P, _P, _L, _L, _L],
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
-    "fb_paged_attention_{}": _ATTENTION,
+    "fb_paged_attention_{}_{}": _ATTENTION,
     "fb_topk_gating": [_P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
-    "fb_store_kv": [_P, _P, _L, _L, _P, _L, _L, _P, _L, _P, _L, _P, _L],
+    "fb_rope_and_store_kv_{}_{}": [
+        *[_P, _P, _L, _L, _P, _L, _L, _P, _L, _L, _L, _L, _P, _P, _L],
+        *[_P, _L, _P, _P, _L, _P, _P, _L],
+    ],
     "fb_embedding": [_P, _P, _P, _P, _L, _L],
     "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
     "fb_sample_rows": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L],
@@ -108,6 +111,14 @@ class Kernels:
 
     def by_dtype(self, pattern: str) -> dict[torch.dtype, Any]:
         return {dtype: self.bind(pattern.format(suffix), pattern) for dtype, suffix in _SUFFIXES.items()}
+
+    def by_cache_dtype(self, pattern: str) -> dict[tuple[torch.dtype, torch.dtype], Any]:
+        """By the dtype of the input and that of the cache, which is the same or int8."""
+        return {
+            (dtype, cache_dtype): self.bind(pattern.format(suffix, cache_suffix), pattern)
+            for dtype, suffix in _SUFFIXES.items()
+            for cache_dtype, cache_suffix in ((dtype, suffix), (torch.int8, "i8"))
+        }
 
     def by_dtypes(self, pattern: str) -> dict[tuple[torch.dtype, torch.dtype], Any]:
         """By the dtype of the input and that of the state."""

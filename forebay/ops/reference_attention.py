@@ -17,9 +17,35 @@ class TorchAttention:
             rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
             x[..., : 2 * half] = rotated.to(x.dtype)
 
-    def store_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, loc: Tensor) -> None:
-        k_cache[loc] = k
-        v_cache[loc] = v
+    def store_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        loc: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        _keep(k, k_cache, loc, k_scale)
+        if k_scale is None or v_scale is not k_scale:
+            _keep(v, v_cache, loc, v_scale)
+
+    def rope_and_store_kv(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        loc: Tensor,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
+    ) -> None:
+        self.apply_rope(q, k, positions, cos_sin)
+        self.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
 
     def paged_attention(
         self,
@@ -35,6 +61,8 @@ class TorchAttention:
         sliding_window: int = 0,
         sinks: Tensor | None = None,
         page_map: Tensor | None = None,
+        k_scale: Tensor | None = None,
+        v_scale: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=q.dtype)
         starts, lens = q_start.tolist(), seq_lens.tolist()
@@ -47,10 +75,22 @@ class TorchAttention:
             pages = pages if page_map is None else page_map[pages].long()
             slots = pages * page_size + positions % page_size
             query_positions = torch.arange(length - (end - first), length)
-            out[first:end] = _attend(
-                q[first:end], k_cache[slots], v_cache[slots], query_positions, scale, sliding_window, sinks
-            )
+            k, v = _kept(k_cache, slots, k_scale), _kept(v_cache, slots, v_scale)
+            out[first:end] = _attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
         return out
+
+
+def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
+    if scale is None:
+        cache[loc] = x
+        return
+    scale[loc] = x.float().abs().amax(dim=-1) / 127
+    codes = x.float() / scale[loc].unsqueeze(-1)
+    cache[loc] = codes.nan_to_num(nan=0.0).round().clamp(-127, 127).to(torch.int8)
+
+
+def _kept(cache: Tensor, slots: Tensor, scale: Tensor | None) -> Tensor:
+    return cache[slots] if scale is None else cache[slots] * scale[slots].unsqueeze(-1)
 
 
 def _attend(

@@ -30,6 +30,14 @@ class KvLayer(NamedTuple):
     v: Tensor
 
 
+class KvScales(NamedTuple):
+    """Of 8-bit `k` and `v`: the scale of each slot's heads, `[slots, num_kv_heads]` float32; otherwise None. Values
+    that lie within keys have the keys' scales."""
+
+    k: Tensor | None = None
+    v: Tensor | None = None
+
+
 class StateLayer(NamedTuple):
     """Per slot, `[slots + 1, ...]`: the convolution's last inputs, and the scan's state. Empty where there is none."""
 
@@ -60,7 +68,8 @@ class CpuCopy:
 class CachePool:
     """One entry per spec, in the specs' order; a layer knows its own number.
 
-    `num_pages`, `num_window_pages` and `num_slots` are without the padding page and slot.
+    `kv_dtype` None: as `dtype`; with torch.int8 KV layers have scales. `num_pages`, `num_window_pages` and `num_slots`
+    are without the padding page and slot.
     """
 
     def __init__(
@@ -72,6 +81,7 @@ class CachePool:
         num_window_pages: int = 0,
         num_slots: int = 0,
         dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
         ssm_dtype: torch.dtype = torch.float32,
         device: torch.device | str,
     ) -> None:
@@ -79,29 +89,34 @@ class CachePool:
         self.page_size = page_size
         self.num_pages, self.num_window_pages, self.num_slots = num_pages, num_window_pages, num_slots
         at = torch.device(device)
+        kv_type = kv_dtype or dtype
         self._layers: list[KvLayer | StateLayer] = []
         for spec in self.specs:
             match spec:
                 case FullAttention():
                     tokens = (num_pages + 1) * page_size
-                    k = _zeros((tokens, spec.num_kv_heads, spec.head_dim), dtype, at)
-                    v = _zeros((tokens, spec.num_kv_heads, spec.v_head_dim or spec.head_dim), dtype, at)
+                    k = _zeros((tokens, spec.num_kv_heads, spec.head_dim), kv_type, at)
+                    v = _zeros((tokens, spec.num_kv_heads, spec.v_head_dim or spec.head_dim), kv_type, at)
                     self._layers.append(KvLayer(k, v))
                 case LatentAttention():
-                    k = _zeros(((num_pages + 1) * page_size, 1, spec.rank + spec.rope_dim), dtype, at)
+                    k = _zeros(((num_pages + 1) * page_size, 1, spec.rank + spec.rope_dim), kv_type, at)
                     self._layers.append(KvLayer(k, k[..., : spec.rank]))
                 case SlidingWindow():
                     shape = ((num_window_pages + 1) * page_size, spec.num_kv_heads, spec.head_dim)
-                    self._layers.append(KvLayer(_zeros(shape, dtype, at), _zeros(shape, dtype, at)))
+                    self._layers.append(KvLayer(_zeros(shape, kv_type, at), _zeros(shape, kv_type, at)))
                 case RecurrentState():
                     conv = _zeros((num_slots + 1, *(spec.conv or (0,))), dtype, at)
                     ssm = _zeros((num_slots + 1, *(spec.ssm or (0,))), ssm_dtype, at)
                     self._layers.append(StateLayer(conv, ssm))
+        self._scales = [_scales(layer) for layer in self._layers]
 
     def kv(self, layer: int) -> KvLayer:
         entry = self._layers[layer]
         assert isinstance(entry, KvLayer), f"layer {layer} keeps {self.specs[layer]}"
         return entry
+
+    def scales(self, layer: int) -> KvScales:
+        return self._scales[layer]
 
     def state(self, layer: int) -> StateLayer:
         entry = self._layers[layer]
@@ -110,9 +125,9 @@ class CachePool:
 
     def kv_tensors(self) -> Iterator[Tensor]:
         """Every tensor that is indexed by location, each once: values that lie within keys are not named again."""
-        for layer in self._layers:
+        for layer, scales in zip(self._layers, self._scales, strict=True):
             if isinstance(layer, KvLayer):
-                yield from layer[: 1 if _shared(layer) else 2]
+                yield from _distinct(layer, scales)
 
     # -- states -------------------------------------------------------------------------------------------------------
 
@@ -145,12 +160,12 @@ class CachePool:
 
     def _parts(self, places: Places) -> Iterator[tuple[Tensor, Tensor]]:
         """Each tensor, by page or by slot, and where in it a request's part lies."""
-        for spec, layer in zip(self.specs, self._layers, strict=True):
+        for spec, layer, scales in zip(self.specs, self._layers, self._scales, strict=True):
             if isinstance(layer, StateLayer):
                 yield from ((tensor, places.slots) for tensor in layer if tensor.numel())
                 continue
             at = places.window_pages if isinstance(spec, SlidingWindow) else places.pages
-            for tensor in layer[: 1 if _shared(layer) else 2]:
+            for tensor in _distinct(layer, scales):
                 yield tensor.view(-1, self.page_size, *tensor.shape[1:]), at
 
     # -- padding ------------------------------------------------------------------------------------------------------
@@ -158,24 +173,38 @@ class CachePool:
     def reset_padding(self) -> None:
         """Make page 0 and slot 0 what they were at first, after a run whose writes had to go nowhere."""
         page = slice(PAD * self.page_size, (PAD + 1) * self.page_size)
-        for layer in self._layers:
-            for tensor in layer:
-                if tensor.numel():
-                    tensor[page if isinstance(layer, KvLayer) else slice(PAD, PAD + 1)].zero_()
+        for tensor in self.kv_tensors():
+            if tensor.numel():
+                tensor[page].zero_()
+        for tensor in self.state_tensors():
+            tensor[PAD].zero_()
 
     def bytes_of(self, kind: type[CacheSpec]) -> int:
         """What all layers of a kind of spec take, padding included."""
-        return sum(
-            _bytes(layer) for spec, layer in zip(self.specs, self._layers, strict=True) if isinstance(spec, kind)
-        )
+        parts = zip(self.specs, self._layers, self._scales, strict=True)
+        return sum(_bytes(layer, scales) for spec, layer, scales in parts if isinstance(spec, kind))
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(_bytes, self._layers))
+        return sum(map(_bytes, self._layers, self._scales))
 
 
-def _bytes(layer: KvLayer | StateLayer) -> int:
-    return layer[0].nbytes + (0 if _shared(layer) else layer[1].nbytes)
+def _scales(layer: KvLayer | StateLayer) -> KvScales:
+    if isinstance(layer, StateLayer) or layer.k.dtype is not torch.int8:
+        return KvScales()
+    k = _zeros(tuple(layer.k.shape[:2]), torch.float32, layer.k.device)
+    return KvScales(k, k if _shared(layer) else _zeros(tuple(layer.v.shape[:2]), torch.float32, layer.v.device))
+
+
+def _distinct(layer: KvLayer, scales: KvScales) -> tuple[Tensor, ...]:
+    """Keys, values and their scales, without those that lie within keys."""
+    num = 1 if _shared(layer) else 2
+    return (*layer[:num], *(scale for scale in scales[:num] if scale is not None))
+
+
+def _bytes(layer: KvLayer | StateLayer, scales: KvScales) -> int:
+    tensors: tuple[Tensor, ...] = _distinct(layer, scales) if isinstance(layer, KvLayer) else layer
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

@@ -23,6 +23,10 @@ class FullAttention:
     def elements_per_token(self) -> int:
         return self.num_kv_heads * (self.head_dim + (self.v_head_dim or self.head_dim))
 
+    @property
+    def scales_per_token(self) -> int:
+        return 2 * self.num_kv_heads
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LatentAttention:
@@ -36,6 +40,10 @@ class LatentAttention:
     def elements_per_token(self) -> int:
         return self.rank + self.rope_dim
 
+    @property
+    def scales_per_token(self) -> int:
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlidingWindow:
@@ -48,6 +56,10 @@ class SlidingWindow:
     @property
     def elements_per_token(self) -> int:
         return 2 * self.num_kv_heads * self.head_dim
+
+    @property
+    def scales_per_token(self) -> int:
+        return 2 * self.num_kv_heads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +92,22 @@ class CacheSizes(NamedTuple):
     window: int
 
 
-def cache_sizes(specs: Iterable[CacheSpec], *, itemsize: int, ssm_itemsize: int) -> CacheSizes:
+_SCALE_BYTES = 4
+
+
+def cache_sizes(
+    specs: Iterable[CacheSpec], *, itemsize: int, ssm_itemsize: int, kv_itemsize: int | None = None
+) -> CacheSizes:
+    """`kv_itemsize` None: as `itemsize`; of one byte: with the scales of 8-bit KV."""
     kv = windowed = state = window = 0
+    kv_bytes = kv_itemsize or itemsize
+    scale_bytes = _SCALE_BYTES if kv_bytes == 1 else 0
     for spec in specs:
         match spec:
             case FullAttention() | LatentAttention():
-                kv += spec.elements_per_token * itemsize
+                kv += spec.elements_per_token * kv_bytes + spec.scales_per_token * scale_bytes
             case SlidingWindow():
-                windowed += spec.elements_per_token * itemsize
+                windowed += spec.elements_per_token * kv_bytes + spec.scales_per_token * scale_bytes
                 window = max(window, spec.window)
             case RecurrentState():
                 state += spec.conv_elements * itemsize + spec.ssm_elements * ssm_itemsize

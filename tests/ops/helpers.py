@@ -27,13 +27,21 @@ def normal(shape: tuple[int, ...], dtype: torch.dtype, seed: int, scale: float =
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale).to(dtype)
 
 
+def to_int8(cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes [slots, heads, D] and scales [slots, heads]; the scales of what is not a number are not, either."""
+    scale = cache.float().abs().amax(dim=-1) / 127
+    codes = cache.float() / scale.unsqueeze(-1)
+    return codes.nan_to_num(nan=99.0).round().to(torch.int8), scale
+
+
 @dataclass(kw_only=True)
 class PagedCase:
     """Sequences of seq_lens tokens, the last query_lens of them queries, on scattered pages of a poisoned cache.
 
     `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table
     names pages by other numbers, which a page map leads to those of the cache. `shares`: (i, j, n) for
-    sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j.
+    sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j. `int8`: the cache
+    holds codes and scales.
     """
 
     seq_lens: list[int]
@@ -45,6 +53,7 @@ class PagedCase:
     v_dim: int = 0
     latent: bool = False
     mapped: bool = False
+    int8: bool = False
     shares: tuple[tuple[int, int, int], ...] = ()
     with_sinks: bool = False
     dtype: torch.dtype = torch.float32
@@ -76,6 +85,12 @@ class PagedCase:
             self.k_cache[loc] = normal((length, *shape[1:]), self.dtype, self.seed * 1000 + i)
             if not self.latent:
                 self.v_cache[loc] = normal((length, self.kv_heads, v_dim), self.dtype, self.seed * 1000 + 500 + i)
+        self.k_scale = self.v_scale = None
+        if self.int8:
+            self.k_cache, self.k_scale = to_int8(self.k_cache)
+            self.v_cache, self.v_scale = to_int8(self.v_cache)
+            if self.latent:
+                self.v_cache, self.v_scale = self.k_cache[..., :v_dim], self.k_scale
         self.queries = [
             normal((length, self.q_heads, self.head_dim), self.dtype, self.seed * 1000 + 900 + i)
             for i, length in enumerate(self.seq_lens)
@@ -108,4 +123,6 @@ class PagedCase:
             self.sliding_window,
             self.sinks,
             page_map=self.page_map,
+            k_scale=self.k_scale,
+            v_scale=self.v_scale,
         )

@@ -261,3 +261,27 @@ def test_a_chunk_that_crosses_a_segment_has_the_bits_of_the_whole(native: Native
     whole = case.run(native)
     for first, end in ((505, 520), (511, 512), (512, 513), (1020, 1040)):
         assert_same_bits(case.run(native, until={0: (first, end)}), whole[first:end])
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(
+    "kind_of_8_bit", [{}, {"head_dim": 12}, *KINDS.values()], ids=["plain", "small", *KINDS.keys()]
+)
+def test_8_bit_caches_equal_the_reference_in_any_company(
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, kind_of_8_bit: dict[str, Any], page_size: int
+) -> None:
+    case = PagedCase(**RAGGED, **kind_of_8_bit, int8=True, page_size=page_size, dtype=dtype)
+    together, start = case.run(native), 0
+    assert together.isfinite().all()
+    assert_close(together, case.run(reference))
+    for i, length in enumerate(case.query_lens):
+        assert_same_bits(case.run(native, [i]), together[start : start + length])
+        start += length
+    spans = [(a, min(a + 7, 70)) for a in range(0, 70, 7)]
+    chunks = [case.run(native, [1], until={1: span}) for span in spans]
+    assert_same_bits(torch.cat(chunks), case.run(native, [1]))
+
+
+def test_8_bit_caches_lose_less_than_a_hundredth(native: NativeOps) -> None:
+    exact, rounded = (PagedCase(**RAGGED, int8=int8).run(native) for int8 in (False, True))
+    assert (rounded - exact).norm() < 0.01 * exact.norm()

@@ -6,7 +6,7 @@ import torch
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
-from tests.ops.helpers import assert_close, assert_same_bits, normal
+from tests.ops.helpers import assert_close, assert_same_bits, normal, to_int8
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 70])
@@ -57,3 +57,59 @@ def test_store_kv_of_values_of_another_size(each_ops: Ops, dtype: torch.dtype) -
     assert_same_bits(k_cache[loc], k)
     assert_same_bits(v_cache[loc], v)
     assert not v_cache[[0, 1, 3, 4, 6, 8]].any()
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 5, 70])
+@pytest.mark.parametrize("rotary", [10, 64])
+def test_rope_and_store_kv_has_the_bits_of_one_after_the_other(
+    each_ops: Ops, dtype: torch.dtype, tokens: int, rotary: int
+) -> None:
+    angles = normal((300, rotary // 2), torch.float32, seed=1)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
+    positions = torch.randint(300, (tokens,), generator=torch.Generator().manual_seed(2))
+    loc = torch.randperm(400, generator=torch.Generator().manual_seed(3))[:tokens]
+    results = []
+    for fused in (True, False):
+        qkv = normal((tokens, 9 * 64), dtype, seed=4)
+        q, k, v = (part.view(tokens, part.shape[1] // 64, 64) for part in qkv.split([5 * 64, 2 * 64, 2 * 64], dim=1))
+        k_cache, v_cache = (torch.zeros(400, 2, 64, dtype=dtype) for _ in range(2))
+        if fused:
+            each_ops.rope_and_store_kv(q, k, v, positions, cos_sin, k_cache, v_cache, loc)
+        else:
+            each_ops.apply_rope(q, k, positions, cos_sin)
+            each_ops.store_kv(k, v, k_cache, v_cache, loc)
+        results.append((q.clone(), k_cache, v_cache))
+    for one, other in zip(*results, strict=True):
+        assert_same_bits(one, other)
+
+
+@pytest.mark.parametrize("head_dim", [12, 64, 80])
+def test_8_bit_caches_hold_each_heads_codes_and_scale(each_ops: Ops, dtype: torch.dtype, head_dim: int) -> None:
+    k, v = normal((6, 3, head_dim), dtype, seed=1), normal((6, 3, 40), dtype, seed=2)
+    k[2] = 0
+    loc = torch.tensor([7, 2, 5, 1, 0, 8])
+    k_cache, v_cache = torch.zeros(9, 3, head_dim, dtype=torch.int8), torch.zeros(9, 3, 40, dtype=torch.int8)
+    k_scale, v_scale = torch.zeros(9, 3), torch.zeros(9, 3)
+    each_ops.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+    for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        torch.testing.assert_close(scale[loc], to_int8(x)[1])
+        error = cache[loc] * scale[loc].unsqueeze(-1) - x.float()
+        assert (error.abs() <= scale[loc].unsqueeze(-1) * 0.501).all()
+        assert not cache[[3, 4, 6]].any()
+    assert not k_cache[5].any()
+
+
+def test_a_head_that_is_not_finite_has_no_finite_scale(each_ops: Ops, dtype: torch.dtype) -> None:
+    k = normal((2, 2, 64), dtype, seed=1)
+    k[0, 1, 33], k[1, 0, 5] = float("nan"), float("inf")
+    cache, scale = torch.zeros(2, 2, 64, dtype=torch.int8), torch.zeros(2, 2)
+    each_ops.store_kv(k, k, cache, cache.clone(), torch.arange(2), scale, scale.clone())
+    assert scale.isfinite().tolist() == [[True, False], [False, True]]
+
+
+def test_8_bit_values_within_keys_have_the_codes_of_the_keys(each_ops: Ops, dtype: torch.dtype) -> None:
+    latent, loc = normal((5, 1, 49), dtype, seed=2), torch.tensor([3, 1, 4, 15, 9])
+    cache, scale = torch.zeros(20, 1, 49, dtype=torch.int8), torch.zeros(20, 1)
+    each_ops.store_kv(latent, latent[..., :32], cache, cache[..., :32], loc, scale, scale)
+    error = cache[loc] * scale[loc].unsqueeze(-1) - latent.float()
+    assert (error.abs() <= scale[loc].unsqueeze(-1) * 0.501).all()

@@ -112,7 +112,9 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk&, cons
 
 }  // namespace
 
-FOREBAY_ATTENTION(float, float, f32, attend)
-#if !defined(FOREBAY_AMX)  // attention_amx.cpp has this one
-FOREBAY_ATTENTION(bf16, bf16, bf16, attend)
+FOREBAY_ATTENTION(float, float, f32_f32, attend)
+FOREBAY_ATTENTION(float, int8_t, f32_i8, attend)
+#if !defined(FOREBAY_AMX)  // attention_amx.cpp has these
+FOREBAY_ATTENTION(bf16, bf16, bf16_bf16, attend)
+FOREBAY_ATTENTION(bf16, int8_t, bf16_i8, attend)
 #endif

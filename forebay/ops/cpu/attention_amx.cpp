@@ -403,4 +403,5 @@ void attend(const AttentionCall<bf16, E>& call, const Walk& walk, const Walk& ne
 
 }  // namespace
 
-FOREBAY_ATTENTION(bf16, bf16, bf16, attend)
+FOREBAY_ATTENTION(bf16, bf16, bf16_bf16, attend)
+FOREBAY_ATTENTION(bf16, int8_t, bf16_i8, attend)

@@ -89,13 +89,13 @@ FOREBAY_INLINE void weigh(float* scores, Lanes lanes, float scale, const float* 
         for (int i = 0; i < kVectors; ++i) store(scores + i * W, zero());
         return;
     }
+    if (factors != nullptr) {
+        for (int i = 0; i < kVectors; ++i) store(scores + i * W, load(scores + i * W) * load(factors + i * W));
+    }
     for (long i = 0; i < lanes.begin; ++i) scores[i] = -kInf;
     for (long i = lanes.end; i < kBlock; ++i) scores[i] = -kInf;
     Vec x[kVectors];
-    for (int i = 0; i < kVectors; ++i) {
-        x[i] = load(scores + i * W);
-        if (factors != nullptr) x[i] = x[i] * load(factors + i * W);
-    }
+    for (int i = 0; i < kVectors; ++i) x[i] = load(scores + i * W);
     Vec top = x[0];
     for (int i = 1; i < kVectors; ++i) top = max(x[i], top);
     const float block_top = hmax(top) * scale;

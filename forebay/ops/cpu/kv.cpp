@@ -19,48 +19,122 @@ void rotate_head(T* x, const float* cos_sin_row, long half) {
     });
 }
 
+// Heads of a token side by side: token t's begin at `at` + t * stride.
 template <class T>
-void apply_rope(Pool& pool, T* q, long ldq, long q_heads, T* k, long ldk, long k_heads, long head_dim,
-                const int64_t* positions, const float* cos_sin, long rotary_dim, long tokens) {
+struct Heads {
+    T* at;
+    long stride;
+    long count;
+    long dim;
+
+    T* head(long token, long h) const { return at + token * stride + h * dim; }
+};
+
+// The rotation of a step's tokens; none where rotary_dim is 0.
+struct Rope {
+    const int64_t* positions;
+    const float* cos_sin;  // [positions, rotary_dim]
+    long rotary_dim;
+
+    template <class T>
+    void apply(const Heads<T>& x, long token) const {
+        if (rotary_dim == 0) return;
+        const float* row = cos_sin + positions[token] * rotary_dim;
+        for (long h = 0; h < x.count; ++h) rotate_head(x.head(token, h), row, rotary_dim / 2);
+    }
+};
+
+// Where heads are kept: slot s's at `at` + s * slot_stride, and for 8 bits the factors of each head [slots, heads].
+template <class E>
+struct Kept {
+    E* at;
+    long slot_stride;
+    float* factors;
+};
+
+template <class T>
+void keep(const Heads<T>& from, long token, const Kept<T>& to, long slot) {
+    std::memcpy(to.at + slot * to.slot_stride, from.head(token, 0), from.count * from.dim * sizeof(T));
+}
+
+// x = code * factor, the codes -127..127. The factor of a head that is not finite is NaN.
+template <class T>
+void keep(const Heads<T>& from, long token, const Kept<int8_t>& to, long slot) {
+    for (long h = 0; h < from.count; ++h) {
+        const T* x = from.head(token, h);
+        Vec top = zero(), poison = zero();
+        for_each_vector(from.dim, [&](long i, long part) {
+            const Vec v = load_part(x + i, part);
+            top = max(top, max(v, zero() - v));
+            poison = fma(v, zero(), poison);
+        });
+        const float most = hmax(top);
+        to.factors[slot * from.count + h] = most / 127 + hsum(poison);
+        const Vec codes_per_unit = set1(most > 0 ? 127 / most : 0.0f);
+        int8_t* codes = to.at + slot * to.slot_stride + h * from.dim;
+        for_each_vector(from.dim, [&](long i, long part) {
+            // The operand order matters: min and max return their second operand when one is NaN.
+            const Vec scaled = round(load_part(x + i, part) * codes_per_unit);
+            float lanes[W];
+            store(lanes, max(min(scaled, set1(127)), set1(-127)));
+            for (long j = 0; j < part; ++j) codes[i + j] = static_cast<int8_t>(lanes[j]);
+        });
+    }
+}
+
+template <class T>
+void apply_rope(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Rope& rope, long tokens) {
     pool.run(tokens, kGrain, [=](long begin, long end) {
         for (long t = begin; t < end; ++t) {
-            const float* row = cos_sin + positions[t] * rotary_dim;
-            for (long h = 0; h < q_heads; ++h) rotate_head(q + t * ldq + h * head_dim, row, rotary_dim / 2);
-            for (long h = 0; h < k_heads; ++h) rotate_head(k + t * ldk + h * head_dim, row, rotary_dim / 2);
+            rope.apply(q, t);
+            rope.apply(k, t);
+        }
+    });
+}
+
+template <class T, class E>
+void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Heads<T>& v, const Rope& rope,
+                    const Kept<E>& k_kept, const Kept<E>& v_kept, const int64_t* loc, long tokens) {
+    pool.run(tokens, rope.rotary_dim > 0 ? kGrain : 8 * kGrain, [=](long begin, long end) {
+        for (long t = begin; t < end; ++t) {
+            rope.apply(q, t);
+            rope.apply(k, t);
+            keep(k, t, k_kept, loc[t]);
+            if (v.count > 0) keep(v, t, v_kept, loc[t]);
         }
     });
 }
 
 }  // namespace
 
-extern "C" {
-
 // Token t's heads begin at q + t * ldq and k + t * ldk; positions are in 0..rows of cos_sin.
-void fb_apply_rope_f32(Pool* pool, float* q, long ldq, long q_heads, float* k, long ldk, long k_heads, long head_dim,
-                       const int64_t* positions, const float* cos_sin, long rotary_dim, long tokens) {
-    pool->op([=](Pool& p) {
-        apply_rope(p, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
-    });
-}
+#define FOREBAY_ROPE(T, suffix)                                                                                    \
+    extern "C" void fb_apply_rope_##suffix(Pool* pool, T* q, long ldq, long q_heads, T* k, long ldk, long k_heads, \
+                                           long head_dim, const int64_t* positions, const float* cos_sin,          \
+                                           long rotary_dim, long tokens) {                                         \
+        pool->op([=](Pool& p) {                                                                                    \
+            apply_rope<T>(p, {q, ldq, q_heads, head_dim}, {k, ldk, k_heads, head_dim},                             \
+                          {positions, cos_sin, rotary_dim}, tokens);                                               \
+        });                                                                                                        \
+    }
 
-void fb_apply_rope_bf16(Pool* pool, bf16* q, long ldq, long q_heads, bf16* k, long ldk, long k_heads, long head_dim,
-                        const int64_t* positions, const float* cos_sin, long rotary_dim, long tokens) {
-    pool->op([=](Pool& p) {
-        apply_rope(p, q, ldq, q_heads, k, ldk, k_heads, head_dim, positions, cos_sin, rotary_dim, tokens);
-    });
-}
+// Strides in elements; loc in 0..slots. Where two tokens share a slot (padding), either may win. v_heads 0: the values
+// lie within the keys. Factors are null for caches of T.
+#define FOREBAY_ROPE_AND_STORE(T, E, suffix)                                                                         \
+    extern "C" void fb_rope_and_store_kv_##suffix(                                                                   \
+        Pool* pool, T* q, long ldq, long q_heads, T* k, long ldk, long k_heads, T* v, long ldv, long v_heads,        \
+        long head_dim, long v_dim, const int64_t* positions, const float* cos_sin, long rotary_dim, E* k_cache,      \
+        long k_slot, float* k_factors, E* v_cache, long v_slot, float* v_factors, const int64_t* loc, long tokens) { \
+        pool->op([=](Pool& p) {                                                                                      \
+            rope_and_store<T, E>(p, {q, ldq, q_heads, head_dim}, {k, ldk, k_heads, head_dim},                        \
+                                 {v, ldv, v_heads, v_dim}, {positions, cos_sin, rotary_dim},                         \
+                                 {k_cache, k_slot, k_factors}, {v_cache, v_slot, v_factors}, loc, tokens);           \
+        });                                                                                                          \
+    }
 
-// All strides and sizes in bytes: tokens are ldk and ldv apart, slots k_slot and v_slot; loc in 0..slots. Where two tokens
-// share a slot (padding), either may win.
-void fb_store_kv(Pool* pool, const char* k, long ldk, long k_bytes, const char* v, long ldv, long v_bytes,
-                 char* k_cache, long k_slot, char* v_cache, long v_slot, const int64_t* loc, long tokens) {
-    pool->op([=](Pool& p) {
-        p.run(tokens, 8 * kGrain, [=](long begin, long end) {
-            for (long t = begin; t < end; ++t) {
-                std::memcpy(k_cache + loc[t] * k_slot, k + t * ldk, k_bytes);
-                std::memcpy(v_cache + loc[t] * v_slot, v + t * ldv, v_bytes);
-            }
-        });
-    });
-}
-}
+FOREBAY_ROPE(float, f32)
+FOREBAY_ROPE(bf16, bf16)
+FOREBAY_ROPE_AND_STORE(float, float, f32_f32)
+FOREBAY_ROPE_AND_STORE(bf16, bf16, bf16_bf16)
+FOREBAY_ROPE_AND_STORE(float, int8_t, f32_i8)
+FOREBAY_ROPE_AND_STORE(bf16, int8_t, bf16_i8)

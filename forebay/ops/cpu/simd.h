@@ -39,6 +39,13 @@ inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i
 inline Vec load_n(const bf16* p, long n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
 inline void store_n(bf16* p, Vec x, long n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x)); }
 
+inline Vec load(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+}
+inline Vec load_n(const int8_t* p, long n) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(first_lanes(n), p)))};
+}
+
 inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -95,6 +102,9 @@ inline __m128i narrow(Vec x) {
 inline __m128i narrow_quad(__m128 x) { return narrow({_mm256_castps128_ps256(x)}); }
 inline Vec load(const bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+inline Vec load(const int8_t* p) {
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
+}
 
 template <class T>
 inline Vec load_n(const T* p, long n) {

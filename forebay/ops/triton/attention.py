@@ -62,11 +62,35 @@ def _apply_rope(
 
 
 @triton.jit
-def _copy_heads(x, token, head_stride, cache, slot, cache_head, num_heads, D: tl.constexpr, BLOCK: tl.constexpr):
+def _copy_heads(
+    x,
+    token,
+    head_stride,
+    cache,
+    scales,
+    slot,
+    slot_stride,
+    cache_head,
+    num_heads,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    IN_CODES: tl.constexpr,
+):
+    at = tl.arange(0, BLOCK)
+    to = cache + slot * slot_stride + at
     for head in range(num_heads):
-        at = tl.arange(0, BLOCK)
-        values = tl.load(x + token + head * head_stride + at, mask=at < D)
-        tl.store(cache + slot + head * cache_head + at, values, mask=at < D)
+        values = tl.load(x + token + head * head_stride + at, mask=at < D, other=0.0)
+        if IN_CODES:
+            values = values.to(tl.float32)
+            largest = tl.max(tl.abs(values), 0)
+            broken = tl.max((values != values).to(tl.int32), 0) > 0  # which the maximum passes over
+            scale = tl.where(broken, float("nan"), largest / 127.0)
+            tl.store(scales + slot * num_heads + head, scale)
+            codes = values / scale
+            codes = tl.where(codes == codes, codes, 0.0)
+            codes = codes + 12582912.0 - 12582912.0  # 1.5 * 2^23: rounds half to even
+            values = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
+        tl.store(to + head * cache_head, values, mask=at < D)
 
 
 @triton.jit
@@ -75,6 +99,8 @@ def _store_kv(
     v,
     k_cache,
     v_cache,
+    k_scale,
+    v_scale,
     loc,
     k_token,
     k_head,
@@ -89,13 +115,16 @@ def _store_kv(
     DV: tl.constexpr,
     D_BLOCK: tl.constexpr,
     DV_BLOCK: tl.constexpr,
+    IN_CODES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(loc + token)
     if tl.program_id(1) == 0:
-        _copy_heads(k, token * k_token, k_head, k_cache, slot * k_slot, k_cache_head, num_heads, D, D_BLOCK)
+        at, cache_head = token * k_token, k_cache_head
+        _copy_heads(k, at, k_head, k_cache, k_scale, slot, k_slot, cache_head, num_heads, D, D_BLOCK, IN_CODES)
     else:
-        _copy_heads(v, token * v_token, v_head, v_cache, slot * v_slot, v_cache_head, num_heads, DV, DV_BLOCK)
+        at, cache_head = token * v_token, v_cache_head
+        _copy_heads(v, at, v_head, v_cache, v_scale, slot, v_slot, cache_head, num_heads, DV, DV_BLOCK, IN_CODES)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -103,6 +132,8 @@ def _attend(
     q,
     k_cache,
     v_cache,
+    k_scale,
+    v_scale,
     page_table,
     page_map,
     rows,
@@ -122,6 +153,7 @@ def _attend(
     v_head,
     table_row,
     num_heads,
+    num_kv_heads,
     GROUP: tl.constexpr,
     HEADS: tl.constexpr,
     CHUNKS: tl.constexpr,
@@ -135,6 +167,7 @@ def _attend(
     HAS_MAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     LATENT: tl.constexpr,
+    IN_CODES: tl.constexpr,
     SEGMENTS: tl.constexpr,
     LEAST: tl.constexpr,
     ROWS: tl.constexpr,
@@ -206,10 +239,13 @@ def _attend(
         slot = page.to(tl.int64) * PAGE + key % PAGE
         k_at = k_cache + slot[None, :] * k_slot + kv_head * k_head
         k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0.0)
-        scores = dot(q_main, k_main)
+        scores = dot(q_main, k_main.to(q.dtype.element_ty))
         if D_TAIL > 0:
             k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0.0)
-            scores += dot(q_tail, k_tail)
+            scores += dot(q_tail, k_tail.to(q.dtype.element_ty))
+        if IN_CODES:
+            scale_at = slot * num_kv_heads + kv_head
+            scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
         visible = seen[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             visible = visible & (key[None, :] > position[:, None] - WINDOW)
@@ -224,7 +260,9 @@ def _attend(
         else:
             v_at = v_cache + slot[:, None] * v_slot + kv_head * v_head
             v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0.0)
-        acc = acc * shrink[:, None] + dot(weights.to(v.dtype), v)
+        if IN_CODES:
+            weights *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
+        acc = acc * shrink[:, None] + dot(weights.to(q.dtype.element_ty), v.to(q.dtype.element_ty))
         top = higher
 
     place = token * num_heads + head
@@ -321,7 +359,6 @@ class TritonAttention:
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> None:
-        assert k_scale is v_scale is None, "8-bit KV caches are for CPUs"
         within = v_cache.data_ptr() == k_cache.data_ptr()  # values that lie in k's rows are written with these
         d, dv = k.shape[2], v.shape[2]
         _store_kv[(k.shape[0], 1 if within else 2)](
@@ -329,6 +366,8 @@ class TritonAttention:
             v,
             k_cache,
             v_cache,
+            k_scale,
+            v_scale,
             loc,
             k.stride(0),
             k.stride(1),
@@ -378,7 +417,6 @@ class TritonAttention:
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> Tensor:
-        assert k_scale is v_scale is None, "8-bit KV caches are for CPUs"
         num_tokens, num_heads, d = q.shape
         num_seqs, num_kv_heads, dv = len(rows), k_cache.shape[1], v_cache.shape[2]
         group = num_heads // num_kv_heads
@@ -392,6 +430,8 @@ class TritonAttention:
             q,
             k_cache,
             v_cache,
+            k_scale,
+            v_scale,
             page_table,
             page_map,
             rows,
@@ -411,6 +451,7 @@ class TritonAttention:
             v_cache.stride(1),
             page_table.stride(0),
             num_heads,
+            num_kv_heads,
             GROUP=group,
             HEADS=tiling.heads,
             CHUNKS=chunks,
@@ -424,6 +465,7 @@ class TritonAttention:
             HAS_MAP=page_map is not None,
             HAS_SINKS=sinks is not None,
             LATENT=v_cache.data_ptr() == k_cache.data_ptr() and dv == main,
+            IN_CODES=k_scale is not None,
             SEGMENTS=tiling.segments,
             LEAST=_SEGMENT // tiling.keys if tiling.segments > 1 else 1,
             ROWS=tiling.rows,
