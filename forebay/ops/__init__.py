@@ -9,9 +9,9 @@
     o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
 
 There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
-those of linear layers, attention and recurrences are in files of their names. `TorchOps` (reference*.py) is the
-definition in torch; `NativeOps` (native*.py) the C++ twin in cpu/, compiled for this machine on first use
-(`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
+those of linear layers, experts, attention, recurrences and what goes entry by entry are in files of their names.
+`TorchOps` (reference*.py) is the definition in torch; `NativeOps` (native*.py) the C++ twin in cpu/, compiled for this
+machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
 q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so may
 gates; all else is contiguous.
 Shapes, dtypes and index ranges are the caller's contract: the native ops check none of them per call.
