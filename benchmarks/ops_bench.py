@@ -1,10 +1,11 @@
 """Time every op, native against torch, on the shapes of SmolLM2-135M in bfloat16.
 
-    python benchmarks/ops_bench.py [--threads 2] [--repeats 20] [--only recurrent]
+    python benchmarks/ops_bench.py [--threads 2] [--repeats 20] [--only linear|recurrent|others]
 
 Times are medians over all layers of one step, so that weights, KV and states come from memory as they do when serving.
 Recurrent layers are timed against what bounds them: decoding against a copy of as many bytes as their states, a prompt
-against the layer's own matrix products. On a shared machine trust the ratio more than the milliseconds.
+against the layer's own matrix products. Quantized linear layers (4 bits, the head 8) are timed beside bfloat16 ones. On a
+shared machine trust the ratio more than the milliseconds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from forebay.ops import Ops, make_ops
+from forebay.formats.quantize import quantize_rows
+from forebay.ops import LinearWeight, Ops, make_ops
 from forebay.ops.recurrence import StateBatch
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 576, 1536, 30, 49152
@@ -69,6 +71,38 @@ def linear_cases() -> Iterator[Case]:
     for rows in ROWS:
         if rows <= LOGIT_ROWS:
             yield Case(name="linear_f32 (LM head)", size=f"M={rows}", make=lambda ops, m=rows: logits(ops, m))
+
+
+def quantized_rows(ops: Ops, repeats: int) -> None:
+    """Every linear layer of a step and the head for the rows it makes logits of: in codes, and in bfloat16."""
+    weights = [random(n, k) * k**-0.5 for n, k in LINEARS]
+    codes = [quantize_rows(w.float().numpy(), 4) for w in weights]
+    head = random(VOCAB, HIDDEN) * HIDDEN**-0.5
+    head_codes = quantize_rows(head.float().numpy(), 8)
+    sides = [
+        ([ops.pack_quantized(w) for _ in range(LAYERS) for w in codes], ops.pack_quantized(head_codes)),
+        ([ops.pack_linear(w) for _ in range(LAYERS) for w in weights], ops.pack_linear(head)),
+    ]
+    num_bytes = sum(w.num_bytes for w in codes) * LAYERS + head_codes.num_bytes
+    per_row = sum(w.numel() for w in weights) * LAYERS
+
+    def step(layers: list[LinearWeight], head: LinearWeight, rows: int, logit_rows: int) -> Step:
+        inputs = {width: random(rows, width) for width in (HIDDEN, INTERMEDIATE)}
+
+        def run() -> None:
+            for w in layers:
+                ops.linear(inputs[w.in_features], w)
+            ops.linear_f32(inputs[HIDDEN][:logit_rows], head)
+
+        return run
+
+    print(f"{'op':34}{'size':>10}{'codes':>14}{'bfloat16':>14}{'ratio':>8}")
+    for rows in (1, 4, 16, 64, 128, 512):
+        logit_rows = rows if rows <= LOGIT_ROWS else 1
+        ours, theirs = median_seconds([step(*side, rows, logit_rows) for side in sides], repeats)
+        products = 2 * (per_row * rows + head.numel() * logit_rows)
+        note = f"{num_bytes / ours / 1e9:.1f} GB/s, {products / ours / 1e12:.2f} TFLOP/s"
+        print_row(f"linears, {LAYERS} layers and head", f"M={rows}", ours, theirs, note)
 
 
 def attention_cases() -> Iterator[Case]:
@@ -255,14 +289,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time every op, native against torch.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--only", choices=["recurrent", "others"])
+    parser.add_argument("--only", choices=["linear", "recurrent", "others"])
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
     native, reference = make_ops("native", args.threads), make_ops("torch", args.threads)
-    if args.only != "others":
+    if args.only in (None, "linear"):
+        quantized_rows(native, args.repeats)
+    if args.only in (None, "recurrent"):
         recurrent_rows(native, args.repeats)
-    if args.only == "recurrent":
+    if args.only in ("linear", "recurrent"):
         return
     print(f"{'op':34}{'size':>10}{native.name:>14}{'torch':>14}{'ratio':>8}")
     for cases in (linear_cases, attention_cases, small_cases, expert_cases):
