@@ -4,8 +4,8 @@
 
 Times are medians over all layers of one step, so that weights, KV and states come from memory as they do when serving.
 Recurrent layers are timed against what bounds them: decoding against a copy of as many bytes as their states, a prompt
-against the layer's own matrix products. Quantized linear layers (4 bits, the head 8) are timed beside bfloat16 ones. On a
-shared machine trust the ratio more than the milliseconds.
+against the layer's own matrix products. Quantized linear layers (4 bits, the head 8) are timed beside bfloat16 ones. On
+a shared machine trust the ratio more than the milliseconds.
 """
 
 from __future__ import annotations
