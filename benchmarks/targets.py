@@ -94,14 +94,23 @@ def measure(servers: Sequence[Kind], rows: Sequence[Row], arguments: argparse.Na
 
 
 def alternate(fleet: Fleet, name: str, load: Load, repeats: int, seed: int) -> Iterator[Run]:
+    """A server that fails a load has no figure of that repeat: the others' hour is not lost for it."""
     taken_s: dict[Kind, float] = {}
     for repeat, kind in product(range(repeats), fleet.kinds):
         if taken_s.get(kind, 0.0) < LONG_RUN_S:
             server = fleet.server(kind, load.concurrency)
             other = OtherWork(server)
-            result = client(server, load, seed + repeat)
+            try:
+                result = client(server, load, seed + repeat)
+            except LoadFailed as error:
+                print(f"{kind.title}, {name}, run {repeat + 1}: {error}", file=sys.stderr, flush=True)
+                continue
             taken_s[kind] = result["duration"]
             yield Run(server=kind.title, row=name, repeat=repeat, other_cpu_share=other.share(), result=result)
+
+
+class LoadFailed(Exception):
+    """Not every request was answered; says what the client printed."""
 
 
 class Fleet:
@@ -133,7 +142,7 @@ class Fleet:
 
 
 def client(server: Server, load: Load, seed: int) -> dict[str, Any]:
-    """What `forebay bench serve` saw. SystemExit where a request failed: figures over the others would flatter."""
+    """What `forebay bench serve` saw. LoadFailed where a request failed: figures over the others would flatter."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
         command = [
@@ -145,7 +154,7 @@ def client(server: Server, load: Load, seed: int) -> dict[str, Any]:
         done = subprocess.run([str(word) for word in command], check=False, capture_output=True, text=True)
         result: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {"failed": load.num_prompts}
     if done.returncode or result["failed"]:
-        raise SystemExit(f"{server.kind.title}: {result['failed']} requests failed\n{done.stdout}{done.stderr}")
+        raise LoadFailed(f"{result['failed']} requests failed\n{done.stdout}{done.stderr}")
     return result
 
 

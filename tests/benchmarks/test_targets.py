@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kinds, targets
+from benchmarks.rows import Load
 from forebay.cli.main import main as forebay
 
 
@@ -35,3 +36,30 @@ def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "argv", ["targets", "--quick", "--peers", "absent", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match="Absent: not installed"):
         targets.main()
+
+
+def test_a_failed_load_has_no_figure_and_the_next_server_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Fleet:
+        kinds = (kinds.Kind("Frail", "1", ("frail",)), kinds.Kind("Sound", "1", ("sound",)))
+
+        def server(self, kind: kinds.Kind, streams: int) -> kinds.Kind:
+            return kind
+
+    class NoOtherWork:
+        def __init__(self, server: object) -> None: ...
+
+        def share(self) -> float:
+            return 0.0
+
+    def client(server: kinds.Kind, load: Load, seed: int) -> dict[str, float]:
+        if server.title == "Frail":
+            raise targets.LoadFailed("1 requests failed")
+        return {"duration": targets.LONG_RUN_S}
+
+    monkeypatch.setattr(targets, "client", client)
+    monkeypatch.setattr(targets, "OtherWork", NoOtherWork)
+    runs = list(targets.alternate(Fleet(), "row", Load(num_prompts=1, concurrency=1), repeats=3, seed=0))  # type: ignore[arg-type]
+    assert [run.server for run in runs] == ["Sound"], "and a long run is not repeated"
+    assert capsys.readouterr().err.count("Frail, row") == 3
