@@ -31,7 +31,7 @@ TRACK_TOKENS: Final = 32
 # the speed of longer chunks.
 MIXED_CHUNK_TOKENS: Final = 96
 BFLOAT16_FLAGS: Final = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
-ITEM_BYTES: Final = {"bfloat16": 2, "float32": 4}
+ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,13 +103,15 @@ def _quantization(facts: Facts, settled: Settled) -> Decision:
         return Decision(Quantization.NONE.value, "the checkpoint has no codes that could be kept")
     if settled["kernels"] == KernelBackend.TORCH:
         return Decision(Quantization.NONE.value, "the torch kernels are fastest without")
-    if facts.gpu is None and settled["dtype"] == "float32" and facts.cpu_flags & BFLOAT16_FLAGS:
-        return Decision(Quantization.NONE.value, "float32 was chosen on a CPU that has bfloat16, for its precision")
     return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
 
 
 def _context_length(facts: Facts, settled: Settled) -> Decision:
     return Decision(facts.model.max_position_embeddings, "the model's own")
+
+
+def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
+    return Decision(settled["dtype"], "as --dtype; int8 halves bfloat16's bytes and rounds")
 
 
 def _mamba_ssm_dtype(facts: Facts, settled: Settled) -> Decision:
@@ -222,6 +224,7 @@ RULES: Final[dict[str, Rule]] = {
     "kernels": _kernels,
     "quantization": _quantization,
     "context_length": _context_length,
+    "kv_cache_dtype": _kv_cache_dtype,
     "mamba_ssm_dtype": _mamba_ssm_dtype,
     "mamba_scheduler_strategy": _mamba_scheduler_strategy,
     "page_size": _page_size,
