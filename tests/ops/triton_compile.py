@@ -76,6 +76,11 @@ def main(arch: int) -> None:
         attention(ops, tokens, (16, 1), 576, 512)
     attention(ops, 9, (16, 4), 256)
     x, weight = zeros(3, 4096), zeros(4096)
+    int8, scale = zeros(64, 8, 128, dtype=torch.int8), float32(64, 8)
+    scales = {"k_scale": scale, "v_scale": scale}
+    q = zeros(9, 32, 128)
+    ops.paged_attention(q, int8, int8.clone(), int32(4, 8), int32(2), int32(3), int32(2), 16, 0.1, **scales)
+    ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), int8, int8.clone(), torch.arange(3), **scales)
     ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
     ops.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), zeros(64, 32, 128), zeros(64, 32, 128), torch.arange(3))
     ops.rms_norm(x, weight, 1e-5)

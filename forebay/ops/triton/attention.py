@@ -86,7 +86,7 @@ def _copy_heads(
             broken = tl.max((values != values).to(tl.int32), 0) > 0  # which the maximum passes over
             scale = tl.where(broken, float("nan"), largest / 127.0)
             tl.store(scales + slot * num_heads + head, scale)
-            codes = values / scale
+            codes = tl.where(scale > 0.0, values / tl.where(scale > 0.0, scale, 1.0), 0.0)
             codes = tl.where(codes == codes, codes, 0.0)
             codes = codes + 12582912.0 - 12582912.0  # 1.5 * 2^23: rounds half to even
             values = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
@@ -238,11 +238,15 @@ def _attend(
             page = tl.load(page_map + page, mask=seen, other=0)
         slot = page.to(tl.int64) * PAGE + key % PAGE
         k_at = k_cache + slot[None, :] * k_slot + kv_head * k_head
-        k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0.0)
-        scores = dot(q_main, k_main.to(q.dtype.element_ty))
+        k_main = tl.load(k_at + d[:, None], mask=seen[None, :] & (d[:, None] < D), other=0)
+        if IN_CODES:
+            k_main = k_main.to(tl.float32).to(q.dtype.element_ty)  # exact
+        scores = dot(q_main, k_main)
         if D_TAIL > 0:
-            k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0.0)
-            scores += dot(q_tail, k_tail.to(q.dtype.element_ty))
+            k_tail = tl.load(k_at + tail[:, None], mask=seen[None, :] & (tail[:, None] < D), other=0)
+            if IN_CODES:
+                k_tail = k_tail.to(tl.float32).to(q.dtype.element_ty)
+            scores += dot(q_tail, k_tail)
         if IN_CODES:
             scale_at = slot * num_kv_heads + kv_head
             scores *= tl.load(k_scale + scale_at, mask=seen, other=0.0)[None, :]
@@ -259,10 +263,12 @@ def _attend(
             v = tl.trans(k_main)
         else:
             v_at = v_cache + slot[:, None] * v_slot + kv_head * v_head
-            v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0.0)
+            v = tl.load(v_at + dv[None, :], mask=seen[:, None] & (dv[None, :] < DV), other=0)
+            if IN_CODES:
+                v = v.to(tl.float32).to(q.dtype.element_ty)
         if IN_CODES:
             weights *= tl.load(v_scale + scale_at, mask=seen, other=0.0)[None, :]
-        acc = acc * shrink[:, None] + dot(weights.to(q.dtype.element_ty), v.to(q.dtype.element_ty))
+        acc = acc * shrink[:, None] + dot(weights.to(v.dtype), v)
         top = higher
 
     place = token * num_heads + head
@@ -382,6 +388,7 @@ class TritonAttention:
             DV=dv,
             D_BLOCK=triton.next_power_of_2(d),
             DV_BLOCK=triton.next_power_of_2(dv),
+            IN_CODES=k_scale is not None,
         )
 
     def rope_and_store_kv(
