@@ -42,6 +42,7 @@ CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
 SETTINGS: Final = (
     "dtype",
     "quantization",
+    "kv_cache_dtype",
     "mamba_ssm_dtype",
     "mem_fraction_static",
     "kv_cache_bytes",

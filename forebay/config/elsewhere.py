@@ -12,7 +12,7 @@ from typing import Final
 _ONE_MACHINE: Final = "a model runs on one machine, on its CPU or one GPU; use several servers behind a balancer"
 _OWN_CODE: Final = "code in checkpoints is never run; the models that are served are built in"
 _STORED: Final = "a checkpoint is read as it is stored (GGUF Q4_1, safetensors, ...) and computed in --dtype"
-_CACHE_TYPE: Final = "the KV cache has the type of --dtype"
+_CACHE_TYPE: Final = "keys and values have one type: --kv-cache-dtype"
 _NO_SPECULATION: Final = "speculative decoding is not in this version"
 _NO_DISAGGREGATION: Final = "prefill and decode share one server in this version"
 _METRICS: Final = "metrics are always on, at /metrics: leave it out"
@@ -42,7 +42,6 @@ ABSENT: Final[Mapping[str, str]] = MappingProxyType(
         "node_rank": _ONE_MACHINE,
         "trust_remote_code": _OWN_CODE,
         "load_format": _STORED,
-        "kv_cache_dtype": _CACHE_TYPE,
         "cache_type_k": _CACHE_TYPE,
         "cache_type_v": _CACHE_TYPE,
         "speculative_*": _NO_SPECULATION,
@@ -89,6 +88,17 @@ ABSENT_DTYPES: Final[Mapping[str, str]] = MappingProxyType(
         ("float16", "half", "fp16"),
         "float16 is not computed in by this version's kernels: use bfloat16, or float32 for more precision",
     )
+)
+
+# Values of --kv-cache-dtype that the field knows.
+ABSENT_KV_DTYPES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        **ABSENT_DTYPES,
+        **dict.fromkeys(
+            ("fp8", "fp8_e4m3", "fp8_e5m2", "q8_0"),
+            "8-bit keys and values are integers with a scale per token and head here: use int8",
+        ),
+    }
 )
 
 # Values of --quantization that the field knows.

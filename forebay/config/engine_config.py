@@ -106,6 +106,7 @@ class EngineConfig:
     max_running_requests: int
     max_total_tokens: int | None  # None: what the memory holds
     kv_cache_bytes: int
+    kv_cache_dtype: str  # as dtype, or int8
     mamba_ssm_dtype: str  # float32 | bfloat16: the states of scans
     mamba_scheduler_strategy: StateStrategy
     mamba_track_interval: int

@@ -100,6 +100,7 @@ def resolve(
     facts = _facts(given, survey)
     settled, reasons = _decide(given, facts)
     _refuse_other_kernels(given, settled)
+    _refuse_other_kv_types(given, settled)
     _refuse_absent_codes(given["quantization"], facts)
     _refuse_overcommit(given, facts, settled)
     _refuse_broken_pages(given["mamba_track_interval"], settled)
@@ -258,6 +259,14 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
         settled[name], reasons[name] = decision
     settled["model_path"] = str(facts.model_path)
     return settled, reasons
+
+
+def _refuse_other_kv_types(given: dict[str, Given], settled: Settled) -> None:
+    asked, dtype = settled["kv_cache_dtype"], settled["dtype"]
+    if asked not in (dtype, "int8"):
+        raise ConfigError(f"{given['kv_cache_dtype'].origin} ({asked}): use int8, or {dtype}, the model's type")
+    if asked == "int8" and settled["device"] == "cuda":
+        raise ConfigError(f"{given['kv_cache_dtype'].origin} (int8): 8-bit KV is for CPUs; use {dtype} with cuda")
 
 
 def _refuse_other_kernels(given: dict[str, Given], settled: Settled) -> None:

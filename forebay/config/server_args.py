@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_QUANTIZATIONS, ABSENT_STRATEGIES
+from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, ABSENT_STRATEGIES
 from forebay.config.engine_config import EvictionPolicy, KernelBackend, Ledger, SchedulePolicy, StateStrategy
 from forebay.config.flag import AUTO, BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag
 from forebay.formats.quantized import Quantization
@@ -145,6 +145,18 @@ _MEMORY: Final = (
         group=MEMORY,
         choices=tuple(KernelBackend),
         help="native: compiled for this machine's CPU; torch: the reference; triton: for NVIDIA GPUs",
+    ),
+)
+
+_KV: Final = (
+    Flag(
+        name="kv_cache_dtype",
+        kind=TEXT,
+        default=AUTO,
+        group=MEMORY,
+        choices=("bfloat16", "float32", "int8"),
+        absent=ABSENT_KV_DTYPES,
+        help="type of keys and values: that of --dtype, or int8 with a scale per token and head",
     ),
 )
 
@@ -475,7 +487,7 @@ _LOGGING: Final = (
     ),
 )
 
-FLAGS: Final = (*_MODEL, *_MEMORY, *_STATE, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
+FLAGS: Final = (*_MODEL, *_MEMORY, *_KV, *_STATE, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"  # `--config`: the file itself is no setting of it

@@ -32,6 +32,7 @@ from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.scheduler import Scheduler
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+KV_DTYPES: Final = {**DTYPES, "int8": torch.int8}
 PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
 
 Report = list[tuple[str, str, str, str]]
@@ -99,6 +100,7 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         device=config.device,
         num_window_pages=budget.num_window_pages,
         num_state_slots=budget.num_state_slots,
+        kv_dtype=KV_DTYPES[config.kv_cache_dtype],
         ssm_dtype=DTYPES[config.mamba_ssm_dtype],
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),

@@ -19,7 +19,12 @@ RECOMPUTE_SHARE: Final = 1 / 180
 
 def sizes_of(config: EngineConfig, specs: Iterable[CacheSpec]) -> CacheSizes:
     """What the layers keep, in bytes of the types that were chosen."""
-    return cache_sizes(specs, itemsize=ITEM_BYTES[config.dtype], ssm_itemsize=ITEM_BYTES[config.mamba_ssm_dtype])
+    return cache_sizes(
+        specs,
+        itemsize=ITEM_BYTES[config.dtype],
+        kv_itemsize=ITEM_BYTES[config.kv_cache_dtype],
+        ssm_itemsize=ITEM_BYTES[config.mamba_ssm_dtype],
+    )
 
 
 def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddings: int) -> MemoryDemand:

@@ -30,6 +30,7 @@ def build_runner(
     device: torch.device | str,
     num_window_pages: int = 0,
     num_state_slots: int = 0,
+    kv_dtype: torch.dtype | None = None,
     ssm_dtype: torch.dtype = torch.float32,
     graphs: GraphBackend | None = None,
     graph_sizes: Sequence[int] = (),
@@ -48,6 +49,7 @@ def build_runner(
         num_window_pages=num_window_pages,
         num_slots=num_state_slots,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         ssm_dtype=ssm_dtype,
         device=device,
     )

@@ -145,6 +145,15 @@ def test_the_files_own_codes_are_kept_where_kernels_are_made_for_them(
     assert (found.value, reason in found.reason) == (quantization, True)
 
 
+def test_keys_and_values_have_the_models_type_or_8_bits() -> None:
+    assert resolve({"dtype": "float32"}).engine.kv_cache_dtype == "float32"
+    assert resolve({"kv_cache_dtype": "int8"}).engine.kv_cache_dtype == "int8"
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(bfloat16\): use int8, or float32"):
+        resolve({"dtype": "float32", "kv_cache_dtype": "bfloat16"})
+    with pytest.raises(ConfigError, match="use int8"):
+        resolve({"kv_cache_dtype": "fp8_e4m3"})
+
+
 def test_a_checkpoint_without_codes_has_none_to_keep(tmp_path: Path) -> None:
     make_tiny("llama", tmp_path)
     config = resolve({"model": str(tmp_path), "kernels": "native"})

@@ -44,6 +44,7 @@ CONFIG = EngineConfig(
     max_running_requests=8,
     max_total_tokens=1024,
     kv_cache_bytes=1 << 20,
+    kv_cache_dtype="float32",
     mamba_ssm_dtype="float32",
     mamba_scheduler_strategy=StateStrategy.EXTRA_BUFFER,
     mamba_track_interval=16,

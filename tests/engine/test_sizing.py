@@ -9,7 +9,7 @@ import pytest
 from forebay.config.engine_config import StateStrategy
 from forebay.engine.sizing import capacity, memory_demand, scheduler_config, sizes_of
 from forebay.memory.budget import MemoryDemand, divide_memory
-from forebay.pools.cache_spec import FullAttention, RecurrentState, SlidingWindow
+from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from tests.engine.engine_fakes import CONFIG
 
 SPECS = (
@@ -28,6 +28,13 @@ def demand_of(**changes: object) -> MemoryDemand:
 @pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])
 def test_scans_states_have_a_type_of_their_own(ssm_dtype: str, state_bytes: int) -> None:
     assert sizes_of(replace(CONFIG, mamba_ssm_dtype=ssm_dtype), SPECS).state_bytes == state_bytes
+
+
+def test_8_bit_kv_takes_a_byte_per_entry_and_a_scale_per_head() -> None:
+    specs = [FullAttention(num_kv_heads=3, head_dim=64), LatentAttention(rank=32, rope_dim=8)]
+    assert sizes_of(CONFIG, specs).kv_bytes_per_token == 4 * (2 * 3 * 64 + 40)
+    rounded = replace(CONFIG, kv_cache_dtype="int8")
+    assert sizes_of(rounded, specs).kv_bytes_per_token == 2 * 3 * (64 + 4) + 40 + 4
 
 
 def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() -> None:
