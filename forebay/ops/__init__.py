@@ -12,6 +12,7 @@ There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (inte
 those of linear layers, experts, attention, recurrences and what goes entry by entry are in files of their names.
 `TorchOps` (reference*.py) is the definition in torch; `NativeOps` (native*.py) the C++ twin in cpu/, compiled for this
 machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
+`TritonOps` (triton/) takes those on an NVIDIA GPU, where a row's bits may depend on how a step was cut.
 q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so may
 gates; all else is contiguous.
 Shapes, dtypes and index ranges are the caller's contract: the native ops check none of them per call.

@@ -98,6 +98,9 @@ ATTENTION = {
     "window-extend": {"seq_lens": [40, 25], "query_lens": [33, 1], "sliding_window": 6, "with_sinks": True},
     "latent": {"seq_lens": [9, 30], "query_lens": [1, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32, "latent": True},
     "values-of-another-size": {"seq_lens": [9, 30], "query_lens": [4, 1], "head_dim": 24, "v_dim": 16},
+    "int8": {"seq_lens": [21, 9], "query_lens": [1, 1], "int8": True},
+    "int8-latent": {"seq_lens": [9, 30], "query_lens": [4, 1], "kv_heads": 1, "head_dim": 40, "v_dim": 32}
+    | {"latent": True, "int8": True},
     "nobody": {"seq_lens": [], "query_lens": []},
 }
 
@@ -159,6 +162,21 @@ def test_store_kv_of_values_within_keys(ops: Ops, dtype: torch.dtype) -> None:
     expected[loc] = latent
     ops.store_kv(latent, latent[..., :32], k_cache, k_cache[..., :32], loc)
     assert_same_bits(k_cache, expected)
+
+
+def test_eight_bit_kv_is_written_as_the_reference_writes_it(ops: Ops, reference: TorchOps, dtype: torch.dtype) -> None:
+    """A head of zeros has the scale 0, and one with a NaN the scale NaN: reading it gives NaN."""
+    k, v = normal((4, 2, 12), dtype, seed=1), normal((4, 2, 8), dtype, seed=2)
+    k[1, 0], v[2, 1, 3] = 0, NAN
+    loc = torch.tensor([3, 1, 6, 7])
+    caches = [
+        [torch.zeros(9, 2, size, dtype=torch.int8) for size in (12, 8)] + [torch.zeros(9, 2) for _ in range(2)]
+        for _ in range(2)
+    ]
+    for which, (k_cache, v_cache, k_scale, v_scale) in zip((ops, reference), caches, strict=True):
+        which.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+    for ours, theirs in zip(*caches, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
 
 
 # -- recurrences ------------------------------------------------------------------------------------------------------
