@@ -25,6 +25,7 @@ from forebay.requests.updates import Failure, Update
 STATE_INTERVAL_S: Final = 1.0
 LOG_INTERVAL_S: Final = 10.0  # of work
 AUDIT_INTERVAL_S: Final = 10.0  # between two looks for leaked pages, which take an idle engine
+IDLE_WORK_AFTER_S: Final = 0.3  # without anything to do: what comes next is then not held up by what could wait
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
 log = get_logger("engine")
@@ -41,6 +42,7 @@ class EngineLoop:
         self._clock = clock
         self._state_at = clock() + STATE_INTERVAL_S
         self._audit_at = clock() + AUDIT_INTERVAL_S
+        self._idle_work = True
         self._shutdown = False
 
     def run(self) -> None:
@@ -55,18 +57,21 @@ class EngineLoop:
     def turn(self) -> None:
         """One round: what has arrived, one step, one `Updates` frame with all the news."""
         updates: list[Update] = []
-        for frame in self._channel.receive(self._patience_s()):
+        frames = self._channel.receive(self._patience_s())
+        for frame in frames:
             fault.point("engine.receive")
             updates += self._handle(frame)
         if not self._core.idle:
             updates += self._core.step()
             self._report()
+        elif not frames and self._idle_work:
+            self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
 
     def _patience_s(self) -> float | None:
         if self._core.idle:
-            return None
+            return IDLE_WORK_AFTER_S if self._idle_work else None
         return STUCK_WAIT_S if self._core.stuck else 0.0
 
     def _handle(self, frame: ToEngine) -> list[Update]:
