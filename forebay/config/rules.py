@@ -200,7 +200,11 @@ def _mixed_chunk_size(facts: Facts, settled: Settled) -> Decision:
 
 
 def _cuda_graph_max_bs(facts: Facts, settled: Settled) -> Decision:
-    return Decision(int(settled["max_running_requests"]), "every batch that can be is captured")  # type: ignore[arg-type]
+    running = int(settled["max_running_requests"])  # type: ignore[arg-type]
+    if facts.gpu is not None and running > limits_for(facts.gpu.total).max_running_requests:
+        most = limits_for(facts.gpu.total).max_running_requests
+        return Decision(most, f"a graph takes memory: for a GPU of {human_bytes(facts.gpu.total)}")
+    return Decision(running, "every batch that can be is captured")
 
 
 def _overlap_depth(facts: Facts, settled: Settled) -> Decision:

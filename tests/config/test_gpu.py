@@ -28,6 +28,11 @@ def test_a_gpu_brings_its_own_defaults() -> None:
     assert 0.8 * 79 * GB < engine.kv_cache_bytes < 0.88 * 79 * GB
 
 
+def test_more_requests_than_a_gpu_has_by_default_are_not_all_captured() -> None:
+    engine = resolve({"device": "cuda", "max_running_requests": "1000"}, survey=H100).engine
+    assert (engine.max_running_requests, engine.cuda_graph_max_bs) == (1000, 256)
+
+
 def test_what_retracted_requests_keep_is_in_the_host_s_memory() -> None:
     small_host = Survey(memory=lambda: Amount(2 * GB, "available"), gpu=H100.gpu)
     assert resolve({"device": "cuda"}, survey=small_host).engine.retraction_host_bytes == GB // 2
