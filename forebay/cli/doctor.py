@@ -33,9 +33,9 @@ STALE_AFTER_S: Final = 3600.0
 MANY_LIBRARIES: Final = 8  # of one instruction set; each change of kernel or compiler leaves one behind
 # What each compiled variant needs, best first: `ops.compiler.VARIANTS`, which cannot be asked without torch.
 VARIANT_NEEDS: Final = {
-    "amx": frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
-    "avx512": frozenset({"avx512_bf16", "avx512bw", "avx512vl", "avx512dq"}),
-    "avx2": frozenset({"avx2", "fma"}),
+    "amx": frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq", "f16c"}),
+    "avx512": frozenset({"avx512_bf16", "avx512bw", "avx512vl", "avx512dq", "f16c"}),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
 }
 _PIN: Final = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)")
 
