@@ -106,12 +106,13 @@ def quantized_rows(ops: Ops, repeats: int) -> None:
 
 
 def attention_cases() -> Iterator[Case]:
-    def attention(ops: Ops, sequences: int, length: int, queries: int) -> Step:
+    def attention(ops: Ops, sequences: int, length: int, queries: int, shared: int = 0) -> Step:
         pages = -(-length // PAGE_SIZE)
         slots = (sequences * pages + 1) * PAGE_SIZE
         caches = [(random(slots, KV_HEADS, HEAD_DIM), random(slots, KV_HEADS, HEAD_DIM)) for _ in range(LAYERS)]
         table = torch.zeros(sequences + 1, pages, dtype=torch.int32)
         table[1:] = (torch.randperm(sequences * pages) + 1).view(sequences, pages)
+        table[2:, : shared // PAGE_SIZE] = table[1, : shared // PAGE_SIZE]
         q = random(sequences * queries, Q_HEADS, HEAD_DIM)
         rows = torch.arange(1, sequences + 1, dtype=torch.int32)
         q_start = torch.arange(0, sequences * queries + 1, queries, dtype=torch.int32)
@@ -130,6 +131,11 @@ def attention_cases() -> Iterator[Case]:
             size=f"{sequences} x {length}",
             make=lambda ops, s=sequences, n=length, m=queries: attention(ops, s, n, m),
         )
+    yield Case(
+        name=f"paged_attention shared, {LAYERS} layers",
+        size="64 x 1100",  # of which all have the first 1,008 tokens in common
+        make=lambda ops: attention(ops, 64, 1100, 1, 1008),
+    )
 
 
 def small_cases() -> Iterator[Case]:
@@ -289,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time every op, native against torch.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--only", choices=["linear", "recurrent", "others"])
+    parser.add_argument("--only", choices=["linear", "recurrent", "attention", "others"])
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(args.threads)
@@ -301,7 +307,8 @@ def main() -> None:
     if args.only in ("linear", "recurrent"):
         return
     print(f"{'op':34}{'size':>10}{native.name:>14}{'torch':>14}{'ratio':>8}")
-    for cases in (linear_cases, attention_cases, small_cases, expert_cases):
+    others = (linear_cases, attention_cases, small_cases, expert_cases)
+    for cases in (attention_cases,) if args.only == "attention" else others:
         for case in cases():
             ours, theirs = median_seconds([case.make(native), case.make(reference)], args.repeats)
             print_row(case.name, case.size, ours, theirs, "")
