@@ -26,7 +26,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_copy_rows": [_P, _P, _L, _P, _L, _L, _L],
     "fb_gather": [_P, _P, _P, _P, _L],
     "fb_scatter": [_P, _P, _P, _P, _L],
-    "fb_query_starts": [_P, _P, _P, _L, _L],
+    "fb_query_bounds": [_P, _P, _P, _P, _P, _L, _L],
     "fb_tape_destroy": [_P],
     "fb_tape_record": [_P],
     "fb_tape_replay": [_P],

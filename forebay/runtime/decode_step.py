@@ -28,7 +28,10 @@ _WIDTH: Final = 1  # tokens per row
 
 
 class DecodeInputs(Table):
-    """What differs from step to step. A padded row is request row 0 with one token, whose KV goes to page 0."""
+    """What differs from step to step. A padded row is request row 0 with one token, whose KV goes to page 0.
+
+    The field's `mamba_track_mask` is where `mamba_track_indices` is not PAD: one fact, one column.
+    """
 
     req_pool_indices = Column(torch.int32, pad=PAD)
     seq_lens = Column(torch.int32, pad="W")  # after the step; W is the step's query width
@@ -37,11 +40,6 @@ class DecodeInputs(Table):
     out_window_loc = Column(torch.int64, pad=PAD)
     state_slots = Column(torch.int32, pad=PAD)
     mamba_track_indices = Column(torch.int32, pad=PAD)  # where the state goes too, PAD for nowhere
-
-    @property
-    def mamba_track_mask(self) -> Tensor:
-        """Which rows keep a checkpoint of their state."""
-        return self.mamba_track_indices != PAD
 
 
 class DecodeOutputs(NamedTuple):

@@ -42,10 +42,10 @@ class Tokens(Table):
 
 
 class Sequences(Table):
-    """The first padded sequence has all padded tokens, the others none; W is the most tokens that a step has."""
+    """The first padded sequence has all padded tokens, and is as long as they are many; the others have none."""
 
     req_pool_indices = Column(torch.int32, pad=PAD)
-    seq_lens = Column(torch.int32, pad="W")
+    seq_lens = Column(torch.int32, pad=1)
     q_ends = Column(torch.int32, pad=_BEYOND)  # the token after each sequence's last
 
 
@@ -93,10 +93,11 @@ class ExtendStep:
         full, window = paged_kv(
             self._rows, self._windows, sequences.req_pool_indices, tokens.out_cache_loc, tokens.out_window_loc
         )
+        q_start, seq_lens = self._ops.query_bounds(sequences.q_ends, sequences.seq_lens, tokens.num_rows)
         ctx = ForwardContext(
             positions=tokens.positions,
-            q_start=self._ops.query_starts(sequences.q_ends, tokens.num_rows),
-            seq_lens=sequences.seq_lens,
+            q_start=q_start,
+            seq_lens=seq_lens,
             page_size=self._cache.page_size,
             full=full,
             window=window,
@@ -121,7 +122,7 @@ def extend_runner(
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
-    inputs = ExtendInputs(Tokens(most, device=device), Sequences(rows.num_rows, device=device, sizes={"W": most}))
+    inputs = ExtendInputs(Tokens(most, device=device), Sequences(rows.num_rows, device=device))
     step = ExtendStep(model, ops, rows, cache, windows)
     sizes = _token_counts(most)
     return GraphRunner(step, inputs, writes=(), sizes=sizes, backend=backend, patience=_PATIENCE)

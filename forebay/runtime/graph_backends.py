@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.base.log import event, get_logger
 from forebay.ops import Ops
 from forebay.ops.native import NativeOps
-from forebay.runtime.recorder import Arena, Recorder, Uncapturable
+from forebay.runtime.recorder import Arena, Recorder
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # of named tuples
 Captured = TypeVar("Captured", bound=tuple[Tensor, ...], covariant=True)
@@ -21,13 +21,9 @@ log = get_logger("graphs")
 
 
 class Graph(Protocol[Captured]):
-    """A step that was captured. `outputs` are the same tensors for ever, written anew by each replay; captures and
-    replays of other graphs of the same backend may overwrite them."""
-
-    @property
-    def outputs(self) -> Captured: ...
-
-    def replay(self) -> None: ...
+    def replay(self) -> Captured:
+        """Do the step again. What it returns may be overwritten by the next capture or replay of the same backend."""
+        ...
 
 
 class GraphBackend(Protocol):
@@ -48,11 +44,7 @@ class _Again(Generic[Outputs]):
     """Not captured: each replay runs the Python."""
 
     def __init__(self, step: Callable[[], Outputs]) -> None:
-        self._step = step
-        self.outputs = step()
-
-    def replay(self) -> None:
-        self.outputs = self._step()
+        self.replay = step
 
 
 class Eager:
@@ -68,8 +60,12 @@ class Eager:
 class _CudaGraph(Generic[Outputs]):
     def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
         # Nobody holds the memory of the outputs but the graph: the next one captured lies in the same, logits included.
-        self.outputs = type(outputs)(*map(_unowned, outputs))
-        self.replay = graph.replay
+        self._outputs = type(outputs)(*map(_unowned, outputs))
+        self._graph = graph
+
+    def replay(self) -> Outputs:
+        self._graph.replay()
+        return self._outputs
 
 
 class _Address:
@@ -80,7 +76,10 @@ class _Address:
 
 
 def _unowned(tensor: Tensor) -> Tensor:
-    return torch.as_tensor(_Address(tensor), device=tensor.device)
+    """As bytes and back: the interface has no word for bfloat16."""
+    flat = tensor.contiguous().view(-1).view(torch.uint8)
+    assert flat.data_ptr() == tensor.data_ptr(), "a graph's outputs are contiguous"
+    return torch.as_tensor(_Address(flat), device=tensor.device).view(tensor.dtype).view(tensor.shape)
 
 
 class CudaGraphs:
@@ -115,8 +114,7 @@ class CpuGraphs:
     """A replay is one native call: the step's kernels, recorded with their addresses, run by the ops' own threads.
 
     Whatever the step does in torch instead is done again in torch between two tapes: right, but slower. A step that
-    reads values on the host cannot be captured; it runs by its Python from then on, and one line says so. Activations
-    of all graphs share one arena.
+    reads values on the host cannot be captured: `Uncapturable`. Activations of all graphs share one arena.
     """
 
     name: Final = "cpu"
@@ -129,12 +127,8 @@ class CpuGraphs:
     def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
         started = time.perf_counter()
         recorder = Recorder(self._ops.kernels, self.arena)
-        try:
-            with recorder:
-                outputs = step()
-        except Uncapturable as error:
-            log.warning(event("graph_refused", reason=str(error), effect="this step runs by its Python, slower"))
-            return _Again(step)
+        with recorder:
+            outputs = step()
         graph = recorder.finish(outputs)
         seconds = time.perf_counter() - started
         log.debug(event("graph_captured", kernels=graph.num_kernels, torch_ops=graph.num_torch_ops, seconds=seconds))

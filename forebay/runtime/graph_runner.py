@@ -14,6 +14,7 @@ from torch import Tensor
 
 from forebay.base.log import event, get_logger
 from forebay.runtime.graph_backends import Graph, GraphBackend
+from forebay.runtime.recorder import Uncapturable
 
 Inputs = TypeVar("Inputs", bound="Padded")
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples
@@ -46,8 +47,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
     Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
     contents are nobody's; the captured step itself begins by resetting the padding row of every table in `writes`, so
     that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
-    smallest that holds it. A size without a graph runs by its Python until the use that `patience` names, which captures
-    it: by default the first where graphs are quickly made.
+    smallest that holds it. A size without a graph runs by its Python until the use that `patience` names, which then
+    captures it: by default the first where graphs are quickly made.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self.backend = backend
         self._step, self._inputs, self._writes = step, inputs, tuple(writes)
         self._graphs: dict[int, Graph[Outputs]] = {}
+        self._refused = False
         self._uses: dict[int, int] = {}
         self._patience = patience or (1 if backend.captures_quickly else _PATIENCE)
 
@@ -76,10 +78,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         size = self.sizes[bisect_left(self.sizes, n)]
         graph = self._graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
-        if graph is None:
-            return _cut(self._run(size), n)
-        graph.replay()
-        return _cut(graph.outputs, n)
+        return _cut(self._run(size) if graph is None else graph.replay(), n)
 
     def capture_next(self) -> bool:
         """Capture the largest size that has no graph yet; False when there is none left.
@@ -87,7 +86,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         Largest first: smaller graphs then fit in the memory that the largest one already took.
         """
         missing = [size for size in self.sizes if size not in self._graphs]
-        if not missing:
+        if self._refused or not missing:
             return False
         self._capture(missing[-1])
         log.debug(event("capture", size=missing[-1], left=len(missing) - 1))
@@ -100,12 +99,21 @@ class GraphRunner(Generic[Inputs, Outputs]):
     def _captured_by_use(self, size: int) -> Graph[Outputs] | None:
         """Graphs are captured in idle moments; one that is wanted sooner, once it has been missed often enough."""
         self._uses[size] = self._uses.get(size, 0) + 1
-        return self._capture(size) if self._uses[size] >= self._patience else None
+        return None if self._refused or self._uses[size] < self._patience else self._capture(size)
 
-    def _capture(self, size: int) -> Graph[Outputs]:
-        """On padding alone: a capture may run the step, and a live row's state must not advance twice."""
+    def _capture(self, size: int) -> Graph[Outputs] | None:
+        """On padding alone: a capture may run the step, and a live row's state must not advance twice. None where it
+        failed: a replay only saves time, so the step runs by its Python from then on, and no size is tried again.
+        """
         self._inputs.fill({}, 0, size)
-        graph = self._graphs[size] = self.backend.capture(lambda: self._run(size))
+        try:
+            graph = self._graphs[size] = self.backend.capture(lambda: self._run(size))
+        except Exception as error:
+            self._refused = True
+            expected = isinstance(error, Uncapturable)
+            effect = "steps run by their Python, slower"
+            log.warning(event("capture_failed", size=size, reason=str(error), effect=effect), exc_info=not expected)
+            return None
         return graph
 
     def _run(self, size: int) -> Outputs:

@@ -187,8 +187,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
-        """Capture one more batch size, in idle time; False when all are. One that is needed sooner does not wait."""
-        return self.decode.capture_next()
+        """Capture one more size, in idle time; False when all are. One that is needed sooner does not wait."""
+        return self.decode.capture_next() or (self.extend is not None and self.extend.capture_next())
 
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""

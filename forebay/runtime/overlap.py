@@ -13,26 +13,57 @@ from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.runtime.model_runner import ModelRunner
 
 
-@dataclass(frozen=True, slots=True)
-class _Launching:
-    """A step that may not have begun."""
-
-    launched: Future[Launched]
-
-    def result(self) -> StepResult:
-        return self.launched.result().result()
+class StepBefore(Exception):
+    """A step was queued behind one that then failed: it may build on what that one did not do."""
 
 
 class OverlappedRunner:
     """A `Runner` over another one, whose steps run in the order of their launch. What is wrong with a plan is raised by
-    its step's `result`. Nobody else may use the inner runner any more."""
+    its step's `result`, and whatever was launched before that was seen fails too. Nobody else may use the inner runner
+    any more."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="steps")
+        self._failures_seen = 0  # by whoever launches
+        self._failed_at = -1  # the number seen when the plan was made that failed last
 
     def launch(self, plan: StepPlan) -> Launched:
-        return _Launching(self._thread.submit(self._runner.launch, plan))
+        return _Launching(self, self._thread.submit(self._run, plan, self._failures_seen))
 
     def capture_next(self) -> bool:
         return self._thread.submit(self._runner.capture_next).result()
+
+    @property
+    def host_copy_bytes(self) -> int:
+        return self._runner.host_copy_bytes
+
+    def saw_failure(self) -> None:
+        self._failures_seen += 1
+
+    def _run(self, plan: StepPlan, failures_seen: int) -> Launched:
+        if self._failed_at == failures_seen:
+            raise StepBefore(f"step {plan.step} was launched behind one that failed")
+        try:
+            return self._runner.launch(plan)
+        except Exception:
+            self._failed_at = failures_seen
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Launching:
+    """A step that may not have begun."""
+
+    runner: OverlappedRunner
+    launched: Future[Launched]
+
+    def result(self) -> StepResult:
+        try:
+            launched = self.launched.result()
+        except StepBefore:
+            raise
+        except Exception:
+            self.runner.saw_failure()
+            raise
+        return launched.result()

@@ -30,6 +30,15 @@ _BLOCK_BYTES: Final = 1 << 22  # the arena grows by at least so much
 
 _aten = torch.ops.aten
 _EMPTY: Final = (_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default)
+# What looks at values without being tagged so. `tolist` and `numpy` are seen by what they resolve first.
+_READ: Final = (
+    _aten._local_scalar_dense.default,
+    _aten.is_nonzero.default,
+    _aten.resolve_conj.default,
+    _aten.resolve_neg.default,
+    _aten.repeat_interleave.Tensor,
+    _aten.repeat_interleave.self_Tensor,
+)
 _READS_VALUES: Final = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -107,15 +116,16 @@ class TapeGraph(Generic[Outputs]):
     """Tapes, and the torch calls between them."""
 
     def __init__(self, parts: list[Tape | Callable[[], None]], outputs: Outputs, kept: list[Tensor]) -> None:
-        self.outputs = outputs
+        self._outputs = outputs
         self.num_kernels = sum(len(part) for part in parts if isinstance(part, Tape))
         self.num_torch_ops = sum(not isinstance(part, Tape) for part in parts)
         self._kept = kept
         self._calls = [part.replay if isinstance(part, Tape) else part for part in parts]
 
-    def replay(self) -> None:
+    def replay(self) -> Outputs:
         for call in self._calls:
             call()
+        return self._outputs
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -156,7 +166,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in _EMPTY and _plain(args, kwargs):
             like = func(*args, **{**kwargs, "device": "meta"})
             return self._arena.empty(tuple(like.shape), like.dtype)
-        if any(tag in func.tags for tag in _READS_VALUES) or func is _aten._local_scalar_dense.default:
+        if func in _READ or any(tag in func.tags for tag in _READS_VALUES):
             raise Uncapturable(f"{func} reads a value on the host")
         if self._by_kernel(func, args):
             return args[0]

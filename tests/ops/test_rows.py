@@ -19,15 +19,20 @@ def test_tokens_are_read_and_written_by_row(each_ops: Ops, rows: list[int]):
 
 
 @pytest.mark.parametrize(
-    ("ends", "num_tokens", "starts"),
+    ("ends", "lens", "num_tokens", "starts", "bounded"),
     [
-        ([], 4, [0]),
-        ([4], 4, [0, 4]),
-        ([2, 5, 6], 6, [0, 2, 5, 6]),
-        # Padded sequences: one has what is left, the others none.
-        ([2, 5, 2**31 - 1, 2**31 - 1], 16, [0, 2, 5, 16, 16]),
+        ([], [], 4, [0], []),
+        ([4], [9], 4, [0, 4], [9]),
+        ([2, 5, 6], [2, 30, 1], 6, [0, 2, 5, 6], [2, 30, 1]),
+        # Padded sequences: one has the tokens that are left, and is as long; the others have none.
+        ([2, 5, 2**31 - 1, 2**31 - 1], [7, 3, 1, 1], 16, [0, 2, 5, 16, 16], [7, 3, 11, 1]),
     ],
 )
-def test_sequences_begin_where_the_one_before_ends_and_none_beyond_the_tokens(each_ops: Ops, ends, num_tokens, starts):
-    found = each_ops.query_starts(torch.tensor(ends, dtype=torch.int32), num_tokens)
-    assert (found.tolist(), found.dtype) == (starts, torch.int32)
+def test_sequences_begin_where_the_one_before_ends_and_are_not_shorter_than_their_queries(
+    each_ops: Ops, ends, lens, num_tokens, starts, bounded
+):
+    found = each_ops.query_bounds(
+        torch.tensor(ends, dtype=torch.int32), torch.tensor(lens, dtype=torch.int32), num_tokens
+    )
+    assert [tensor.tolist() for tensor in found] == [starts, bounded]
+    assert {tensor.dtype for tensor in found} == {torch.int32}

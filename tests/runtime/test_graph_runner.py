@@ -179,25 +179,61 @@ def test_graphs_of_one_backend_share_their_memory():
     assert backend.arena.num_bytes == taken
 
 
-def test_a_step_that_reads_values_on_the_host_runs_by_its_python(graph_ops, device, caplog):
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: int(x[0]),
+        lambda x: x.sum().item(),
+        lambda x: x.tolist()[0],
+        lambda x: int(x.numpy()[0]),
+        lambda x: 1 if x[0] > 5 else 2,
+        lambda x: len(x.nonzero()),
+        lambda x: len(x[x > 5]),
+        lambda x: len(torch.repeat_interleave(x)),
+    ],
+    ids=["int", "item", "tolist", "numpy", "bool", "nonzero", "mask", "repeats"],
+)
+def test_a_step_that_reads_values_on_the_host_runs_by_its_python(look, graph_ops, device, caplog):
     if device == "cuda":
         pytest.skip("a CUDA capture refuses it by itself")
     engine = Engine(graph_ops, torch.float32, 1)
     inputs = StepInputs(4, sizes={"W": 1})
 
     def step(inputs: StepInputs) -> StepOutputs:
-        length = int(inputs.seq_lens[0])
+        seen = look(inputs.seq_lens)
         outputs = engine.step(inputs)
-        return outputs._replace(hidden=outputs.hidden + length)
+        return outputs._replace(hidden=torch.full_like(outputs.hidden, seen))
 
     runner = GraphRunner(step, inputs, writes=(), sizes=[4], backend=graphs_for(graph_ops, "cpu"))
     values = random_values(torch.Generator().manual_seed(2), 4, 1)
     with torch.inference_mode(), caplog.at_level("WARNING"):
-        first = runner.run(values, 4).hidden.clone()
-        values["seq_lens"] += 7
-        second = runner.run(values, 4).hidden
-    assert "graph_refused" in caplog.text
-    assert not torch.equal(first, second)
+        for lengths in ([1, 2, 3, 4], [9, 7, 8, 0]):
+            values["seq_lens"] = torch.tensor(lengths, dtype=torch.int32)
+            assert (runner.run(values, 4).hidden == look(values["seq_lens"])).all()
+    assert caplog.text.count("capture_failed") == 1
+
+
+def test_a_capture_that_fails_costs_speed_and_no_request(graph_ops, device, caplog):
+    engine = Engine(graph_ops, torch.float32, 1, device=device)
+    inputs = StepInputs(4, device=device, sizes={"W": 1})
+    tries: list[int] = []
+
+    class Failing:
+        name, captures_quickly = "failing", True
+
+        def capture(self, step):
+            tries.append(1)
+            step()
+            raise MemoryError("no memory left on the device")
+
+    runner = GraphRunner(engine.step, inputs, writes=(engine.rows,), sizes=[2, 4], backend=Failing())
+    generator = torch.Generator().manual_seed(2)
+    with torch.inference_mode(), caplog.at_level("WARNING"):
+        for n in (1, 4, 2, 3):
+            assert runner.run(random_values(generator, n, 1, device), n).finite.all()
+        assert not runner.capture_next()
+    assert len(tries) == 1
+    assert "no memory left" in caplog.text
 
 
 def test_every_column_of_a_graph_declares_its_pad():

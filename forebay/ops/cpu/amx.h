@@ -3,7 +3,6 @@
 //
 // A tile is 16 rows of 64 bytes. C (float32 [m, 16]) += A (bfloat16 [m, 32]) by B (bfloat16 [16 pairs of k, 16, 2]).
 // Each row of C depends on its own row of A alone, so m may differ between calls without changing a bit.
-// With int8: C (int32 [m, 16]) += A [m, k] by B [k / 4, 16, 4], both signed, k up to 64.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +16,6 @@
 #define TILE_STORE(t, p, stride) \
     asm volatile("tilestored %%tmm" #t ", (%0,%1,1)" ::"r"(p), "r"(static_cast<long>(stride)) : "memory")
 #define TILE_DP(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
-#define TILE_DP_INT8(c, a, b) asm volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::: "memory")
 
 // The shapes of the tiles; all of 16 rows of 64 bytes at first.
 struct alignas(64) TileConfig {
@@ -33,18 +31,16 @@ class TileScope {
   public:
     explicit TileScope(const TileConfig& config) { asm volatile("ldtilecfg %0" ::"m"(config) : "memory"); }
 
-    // Tiles 0-3 are C and 4-5 are A, with `rows` rows; 6-7 are B. `depth`: the bytes of a row of A, four to a row of B.
-    explicit TileScope(long rows, long depth = 64) : TileScope(products(rows, depth)) {}
+    // Tiles 0-3 are C and 4-5 are A, with `rows` rows; 6-7 are B.
+    explicit TileScope(long rows) : TileScope(products(rows)) {}
     ~TileScope() { asm volatile("tilerelease" ::: "memory"); }
     TileScope(const TileScope&) = delete;
     TileScope& operator=(const TileScope&) = delete;
 
   private:
-    static TileConfig products(long rows, long depth) {
+    static TileConfig products(long rows) {
         TileConfig config;
         std::fill_n(config.rows, 6, static_cast<uint8_t>(rows));
-        config.row_bytes[4] = config.row_bytes[5] = static_cast<uint16_t>(depth);
-        config.rows[6] = config.rows[7] = static_cast<uint8_t>(depth / 4);
         return config;
     }
 };
