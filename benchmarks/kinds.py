@@ -43,7 +43,8 @@ def forebay(model: str | None, flags: Sequence[str]) -> Kind:
     return Kind(
         "Forebay",
         __version__,
-        (str(binary), "serve", *named, "--port", "{port}", "--log-level", "warning", *flags),
+        # `offline` asks for everything at once, and waits for it.
+        (str(binary), "serve", *named, "--port", "{port}", "--log-level", "warning", "--queue-timeout", "600", *flags),
         True,
     )
 
