@@ -73,6 +73,10 @@ async def run_load(target: Target, load: Load, advance: Callable[[], None]) -> R
             if not connection.is_open:
                 connection = await LoadConnection.connect(target.origin)
             answer = await connection.exchange(request)
+            if answer.failure and not answer.reads:
+                # The server was closing the kept connection as the request went out (RFC 9112, section 9.3.1).
+                connection = await LoadConnection.connect(target.origin)
+                answer = await connection.exchange(request)
             free.append(connection)
             advance()
             return answer
