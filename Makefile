@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 PEERS ?= llamacpp openvino transformers
 
-.PHONY: serve test install dev check bench bench-peers wheel
+.PHONY: serve test test-all install dev check bench bench-peers wheel
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -14,6 +14,11 @@ serve: install
 
 # make test ARGS="-k scheduler"
 test: check
+	@$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+# The long tier too, over an hour: 10,000 seeds, the pools at full size, fuzzers, the API's matrix, a soak.
+# make test-all ARGS="-m slow"
+test-all: check
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 install:

@@ -72,8 +72,8 @@ def no_network() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def stacks_of_a_hang() -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANG_S)
+def stacks_of_a_hang(request: pytest.FixtureRequest) -> Iterator[None]:
+    faulthandler.dump_traceback_later(HANG_S * (20 if request.node.get_closest_marker("slow") else 1))
     yield
     faulthandler.cancel_dump_traceback_later()
 
