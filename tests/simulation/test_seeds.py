@@ -14,9 +14,10 @@ from tests.simulation.simulator import main, run_seed, run_seeds
 
 SEEDS_PER_CHUNK = 100
 QUICK, ALL = 15, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
+SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL)]
 
 
-@pytest.mark.parametrize("chunk", [*range(QUICK), *(pytest.param(i, marks=pytest.mark.slow) for i in range(QUICK, ALL))])
+@pytest.mark.parametrize("chunk", [*range(QUICK), *SLOW])
 def test_b1_b3_c19_c27_every_request_ends_once_with_the_references_tokens(chunk):
     outcome = run_seeds(range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK))
     assert outcome.seeds == SEEDS_PER_CHUNK
