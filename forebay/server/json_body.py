@@ -11,7 +11,8 @@ from forebay.base.errors import InvalidRequest
 MAX_DEPTH: Final = 32
 MAX_CONTAINERS: Final = 20_000
 
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# Possessive, and a string that is not closed goes to the end: else each of its quotes would be tried as another start.
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
