@@ -53,10 +53,10 @@ class Gateway:
             await self._refuse(internal(error, str(scope["path"])[:100]), scope, receive, answer)
 
     def _admit(self, scope: Scope) -> str:
-        self._security.check_host(scope["headers"])
         # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
         path = scope["path"]
         public = scope["method"] == "GET" and path in self._public_paths
+        self._security.check_host(scope["headers"], public=public)
         return self._security.authorize(scope["method"], path, scope["headers"], public=public)
 
     async def _refuse(self, error: ForebayError, scope: Scope, receive: Receive, answer: _Answer) -> None:

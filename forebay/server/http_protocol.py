@@ -14,11 +14,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from forebay.base.errors import ForebayError, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import ServerConfig
+from forebay.server.connections import ConnectionRoom
 from forebay.server.errors import HttpError, error_headers, error_json, status_of
+from forebay.server.security import PUBLIC
 
 CONNECTION: Final = "forebay.connection"
 MAX_BUFFERED_BYTES: Final = 1 << 20  # of one stream whose reader is slow
-FULL_HOUSE_S: Final = 2.0  # how long a connection above the cap may take to say something
+FULL_HOUSE_S: Final = 2.0  # how long a connection above the cap may take to say its request
+
+_TIMEOUT: Final = "request_timeout"
 
 log = get_logger("server")
 
@@ -33,32 +37,37 @@ class Connection(Protocol):
 
 
 def protocol_class(config: ServerConfig) -> type[HttpToolsProtocol]:
-    """The protocol with `config`'s limits."""
-    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config})
+    """The protocol with `config`'s limits, for the connections of one server."""
+    room = ConnectionRoom(config.max_connections)
+    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room})
 
 
 class _BoundedHttpProtocol(HttpToolsProtocol):
     limits: ServerConfig
+    room: ConnectionRoom
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._deadline: asyncio.TimerHandle | None = None
         self._write_deadline: asyncio.TimerHandle | None = None
         self._in_headers = True
-        self._header_bytes = 0  # fed while the headers are incomplete
-        self._parsed_bytes = 0  # of complete header lines
+        self._loose_bytes = 0  # fed since the last complete head or piece of a body
+        self._parsed_bytes = 0  # of complete header lines, and trailer lines
         self._unread_chunks = 0
         self._refusal: ForebayError | None = None
-        self._over_cap = False
+        self.over_cap = False
 
     # Reading
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._over_cap = len(self.connections) > self.limits.max_connections
-        self._arm(FULL_HOUSE_S if self._over_cap else self.limits.header_timeout_s)
+        if not self.room.enter(self):
+            transport.abort()
+            return
+        self._arm(FULL_HOUSE_S if self.over_cap else self.limits.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.room.leave(self)
         self._disarm()
         self._unset_write_deadline()
         super().connection_lost(exc)
@@ -67,22 +76,16 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
-        if self._over_cap:
-            limit = self.limits.max_connections
-            self._refuse(Overloaded(f"{limit} connections are open; no more are taken: try again later"))
-            return
-        if self._in_headers:
-            if self._deadline is None:
-                self._arm(self.limits.header_timeout_s)
-            self._header_bytes += len(data)
+        if self._in_headers and self._deadline is None:
+            self._arm(self.limits.header_timeout_s)
+        self._loose_bytes += len(data)
         super().data_received(data)
-        if self._in_headers and self._header_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
+        if self._loose_bytes > self.limits.max_header_bytes and not self.transport.is_closing():
             self._refuse(self._headers_too_large())
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_headers = True
-        self._header_bytes = 0
         self._parsed_bytes = 0
 
     def on_url(self, url: bytes) -> None:
@@ -90,20 +93,55 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._count_header(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        """A trailer field, which comes after the body, is dropped: no proxy and no log saw it where headers are decided
+        on (RFC 9110, 6.5.1)."""
+        if self._in_headers:
+            super().on_header(name, value)
         self._count_header(len(name) + len(value) + 4)
 
     def on_headers_complete(self) -> None:
         self._in_headers = False
-        self._header_bytes = 0
+        self._loose_bytes = 0
         self._arm(self.limits.body_timeout_s)
+        self._take_authority()
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+        if self.over_cap and (self.parser.get_method().decode(), self.url.partition(b"?")[0].decode()) not in PUBLIC:
+            limit = self.limits.max_connections
+            self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")
+            raise httptools.HttpParserError("no room")
         super().on_headers_complete()
+        if self.over_cap:
+            self.cycle.keep_alive = False
+
+    def on_body(self, body: bytes) -> None:
+        self._loose_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._disarm()
         self._in_headers = True
+        self._loose_bytes = 0
+        if not self.cycle.response_complete:
+            self.room.work(self)
+
+    def on_response_complete(self) -> None:
+        if not self.pipeline:
+            self.room.wait(self)
+        super().on_response_complete()
+
+    def give_way(self) -> None:
+        if self._in_headers and self._loose_bytes == 0:
+            self.transport.close()
+        else:
+            self._refuse(HttpError(408, "the request came so slowly that others needed its place", code=_TIMEOUT))
+
+    def _take_authority(self) -> None:
+        """A target that names a host is the one that counts, and not the Host field (RFC 9112, 3.2.2)."""
+        _, found, rest = self.url.partition(b"://")
+        if found and not self.url.startswith(b"/") and sum(name == b"host" for name, _ in self.headers) == 1:
+            authority = rest.partition(b"/")[0].partition(b"?")[0]
+            self.headers[:] = [header for header in self.headers if header[0] != b"host"] + [(b"host", authority)]
 
     def _count_header(self, num_bytes: int) -> None:
         """Raising in a parser's callback stops the parser; `send_400_response` then says why."""
@@ -143,7 +181,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def _on_deadline(self) -> None:
         what = "headers" if self._in_headers else "body"
-        self._refuse(HttpError(408, f"the request's {what} did not arrive in time", code="request_timeout"))
+        self._refuse(HttpError(408, f"the request's {what} did not arrive in time", code=_TIMEOUT))
 
     # Writing: a stream never waits for its reader, it is cut when the reader falls too far behind
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
-from forebay.base.errors import NotFound, Unauthorized
+from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
 from forebay.config.engine_config import ServerConfig
 from forebay.server.errors import HttpError
@@ -21,8 +22,11 @@ PUBLIC: Final = frozenset({("GET", "/health")})
 ADMIN_PATHS: Final = frozenset({"/flush_cache"})
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
+_HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
+_MAX_PORT: Final = 65535
+_OWN_SITES: Final = frozenset({b"same-origin", b"none"})  # `none`: the user asked, and no page
 
-Headers = Iterable[tuple[bytes, bytes]]
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 def _digest(key: bytes) -> bytes:
@@ -36,7 +40,8 @@ class Security:
         check_exposure(config.host, config.api_keys)
         self._keys = [_digest(key.encode()) for key in config.api_keys]
         self._admin_keys = [_digest(key.encode()) for key in config.admin_api_keys]
-        self._hosts = _LOOPBACK_NAMES | {_host_name(host) for host in (config.host, *config.allowed_hosts)} - _WILDCARDS
+        self._hosts = _LOOPBACK_NAMES | {_configured_name(host) for host in (config.host, *config.allowed_hosts)}
+        self._hosts -= _WILDCARDS
         self._any_address = config.host in _WILDCARDS
         self._origins = frozenset(config.cors_origins)
         self._secret = secrets.token_bytes(32)
@@ -46,31 +51,28 @@ class Security:
         """No key is configured (only possible on loopback)."""
         return not self._keys and not self._admin_keys
 
-    def check_host(self, headers: Headers) -> None:
+    def check_host(self, headers: Headers, *, public: bool = False) -> None:
         """A page of another site must not reach this server through a name that resolves here (DNS rebinding), nor post
-        to it from a form."""
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        to it from a form. It may link to what is `public`."""
+        hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1:
             raise HttpError(400, f"the request has {len(hosts)} Host headers; it must have one", code="invalid_host")
-        name = _host_name(hosts[0])
+        name = host_name(hosts[0])
+        if name is None:
+            raise HttpError(400, f"Host is {hosts[0][:100]!a}: it must be a name and a port", code="invalid_host")
         if name not in self._hosts and not (self._any_address and _is_address(name)):
-            raise HttpError(
-                403,
-                "this Host is not served here: add it with --allowed-host",
-                code="host_not_allowed",
-                type="permission_error",
-            )
-        for header, value in headers:
-            if header == b"origin":
-                self._check_origin(value.decode("latin-1"), hosts[0])
+            raise _forbidden("this Host is not served here: add it with --allowed-host", "host_not_allowed")
+        if not public:
+            self._check_site(headers, hosts[0])
 
-    def _check_origin(self, origin: str, host: str) -> None:
-        if origin not in self._origins and origin not in (f"http://{host}", f"https://{host}"):
-            raise HttpError(
-                403,
-                "this Origin may not use the server: add it with --cors-origin",
-                code="origin_not_allowed",
-                type="permission_error",
+    def _check_site(self, headers: Headers, host: str) -> None:
+        """A browser names the page's origin, or, where the page only embeds or links to this, how near the page is."""
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        sites = {value for name, value in headers if name == b"sec-fetch-site"}
+        ours = {f"http://{host}", f"https://{host}", *self._origins}
+        if not ours.issuperset(origins) or not (origins or sites <= _OWN_SITES):
+            raise _forbidden(
+                "pages of other origins may not use this server: add theirs with --cors-origin", "origin_not_allowed"
             )
 
     def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> str:
@@ -88,7 +90,7 @@ class Security:
         if path in ADMIN_PATHS and not admin:
             if not self._admin_keys:
                 raise NotFound(f"{path} does not exist: it needs --admin-api-key-file")
-            raise HttpError(403, "this needs an admin key", code="admin_key_required", type="permission_error")
+            raise _forbidden("this needs an admin key", "admin_key_required")
         return digest.hex()
 
     def namespace(self, tenant: str, cache_salt: str | None) -> str:
@@ -113,12 +115,33 @@ def _bearer(headers: Headers) -> bytes:
     return values[0][len(b"Bearer ") :]
 
 
-def _host_name(host: str) -> str:
-    """`[::1]:30000` -> `::1`, `Localhost:80` -> `localhost`."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0] if host.count(":") == 1 else host
+def _forbidden(message: str, code: str) -> HttpError:
+    return HttpError(403, message, code=code, type="permission_error")
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host field, in lower case and an address in its shortest spelling; None for what is not
+    a host and perhaps a port (RFC 9110, 7.2). Names have letters, digits, dots, dashes and underscores: others can be
+    written in a URI, but not resolved."""
+    found = _HOST.fullmatch(host.lower())
+    if found is None or int(found["port"] or 0) > _MAX_PORT:
+        return None
+    if found["ipv6"] is None:
+        return found["name"]
+    try:
+        return str(ipaddress.IPv6Address(found["ipv6"]))
+    except ValueError:
+        return None
+
+
+def _configured_name(host: str) -> str:
+    """The same for what the operator wrote, who need not put brackets around an address."""
+    if not host or _is_address(host):
+        return str(ipaddress.ip_address(host)) if host else host
+    name = host_name(host)
+    if name is None:
+        raise ConfigError(f"{host[:100]!a} is not a host: give a name or an address, as in --allowed-host example.org")
+    return name
 
 
 def _is_address(name: str) -> bool:

@@ -103,16 +103,6 @@ def _taken(server: Running) -> set[int]:
     return {stream.params.seed for stream in server.engine.submitted[:]}
 
 
-def test_connections_over_the_cap_are_told_so(launch) -> None:
-    server = launch(max_connections=2)
-    first, second, third = (server.connect() for _ in range(3))
-    with first, second, third:
-        third.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert third.recv(4096).startswith(b"HTTP/1.1 429")
-        second.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert second.recv(4096).startswith(b"HTTP/1.1 200")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("steps", [0, 1, 10])

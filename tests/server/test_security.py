@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 from collections.abc import Callable
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi.routing import APIRoute
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
-from forebay.server.security import Security
+from forebay.server.security import Security, host_name
 from forebay.server.serve import bind
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import FakeEngine
@@ -128,7 +131,77 @@ def test_names_that_are_not_ours_are_refused(shared: Running, host: bytes) -> No
     assert status(shared, "GET", "/health", ("host", host)) in (400, 403)
 
 
-@pytest.mark.parametrize("host", [b"localhost", b"LOCALHOST:80", b"127.0.0.1:1", b"[::1]:30000"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        b"127.0.0.1:x@evil.example",
+        b"[::1]evil.example",
+        b"[::1]:80@evil.example",
+        b"[::1",
+        b"::1",
+        b"[127.0.0.1]",
+        b"localhost:70000",
+        b"localhost:-1",
+        b"localhost:80:80",
+        b"localhost/",
+        b"localhost#",
+        b"local%68ost",
+        b"http://localhost",
+        b"localhost, localhost",
+        b"\xff",
+    ],
+)
+def test_what_is_no_host_and_port_is_refused_as_such(shared: Running, host: bytes) -> None:
+    assert status(shared, "GET", "/health", ("host", host)) == 400
+
+
+def test_a_host_is_told_once(shared: Running) -> None:
+    assert status(shared, "GET", "/health", ("host", b"localhost"), ("host", b"localhost")) == 400
+    assert raw_status(shared, b"GET /health HTTP/1.0\r\n\r\n") == 400
+
+
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        (b"http://localhost/health", 200),
+        (b"HTTP://127.0.0.1:9/health?x", 200),
+        (b"http://evil.example/health", 403),
+        (b"http://localhost:1@evil.example/health", 400),
+        (b"http://evil.example?/health", 400),
+        (b"//evil.example/health", 404),
+    ],
+)
+def test_a_target_that_names_a_host_counts_more_than_the_header(shared: Running, target: bytes, code: int) -> None:
+    assert raw_status(shared, b"GET " + target + b" HTTP/1.1\r\nhost: localhost\r\n\r\n") == code
+
+
+PIECES = ["localhost", "127.0.0.1", "[::1]", "::1", "[", "]", ":", "@", "80", "evil.example", "/", "?", "#", "%00", "."]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=5).map("".join))
+def test_a_host_is_what_every_other_reader_of_it_takes_it_for(host: str) -> None:
+    name = host_name(host)
+    if name is not None:
+        url = urlsplit(f"http://{host}")
+        assert (url.hostname, url.username, url.path, url.query, url.fragment) == (name, None, "", "", "")
+
+
+@pytest.mark.parametrize("wrong", ["localhost:x", "a b", "http://example.org", "[::1"])
+def test_an_allowed_host_that_is_none_is_refused_at_start(wrong: str) -> None:
+    with pytest.raises(ConfigError, match="is not a host"):
+        Security(replace(CONFIG, allowed_hosts=(wrong,)))
+
+
+@pytest.mark.parametrize("written", ["::1", "[::1]:80", "Example.org", "example.org:8080", "192.168.1.5"])
+def test_an_allowed_host_may_be_written_in_all_usual_ways(written: str) -> None:
+    security = Security(replace(CONFIG, allowed_hosts=(written,)))
+    asked = f"[{written}]" if written == "::1" else written
+    security.check_host([(b"host", asked.encode())])
+
+
+@pytest.mark.parametrize(
+    "host", [b"localhost", b"LOCALHOST:80", b"127.0.0.1:1", b"[::1]:30000", b"localhost:", b"[0:0:0:0:0:0:0:1]"]
+)
 def test_loopback_names_are_ours(shared: Running, host: bytes) -> None:
     assert status(shared, "GET", "/health", ("host", host)) == 200
 
@@ -137,6 +210,71 @@ def test_pages_of_other_sites_are_refused(shared: Running) -> None:
     assert status(shared, "GET", "/v1/models", ("origin", b"https://evil.example")) == 403
     assert status(shared, "GET", "/v1/models", ("origin", b"null")) == 403
     assert status(shared, "GET", "/v1/models", ("origin", f"http://127.0.0.1:{shared.port}".encode())) == 200
+
+
+def test_what_a_page_of_another_site_embeds_has_no_origin_and_is_refused_all_the_same(shared: Running) -> None:
+    for site in (b"cross-site", b"same-site", b"Cross-Site", b"nonsense"):
+        for method, path in (("GET", "/v1/models"), ("GET", "/metrics"), ("POST", "/flush_cache")):
+            assert status(shared, method, path, ("sec-fetch-site", site)) == 403
+    twice = (("sec-fetch-site", b"same-origin"), ("sec-fetch-site", b"cross-site"))
+    assert status(shared, "GET", "/v1/models", *twice) == 403
+    for site in (b"same-origin", b"none"):
+        assert status(shared, "GET", "/v1/models", ("sec-fetch-site", site)) == 200
+    assert status(shared, "GET", "/", ("sec-fetch-site", b"cross-site")) == 200  # a link to the console
+
+
+def test_a_page_whose_origin_is_configured_may_be_of_another_site(launch: Callable[..., Running]) -> None:
+    server = launch(cors_origins=("https://friend.example",))
+    for origin, code in ((b"https://friend.example", 200), (b"https://evil.example", 403)):
+        headers = (("origin", origin), ("sec-fetch-site", b"cross-site"))
+        assert status(server, "GET", "/v1/models", *headers) == code
+
+
+COMPLETION = b'{"prompt":"Hi","max_tokens":2}'
+AUTHORIZATION = b"Authorization: Bearer %b\r\n" % KEY.encode()
+HOST, KIND = b"Host: localhost\r\n", b"Content-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "trailer", "code"),
+    [
+        (HOST + KIND + AUTHORIZATION, b"", 200),
+        (HOST + KIND + AUTHORIZATION, b"X-Checksum: 1\r\n", 200),
+        (HOST + KIND, AUTHORIZATION, 401),
+        (KIND + AUTHORIZATION, HOST, 400),
+        (HOST + AUTHORIZATION, KIND, 415),
+        (HOST + KIND + AUTHORIZATION, b"Origin: http://evil.example\r\n", 200),
+        (HOST + KIND + AUTHORIZATION + b"Origin: http://evil.example\r\n", b"Origin: http://localhost\r\n", 403),
+        (HOST + KIND + AUTHORIZATION, b"Content-Encoding: gzip\r\n", 200),
+    ],
+)
+def test_what_comes_after_the_body_is_no_header(guarded: Running, head: bytes, trailer: bytes, code: int) -> None:
+    chunks = b"\r\n%x\r\n%b\r\n0\r\n%b\r\n" % (len(COMPLETION), COMPLETION, trailer)
+    start = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+    assert raw_status(guarded, start + head + chunks) == code
+
+
+def test_a_trailer_names_no_request_either(shared: Running) -> None:
+    chunks = b"\r\n%x\r\n%b\r\n0\r\nX-Request-Id: late\r\n\r\n" % (len(COMPLETION), COMPLETION)
+    start = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+    assert b"late" not in raw_answer(shared, start + HOST + KIND + chunks)
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 5\r\n", b"Transfer-Encoding: identity\r\n"])
+def test_a_body_has_one_length(shared: Running, framing: bytes) -> None:
+    start = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n"
+    chunks = b"\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(COMPLETION), COMPLETION)
+    assert raw_status(shared, start + framing + HOST + KIND + chunks) == 400
+
+
+def raw_status(server: Running, content: bytes) -> int:
+    return int(raw_answer(server, content)[9:12])
+
+
+def raw_answer(server: Running, content: bytes) -> bytes:
+    with server.connect() as sock:
+        sock.sendall(content)
+        return sock.recv(65536)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
