@@ -98,17 +98,19 @@ class AdmissionPass:
         return growing + sum(self._growth(req) for req in extending)
 
     def run(self, waiting: Sequence[Request], budget: int) -> Iterator[tuple[Request, CacheReport]]:
-        """Admit requests while `budget` prompt tokens, rows and pages last; yields each with its cache report.
+        """Admit requests of `waiting`, which stand in the order of their rank, while `budget` prompt tokens, rows and
+        pages last; yields each with its cache report.
 
-        A request that does not fit may be overtaken by later ones, but only so often; then everybody waits for it.
+        A request may be overtaken by those behind it, because it does not fit or because the policy tries them first,
+        but only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
         held = self._held
-        passed: list[Request] = []
+        num_passed = 0
         order = queue_order(waiting, self._config.schedule_policy, lambda req: held.match(req).num_tokens)
         candidates = list(order)
         with held.rows.group(min(len(candidates), held.rows.available_size())):
             for req in candidates:
-                if budget <= 0 or not held.rows.available_size() or len(passed) > MAX_PASSED:
+                if budget <= 0 or not held.rows.available_size() or num_passed > MAX_PASSED:
                     return
                 if req.resume_after > held.last_committed:
                     continue
@@ -120,9 +122,9 @@ class AdmissionPass:
                 if report is None:
                     if req.overtaken >= MAX_OVERTAKES:
                         return
-                    passed.append(req)
+                    num_passed += 1
                     continue
-                for earlier in passed:
+                for earlier in waiting[: waiting.index(req)]:
                     earlier.overtaken += 1
                 budget -= req.extend_target - req.kv_len
                 yield req, report
