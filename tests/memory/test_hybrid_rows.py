@@ -1,5 +1,6 @@
 """Rows that come with state slots (C3, C4)."""
 
+import contextlib
 import logging
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from forebay.memory.hybrid_rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool, effective_mamba_size
-from forebay.memory.slots import PAD, Holder, OutOfSlots
+from forebay.memory.slots import GROUP, PAD, Holder, OutOfSlots
 
 
 @dataclass
@@ -103,6 +104,14 @@ def test_c7_one_group_serves_rows_and_slots():
     pool.audit(rows)
     holders = [Holder(id, np.array(pool.slots_of(row))) for id, row in zip((1, 2), rows, strict=True)]
     pool.mamba_pool.audit(holders)
+
+
+def test_c7_rows_and_slots_come_back_from_a_group_that_is_left_by_an_exception():
+    pool = make(size=4, mamba_size=20)
+    with contextlib.suppress(RuntimeError), pool.group(3):
+        raise RuntimeError
+    assert not len(pool.slots.held_by(GROUP))
+    assert not len(pool.mamba_pool.held_by(GROUP))
 
 
 @pytest.mark.parametrize(("num_tracking", "needed"), [(0, 12), (1, 24), (2, 36)])

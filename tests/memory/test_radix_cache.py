@@ -53,6 +53,7 @@ def test_a_prefix_is_found_in_whole_pages_with_its_pages():
     assert match.num_tokens == 4
     assert match.pages.tolist() == pages[:2].tolist()
     assert rig.cached(1) == 0
+    assert rig.cached(1, 2, 3, 9, 5, 6) == 2, "the second page parts within"
     rig.check()
 
 
@@ -131,6 +132,26 @@ def test_a_pinned_prefix_is_not_evicted_and_its_ancestors_neither():
     assert rig.cache.evict(100) == 3
     assert rig.slots.num_free == 100
     rig.check()
+
+
+def test_a_pinned_leaf_is_not_evicted_although_it_was_next():
+    rig = Rig(page_size=1)
+    rig.insert(1, 2, 3, 4)
+    pin = rig.pin(1, 2, 3, 4)
+    rig.insert(8, 9)
+    assert rig.cache.evict(100) == 2
+    assert rig.cached(1, 2, 3, 4) == 4
+    rig.check(pin)
+
+
+def test_both_parts_of_a_split_node_stay_pinned():
+    rig = Rig(page_size=1)
+    rig.insert(1, 2, 3, 4)
+    pin = rig.pin(1, 2, 3, 4)
+    rig.insert(1, 2, 9)
+    rig.check(pin)
+    assert rig.cache.evict(100) == 1
+    assert rig.cached(1, 2, 3, 4) == 4
 
 
 def test_only_as_much_is_evicted_as_was_asked_for():

@@ -163,6 +163,15 @@ def test_dead_kv_is_counted_and_goes_first():
     rig.check()
 
 
+def test_kv_that_nobody_can_go_on_from_goes_before_older_kv_that_can_be_resumed():
+    rig = Rig()
+    rig.insert([1, 2, 3, 4], 4)
+    rig.insert(A)
+    rig.cache.evict(1)
+    assert rig.match(A).kv_tokens == 0
+    assert rig.match([1, 2, 3, 4]).num_tokens == 4
+
+
 def test_dead_kv_lives_again_when_a_state_is_attached_below_it():
     rig = Rig()
     rig.insert(A, 20)
@@ -233,6 +242,20 @@ def test_windows_of_the_least_recently_used_go_first_and_of_a_node_the_first_one
     rig.cache.windows.evict(25)
     assert rig.match(A[:1] + [7] * 9).num_tokens == 0
     assert rig.match(A).num_tokens == 20
+    rig.check()
+
+
+def test_windows_of_both_parts_of_a_split_node_can_be_evicted_the_upper_ones_first():
+    rig = Rig(num_slots=0, window=4)
+    rig.insert(A)
+    other = A[:10] + [7] * 10
+    rig.insert(other)
+    assert rig.cache.windows.evict(10) == 10
+    assert [rig.match(tokens).num_tokens for tokens in (A, other)] == [20, 20], (
+        "nobody who goes on needs the upper ones"
+    )
+    assert rig.match(A[:10]).num_tokens == 0
+    assert rig.cache.windows.evict(100) == 20
     rig.check()
 
 
@@ -316,3 +339,4 @@ def test_the_cache_owns_what_it_adopted():
     rig.insert(A, 20)
     assert np.count_nonzero(rig.states.owner == CACHE) == 1
     assert np.count_nonzero(rig.windows.slots.owner == CACHE) == 20
+    assert np.count_nonzero(rig.kv.owner == CACHE) == 20

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.config.engine_config import Ledger
-from forebay.memory.slots import CACHE, PAD, QUARANTINE, Holder, LedgerError, OutOfSlots, Slots
+from forebay.memory.slots import CACHE, GROUP, PAD, QUARANTINE, Holder, LedgerError, OutOfSlots, Slots
 
 ALICE, BOB = 1, 2
 
@@ -196,6 +196,7 @@ def test_leaving_a_group_by_an_exception_returns_its_slots():
     with contextlib.suppress(RuntimeError), slots.group(3):
         raise RuntimeError
     assert slots.num_free == 4
+    assert not len(slots.held_by(GROUP))
     slots.audit([])
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import logging
 import subprocess
 import sys
@@ -79,6 +80,23 @@ def test_compiling_twice_at_once_gives_one_library(monkeypatch: pytest.MonkeyPat
     with ThreadPoolExecutor(2) as executor:
         paths = set(executor.map(lambda _: library(variant), range(2)))
     assert paths == set(tmp_path.iterdir())
+
+
+@needs_native
+def test_c31_variants_of_the_same_sources_have_libraries_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "pool.cpp").write_text('extern "C" int answer() { return ANSWER; }')
+    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
+    answers = []
+    for name, answer in (("small", 1), ("small", 2), ("large", 2)):
+        flags = (f"-DANSWER={answer}",)
+        path = library(compiler.Variant(name=name, needs=frozenset(), flags=flags, sources=("pool.cpp",)))
+        answers.append((path.name.partition("-")[0], ctypes.CDLL(str(path)).answer()))
+    assert answers == [("small", 1), ("small", 2), ("large", 2)]
 
 
 @needs_native

@@ -133,6 +133,38 @@ def test_c26_a_copy_on_the_host_comes_back_into_other_places():
     assert copy.num_bytes == expected
 
 
+def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
+    specs = (
+        FullAttention(num_kv_heads=2, head_dim=4),
+        SlidingWindow(num_kv_heads=1, head_dim=4, window=8),
+        LatentAttention(rank=6, rope_dim=2),
+    )
+    cache = CachePool(
+        specs,
+        num_pages=4,
+        page_size=3,
+        num_window_pages=3,
+        dtype=torch.float32,
+        kv_dtype=torch.int8,
+        device="cpu",
+    )
+
+    def tensors() -> list[list[torch.Tensor]]:
+        return [[t for t in (*cache.kv(i), *cache.scales(i)) if t is not None] for i in range(len(specs))]
+
+    for tensor in cache.kv_tensors():
+        tensor.copy_(torch.randint(-100, 100, tensor.shape) if tensor.dtype == torch.int8 else torch.rand(tensor.shape))
+    before = [[tensor.clone() for tensor in layer] for layer in tensors()]
+    assert all(layer[-1].dtype == torch.float32 for layer in before)
+    copy = cache.get_cpu_copy(places([3], [2], []))
+    for tensor in cache.kv_tensors():
+        tensor.zero_()
+    cache.load_cpu_copy(copy, places([1], [3], []))
+    for (was, now), (source, target) in zip(zip(before, tensors(), strict=True), [(3, 1), (2, 3), (3, 1)], strict=True):
+        for old, new in zip(was, now, strict=True):
+            assert torch.equal(new[3 * target : 3 * target + 3], old[3 * source : 3 * source + 3])
+
+
 def test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone():
     cache = pool()
     for tensor in (*cache.kv_tensors(), *cache.state_tensors()):

@@ -13,7 +13,7 @@ from forebay.requests.schedule_batch import ForwardMode, ScheduleBatch
 
 def request(id: int, num_tokens: int = 5, max_new: int = 4) -> Request:
     req = Request(id, range(num_tokens), SamplingParams(max_new_tokens=max_new))
-    req.req_pool_idx = 100 + id
+    req.req_pool_idx, req.window_start = 100 + id, 200 + id
     return req
 
 

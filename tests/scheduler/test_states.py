@@ -46,6 +46,18 @@ def test_c18_a_hit_copies_the_cached_state_and_clears_nothing():
     assert second.cache_report.state_tokens == 20
 
 
+def test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed():
+    rig = hybrid()
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    rig.add([*range(20), 50], max_new=3)
+    cached = rig.scheduler.held.states.cached
+    rig.launch()
+    assert cached.num_locked == 1
+    rig.commit()
+    assert cached.num_locked == 0
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
     rig = hybrid(depth)
@@ -58,6 +70,18 @@ def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
     rig.commit()
     assert states.num_states == 1
     assert pool.owner[slot] == CACHE
+
+
+def test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits():
+    rig = hybrid(1, chunked_prefill_size=40, context_length=128)
+    rig.add(list(range(80)), max_new=2, checkpoints=(32,))
+    first, second = rig.launch(), rig.launch()
+    assert [snapshots(plan)[-1][1] for plan in (first, second)] == [32, 76]
+    pool = rig.scheduler.held.states.pool
+    rig.commit()
+    assert [pool.owner[snapshots(plan)[-1][2]] for plan in (first, second)] == [CACHE, 1]
+    rig.commit()
+    assert pool.owner[snapshots(second)[-1][2]] == CACHE
 
 
 def test_c20_kv_without_a_state_is_computed_again_and_a_state_kept_there():

@@ -96,6 +96,22 @@ def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
+def test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads(depth):
+    rig = windowed(depth, chunk=8)
+    req = rig.add(60, max_new=20)
+    held = rig.scheduler.held
+    while not rig.scheduler.idle:
+        launched = rig.launch()
+        if req.req_pool_idx:
+            for plan in rig.flights:
+                first = held.windows.pool.first_needed(int(plan.seq_lens[0] - plan.q_lens[0]))
+                read = held.rows.pages(req.req_pool_idx, first, -(-int(plan.seq_lens[0]) // 4))
+                assert held.windows.pool.is_there(read).all()
+        if len(rig.flights) > depth or not launched:
+            rig.commit()
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("num_prompt", [9, 10, 21, 24])
 def test_c18_the_same_prompt_and_the_next_turn_find_their_window_whole(depth, num_prompt):
     rig = windowed(depth, chunk=16)

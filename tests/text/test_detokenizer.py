@@ -50,6 +50,33 @@ def test_the_beginning_of_a_stop_string_is_held_until_it_is_none() -> None:
     assert [detokenizer.push([token]).text for token in TOKENIZER.encode("aSTOx")] == ["a", "", "", "", "STOx"]
 
 
+class OneTokenEach:
+    """Tokens that are whole texts."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = texts
+
+    def in_text(self, token: int) -> bytes:
+        return self._texts[token].encode()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "shown", "stopped"),
+    [
+        (["hello"], ("lo", "ello"), "h", "ello"),  # of those that a token completes, the one that begins first
+        (["hello"], ("ello", "lo"), "h", "ello"),
+        (["hello"], ("ell", "ello"), "h", "ell"),  # of those that begin there, the one that was named first
+        (["hello"], ("ello", "ell"), "h", "ello"),
+        (["he", "l", "l", "o"], ("ello", "ll"), "he", "ll"),  # but the first to be complete ends the text
+        (["he", "l", "lo"], ("ello", "ell"), "h", "ello"),
+    ],
+)
+def test_which_of_two_stop_strings_ends_the_text(pieces, stop, shown, stopped) -> None:
+    detokenizer = Detokenizer(OneTokenEach(*pieces), stop)
+    delta = detokenizer.push(list(range(len(pieces))))
+    assert (delta.text, delta.stopped) == (shown, stopped)
+
+
 def test_stop_string_is_kept_when_asked_for() -> None:
     detokenizer = Detokenizer(TOKENIZER.table, ("STOP",), include_stop=True)
     assert detokenizer.push(TOKENIZER.encode("aSTOPb")).text == "aSTOP"

@@ -1,0 +1,79 @@
+"""What the captured steps of the engine hold in their padded rows (C13, C14)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.formats.checkpoint import open_checkpoint
+from forebay.memory.slots import PAD
+from forebay.requests.step_plan import StepResult
+from forebay.runtime.decode_step import DecodeInputs
+from forebay.runtime.extend_step import ExtendInputs, Sequences, Tokens
+from forebay.runtime.graph_backends import CpuGraphs
+from tests.models.tiny import VOCAB, make_tiny, random_ids
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.graph_steps import poison
+
+LIVE, PADDED = 2, 5
+
+
+def live_values(table: type, n: int) -> dict[str, torch.Tensor]:
+    return {name: torch.full((n,), 9, dtype=column.dtype) for name, column in table.declared.items()}
+
+
+def test_c13_a_padded_row_of_a_decode_step_is_nobodys():
+    inputs = DecodeInputs(PADDED, sizes={"W": 1})
+    poison(inputs)
+    padded = inputs.fill(live_values(DecodeInputs, LIVE), LIVE, PADDED)
+    assert {name: set(padded[name][LIVE:].tolist()) for name in padded.declared} == {
+        "req_pool_indices": {0},
+        "seq_lens": {1},  # the step's width: a shorter one would have a negative prefix
+        "positions": {0},
+        "out_cache_loc": {0},
+        "out_window_loc": {0},
+        "state_slots": {0},
+        "mamba_track_indices": {0},
+    }
+    assert all((padded[name][:LIVE] == 9).all() for name in padded.declared)
+
+
+def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
+    inputs = ExtendInputs(Tokens(PADDED), Sequences(PADDED))
+    poison(inputs.tokens)
+    poison(inputs.sequences)
+    padded = inputs.fill(live_values(Tokens, LIVE) | live_values(Sequences, LIVE), LIVE, PADDED)
+    assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {
+        "input_ids": {0},
+        "positions": {0},
+        "out_cache_loc": {0},
+        "out_window_loc": {0},
+    }
+    assert set(padded.sequences.req_pool_indices[LIVE:].tolist()) == {0}
+    assert set(padded.sequences.seq_lens[LIVE:].tolist()) == {1}
+    assert padded.sequences.q_ends[LIVE:].min() >= PADDED, "the first padded sequence has all padded tokens"
+
+
+@pytest.mark.parametrize("spoiled", [False, True])
+def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled, native_ops, tmp_path):
+    """Else what one replay leaves in row 0 is where the next one begins."""
+    model = models.load(open_checkpoint(make_tiny("llama", tmp_path).path), ops=native_ops, dtype=torch.float32)
+    runner = hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, graphs=CpuGraphs(native_ops), graph_sizes=[PADDED])
+    plans = HybridPlanner(runner)
+    for row in (1, 2):
+        plans.begin(row, random_ids(4, seed=row))
+    plans.step(extends=[(1, 4), (2, 4)])
+    sampled: list[StepResult] = []
+    for _ in range(4):
+        if spoiled:
+            runner.rows.req_to_token[PAD] = int(plans.pages[1, 0])
+            runner.rows.last_tokens[PAD] = VOCAB - 1
+        sampled.append(plans.step(decodes=[1, 2]))
+        assert runner.decode.num_captured == 1
+        assert not runner.rows.req_to_token[PAD].any()
+    alone = HybridPlanner(hybrid_runner(model, vocab_size=VOCAB, ops=native_ops))
+    for row in (1, 2):
+        alone.begin(row, random_ids(4, seed=row))
+    alone.step(extends=[(1, 4), (2, 4)])
+    assert [alone.step(decodes=[1, 2]).token_ids for _ in range(4)] == [result.token_ids for result in sampled]

@@ -1,0 +1,51 @@
+"""Clients that go away before their request has reached the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from forebay.server import generate
+from forebay.server.text_workers import TextWorkers
+
+BODY = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
+REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: "
+    + str(len(BODY)).encode()
+    + b"\r\n\r\n"
+    + BODY
+)
+
+
+def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hears_nothing(
+    launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, watches = threading.Event(), threading.Event(), []
+    run = TextWorkers.run
+
+    async def slow(self: TextWorkers, *args: Any, **options: Any) -> Any:
+        begun.set()
+        assert await asyncio.to_thread(go_on.wait, 60)
+        return await run(self, *args, **options)
+
+    class Watch(generate._Watch):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            watches.append(self)
+
+    monkeypatch.setattr(TextWorkers, "run", slow)
+    monkeypatch.setattr(generate, "_Watch", Watch)
+    server = launch()
+    with server.connect() as sock:
+        sock.sendall(REQUEST)
+        assert begun.wait(60)
+    server.until(lambda: watches and watches[0].gone, 60)
+    go_on.set()
+    with server.client() as http:
+        while http.get("/debug/state").json()["server"]["num_inside"]:
+            pass
+    assert server.engine.submitted == []
