@@ -1,0 +1,18 @@
+"""Every rule with the test that holds it: the rule is taken out of a copy of the package, and that test must fail.
+
+    python -m tests.mutants                     all of them, and the score
+    python -m tests.mutants memory/ overtak     those whose file or rule has one of these words in it
+    python -m tests.mutants --write             docs/contracts.md anew
+
+`tests/simulation/mutations.py` is the other half: bugs for which the simulator must find a seed, whoever else finds
+them too.
+"""
+
+from tests.mutants.engine import ENGINE
+from tests.mutants.memory import MEMORY
+from tests.mutants.mutant import Mutant
+from tests.mutants.runtime import RUNTIME
+from tests.mutants.scheduler import SCHEDULER
+from tests.mutants.server import SERVER
+
+MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *SERVER)

@@ -1,0 +1,5 @@
+"""Rules of `engine/`."""
+
+from tests.mutants.mutant import Mutant
+
+ENGINE: tuple[Mutant, ...] = ()

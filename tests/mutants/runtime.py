@@ -1,0 +1,240 @@
+"""Rules of `runtime/`, `pools/` and `ops/`: padding, replay, copies, sampling."""
+
+from tests.mutants.mutant import Mutant
+
+_PADDED_DECODE = "runtime/test_decode_step.py::test_c13_a_padded_row_of_a_decode_step_is_nobodys"
+_PADDED_EXTEND = "runtime/test_decode_step.py::test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys"
+
+
+def _pad(column: str, pad: str, test: str, file: str, wrong: str) -> Mutant:
+    declared = f"    {column}, pad={pad})"
+    return Mutant(
+        f"C13 a padded {column.partition(' ')[0]} of {file.partition('_')[0]} steps is {pad}",
+        f"runtime/{file}",
+        declared,
+        declared.replace(f"pad={pad}", f"pad={wrong}"),
+        test,
+    )
+
+
+RUNTIME = (
+    # -- padding and replay -------------------------------------------------------------------------------------------
+    _pad("req_pool_indices = Column(torch.int32", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
+    _pad("seq_lens = Column(torch.int32", '"W"', _PADDED_DECODE, "decode_step.py", "0"),
+    _pad("positions = Column(torch.int64", "0", _PADDED_DECODE, "decode_step.py", "1"),
+    _pad("out_cache_loc = Column(torch.int64", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
+    _pad("out_window_loc = Column(torch.int64", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
+    _pad("state_slots = Column(torch.int32", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
+    _pad("mamba_track_indices = Column(torch.int32", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
+    _pad("out_cache_loc = Column(torch.int64", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
+    _pad("out_window_loc = Column(torch.int64", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
+    _pad("req_pool_indices = Column(torch.int32", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
+    _pad("q_ends = Column(torch.int32", "_BEYOND", _PADDED_EXTEND, "extend_step.py", "0"),
+    Mutant(
+        "C13 an input without a source is padded whole",
+        "pools/table.py",
+        "            live = n if name in values else 0\n",
+        "            if name not in values:\n                continue\n            live = n\n",
+        "runtime/test_graph_runner.py::test_an_input_without_a_source_is_padded_and_not_left_as_it_was",
+    ),
+    Mutant(
+        "C13 rows behind the live ones are padded",
+        "pools/table.py",
+        "            if live < padded:",
+        "            if not live:",
+        "pools/test_table.py::test_fill_writes_values_pads_the_tail_and_pads_whole_what_has_no_values",
+    ),
+    Mutant(
+        "C13 a column cannot be declared without its pad",
+        "pools/table.py",
+        "shape: tuple[int | str, ...] = (), *, pad: float | str) -> None:",
+        "shape: tuple[int | str, ...] = (), *, pad: float | str = 0) -> None:",
+        "pools/test_table.py::test_a_column_without_a_pad_cannot_be_declared",
+    ),
+    Mutant(
+        "C14 a captured step begins by resetting the padding rows that it writes",
+        "runtime/graph_runner.py",
+        "        for table in self._writes:\n            table.reset_padding()\n",
+        "",
+        "runtime/test_decode_step.py::test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row",
+    ),
+    Mutant(
+        "C14 a decode step says that it writes request rows",
+        "runtime/decode_step.py",
+        "writes=(rows,)",
+        "writes=()",
+        "runtime/test_decode_step.py::test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row",
+    ),
+    Mutant(
+        "C14 a capture runs on padding alone",
+        "runtime/graph_runner.py",
+        "        self._inputs.fill({}, 0, size)\n",
+        "",
+        "runtime/test_graph_runner.py::test_a_capture_advances_no_live_row",
+    ),
+    Mutant(
+        "C14 the padding page and slot are as at first after the warm-up",
+        "pools/cache_pool.py",
+        "        for tensor in self.state_tensors():\n            tensor[PAD].zero_()\n",
+        "",
+        "pools/test_cache_pool.py::test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone",
+    ),
+    Mutant(
+        "C15 outputs are those of the live rows",
+        "runtime/graph_runner.py",
+        "    return type(outputs)(*(tensor[:n] for tensor in outputs))",
+        "    return type(outputs)(*(tensor[-n:] for tensor in outputs))",
+        "runtime/test_graph_runner.py::test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step",
+    ),
+    Mutant(
+        "C15 a batch runs in the smallest size that holds it",
+        "runtime/graph_runner.py",
+        "        size = self.sizes[bisect_left(self.sizes, n)]",
+        "        size = self.sizes[max(0, bisect_left(self.sizes, n) - 1)]",
+        "runtime/test_graph_runner.py::test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step",
+    ),
+    Mutant(
+        "C15 a capture that fails costs no request",
+        "runtime/graph_runner.py",
+        "        except Exception as error:\n            self._refused = True",
+        "        except Uncapturable as error:\n            self._refused = True",
+        "runtime/test_graph_runner.py::test_a_capture_that_fails_costs_speed_and_no_request",
+    ),
+    Mutant(
+        "C5 C14 what no query sees does not reach attention's output, were it NaN",
+        "ops/reference_attention.py",
+        "    v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)\n",
+        "    v32 = v.float().repeat_interleave(groups, dim=1)\n",
+        "ops/test_attention.py::test_what_has_left_the_window_never_influences_a_live_row",
+    ),
+    # -- the device's side of the pools -------------------------------------------------------------------------------
+    Mutant(
+        "C6 a cleared slot is zero in every layer",
+        "pools/cache_pool.py",
+        "        for tensor in self.state_tensors():\n            tensor.index_fill_(0, slots, 0)",
+        "        for tensor in list(self.state_tensors())[:1]:\n            tensor.index_fill_(0, slots, 0)",
+        "pools/test_cache_pool.py::test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer",
+    ),
+    Mutant(
+        "C6 a copied slot is copied in every layer",
+        "pools/cache_pool.py",
+        "        for tensor in self.state_tensors():\n            tensor.index_copy_(0, dst",
+        "        for tensor in list(self.state_tensors())[:1]:\n            tensor.index_copy_(0, dst",
+        "pools/test_cache_pool.py::test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer",
+    ),
+    Mutant(
+        "C26 8-bit KV comes back from the host with its scales",
+        "pools/cache_pool.py",
+        "            for tensor in _distinct(layer, scales):\n                yield tensor.view",
+        "            for tensor in _distinct(layer, KvScales()):\n                yield tensor.view",
+        "pools/test_cache_pool.py::test_c26_a_copy_of_8_bit_kv_brings_its_scales_along",
+    ),
+    Mutant(
+        "C26 the windows of a copy go where windows are",
+        "pools/cache_pool.py",
+        "            at = places.window_pages if isinstance(spec, SlidingWindow) else places.pages",
+        "            at = places.pages",
+        "pools/test_cache_pool.py::test_c26_a_copy_on_the_host_comes_back_into_other_places",
+    ),
+    Mutant(
+        "C26 a load of nothing fails its step before it does anything",
+        "runtime/model_runner.py",
+        "        if plan.loads:\n            self._copies.check(plan)\n",
+        "",
+        "runtime/test_hybrid.py::test_a_load_of_nothing_fails_its_step_and_changes_nothing",
+    ),
+    Mutant(
+        "C26 a copy on the host is gone when it has been loaded",
+        "runtime/host_copies.py",
+        "self._cache.load_cpu_copy(self._copies.pop(request_id), places)",
+        "self._cache.load_cpu_copy(self._copies[request_id], places)",
+        "runtime/test_hybrid.py::test_the_bytes_on_the_host_are_those_of_the_copies_there",
+    ),
+    # -- steps --------------------------------------------------------------------------------------------------------
+    Mutant(
+        "C27 every index of a plan is looked at before it becomes an address",
+        "runtime/model_runner.py",
+        "        self._bounds.check(plan)\n",
+        "",
+        "runtime/test_hybrid.py::test_a_plan_with_a_slot_too_many_changes_nothing",
+    ),
+    Mutant(
+        "C6 no slot is written twice in a step",
+        "runtime/bounds.py",
+        "    if counts.max() > 1:",
+        "    if False:",
+        "runtime/test_bounds.py::test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused",
+    ),
+    Mutant(
+        "C11 a decode step reads back its sampled tokens and nothing else",
+        "runtime/model_runner.py",
+        "        token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)\n",
+        "        token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)\n"
+        "        assert len(sample_rows) == 0 or decoded.token_ids.max().item() >= 0\n",
+        "runtime/test_readbacks.py::test_a_decode_step_reads_back_its_sampled_tokens_and_nothing_else",
+    ),
+    Mutant(
+        "C10 what the device reads is what the plan says",
+        "runtime/step_inputs.py",
+        '        host["write_pages"][:] = plan.write_pages\n',
+        '        host["write_pages"][:] = plan.write_pages[::-1]\n',
+        "runtime/test_changes.py::test_changes_of_random_plans_in_a_row_are_those_of_lists",
+    ),
+    Mutant(
+        "C27 logits that are not finite fail their own request",
+        "runtime/model_runner.py",
+        "        return _ToHost(torch.where(finite, ids, _FAILED)), logprobs",
+        "        return _ToHost(ids), logprobs",
+        "runtime/test_model_runner.py::test_rows_that_are_not_finite_fail_alone",
+    ),
+    Mutant(
+        "C28 a draw depends on the position",
+        "runtime/sampler.py",
+        " + positions * _signed(0x9E3779B97F4A7C15)",
+        "",
+        "runtime/test_sampler.py::test_uniforms_differ_for_each_seed_and_position",
+    ),
+    Mutant(
+        "C28 a draw depends on the request's seed",
+        "runtime/sampler.py",
+        "    x = _mix(seeds + _signed(0x9E3779B97F4A7C15))",
+        "    x = _mix(0 * seeds + _signed(0x9E3779B97F4A7C15))",
+        "runtime/test_sampler.py::test_uniforms_differ_for_each_seed_and_position",
+    ),
+    Mutant(
+        "C28 a row that draws nothing stays greedy beside those that draw",
+        "runtime/model_runner.py",
+        "        return greedy.index_copy(0, which, draw(self._ops, logits, rows, lens, self.rows, wants))",
+        "        return draw(self._ops, logits, rows, lens, self.rows, wants)[:1].expand(len(greedy))",
+        "runtime/test_model_runner.py::test_a_request_gets_the_same_tokens_and_logprobs_alone_and_in_company",
+    ),
+    Mutant(
+        "C28 a row's next tenant has no penalties of the last",
+        "runtime/penalties.py",
+        "        self._states.pop(admission.row, None)\n",
+        "",
+        "runtime/test_penalties.py::test_a_rows_next_tenant_inherits_nothing",
+    ),
+    Mutant(
+        "C26 penalties count what was said before a retraction",
+        "runtime/penalties.py",
+        "        self.counts.index_add_(0, output, torch.ones(len(output), device=device))\n",
+        "",
+        "runtime/test_penalties.py::test_a_request_that_comes_back_after_a_retraction_has_the_logits_it_would_have_had",
+    ),
+    Mutant(
+        "C30 a step behind one that failed does not run",
+        "runtime/overlap.py",
+        "        if self._failed_at == failures_seen:",
+        "        if False:",
+        "runtime/test_overlap.py::"
+        "test_what_is_wrong_with_a_plan_is_raised_by_its_result_and_fails_what_was_launched_behind_it",
+    ),
+    Mutant(
+        "C31 compiled kernels are kept by their variant",
+        "ops/compiler.py",
+        '    name = f"{variant.name}-{_fingerprint(flags, variant.sources)}"\n    compiler',
+        '    name = f"kernels-{_fingerprint((), variant.sources)}"\n    compiler',
+        "ops/test_dispatch.py::test_c31_variants_of_the_same_sources_have_libraries_of_their_own",
+    ),
+)

@@ -1,0 +1,24 @@
+"""Each contract that is built is held by a test that fails without it, and the page says which."""
+
+import pytest
+
+from tests.mutants import MUTANTS
+from tests.mutants.contracts import CONTRACTS, PAGE, page
+
+
+def test_the_page_is_what_the_mutants_make_it() -> None:
+    assert PAGE.read_text() == page(MUTANTS), "run `python -m tests.mutants --write`"
+
+
+@pytest.mark.parametrize("number", CONTRACTS)
+def test_what_is_built_has_a_mutant_and_what_is_not_says_so(number: str) -> None:
+    contract = CONTRACTS[number]
+    assert any(number in mutant.contracts for mutant in MUTANTS) == bool(contract.kept_in)
+    assert contract.kept_in or contract.not_built
+
+
+def test_no_rule_stands_twice_and_each_is_of_a_contract_that_exists() -> None:
+    assert len({mutant.id for mutant in MUTANTS}) == len(MUTANTS)
+    for mutant in MUTANTS:
+        assert set(mutant.contracts) <= CONTRACTS.keys(), mutant.rule
+        assert mutant.contracts, mutant.rule
