@@ -31,7 +31,10 @@ class EvictionPolicy(StrEnum):
 
 
 class KernelBackend(StrEnum):
-    NATIVE = "native"  # our C++ kernels
+    NATIVE = "native"  # our C++ kernels, for the best instruction set that the CPU has
+    AMX = "amx"  # the same for the instruction set named
+    AVX512 = "avx512"
+    AVX2 = "avx2"
     TORCH = "torch"  # the reference
     TRITON = "triton"  # for NVIDIA GPUs
 

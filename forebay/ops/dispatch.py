@@ -6,29 +6,33 @@ import torch
 
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
-from forebay.ops.compiler import BuildError, library, usable_variants
+from forebay.ops.compiler import VARIANTS, BuildError, library, usable_variants
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
 
 _log = get_logger("ops")
+_BACKENDS = ("native", *(variant.name for variant in VARIANTS), "torch", "triton")
 
 
 def make_ops(backend: str, num_threads: int) -> Ops:
-    """The kernels of `backend` (`native`, `torch` or `triton`) on `num_threads` threads.
+    """The kernels of `backend` (`native`, the name of a variant, `torch` or `triton`) on `num_threads` threads.
 
     `native` takes the best instruction set of this CPU, compiling on first use, and becomes `torch` with one warning
-    where there is no such CPU or no compiler. The torch backend uses torch's own threads: set those yourself. `triton`
-    is for tensors on an NVIDIA GPU, and ConfigError where there is none.
+    where there is no such CPU or no compiler. A variant named (`avx2`) is that one, and ConfigError where it cannot
+    be. The torch backend uses torch's own threads: set those yourself. `triton` is for tensors on an NVIDIA GPU, and
+    ConfigError where there is none.
     """
-    if backend not in ("native", "torch", "triton"):
-        raise ConfigError(f"kernel backend {backend!r}: use native, torch or triton")
+    if backend not in _BACKENDS:
+        raise ConfigError(f"kernel backend {backend!r}: use {', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}")
     if num_threads < 1:
         raise ConfigError(f"{num_threads} threads: use at least 1")
     if backend == "torch":
         return TorchOps(num_threads)
     if backend == "triton":
         return _triton_ops(num_threads)
+    if backend != "native":
+        return _variant_ops(backend, num_threads)
     reasons = []
     for variant in usable_variants():
         try:
@@ -38,6 +42,16 @@ def make_ops(backend: str, num_threads: int) -> Ops:
     why = "; ".join(reasons) or "the CPU is not an x86-64 with AVX2 under Linux"
     _log.warning(event("native_ops_unavailable", using="torch", effect="several times slower", why=why))
     return TorchOps(num_threads)
+
+
+def _variant_ops(name: str, num_threads: int) -> Ops:
+    variants = {variant.name: variant for variant in usable_variants()}
+    if name not in variants:
+        raise ConfigError(f"this CPU does not run the {name} kernels: use {', '.join(['native', *variants, 'torch'])}")
+    try:
+        return NativeOps(library(variants[name]), name, num_threads)
+    except (BuildError, OSError) as error:
+        raise ConfigError(f"the {name} kernels cannot be had: {error}; use native or torch") from error
 
 
 def _triton_ops(num_threads: int) -> Ops:

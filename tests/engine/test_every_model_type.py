@@ -12,6 +12,7 @@ from forebay.engine.build import build_engine
 from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import greedy
+from tests.kernels import NATIVE
 from tests.models.tiny import CASES, make_tiny
 
 PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
@@ -36,7 +37,14 @@ def tokens_through_engine(config: Config, prompts: list[list[int]]) -> list[list
 def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
     tiny = make_tiny(case, tmp_path)
     config = resolve(
-        {"model": str(tmp_path), "dtype": "float32", "chunked_prefill_size": 5, "page_size": 4, "context_length": 64}
+        {
+            "model": str(tmp_path),
+            "dtype": "float32",
+            "chunked_prefill_size": 5,
+            "page_size": 4,
+            "context_length": 64,
+            "kernels": NATIVE,
+        }
     )
     # The second time round, the prompts come from the prefix cache as far as it has them.
     assert tokens_through_engine(config, [*PROMPTS, *PROMPTS]) == [greedy(tiny, p, NEW_TOKENS) for p in PROMPTS] * 2

@@ -10,6 +10,7 @@ import pytest
 from forebay.cli.main import main
 from forebay.engine.llm import LLM, RequestOutput
 from forebay.requests.sampling_params import SamplingParams
+from tests.kernels import NATIVE
 
 SYSTEM = {"role": "system", "content": "You are a careful gardener and answer in few words. " * 4}
 GREEDY = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
@@ -23,7 +24,13 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def llm(model: Path, **flags: Any) -> LLM:
-    options: dict[str, Any] = {"dtype": "float32", "kv_cache_bytes": "64MiB", "context_length": 1024, **flags}
+    options: dict[str, Any] = {
+        "dtype": "float32",
+        "kv_cache_bytes": "64MiB",
+        "context_length": 1024,
+        "kernels": NATIVE,
+        **flags,
+    }
     return LLM(str(model), num_threads=1, max_running_requests=2, log_level="warning", **options)
 
 

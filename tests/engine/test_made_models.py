@@ -10,6 +10,7 @@ from forebay.cli.main import main
 from forebay.engine.llm import LLM
 from forebay.formats.small_configs import SMALL_TYPES
 from forebay.requests.sampling_params import SamplingParams
+from tests.kernels import NATIVE
 
 GREEDY = SamplingParams(max_new_tokens=6, temperature=0.0, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Say what a forebay is, in a few words, and name one that you know."}]
@@ -21,7 +22,7 @@ def test_a_made_model_answers_twice_alike(model_type: str, tmp_path: Path, embed
     assert main(["models", "make", "--like", model_type, "--out", str(path), "--hidden-size", "32"]) == 0
     llm = LLM(
         str(path), page_size=4, chunked_prefill_size=16, kv_cache_bytes="16MiB", context_length=256,
-        max_running_requests=2, num_threads=1, log_level="warning",
+        max_running_requests=2, num_threads=1, kernels=NATIVE, log_level="warning",
     )  # fmt: skip
     (first,), (second,) = (llm.chat(CHAT, GREEDY) for _ in range(2))
     assert first.error is None

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.integration.rig import Rig
+from tests.kernels import NATIVE
 from tests.models.tiny import make_tiny
 
 
@@ -25,4 +26,4 @@ def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded_rig(embedded_model: Path) -> Rig:
-    return Rig(embedded_model, dtype=torch.bfloat16, kernels="native", num_threads=2, context_length=512)
+    return Rig(embedded_model, dtype=torch.bfloat16, kernels=NATIVE, num_threads=2, context_length=512)

@@ -9,6 +9,7 @@ import torch
 
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Result, Rig
+from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, make_tiny
 
 
@@ -17,7 +18,7 @@ from tests.models.tiny import VOCAB, make_tiny
 def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: int, tmp_path) -> None:
     rng = random.Random(seed)
     path = make_tiny(case, tmp_path).path
-    rig = Rig(path, dtype=torch.float32, kernels="native", num_threads=1, context_length=128)
+    rig = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=128)
     engine = rig.engine(
         page_size=4,
         num_tokens=100,

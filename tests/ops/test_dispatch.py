@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from forebay.base.errors import ConfigError
-from forebay.ops import compiler, make_ops
+from forebay.config.engine_config import KernelBackend
+from forebay.ops import compiler, dispatch, make_ops
 from forebay.ops.compiler import BuildError, library, usable_variants
+from tests.deadlines import HANGS_S
 
 needs_native = pytest.mark.skipif(not usable_variants(), reason="no x86-64 CPU with AVX2 under Linux")
 
@@ -20,6 +22,32 @@ needs_native = pytest.mark.skipif(not usable_variants(), reason="no x86-64 CPU w
 @needs_native
 def test_native_takes_the_best_instruction_set_of_this_machine() -> None:
     assert make_ops("native", 1).name == f"native-{usable_variants()[0].name}"
+
+
+@pytest.mark.parametrize("name", [variant.name for variant in usable_variants()])
+def test_an_instruction_set_that_is_asked_for_is_taken(name: str) -> None:
+    assert make_ops(name, 1).name == f"native-{name}"
+
+
+def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking for one and being given another would be a measurement or a test of something else."""
+    only = tuple(variant for variant in compiler.VARIANTS if variant.name == "avx2")
+    monkeypatch.setattr(dispatch, "usable_variants", lambda: only)
+    with pytest.raises(ConfigError, match="does not run the amx kernels: use native, avx2, torch"):
+        make_ops("amx", 1)
+
+
+@needs_native
+def test_an_instruction_set_asked_for_is_not_replaced_by_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiler, "find_compiler", lambda: None)
+    monkeypatch.setattr(compiler, "CACHE", tmp_path)
+    monkeypatch.setattr(compiler, "PREBUILT", tmp_path)
+    with pytest.raises(ConfigError, match=r"the avx2 kernels cannot be had: no C\+\+ compiler found"):
+        make_ops("avx2", 1)
+
+
+def test_every_instruction_set_can_be_asked_for_by_its_name() -> None:
+    assert {variant.name for variant in compiler.VARIANTS} <= {backend.value for backend in KernelBackend}
 
 
 @pytest.mark.parametrize(("backend", "num_threads"), [("cuda", 1), ("native", 0), ("torch", -1)])
@@ -114,5 +142,5 @@ def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatc
 @needs_native
 def test_a_process_with_idle_threads_ends_by_itself() -> None:
     script = "from forebay.ops import make_ops; ops = make_ops('native', 4); print(ops.num_threads)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout.strip() == "4"

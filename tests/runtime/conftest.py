@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from forebay.ops import Ops, make_ops
+from tests.kernels import NATIVE
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +18,7 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=["native", "torch"])
+@pytest.fixture(scope="session", params=[NATIVE, "torch"])
 def ops(request: pytest.FixtureRequest) -> Ops:
     return made(request.param)
 
@@ -25,11 +26,11 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 @pytest.fixture(scope="session")
 def native_ops() -> Ops:
     """What promises equal bits whatever the batch, and reads nothing back from the device."""
-    return made("native")
+    return made(NATIVE)
 
 
 def made(backend: str) -> Ops:
     ops = make_ops(backend, 2)
-    if backend == "native" and ops.name == "torch":
+    if backend != "torch" and ops.name == "torch":
         pytest.skip("no native ops on this machine")
     return ops

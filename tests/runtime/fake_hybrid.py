@@ -17,6 +17,7 @@ from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Kept, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner, build_runner
+from tests.kernels import NATIVE
 from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel
 from tests.runtime.plans import Planner, ids
 
@@ -89,7 +90,7 @@ def hybrid_runner(
 ) -> ModelRunner:
     return build_runner(
         model or FakeHybrid(),
-        ops=ops or make_ops("native", 2),
+        ops=ops or make_ops(NATIVE, 2),
         num_pages=NUM_ROWS * PAGES_PER_ROW,
         page_size=PAGE_SIZE,
         num_window_pages=NUM_WINDOWS,

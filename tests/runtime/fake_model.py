@@ -12,6 +12,7 @@ from forebay.layers.context import ForwardContext
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec, FullAttention
 from forebay.runtime import ModelRunner, build_runner
+from tests.kernels import NATIVE
 from tests.runtime.plans import Planner
 
 VOCAB, HIDDEN, PAGE_SIZE, NUM_ROWS, PAGES_PER_ROW = 61, 8, 4, 6, 8
@@ -64,7 +65,7 @@ class FakeModel:
 def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None) -> ModelRunner:
     return build_runner(
         model or FakeModel(),
-        ops=ops or make_ops("native", 2),
+        ops=ops or make_ops(NATIVE, 2),
         num_pages=NUM_ROWS * PAGES_PER_ROW,
         page_size=PAGE_SIZE,
         max_running_requests=NUM_ROWS,

@@ -9,6 +9,7 @@ from forebay.ops import Ops, make_ops
 from forebay.pools.table import Column, Table
 from forebay.runtime.graph_backends import CpuGraphs, CudaGraphs, Eager, GraphBackend, graphs_for
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
+from tests.kernels import NATIVE
 from tests.runtime.graph_steps import Engine, StepInputs, StepOutputs, poison, random_values
 
 SIZES = [1, 2, 3, 5, 8, 12]
@@ -23,7 +24,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def graph_ops(device: str) -> Ops:
-    ops = make_ops("native" if device == "cpu" else "triton", 2)
+    ops = make_ops(NATIVE if device == "cpu" else "triton", 2)
     if device == "cpu" and ops.name == "torch":
         pytest.skip("no native ops on this machine")
     return ops
@@ -167,7 +168,7 @@ def test_sizes_are_captured_largest_first_until_none_is_left(graph_ops, device):
 
 
 def test_graphs_of_one_backend_share_their_memory():
-    ops = make_ops("native", 2)
+    ops = make_ops(NATIVE, 2)
     backend = graphs_for(ops, "cpu")
     if not isinstance(backend, CpuGraphs):
         pytest.skip("no native ops on this machine")
