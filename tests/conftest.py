@@ -17,9 +17,9 @@ import pytest
 from forebay.base.errors import ModelError
 from forebay.config.gpu import gpu_memory
 from forebay.formats.store import find_model
+from tests.deadlines import HANGS_S
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-HANG_S = 120.0
 
 # Triton looks at it when a kernel is defined, its own among them, and transformers imports Triton too.
 HAS_GPU = gpu_memory() is not None
@@ -73,7 +73,7 @@ def no_network() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def stacks_of_a_hang(request: pytest.FixtureRequest) -> Iterator[None]:
-    faulthandler.dump_traceback_later(HANG_S * (20 if request.node.get_closest_marker("slow") else 1))
+    faulthandler.dump_traceback_later(HANGS_S * (20 if request.node.get_closest_marker("slow") else 1))
     yield
     faulthandler.cancel_dump_traceback_later()
 

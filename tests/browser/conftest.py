@@ -8,10 +8,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Playwright, Request, sync_playwright
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Playwright, Request, expect, sync_playwright
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S
 from tests.server.conftest import Running, launch, tokenizer
 from tests.server.fake_engine import FakeEngine
 
@@ -55,7 +56,8 @@ def chromium(playwright: Playwright, tmp_path_factory: pytest.TempPathFactory) -
         args=ARGUMENTS,
         viewport={"width": 1200, "height": 800},
     )
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(1000 * HANGS_S)
+    expect.set_options(timeout=1000 * HANGS_S)
     yield context
     context.close()
 

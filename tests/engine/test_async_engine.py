@@ -21,7 +21,8 @@ from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update
-from tests.engine.engine_fakes import CONFIG, LIMIT_S, READY, ScriptedEngine, state
+from tests.deadlines import HANGS_S
+from tests.engine.engine_fakes import CONFIG, READY, ScriptedEngine, state
 
 PARAMS = SamplingParams(max_new_tokens=8)
 
@@ -38,7 +39,7 @@ def play(scene: Scene, *, ready: bool = True, peer: ScriptedEngine | None = None
             scripted.say(READY)
             await engine.ready()
         try:
-            async with asyncio.timeout(LIMIT_S):
+            async with asyncio.timeout(HANGS_S):
                 await scene(engine, scripted)
         finally:
             await engine.close(0.0)
@@ -336,7 +337,7 @@ def test_closing_lets_requests_finish_and_refuses_new_ones() -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
         stream = submit(engine)
         await peer.heard(AddRequest)
-        closing = asyncio.ensure_future(engine.close(drain_s=LIMIT_S))
+        closing = asyncio.ensure_future(engine.close(drain_s=HANGS_S))
         await asyncio.sleep(0)
         with pytest.raises(Unavailable) as refused:
             submit(engine)

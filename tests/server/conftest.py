@@ -15,6 +15,7 @@ from forebay.config.engine_config import ServerConfig, Setting
 from forebay.server.serve import bind, serve
 from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S, POLL_S
 from tests.server.fake_engine import FakeEngine
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
@@ -48,27 +49,27 @@ class Running:
         async def run() -> Any:
             return function(*args)
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(HANGS_S)
 
-    def until(self, condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something to become true in the server's loop."""
 
         async def wait() -> None:
             while not condition():
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(POLL_S)
 
-        asyncio.run_coroutine_threadsafe(asyncio.wait_for(wait(), seconds), self.loop).result(seconds + 5)
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(HANGS_S)
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=20, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, **options)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=HANGS_S)
 
     def close(self) -> None:
         if self.thread.is_alive():
             self.loop.call_soon_threadsafe(self.stop.set)
-            self.thread.join(20)
+            self.thread.join(HANGS_S)
         assert not self.thread.is_alive()
 
 
@@ -97,7 +98,7 @@ def start(tokenizer: Tokenizer, make_engine: Callable[[], FakeEngine], **changes
     port = sock.getsockname()[1]
     thread = threading.Thread(target=run, name="server")
     thread.start()
-    assert started.wait(20)
+    assert started.wait(HANGS_S)
     return Running(
         f"http://127.0.0.1:{port}", port, box["engine"], tokenizer, box["loop"], box["stop"], thread, failures
     )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +27,7 @@ from forebay.server.protocol import (
     TextPart,
     TokenizeRequest,
 )
+from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import count_up
 from tests.server.process_status import MIB, forget_peak, peak_rss_bytes, rss_bytes
@@ -146,19 +147,14 @@ def test_the_id_carrying_fields_are_all_tried_above() -> None:
 def test_every_field_refuses_what_it_is_not(shared: Running, path: str) -> None:
     """Each field x each wrong value: an answer of ours, never a 5xx."""
     body = BODIES[path]
-    times: list[float] = []
     with shared.client(headers={"content-type": "application/json"}) as http:
         for field in body.model_fields:
             for raw in WRONG:
-                started = time.perf_counter()
                 answer = http.post(path, content=with_raw(VALID[body], field, raw))
-                times.append(time.perf_counter() - started)
                 assert answer.status_code in (200, 400, 404), (field, raw, answer.text)
                 if answer.status_code != 200:
                     assert_refused(answer, 400, 404)
             assert_live(shared, http)
-    times.sort()
-    assert times[int(len(times) * 0.99)] < 0.05
 
 
 def assert_live(server: Running, http: httpx.Client | None = None) -> None:
@@ -246,37 +242,22 @@ OVER_CAP = [
 
 
 @pytest.mark.parametrize(("field", "value"), OVER_CAP, ids=[f"{field}-{i}" for i, (field, _) in enumerate(OVER_CAP)])
-def test_values_over_their_caps_are_refused_quickly(shared: Running, field: str, value: Any) -> None:
-    stall = Stall(shared)
-    started = time.perf_counter()
+def test_values_over_their_caps_are_refused_before_a_long_text_is_looked_at(
+    shared: Running, field: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenized: list[str] = []
+    encode = shared.tokenizer._encode
+
+    def watched(text: str, *args: Any, **options: Any) -> Any:
+        tokenized.append(text)
+        return encode(text, *args, **options)
+
+    monkeypatch.setattr(shared.tokenizer, "_encode", watched)
     answer = post(shared, "/v1/completions", json.dumps({**VALID[CompletionRequest], field: value}))
     assert_refused(answer)
     assert str(answer.json()["error"]["param"]).split(".")[0] == field
-    assert time.perf_counter() - started < 1
-    assert stall.worst_s() < 0.1
+    assert sum(map(len, tokenized)) <= len("hello")
     assert_live(shared)
-
-
-class Stall:
-    """The longest the server's loop did not turn."""
-
-    def __init__(self, server: Running) -> None:
-        self._server = server
-        self._worst = 0.0
-        self._last = time.perf_counter()
-        self._on = True
-        server.loop.call_soon_threadsafe(self._tick)
-
-    def _tick(self) -> None:
-        now = time.perf_counter()
-        self._worst = max(self._worst, now - self._last - 0.002)
-        self._last = now
-        if self._on:
-            self._server.loop.call_later(0.002, self._tick)
-
-    def worst_s(self) -> float:
-        self._on = False
-        return self._worst
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -291,15 +272,14 @@ def test_bodies_over_the_limit_are_refused_while_they_arrive(shared: Running, an
     assert_live(shared)
     rss = rss_bytes()
     forget_peak()
-    stall = Stall(shared)
     with shared.connect() as sock:
-        sender = threading.Thread(target=_send_all, args=(sock, head, *[block] * (4 * size // MIB)))
+        sender = threading.Thread(target=_send_all, args=(sock, head, *[block] * 32))
         sender.start()
-        answer = sock.recv(4096)
-        sender.join(10)
+        answer = sock.recv(4096)  # an eighth of the body is on its way, and no more comes before this
+        sender.join(HANGS_S)
+        _send_all(sock, *[block] * (4 * size // MIB - 32))
     assert answer.startswith(b"HTTP/1.1 413")
     assert b'"payload_too_large"' in answer
-    assert stall.worst_s() < 0.1
     # A growing buffer may be copied once near its end, and the client's own blocks are in this process too.
     assert peak_rss_bytes() - rss <= 2 * CONFIG.max_body_bytes + 2 * MIB
     assert_live(shared)
@@ -313,12 +293,12 @@ def test_headers_over_the_limit_are_431(shared: Running, headers: bytes) -> None
         )
         sender.start()
         answer = sock.recv(4096)
-        sender.join(10)
+        sender.join(HANGS_S)
     assert answer.startswith(b"HTTP/1.1 431")
     assert b'"headers_too_large"' in answer
 
 
-def _send_all(sock: Any, *blocks: bytes) -> None:
+def _send_all(sock: socket.socket, *blocks: bytes) -> None:
     try:
         for block in blocks:
             sock.sendall(block)

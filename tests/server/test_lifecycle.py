@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-import time
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.base.errors import EngineError, Unavailable
 from forebay.engine.frames import State
 from forebay.memory.miss_reason import MissReason
 from forebay.server.metrics import Metrics
+from tests.deadlines import HANGS_S, NEVER_S, wait_until
 from tests.server.conftest import Running
+from tests.server.crowds import read_all, request
 from tests.server.fake_engine import FakeEngine
 
 ASK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 500, "stream": True}
@@ -27,12 +26,6 @@ class LoadingEngine(FakeEngine):
     @info.setter
     def info(self, value) -> None:
         pass
-
-
-def events(answer: httpx.Response) -> list[dict]:
-    lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
 
 
 def test_a_loading_model_is_alive_but_not_ready(launch) -> None:
@@ -68,45 +61,42 @@ def test_head_says_what_get_would_without_its_body(launch) -> None:
 
 
 def test_drain_lets_running_streams_finish_and_refuses_new_ones(launch) -> None:
-    server = launch(lambda: FakeEngine(interval_s=0.002), drain_timeout_s=10.0)
-    with server.client() as http, http.stream("POST", "/v1/chat/completions", json={**ASK, "max_tokens": 200}) as old:
+    server = launch(lambda: FakeEngine(manual=True), drain_timeout_s=NEVER_S)
+    with server.connect() as old, server.client() as other:
+        old.sendall(request(stream=True, max_tokens=2))
+        server.until(lambda: bool(server.engine.running))
+        server.call(server.engine.step)
         server.loop.call_soon_threadsafe(server.stop.set)
-        with server.client() as other:
-            _until_503(other)
-            refused = other.post("/v1/chat/completions", json=ASK)
+        wait_until(lambda: other.get("/ready").status_code == 503)
+        refused = other.post("/v1/chat/completions", json=ASK)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
-        assert events(old)[-1]["choices"][0]["finish_reason"] == "length"
-    server.thread.join(5)
+        server.call(server.engine.step)
+        answer = read_all(old)
+    assert b'"finish_reason":"length"' in answer
+    assert b"data: [DONE]" in answer
+    server.thread.join(HANGS_S)
     assert not server.thread.is_alive()
     assert server.failures == []
 
 
-def _until_503(http: httpx.Client) -> None:
-    deadline = time.monotonic() + 5
-    while http.get("/ready").status_code != 503 and time.monotonic() < deadline:
-        continue
-
-
 def test_what_does_not_finish_in_the_grace_gets_a_typed_error(launch) -> None:
     server = launch(lambda: FakeEngine(manual=True), drain_timeout_s=0.2)
-    with server.client() as http:
-        request = http.build_request("POST", "/v1/chat/completions", json=ASK)
-        server.call(lambda: server.loop.call_later(0.3, server.engine.step))
-        stuck = http.send(request, stream=True)
-        started = time.monotonic()
+    with server.connect() as stuck:
+        stuck.sendall(request(stream=True))
+        server.until(lambda: bool(server.engine.running))
+        server.call(server.engine.step)
         server.loop.call_soon_threadsafe(server.stop.set)
-        assert events(stuck)[-1]["error"]["code"] == "shutting_down"
-        stuck.close()
-    server.thread.join(5)
-    assert time.monotonic() - started < 2.2
+        assert b'"code":"shutting_down"' in read_all(stuck)
+    server.thread.join(HANGS_S)
+    assert not server.thread.is_alive()
     assert server.failures == []
 
 
 def test_a_dead_engine_ends_the_server_with_its_cause(launch) -> None:
     server = launch(lambda: FakeEngine(manual=True))
     server.call(server.engine.die)
-    server.thread.join(5)
+    server.thread.join(HANGS_S)
     assert not server.thread.is_alive()
     assert isinstance(server.failures[0], EngineError)
     assert "killed by signal 9" in str(server.failures[0])

@@ -7,12 +7,13 @@ import asyncio
 import openai
 import pytest
 
+from tests.deadlines import HANGS_S
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 
 
 def client(server: Running, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=HANGS_S)
 
 
 ASK = [{"role": "user", "content": "hello world"}]

@@ -16,6 +16,7 @@ from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
 from forebay.server.security import Security, host_name
 from forebay.server.serve import bind
+from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import FakeEngine
 
@@ -33,7 +34,7 @@ def guarded(tokenizer) -> Running:  # type: ignore[misc]
 
 def status(server: Running, method: str, path: str, *headers: tuple[str, bytes]) -> int:
     """Raw: nothing normalises the path or the headers."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANGS_S)
     connection.putrequest(method, path, skip_host=any(name == "host" for name, _ in headers), skip_accept_encoding=True)
     for name, value in headers:
         connection.putheader(name, value)
