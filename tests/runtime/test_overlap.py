@@ -12,6 +12,7 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.runtime import LaunchedStep
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.overlap import OverlappedRunner, StepBefore
+from tests.deadlines import HANGS_S
 from tests.runtime.fake_model import NUM_ROWS, fake_runner, planner
 
 DRAWN = SamplingParams(temperature=1.2, top_p=0.8, repetition_penalty=1.2, seed=5, logprobs=2)
@@ -30,7 +31,7 @@ def test_a_launch_returns_before_its_step_has_run_and_steps_run_in_order():
     launch = runner.launch
 
     def held_back(plan: StepPlan) -> LaunchedStep:
-        assert may_run.wait(10)
+        assert may_run.wait(HANGS_S)
         ran.append(plan.step)
         return launch(plan)
 

@@ -11,6 +11,7 @@ import pytest
 
 from forebay.server import generate
 from forebay.server.text_workers import TextWorkers
+from tests.deadlines import HANGS_S
 
 BODY = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 4}).encode()
 REQUEST = (
@@ -42,8 +43,8 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
     server = launch()
     with server.connect() as sock:
         sock.sendall(REQUEST)
-        assert begun.wait(60)
-    server.until(lambda: watches and watches[0].gone, 60)
+        assert begun.wait(HANGS_S)
+    server.until(lambda: watches and watches[0].gone)
     go_on.set()
     with server.client() as http:
         while http.get("/debug/state").json()["server"]["num_inside"]:
