@@ -16,6 +16,7 @@ from forebay import __version__
 from forebay.base.errors import ForebayError
 from forebay.config.engine_config import ServerConfig
 from forebay.server import generate, information
+from forebay.server.bodies import Bodies
 from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
@@ -59,6 +60,7 @@ def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tok
         security=Security(config),
         lifecycle=Lifecycle(limit),
         metrics=Metrics(model.name),
+        bodies=Bodies(config.max_body_bytes),
         workers=TextWorkers(),
         started_at=time.time(),
     )

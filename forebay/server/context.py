@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import NotFound, PayloadTooLarge
+from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
-from forebay.server.errors import HttpError
+from forebay.server.bodies import Bodies, Body
 from forebay.server.http_protocol import CONNECTION, Connection
-from forebay.server.json_body import parse_json_object
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
 from forebay.server.security import Security
@@ -32,6 +32,7 @@ class ServerContext:
     security: Security
     lifecycle: Lifecycle
     metrics: Metrics
+    bodies: Bodies
     workers: TextWorkers
     started_at: float
 
@@ -42,10 +43,6 @@ class ServerContext:
                 code="model_not_found",
                 param="model",
             )
-
-
-class ClientGone(Exception):
-    """The client went away; there is nobody to answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,27 +73,9 @@ def new_request_context(scope: Scope, receive: Receive, send: Send, request_id: 
     )
 
 
-async def read_json(scope: Scope, context: RequestContext, limit: int) -> dict[str, Any]:
-    """The request's JSON object. Raises PayloadTooLarge as soon as more than `limit` bytes are announced or arrive."""
-    kinds = [value for name, value in scope["headers"] if name == b"content-type"]
-    if len(kinds) != 1 or kinds[0].split(b";")[0].strip().lower() != b"application/json":
-        raise HttpError(415, "send the body as `Content-Type: application/json`", code="unsupported_media_type")
-    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in scope["headers"]):
-        raise HttpError(415, "compressed bodies are not read: send it as it is", code="unsupported_content_encoding")
-    announced = [value for name, value in scope["headers"] if name == b"content-length"]
-    if announced and announced[0].isdigit() and int(announced[0][:20]) > limit:
-        raise _too_large(int(announced[0][:20]), limit)
-    body = bytearray()
-    while True:
-        message = await context.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise _too_large(len(body), limit)
-        if not message.get("more_body", False):
-            return parse_json_object(bytes(body))
-
-
-def _too_large(size: int, limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the body has {size} bytes or more; at most {limit} are read: raise --max-body-bytes")
+async def read_body(request: Request, server: ServerContext, kind: type[Body]) -> Body:
+    """What the client sent, as `kind`. Raises Unavailable while the model loads: how many token ids make sense is known
+    from it alone."""
+    max_ids = server.engine.info.context_length * server.config.max_prompts
+    context = RequestContext.of(request.scope)
+    return await server.bodies.read(kind, request.scope, context.receive, max_ids)

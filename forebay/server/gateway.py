@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, NotFound
-from forebay.server.context import REQUEST, ClientGone, new_request_context
+from forebay.server.bodies import ClientGone
+from forebay.server.context import REQUEST, new_request_context
 from forebay.server.errors import HttpError, error_response, internal
 from forebay.server.metrics import Metrics
 from forebay.server.security import Security

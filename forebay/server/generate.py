@@ -17,13 +17,14 @@ from starlette.types import Receive, Scope, Send
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError, RequestTooLarge
 from forebay.base.log import event, get_logger
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.context import ClientGone, RequestContext, ServerContext, read_json
+from forebay.server.bodies import ClientGone
+from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
 from forebay.server.errors import error_event, internal
 from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
 from forebay.server.http_protocol import Connection
 from forebay.server.logprobs import Scored
-from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling, refuse_client_template
+from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
@@ -33,9 +34,7 @@ log = get_logger("server")
 
 async def chat_completions(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
-    data = await read_json(request.scope, context, server.config.max_body_bytes)
-    refuse_client_template(data)
-    body = ChatRequest.parse(data)
+    body = await read_body(request, server, ChatRequest)
     server.check_model(body.model)
     _check_counts(server, body.choices, 1)
     dialect = ChatDialect(
@@ -68,7 +67,7 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
 
 async def completions(request: Request, server: ServerContext) -> Response:
     context = RequestContext.of(request.scope)
-    body = CompletionRequest.parse(await read_json(request.scope, context, server.config.max_body_bytes))
+    body = await read_body(request, server, CompletionRequest)
     server.check_model(body.model)
     _check_counts(server, body.choices, len(body.prompts))
     dialect = CompletionDialect(
@@ -93,9 +92,8 @@ async def completions(request: Request, server: ServerContext) -> Response:
 async def _completion_prompt(server: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> Prompt:
     info = server.engine.info
     if not isinstance(prompt, str):
-        bad = next((token for token in prompt if token >= info.vocab_size), None)
-        if bad is not None:
-            raise InvalidRequest(f"prompt: token id {bad} is not in 0..{info.vocab_size - 1}", param="prompt")
+        if len(prompt) <= info.context_length and max(prompt) >= info.vocab_size:  # a longer one is refused for that
+            raise InvalidRequest(f"prompt: token id {max(prompt)} is not in 0..{info.vocab_size - 1}", param="prompt")
         return Prompt(token_ids=prompt)
     token_ids = await server.workers.run(
         server.tokenizer.encode,

@@ -13,8 +13,8 @@ from forebay import __version__
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import Ready, State
-from forebay.server.context import RequestContext, ServerContext, read_json
-from forebay.server.protocol import DetokenizeRequest, TokenizeRequest, refuse_client_template
+from forebay.server.context import RequestContext, ServerContext, read_body
+from forebay.server.protocol import DetokenizeRequest, TokenizeRequest
 
 TICK_LIMIT_S: Final = 5.0
 STATE_TIMEOUT_S: Final = 2.0
@@ -55,10 +55,7 @@ async def model(request: Request, server: ServerContext) -> Response:
 
 async def tokenize(request: Request, server: ServerContext) -> Response:
     """`{"prompt"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
-    context = RequestContext.of(request.scope)
-    data = await read_json(request.scope, context, server.config.max_body_bytes)
-    refuse_client_template(data)
-    body = TokenizeRequest.parse(data)
+    body = await read_body(request, server, TokenizeRequest)
     server.check_model(body.model)
     limit = server.engine.info.context_length
     if body.prompt is not None:
@@ -77,20 +74,19 @@ async def tokenize(request: Request, server: ServerContext) -> Response:
             size=1 << 20,
             add_generation_prompt=body.add_generation_prompt,
             max_tokens=limit,
-            **(body.chat_template_kwargs.model_dump(exclude_none=True) if body.chat_template_kwargs else {}),
+            **body.template_variables,
         )
     return _json({"tokens": ids, "count": len(ids), "max_model_len": limit})
 
 
 async def detokenize(request: Request, server: ServerContext) -> Response:
     """`{"tokens"}` -> `{"prompt"}`."""
-    context = RequestContext.of(request.scope)
-    body = DetokenizeRequest.parse(await read_json(request.scope, context, server.config.max_body_bytes))
+    body = await read_body(request, server, DetokenizeRequest)
     server.check_model(body.model)
     info = server.engine.info
-    bad = next((token for token in body.tokens if token >= info.vocab_size), None)
-    if bad is not None:
-        raise InvalidRequest(f"tokens: token id {bad} is not in 0..{info.vocab_size - 1}", param="tokens")
+    highest = max(body.tokens, default=0)
+    if highest >= info.vocab_size:
+        raise InvalidRequest(f"tokens: token id {highest} is not in 0..{info.vocab_size - 1}", param="tokens")
     text = await server.workers.run(
         server.tokenizer.decode,
         body.tokens,

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any, Final
 
 from forebay.base.errors import InvalidRequest
 
 MAX_DEPTH: Final = 32
 MAX_CONTAINERS: Final = 20_000
+MAX_VALUES: Final = 5 * MAX_CONTAINERS  # beside token ids; the objects that are known have fewer each
+MAX_STRINGS: Final = 2 * MAX_VALUES  # keys are strings too
 
-# Possessive, and a string that is not closed goes to the end: else each of its quotes would be tried as another start.
-_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SQUARE: Final = bytes.maketrans(b"{}", b"[]")
 
 
-def parse_json_object(body: bytes) -> dict[str, Any]:
+def parse_json_object(body: bytes, max_ids: int = 0) -> dict[str, Any]:
     """The object in `body`. Raises InvalidRequest for what is not UTF-8, not strict JSON (NaN, Infinity, a BOM), nested
-    deeper than `MAX_DEPTH`, of more than `MAX_CONTAINERS` objects and lists, or with a key twice in one object."""
-    _check_depth(body)
+    deeper than `MAX_DEPTH`, of more than `MAX_CONTAINERS` objects and lists, `MAX_STRINGS` strings or `MAX_VALUES` +
+    `max_ids` values, or with a key twice in one object."""
+    _check_size(body, MAX_VALUES + max_ids)
     try:
         value = json.loads(body.decode("utf-8"), object_pairs_hook=_object, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
@@ -56,11 +56,23 @@ def _no_constant(name: str) -> Any:
     raise _invalid(f"{name} is not a JSON number")
 
 
-def _check_depth(body: bytes) -> None:
-    """Before parsing: the parser recurses, and every container costs hundreds of bytes."""
-    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+def _check_size(body: bytes, max_values: int) -> None:
+    """Before parsing: the parser recurses, and every value costs tens of bytes and is looked at again and again."""
+    # Each quote within a string has a backslash before it, so of each string's own two one or both are counted.
+    quotes = body.count(b'"') - body.count(b'\\"')
+    if quotes > 2 * MAX_STRINGS:
+        raise _invalid(f"it has {quotes // 2} strings or more; at most {MAX_STRINGS} are read")
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH and body.count(b",") < max_values:
         return
-    brackets = _STRING.sub(b"", body).translate(None, _NOT_BRACKETS)
+    delimited = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    outside = b"".join(delimited.split(b'"')[::2])
+    num_values = outside.count(b",") + 1
+    if num_values > max_values:
+        raise _invalid(f"it has {num_values} values or more; at most {max_values} are read")
+    _check_depth(outside.translate(None, _NOT_BRACKETS))
+
+
+def _check_depth(brackets: bytes) -> None:
     if len(brackets) > 2 * MAX_CONTAINERS:
         raise _invalid(f"it has {len(brackets) // 2} lists and objects; at most {MAX_CONTAINERS} are read")
     brackets = brackets.translate(_SQUARE)

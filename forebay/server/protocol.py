@@ -19,6 +19,7 @@ from forebay.server.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
     MISSING_FIELD,
+    UNKNOWN_FIELD,
     UNSUPPORTED_FIELD,
     branch,
     by_shape,
@@ -39,7 +40,7 @@ I32: Final = 2**31 - 1
 
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=I32)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
@@ -70,12 +71,12 @@ OnePrompt = Annotated[
 Prompts = Annotated[
     Annotated[Text, Tag(branch("text"))]
     | Annotated[TokenIds, Tag(branch("ids"))]
-    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS), Tag(branch("list"))],
+    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag(branch("list"))],
     by_shape(_prompt_shape, "a string, a list of token ids, or a list of these"),
 ]
 Stop = Annotated[
     Annotated[StopString, Tag(branch("text"))]
-    | Annotated[list[StopString], Field(max_length=MAX_STOP), Tag(branch("list"))],
+    | Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True), Tag(branch("list"))],
     by_shape(_text_or_list, "a string or a list of strings"),
 ]
 
@@ -162,7 +163,11 @@ class Strict(BaseModel):
         for name, harmless in cls.ignored.items():
             if name in data:
                 harmless.check(name, data[name])
-        return {key: value for key, value in data.items() if key not in cls.ignored}
+        kept = {key: value for key, value in data.items() if key not in cls.ignored}
+        unknown = next((key for key in kept if key not in cls.model_fields), None)  # one is enough: there may be many
+        if unknown is not None:
+            raise refusal(UNKNOWN_FIELD, unknown[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), "")
+        return kept
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Self:
@@ -196,10 +201,10 @@ class Sampling(Strict):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     stop: Stop | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
     cache_salt: Annotated[str, StringConstraints(max_length=128)] | None = None
 
@@ -277,7 +282,7 @@ class TextPart(Strict):
 
 Content = Annotated[
     Annotated[Text, Tag(branch("text"))]
-    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS), Tag(branch("list"))],
+    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
     by_shape(_text_or_list, "a string or a list of text parts"),
 ]
 
@@ -310,14 +315,33 @@ class TemplateArguments(Strict):
     thinking: bool | None = None
 
 
-class ChatRequest(Sampling):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
+class Templated(Strict):
+    """What goes through the chat template."""
+
+    add_generation_prompt: bool = True
+    chat_template_kwargs: TemplateArguments | None = None
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Self:
+        if "chat_template" in data:
+            raise InvalidRequest(
+                "chat_template is the operator's choice: the server is started with --chat-template",
+                code="chat_template_refused",
+                param="chat_template",
+            )
+        return super().parse(data)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return self.chat_template_kwargs.model_dump(exclude_none=True) if self.chat_template_kwargs else {}
+
+
+class ChatRequest(Templated, Sampling):
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    add_generation_prompt: bool = True
-    chat_template_kwargs: TemplateArguments | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -331,21 +355,15 @@ class ChatRequest(Sampling):
     def breakpoints(self) -> list[Breakpoint]:
         return [Breakpoint(i, end) for i, message in enumerate(self.messages) for end in message.breakpoints]
 
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        return self.chat_template_kwargs.model_dump(exclude_none=True) if self.chat_template_kwargs else {}
 
-
-class TokenizeRequest(Strict):
+class TokenizeRequest(Templated):
     """Either `prompt` or `messages`."""
 
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: bool = True
     parse_special: bool = False
-    add_generation_prompt: bool = True
-    chat_template_kwargs: TemplateArguments | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -358,7 +376,7 @@ class TokenizeRequest(Strict):
 
 class DetokenizeRequest(Strict):
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS)]
+    tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS, fail_fast=True)]
     skip_special_tokens: bool = False
 
 
@@ -369,12 +387,3 @@ _NESTED_TYPES: Final[tuple[type[Strict], ...]] = (ChatMessage, TextPart, CacheCo
 @cache
 def _field_names() -> frozenset[str]:
     return frozenset(name for body in (*REQUEST_TYPES, *_NESTED_TYPES) for name in body.model_fields)
-
-
-def refuse_client_template(data: dict[str, Any]) -> None:
-    if "chat_template" in data:
-        raise InvalidRequest(
-            "chat_template is the operator's choice: the server is started with --chat-template",
-            code="chat_template_refused",
-            param="chat_template",
-        )

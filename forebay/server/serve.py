@@ -81,6 +81,7 @@ async def serve(
             await _drain(context, server)
             server.should_exit = True
             await running
+            context.bodies.close()
             context.workers.close()
             sock.close()
     if engine.dead is not None and engine.dead.code != "shutting_down":

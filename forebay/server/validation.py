@@ -19,8 +19,9 @@ UNSUPPORTED_FIELD: Final = "unsupported_field"
 INVALID_COMBINATION: Final = "invalid_combination"
 INVALID_VALUE: Final = "invalid_value"
 MISSING_FIELD: Final = "missing_field"
+UNKNOWN_FIELD: Final = "unknown_field"
 
-OwnCode = Literal["unsupported_field", "invalid_combination", "invalid_value", "missing_field"]
+OwnCode = Literal["unsupported_field", "invalid_combination", "invalid_value", "missing_field", "unknown_field"]
 _OWN_CODES: Final = frozenset(get_args(OwnCode))
 _MAX_NAME_CHARS: Final = 64
 _LARGEST_SHOWN: Final = 1e15
@@ -70,12 +71,11 @@ def validation_error(details: list[dict[str, Any]], names: frozenset[str], field
     `details` are pydantic's, with contexts and inputs. `names` are the fields of every type that may be nested in the
     body, `fields` those of the body itself, for a did-you-mean.
     """
-    first = next((item for item in details if item["type"] == "extra_forbidden"), details[0])
+    first = next((item for item in details if item["type"] == UNKNOWN_FIELD), details[0])
     kind, context = first["type"], first.get("ctx", {})
-    loc = first["loc"][:-1] if kind == "extra_forbidden" else first["loc"]
-    parts = [part for part in loc if isinstance(part, int) or part in names]
-    if kind == "extra_forbidden":
-        return _unknown(parts, str(first["loc"][-1])[:_MAX_NAME_CHARS], [] if loc else fields)
+    parts = [part for part in first["loc"] if isinstance(part, int) or part in names]
+    if kind == UNKNOWN_FIELD:
+        return _unknown(parts, context["param"][:_MAX_NAME_CHARS], [] if parts else fields)
     if "param" in context:
         param = _join([*parts, context["param"]])
         text = _join([*parts, ""]) + context["text"]
@@ -91,7 +91,7 @@ def _unknown(parts: list[Any], name: str, fields: list[str]) -> InvalidRequest:
     near = get_close_matches(name, fields, n=1)
     param = _join([*parts, name])
     return InvalidRequest(
-        f"unknown field {param!a}" + (f": did you mean {near[0]}?" if near else ""), code="unknown_field", param=param
+        f"unknown field {param!a}" + (f": did you mean {near[0]}?" if near else ""), code=UNKNOWN_FIELD, param=param
     )
 
 

@@ -1,0 +1,112 @@
+"""Calls beside the event loop: limited in number, and none of them keeps anybody from going on."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from forebay.base.errors import Overloaded
+from forebay.server import workers
+from forebay.server.workers import Workers
+
+
+@asynccontextmanager
+async def stuck(pool: Workers, count: int = 1) -> AsyncIterator[None]:
+    """`count` calls that do not end before this does."""
+    release, begun = threading.Event(), [asyncio.Event() for _ in range(count)]
+    loop = asyncio.get_running_loop()
+
+    def call(number: int) -> None:
+        loop.call_soon_threadsafe(begun[number].set)
+        release.wait(60)
+
+    tasks = [asyncio.create_task(pool.run(lambda i=i: call(i))) for i in range(count)]  # type: ignore[misc]
+    for event in begun:
+        await event.wait()
+    yield
+    release.set()
+    await asyncio.gather(*tasks)
+
+
+def test_a_call_returns_or_raises_what_its_function_does() -> None:
+    async def main() -> None:
+        pool = Workers("test", 2)
+        assert await pool.run(lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await pool.run(lambda: 1 // 0)
+        with pytest.raises(SystemExit):
+            await pool.run(sys.exit)
+        assert await pool.run(lambda: 8) == 8
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_the_queue_has_an_end() -> None:
+    async def main() -> None:
+        pool = Workers("test", 2, max_waiting=3)
+        async with stuck(pool, 2):
+            waiting = [asyncio.create_task(pool.run(lambda: 1)) for _ in range(3)]
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="3 requests wait for a free test worker"):
+                await pool.run(lambda: 1)
+            assert not any(task.done() for task in waiting)
+        assert await asyncio.gather(*waiting) == [1, 1, 1]
+        assert await pool.run(lambda: 1) == 1
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_nobody_waits_for_ever_and_what_nobody_waits_for_is_not_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MAX_WAIT_S", 0.01)
+    done = []
+
+    async def main() -> None:
+        pool = Workers("test", 1)
+        async with stuck(pool):
+            with pytest.raises(Overloaded, match="no test worker came free"):
+                await pool.run(lambda: done.append(1))
+            gone = asyncio.create_task(pool.run(lambda: done.append(2)))
+            await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+        monkeypatch.setattr(workers, "MAX_WAIT_S", 60)
+        await pool.run(lambda: done.append(3))
+        pool.close()
+
+    asyncio.run(main())
+    assert done == [3]
+
+
+def test_a_call_over_its_time_is_left_to_itself() -> None:
+    async def main() -> None:
+        pool = Workers("test", 2)
+        release = threading.Event()
+        with pytest.raises(TimeoutError):
+            await pool.run(lambda: release.wait(60), 0.01)
+        assert await pool.run(lambda: 1, 60) == 1
+        release.set()
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_call_that_never_ends_does_not_keep_the_process_from_ending() -> None:
+    code = (
+        "import asyncio, contextlib, threading\n"
+        "from forebay.server.workers import Workers\n"
+        "async def main():\n"
+        "    with contextlib.suppress(TimeoutError):\n"
+        "        await Workers('test', 1).run(threading.Event().wait, 0.01)\n"
+        "asyncio.run(main())\n"
+        "print('over')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "over\n"
