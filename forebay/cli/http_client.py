@@ -15,6 +15,7 @@ from forebay.base.errors import ConfigError, EngineError, Unavailable
 
 DONE: Final = b"[DONE]"
 _MAX_EVENT_BYTES: Final = 16 << 20
+_MAX_ERROR_CHARS: Final = 500
 
 OnEvent = Callable[[bytes], None]
 
@@ -46,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._answer: asyncio.Future[bytes] | None = None
         self._on_event: OnEvent | None = None
         self._body = bytearray()
+        self._searched = 0  # so much of the body has no end of an event in it
 
     @classmethod
     async def connect(cls, origin: Origin) -> Connection:
@@ -79,6 +81,7 @@ class Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._on_event = on_event
         self._body.clear()
+        self._searched = 0
         self.status = 0
         self._transport.write(encode_request(self.origin, method, path, payload))
         return await self._answer
@@ -117,11 +120,15 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _split_events(self, on_event: OnEvent) -> None:
-        *events, rest = bytes(self._body).split(b"\n\n")
-        for event in events:
+        body, start = self._body, 0
+        at = max(0, self._searched - 1)  # of two line ends the first may have been the last byte
+        while (end := body.find(b"\n\n", at)) >= 0:
+            event = bytes(body[start:end])
             if event.startswith(b"data: "):
                 on_event(event[6:])
-        self._body[:] = rest
+            start = at = end + 2
+        del body[:start]
+        self._searched = len(body)
 
     def on_message_complete(self) -> None:
         if self._answer is not None and not self._answer.done():
@@ -141,9 +148,9 @@ def encode_request(origin: Origin, method: str, path: str, payload: dict[str, An
 def error_text(status: int, body: bytes) -> str:
     """What a server's error answer says, in one line."""
     try:
-        error = json.loads(body)["error"]
+        error = json.loads(body.decode())["error"]
         return f"{status} {error.get('code') or error.get('type')}: {error['message']}"
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return f"{status}: {body[:200].decode(errors='replace')}"
 
 
@@ -156,8 +163,25 @@ async def get_json(origin: Origin, path: str) -> dict[str, Any]:
         connection.close()
     if connection.status != 200:
         raise EngineError(f"{origin}{path} answered {error_text(connection.status, body)}")
-    answer: dict[str, Any] = json.loads(body)
-    return answer
+    return _object(origin, body)
+
+
+def _object(origin: Origin, data: bytes) -> dict[str, Any]:
+    """What a server sent as JSON. Raises EngineError for what is none, or no object."""
+    try:
+        value = json.loads(data.decode())  # of bytes it would guess the encoding, UTF-16 and -32 among them
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise EngineError(f"{origin} sent what is no JSON object: {data[:200].decode(errors='replace')!a}")
+    return value
+
+
+def _told(error: Any) -> EngineError:
+    """An error inside a stream."""
+    if not isinstance(error, dict):
+        return EngineError(str(error)[:_MAX_ERROR_CHARS])
+    return EngineError(str(error.get("message"))[:_MAX_ERROR_CHARS], code=str(error.get("code"))[:_MAX_ERROR_CHARS])
 
 
 async def stream_json(origin: Origin, path: str, payload: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
@@ -168,9 +192,9 @@ async def stream_json(origin: Origin, path: str, payload: dict[str, Any]) -> Asy
     answer.add_done_callback(lambda _: events.put_nowait(DONE))
     try:
         while (data := await events.get()) != DONE:
-            event = json.loads(data)
+            event = _object(origin, data)
             if "error" in event:
-                raise EngineError(str(event["error"].get("message")), code=str(event["error"].get("code")))
+                raise _told(event["error"])
             yield event
         body = await answer
         if connection.status != 200:
