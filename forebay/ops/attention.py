@@ -34,6 +34,9 @@ class AttentionOps(Protocol):
 
         v_cache may be a view into k_cache's rows: v is then what lies in k at that place. int8 caches have scales
         [slots, Hk] float32: a head's entries are its codes, -127..127, times its scale, the largest entry / 127.
+
+        Where a head's key is not finite its value becomes NaN (its scale, in int8 caches), so that the token's own
+        attention, whatever it weighs that value with, is NaN too and nothing can hide in the cache.
         """
         ...
 

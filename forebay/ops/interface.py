@@ -55,6 +55,10 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
         named twice (the padding row)."""
         ...
 
+    def finite_rows(self, x: Tensor) -> Tensor:
+        """x [T, H] contiguous -> [T] bool: False for a row with a NaN or an infinity."""
+        ...
+
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V] float32 -> ids [S] int64 of each row's first maximum, and finite [S] bool.
 

@@ -39,6 +39,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_embedding_q_{}": [_P, _P, _P, _P, _L, _L],
     "fb_rms_norm_{}": [_P, _P, _L, _L, _L, _P, _P, _L, _L, _F],
     "fb_add_rms_norm_{}": [_P, _P, _P, _P, _P, _L, _L, _F],
+    "fb_finite_rows_{}": [_P, _P, _P, _L, _L],
     "fb_gated_rms_norm_{}": [_P, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _F, _L, _L],
     "fb_silu_and_mul_{}": _ROWS,
     "fb_gelu_and_mul_{}": [*_ROWS, _L],

@@ -33,6 +33,7 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
         self._query_bounds = kernels.bind("fb_query_bounds")
+        self._finite_rows = kernels.by_dtype("fb_finite_rows_{}")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
         self._sample_rows = kernels.bind("fb_sample_rows")
 
@@ -88,6 +89,12 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
 
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])
+
+    def finite_rows(self, x: Tensor) -> Tensor:
+        rows, n = x.shape
+        finite = torch.empty(rows, dtype=torch.bool)
+        self._finite_rows[x.dtype](self._pool, x.data_ptr(), finite.data_ptr(), rows, n)
+        return finite
 
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         rows, n = logits.shape

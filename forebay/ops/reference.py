@@ -35,6 +35,9 @@ class TorchOps(TorchExpertOps, TorchAttention, TorchRecurrence):
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         table.index_copy_(0, rows.long(), values)
 
+    def finite_rows(self, x: Tensor) -> Tensor:
+        return x.isfinite().all(dim=-1)
+
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         if logits.shape[0] == 0:
             return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)

@@ -27,9 +27,12 @@ class TorchAttention:
         k_scale: Tensor | None = None,
         v_scale: Tensor | None = None,
     ) -> None:
-        _keep(k, k_cache, loc, k_scale)
-        if k_scale is None or v_scale is not k_scale:
-            _keep(v, v_cache, loc, v_scale)
+        finite = k.isfinite().all(dim=-1, keepdim=True)
+        if v_cache.data_ptr() == k_cache.data_ptr():
+            _keep(k.masked_fill(~finite, torch.nan), k_cache, loc, k_scale)
+        else:
+            _keep(k, k_cache, loc, k_scale)
+            _keep(v.masked_fill(~finite, torch.nan), v_cache, loc, v_scale)
 
     def rope_and_store_kv(
         self,

@@ -132,7 +132,8 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 class StepResult:
     """What a step sampled, in the order of the plan's sampling sequences.
 
-    `failed` holds indices (into the sampling sequences) whose logits were not finite: their token id is meaningless.
+    `failed` holds indices (into all of the plan's sequences) for which something was not finite, logits or what else
+    the step computed: a token id of theirs is meaningless, and so is whatever the step wrote for them (C30).
     `logprobs` is None where nobody asked. `prompt_logprobs` maps an extend's index to one entry per position of its
     chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk (None there where
     the chunk ends the prompt, since that one is sampled).

@@ -75,6 +75,7 @@ class ExtendInputs:
 
 class ExtendOutputs(NamedTuple):
     hidden: Tensor  # [T, H]
+    finite: Tensor  # [T] bool
 
 
 class ExtendStep:
@@ -104,7 +105,8 @@ class ExtendStep:
             states=self._no_states,
             cache=self._cache,
         )
-        return ExtendOutputs(self._model.forward(ctx, tokens.input_ids))
+        hidden = self._model.forward(ctx, tokens.input_ids)
+        return ExtendOutputs(hidden, self._ops.finite_rows(hidden))
 
 
 def extend_runner(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, Final
 
 import numpy as np
@@ -75,7 +76,8 @@ class LaunchedStep:
     """A step whose sampled tokens are on their way."""
 
     vocab_size: int
-    token_ids: _ToHost  # [N]
+    token_ids: _ToHost  # [S]
+    sample_mask: npt.NDArray[np.bool_] | None  # [S]; None where all of them sample
     reporting: Ids  # which of the N want log-probabilities
     num_top: Ids  # for each of `reporting`
     logprobs: _ToHost | None
@@ -89,6 +91,8 @@ class LaunchedStep:
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
             failed = tuple(np.flatnonzero((array < 0) | (array >= self.vocab_size)).tolist())
             token_ids = [PAD if i in failed else token for i, token in enumerate(token_ids)]
+        if self.sample_mask is not None:
+            token_ids = list(compress(token_ids, self.sample_mask.tolist()))
         return StepResult(
             token_ids=token_ids,
             failed=failed,
@@ -167,13 +171,17 @@ class ModelRunner:
         chunks: tuple[_Chunk, ...] = ()
         if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
             decoded = self.decode.run(self._inputs.decode_columns(inputs), plan.num_seqs)
+            token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
         else:
-            decoded, hidden = self._forward(plan, inputs)
-            chunks = self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else ()
-        token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
+            forward = self._forward(plan, inputs)
+            chunks = self._prompt_chunks(plan, forward.hidden, wanted, inputs.targets) if wanted else ()
+            decoded = self._greedy(forward.hidden, inputs)
+            token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
+            token_ids = _of_all(token_ids, forward.finite, inputs)
         return LaunchedStep(
             self._vocab_size,
-            token_ids,
+            _ToHost(token_ids),
+            None if len(sample_rows) == plan.num_seqs else plan.sample_mask,
             reporting,
             self._options.num_top[sample_rows[reporting]],
             logprobs,
@@ -223,27 +231,28 @@ class ModelRunner:
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=[], num_prompt=0),),
         )
 
-    def _forward(self, plan: StepPlan, inputs: Inputs) -> tuple[DecodeOutputs, Tensor]:
-        """A step of any shape: what a decode step returns, for the sequences that sample; and the hidden [T, H]."""
-        hidden = self._hidden(plan, inputs)
+    def _forward(self, plan: StepPlan, inputs: Inputs) -> ExtendOutputs:
+        """A step of any shape."""
+        if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
+            return self.extend.run(self._inputs.extend_columns(plan, inputs), plan.num_tokens)
+        hidden = self._model.forward(*self._inputs.forward_inputs(plan, inputs))
+        return ExtendOutputs(hidden, self._ops.finite_rows(hidden))
+
+    def _greedy(self, hidden: Tensor, inputs: Inputs) -> DecodeOutputs:
+        """What a decode step returns, for the sequences that sample."""
         last = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
         logits = self._model.logits(last)
         token_ids, finite = self._ops.argmax_rows(logits)
         self.rows.last_tokens.index_copy_(0, inputs.sample_rows, token_ids)
-        return DecodeOutputs(token_ids, finite, logits), hidden
-
-    def _hidden(self, plan: StepPlan, inputs: Inputs) -> Tensor:
-        if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
-            return self.extend.run(self._inputs.extend_columns(plan, inputs), plan.num_tokens).hidden
-        return self._model.forward(*self._inputs.forward_inputs(plan, inputs))
+        return DecodeOutputs(token_ids, finite, logits)
 
     def _choose(
         self, decoded: DecodeOutputs, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
-    ) -> tuple[_ToHost, _ToHost | None]:
+    ) -> tuple[Tensor, _ToHost | None]:
         """The tokens of the sequences that sample: the most likely ones, unless they want others."""
         ids, finite, raw = decoded
         if len(rows) == 0:
-            return _ToHost(inputs.sample_rows), None
+            return ids, None
         if wants & (Wants.ADJUST | Wants.DRAW):
             ids, finite = self._other_tokens(raw, inputs, rows, wants, ids, finite)
         logprobs = None
@@ -251,7 +260,7 @@ class ModelRunner:
             which = inputs.reporting
             k = int(self._options.num_top[rows[reporting]].max())
             logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
-        return _ToHost(torch.where(finite, ids, _FAILED)), logprobs
+        return torch.where(finite, ids, _FAILED), logprobs
 
     def _other_tokens(
         self, logits: Tensor, inputs: Inputs, rows: Ids, wants: Wants, ids: Tensor, finite: Tensor
@@ -287,6 +296,19 @@ class ModelRunner:
             chunks.append(_Chunk(extend, int(plan.q_lens[extend]), known, num_top, blocks))
             first += len(known)
         return tuple(chunks)
+
+
+def _of_all(token_ids: Tensor, finite: Tensor, inputs: Inputs) -> Tensor:
+    """token_ids [N] of the sequences that sample and finite [T] of all tokens -> one id for each sequence [S]: _FAILED
+    where a token is not finite, anything where nothing is sampled. What a chunk leaves in the caches is finite where
+    its hidden states are (decision 0014), so those that sample nothing are looked at as well."""
+    broken = torch.zeros(len(finite) + 1, dtype=torch.int64, device=finite.device)
+    torch.cumsum(~finite, 0, out=broken[1:])
+    bounds = broken.index_select(0, inputs.sections["q_start"])
+    if len(token_ids) < len(bounds) - 1:
+        ids = torch.zeros(len(bounds) - 1, dtype=torch.int64, device=finite.device)
+        token_ids = ids.index_copy_(0, inputs.sections["sample_seqs"], token_ids)
+    return token_ids.masked_fill(bounds[1:] != bounds[:-1], _FAILED)
 
 
 def _prompt_entries(chunk: _Chunk) -> list[TokenLogprob | None]:

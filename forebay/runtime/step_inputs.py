@@ -39,6 +39,7 @@ _SECTIONS: Final = {
     "decode_rows": torch.int64,
     "sample_tokens": torch.int64,  # [N], which of the T
     "sample_rows": torch.int64,  # [N]
+    "sample_seqs": torch.int64,  # [N], which of the S; of a step with extends
     "sample_lens": torch.int64,  # [N]
     "drawing": torch.int64,  # [D], which of the N
     "reporting": torch.int64,  # [L], which of the N
@@ -214,7 +215,9 @@ def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_ta
         *(s, s + 1, s),
         *(t, t, t),
         plan.num_decodes,
-        *(n, n, n),
+        *(n, n),
+        n if plan.num_extends else 0,
+        n,
         num_drawing,
         num_reporting,
         *(w, w, w),
@@ -304,6 +307,7 @@ def _write_sequences(plan: StepPlan, host: dict[str, Array]) -> None:
     host["input_ids"][: len(plan.input_ids)] = plan.input_ids
     np.subtract(ends[plan.sample_mask], 1, out=host["sample_tokens"])
     host["sample_lens"][:] = plan.seq_lens[plan.sample_mask]
+    host["sample_seqs"][:] = np.flatnonzero(plan.sample_mask)
 
 
 def _write_admissions(admissions: tuple[Admission, ...], host: dict[str, Array]) -> None:

@@ -235,21 +235,19 @@ class Scheduler:
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
         """Take in what the oldest launched step sampled; the news of its requests, one update each at most."""
         flight = self._land(plan)
+        # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
+        failed = [flight.reqs[i] for i in result.failed]
+        living = [req for req in failed if req.status is not Status.FINISHED]
+        updates = [self._finish(req, FinishReason.ERROR, _failure(_not_finite(req))) for req in living]
         self._commit_chunks(flight, result, now)
-        sampled = self._sampled(flight)
-        failed = set(result.failed)
-        self._release_finished(flight, [sampled[i] for i in failed])
+        self._release_finished(flight, failed)
         logprobs = result.logprobs
-        updates: list[Update] = []
         num_generated = 0
-        for i, (req, token) in enumerate(zip(sampled, result.token_ids, strict=True)):
+        for i, (req, token) in enumerate(zip(self._sampled(flight), result.token_ids, strict=True)):
             if req.status is Status.FINISHED:
                 continue  # it ended while this step was in flight
-            if i in failed:
-                updates.append(self._finish(req, FinishReason.ERROR, _failure(_not_finite(req))))
-            else:
-                num_generated += 1
-                updates.append(self._append(req, token, logprobs[i] if logprobs else None, now))
+            num_generated += 1
+            updates.append(self._append(req, token, logprobs[i] if logprobs else None, now))
         self.counters.add("generated_tokens", num_generated)
         self.counters.add("steps")
         if not self.requests:
@@ -296,7 +294,6 @@ class Scheduler:
 
     def _commit_chunks(self, flight: _Flight, result: StepResult, now: float) -> None:
         plan = flight.plan
-        failed = {req for i, req in enumerate(self._sampled(flight)) if i in result.failed} if result.failed else ()
         for i in range(plan.num_extends):
             req = flight.reqs[i]
             if req.status is Status.FINISHED:
@@ -308,8 +305,7 @@ class Scheduler:
             req.kv_committed = int(plan.seq_lens[i])
             req.last_progress = now
             self.counters.add("computed_prompt_tokens", int(plan.q_lens[i]))
-            if req not in failed:
-                self.held.adopt(req, req.kv_committed)
+            self.held.adopt(req, req.kv_committed)
 
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
         req.tokens.append(token)
@@ -410,6 +406,6 @@ def _failure(error: ForebayError) -> Failure:
 
 def _not_finite(req: Request) -> NumericalError:
     return NumericalError(
-        f"the model's logits after token {len(req.tokens)} of this request were not finite (NaN or infinite); other "
-        "requests are not affected: check the checkpoint, or try --dtype float32"
+        f"what the model computed after at most {len(req.tokens)} tokens of this request was not finite (NaN or "
+        "infinite); other requests are not affected: check the checkpoint, or try --dtype float32"
     )

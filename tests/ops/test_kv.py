@@ -113,3 +113,49 @@ def test_8_bit_values_within_keys_have_the_codes_of_the_keys(each_ops: Ops, dtyp
     each_ops.store_kv(latent, latent[..., :32], cache, cache[..., :32], loc, scale, scale)
     error = cache[loc] * scale[loc].unsqueeze(-1) - latent.float()
     assert (error.abs() <= scale[loc].unsqueeze(-1) * 0.501).all()
+
+
+@pytest.mark.parametrize("kind", ["plain", "within keys", "8 bit", "8 bit within keys", "rope"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_key_that_is_not_finite_shows_in_its_own_tokens_attention(
+    each_ops: Ops, dtype: torch.dtype, kind: str, bad: float
+) -> None:
+    """C30: -inf in a key may give the token no weight at all, and only later tokens would meet it."""
+    size, n, heads = 32, 40, 1 if "within" in kind else 2
+    q, k, v = (normal((n, h, size), dtype, seed=i).abs() for i, h in enumerate((2, heads, heads)))
+    k[7, 0] = bad if bad == bad else torch.where(torch.arange(size) == 5, bad, k[7, 0].float()).to(dtype)
+    caches = [torch.zeros(n + 4, heads, size, dtype=torch.int8 if "8 bit" in kind else dtype) for _ in range(2)]
+    scales: list[torch.Tensor | None] = [None, None]
+    if "8 bit" in kind:
+        scales = [torch.zeros(n + 4, heads) for _ in range(2)]
+    if "within" in kind:
+        v, caches[1], scales[1] = k[..., :16], caches[0][..., :16], scales[0]
+    loc, starts = torch.arange(4, n + 4), torch.tensor([0, n], dtype=torch.int32)
+    if kind == "rope":
+        cos_sin = torch.cat([torch.ones(n, size // 2), torch.zeros(n, size // 2)], dim=1)
+        each_ops.rope_and_store_kv(q, k, v, torch.arange(n), cos_sin, caches[0], caches[1], loc, *scales)
+    else:
+        each_ops.store_kv(k, v, caches[0], caches[1], loc, *scales)
+    table = torch.arange(22, dtype=torch.int32).view(2, 11) % 11 + 1
+    out = each_ops.paged_attention(
+        q,
+        *caches,
+        table,
+        torch.zeros(1, dtype=torch.int32),
+        starts,
+        starts[1:],
+        4,
+        1.0,
+        k_scale=scales[0],
+        v_scale=scales[1],
+    )
+    assert not out[7, 0].isfinite().any()
+
+
+def test_finite_rows_flags_each_row_with_a_nan_or_an_infinity(each_ops: Ops, dtype: torch.dtype) -> None:
+    for width in (1, 7, 16, 63, 576):
+        x = normal((6, width), dtype, seed=width)
+        for row, bad in ((1, float("nan")), (2, float("inf")), (4, float("-inf"))):
+            x[row, width - 1 if row == 2 else width // 2] = bad
+        assert each_ops.finite_rows(x).tolist() == [True, False, False, True, False, True]
+    assert each_ops.finite_rows(normal((0, 64), dtype, seed=1)).tolist() == []

@@ -164,6 +164,24 @@ def test_store_kv_of_values_within_keys(ops: Ops, dtype: torch.dtype) -> None:
     assert_same_bits(k_cache, expected)
 
 
+@pytest.mark.parametrize("bad", [NAN, float("-inf")])
+def test_the_value_of_a_key_that_is_not_finite_is_nan(ops: Ops, dtype: torch.dtype, bad: float) -> None:
+    k, v, loc = normal((4, 2, 12), dtype, seed=1), normal((4, 2, 8), dtype, seed=2), torch.tensor([3, 1, 6, 7])
+    k[2, 1, 5], v[0, 0, 0] = bad, -0.0
+    k_cache, v_cache = torch.zeros(9, 2, 12, dtype=dtype), torch.zeros(9, 2, 8, dtype=dtype)
+    ops.store_kv(k, v, k_cache, v_cache, loc)
+    for cache, wanted in ((k_cache, k), (v_cache, v)):
+        assert_same_bits(cache[loc[[0, 1, 3]]], wanted[[0, 1, 3]])
+    assert v_cache[6].isnan().tolist() == [[False] * 8, [True] * 8]
+    ops.store_kv(k, k[..., :8], k_cache, k_cache[..., :8], loc)
+    assert k_cache[6].isnan().tolist() == [[False] * 12, [True] * 12]
+    if bad == float("-inf"):
+        return  # the interpreter warns of inf / inf, whose code nobody reads
+    scales = [torch.zeros(9, 2) for _ in range(2)]
+    ops.store_kv(k, v, k_cache.to(torch.int8), v_cache.to(torch.int8), loc, *scales)
+    assert scales[1][loc].isnan().tolist() == [[False, False], [False, False], [False, True], [False, False]]
+
+
 def test_eight_bit_kv_is_written_as_the_reference_writes_it(ops: Ops, reference: TorchOps, dtype: torch.dtype) -> None:
     """A head of zeros has the scale 0, and one with a NaN the scale NaN: reading it gives NaN."""
     k, v = normal((4, 2, 12), dtype, seed=1), normal((4, 2, 8), dtype, seed=2)

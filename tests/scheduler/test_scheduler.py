@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTooLarge
-from forebay.config.engine_config import Ledger, SchedulePolicy
+from forebay.config.engine_config import Ledger, SchedulePolicy, StateConfig
 from forebay.memory.slots import LedgerError
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import SamplingParams
@@ -250,6 +250,49 @@ def test_a_request_that_failed_leaves_nothing_in_the_cache():
     assert rig.finish_of(req) is FinishReason.ERROR
     assert rig.scheduler.held.cache.num_pages == 0
     assert rig.free_pages == 64
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it(depth):
+    """C30: what earlier chunks left has been looked at and stays; this one and what was launched behind it go."""
+    rig = Rig(depth=depth, chunked_prefill_size=8)
+    req = rig.add(40)
+    rig.step()
+    rig.step()
+    while depth and len(rig.flights) > 1:
+        rig.commit()
+    adopted = rig.scheduler.held.cache.num_pages
+    assert adopted == 2 * (2 - depth)
+    if depth == 0:
+        rig.launch()
+    rig.launch()
+    (update,) = rig.commit(failed=(0,))
+    assert (update.finish, update.failure.code, update.token_ids) == (FinishReason.ERROR, "non_finite_logits", [])
+    rig.run()
+    assert rig.finish_of(req) is FinishReason.ERROR
+    assert rig.scheduler.held.cache.num_pages == adopted
+    again = rig.add(req.tokens.tolist())
+    rig.run()
+    assert rig.finish_of(again) is FinishReason.LENGTH
+    assert next(u.cache.cached_tokens for u in rig.updates if u.cache and u.request_id == 2) == adopted * 4
+
+
+def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes():
+    """C26, C30: the copy was planned before the step that it depends on had been looked at."""
+    kept = StateConfig(page_bytes=1, retraction_host_bytes=1 << 20, recompute_bytes_per_token=1 << 10)
+    rig = Rig(depth=1, chunked_prefill_size=8, state=kept)
+    req = rig.add(40)
+    rig.launch()
+    rig.scheduler._retract(req)
+    assert rig.scheduler.held.kept.num_bytes
+    other = rig.add(5)
+    rig.launch()
+    (update,) = rig.commit(failed=(0,))
+    assert (update.request_id, update.finish) == (req.id, FinishReason.ERROR)
+    assert rig.scheduler.held.kept.num_bytes == 0
+    rig.run()
+    assert rig.finish_of(other) is FinishReason.LENGTH
+    assert [plan.drops for plan in rig.plans if plan.drops] == [(req.id,)]
 
 
 def test_flush_drops_what_nobody_holds():

@@ -100,7 +100,7 @@ class HashStep:
 
     def result(self, *, fails: bool = False, poisoned: tuple[int, ...] = ()) -> StepResult:
         """What the step sampled; with `fails` it raises StepFailed instead and leaves garbage behind. The sequences
-        (among the sampling ones) `poisoned` turn out not finite."""
+        `poisoned` turn out not finite."""
         return self._runner.execute(self, fails=fails, poisoned=poisoned)
 
 
@@ -339,7 +339,7 @@ class HashRunner:
         chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
         self.last_tokens[rows] = chosen
         self.counts[rows] += KEY[chosen]
-        for i in np.flatnonzero(plan.sample_mask)[list(poisoned)].tolist():
+        for i in poisoned:
             self._spoil(step, i, slice(ends[i] - plan.q_lens[i], ends[i]))
         return StepResult(
             token_ids=chosen.tolist(),

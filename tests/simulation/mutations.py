@@ -157,12 +157,23 @@ def the_last_tokens_page_is_adopted_before_it_has_kv(patch: Patch) -> None:
 
 @mutation
 def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
-    commit = Scheduler._commit_chunks
-    patch.setattr(
-        Scheduler,
-        "_commit_chunks",
-        lambda self, flight, result, now: commit(self, flight, replace(result, failed=()), now),
-    )
+    release = Residencies.release
+
+    def mutated(self, req, num_committed=None):
+        release(self, req, min(req.kv_len, len(req.tokens)) if num_committed is None else num_committed)
+
+    patch.setattr(Residencies, "release", mutated)
+
+
+@mutation
+def only_what_samples_is_looked_at(patch: Patch) -> None:
+    commit = Scheduler.commit
+
+    def mutated(self, plan, result, now):
+        failed = tuple(i for i in result.failed if plan.sample_mask[i])
+        return commit(self, plan, replace(result, failed=failed), now)
+
+    patch.setattr(Scheduler, "commit", mutated)
 
 
 @mutation

@@ -245,10 +245,9 @@ class Simulation:
         plan, step = self.flights.popleft()
         rng, faults = self.rng, self.faults
         not_finite = ()
-        if rng.random() < faults.not_finite and plan.sample_mask.any():
-            not_finite = (rng.randrange(int(plan.sample_mask.sum())),)
-            for i in not_finite:
-                self._of(int(step.tenants[plan.sample_mask][i]), "may_break")
+        if rng.random() < faults.not_finite:
+            not_finite = (rng.randrange(plan.num_seqs),)
+            self._of(int(step.tenants[not_finite[0]]), "may_break")
         left = any(self._is_waiting(request_id) for request_id in step.tenants.tolist())
         fails = rng.random() < faults.result_fails * (4 if left else 1)
         try:

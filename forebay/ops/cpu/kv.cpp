@@ -1,11 +1,13 @@
 // What touches q, k and v before attention: rotary embedding and the KV cache's writes.
 #include <algorithm>
+#include <limits>
 
 #include "pool.h"
-#include "simd.h"
+#include "rows.h"
 
 namespace {
 
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr long kGrain = 16;  // tokens: 16 x 12 heads x 64 is about what a wake-up is worth
 
 // cos_sin_row: half cosines, then half sines. No fused multiply-add: torch rounds each product too.
@@ -82,6 +84,19 @@ void keep(const Heads<T>& from, long token, const Kept<int8_t>& to, long slot) {
     }
 }
 
+// A token's own attention weighs its value with something, and whatever that is, a NaN comes out. So it shows in the
+// token's hidden state that its key is not finite: by itself a key whose scores are -inf would not be seen before others
+// read it.
+template <class T>
+void spoil(const Kept<T>& to, long slot, long h, long, long dim) {
+    T* head = to.at + slot * to.slot_stride + h * dim;
+    for_each_vector(dim, [&](long i, long part) { store_part(head + i, set1(kNaN), part); });
+}
+
+void spoil(const Kept<int8_t>& to, long slot, long h, long heads, long) {
+    to.factors[slot * heads + h] = kNaN;
+}
+
 template <class T>
 void apply_rope(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Rope& rope, long tokens) {
     pool.run(tokens, kGrain, [=](long begin, long end) {
@@ -101,6 +116,14 @@ void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Head
             rope.apply(k, t);
             keep(k, t, k_kept, loc[t]);
             if (v.count > 0) keep(v, t, v_kept, loc[t]);
+            for (long h = 0; h < k.count; ++h) {
+                if (is_finite(k.head(t, h), k.dim)) continue;
+                if (v.count > 0) {
+                    spoil(v_kept, loc[t], h, v.count, v.dim);
+                } else {
+                    spoil(k_kept, loc[t], h, k.count, k.dim);
+                }
+            }
         }
     });
 }

@@ -27,6 +27,15 @@ float sum_of_squares(const T* x, long n) {
     return hsum(even + odd);
 }
 
+// Whether no entry is a NaN or an infinity: times zero these are NaN, and so is every sum with one.
+template <class T>
+bool is_finite(const T* x, long n) {
+    Vec poison = zero();
+    for_each_vector(n, [&](long i, long part) { poison = fma(load_part(x + i, part), zero(), poison); });
+    const float sum = hsum(poison);
+    return sum == sum;
+}
+
 // out [rows, n] = f(first, second), entry by entry; rows are ldf, lds and ldo apart. out may be one of the two.
 template <class T, class F>
 void zip_rows(Pool& pool, const T* first, long ldf, const T* second, long lds, T* out, long ldo, long rows, long n,

@@ -63,6 +63,13 @@ long argmax_row(const float* row, long n) {
     return std::find(row + whole, row + n, best) - row;
 }
 
+template <class T>
+void finite_rows(Pool& pool, const T* x, uint8_t* finite, long rows, long n) {
+    pool.run(rows, grain_for(n), [=](long begin, long end) {
+        for (long r = begin; r < end; ++r) finite[r] = is_finite(x + r * n, n);
+    });
+}
+
 }  // namespace
 
 // rows, n: how many rows and how long; x rows are n apart unless a stride is given; out never overlaps the inputs.
@@ -74,6 +81,9 @@ long argmax_row(const float* row, long n) {
     void fb_add_rms_norm_##suffix(Pool* pool, const T* x, T* residual, const T* weight, T* out, long rows, long n, \
                                   float eps) {                                                                     \
         pool->op([=](Pool& p) { add_rms_norm(p, x, residual, weight, out, rows, n, eps); });                       \
+    }                                                                                                              \
+    void fb_finite_rows_##suffix(Pool* pool, const T* x, uint8_t* finite, long rows, long n) {                     \
+        pool->op([=](Pool& p) { finite_rows(p, x, finite, rows, n); });                                            \
     }
 
 extern "C" {

@@ -72,24 +72,37 @@ def _copy_heads(
     slot_stride,
     cache_head,
     num_heads,
+    keys,
+    key_stride,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    KEY_D: tl.constexpr,
+    KEY_BLOCK: tl.constexpr,
     IN_CODES: tl.constexpr,
 ):
+    """`keys` are the token's; a head whose key is not finite becomes NaN. A KEY_D of 0 is for the keys themselves."""
     at = tl.arange(0, BLOCK)
     to = cache + slot * slot_stride + at
     for head in range(num_heads):
         values = tl.load(x + token + head * head_stride + at, mask=at < D, other=0.0)
+        if KEY_D > 0:
+            key_at = tl.arange(0, KEY_BLOCK)
+            key = tl.load(keys + head * key_stride + key_at, mask=key_at < KEY_D, other=0.0).to(tl.float32)
+            spoilt = tl.max((~(tl.abs(key) < float("inf"))).to(tl.int32), 0)  # a NaN is less than nothing
+        else:
+            spoilt = 0
         if IN_CODES:
             values = values.to(tl.float32)
             largest = tl.max(tl.abs(values), 0)
-            broken = tl.max((values != values).to(tl.int32), 0) > 0  # which the maximum passes over
+            broken = tl.max((values != values).to(tl.int32), 0) + spoilt > 0  # which the maximum passes over
             scale = tl.where(broken, float("nan"), largest / 127.0)
             tl.store(scales + slot * num_heads + head, scale)
             codes = tl.where(scale > 0.0, values / tl.where(scale > 0.0, scale, 1.0), 0.0)
             codes = tl.where(codes == codes, codes, 0.0)
             codes = codes + 12582912.0 - 12582912.0  # 1.5 * 2^23: rounds half to even
             values = tl.minimum(tl.maximum(codes, -127.0), 127.0).to(tl.int8)
+        else:
+            values = tl.where(spoilt > 0, float("nan"), values.to(tl.float32)).to(x.dtype.element_ty)
         tl.store(to + head * cache_head, values, mask=at < D)
 
 
@@ -115,16 +128,52 @@ def _store_kv(
     DV: tl.constexpr,
     D_BLOCK: tl.constexpr,
     DV_BLOCK: tl.constexpr,
+    CHECKED: tl.constexpr,
     IN_CODES: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(loc + token)
+    keys = k + token * k_token
     if tl.program_id(1) == 0:
-        at, cache_head = token * k_token, k_cache_head
-        _copy_heads(k, at, k_head, k_cache, k_scale, slot, k_slot, cache_head, num_heads, D, D_BLOCK, IN_CODES)
+        at, to = token * k_token, k_cache_head
+        _copy_heads(
+            k,
+            at,
+            k_head,
+            k_cache,
+            k_scale,
+            slot,
+            k_slot,
+            to,
+            num_heads,
+            keys,
+            k_head,
+            D,
+            D_BLOCK,
+            CHECKED,
+            D_BLOCK,
+            IN_CODES,
+        )
     else:
-        at, cache_head = token * v_token, v_cache_head
-        _copy_heads(v, at, v_head, v_cache, v_scale, slot, v_slot, cache_head, num_heads, DV, DV_BLOCK, IN_CODES)
+        at, to = token * v_token, v_cache_head
+        _copy_heads(
+            v,
+            at,
+            v_head,
+            v_cache,
+            v_scale,
+            slot,
+            v_slot,
+            to,
+            num_heads,
+            keys,
+            k_head,
+            DV,
+            DV_BLOCK,
+            D,
+            D_BLOCK,
+            IN_CODES,
+        )
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -388,6 +437,7 @@ class TritonAttention:
             DV=dv,
             D_BLOCK=triton.next_power_of_2(d),
             DV_BLOCK=triton.next_power_of_2(dv),
+            CHECKED=d if within else 0,  # values that lie in keys are spoilt with them
             IN_CODES=k_scale is not None,
         )
 
