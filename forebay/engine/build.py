@@ -19,6 +19,7 @@ from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
 from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
 from forebay.formats.checkpoint import Checkpoint, open_checkpoint
+from forebay.formats.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import describe, load
 from forebay.models.model import Model
@@ -52,6 +53,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path)
+    _name_unknown_options(checkpoint.config)
     sizes = sizes_of(config, describe(checkpoint.config).cache_specs())
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     ops = make_ops(config.kernels, config.num_threads)
@@ -82,6 +84,12 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
     ready = _ready(budget, checkpoint, report, load_seconds)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
+
+
+def _name_unknown_options(model: ModelConfig) -> None:
+    if model.unknown_options:
+        names = ", ".join(model.unknown_options)
+        log.warning(event("unknown_model_options", names=names, effect="ignored: if they change results, not here"))
 
 
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:

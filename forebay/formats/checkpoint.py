@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from forebay.formats.model_config import ModelConfig, config_from_folder, config
 from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.mxfp4 import unpacked
 from forebay.formats.quantized import HEAD_BITS, StoredCodes
-from forebay.formats.safetensors import SafetensorsFile, checkpoint_files
+from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.formats.tensor_names import GATE_UP
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
@@ -28,6 +28,7 @@ from forebay.formats.weight_shapes import WeightKind, WeightShapes
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
 PIECE_ELEMENTS = 1 << 17
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +62,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def _open_folder(path: Path) -> Checkpoint:
-    files = [SafetensorsFile(file) for file in checkpoint_files(path)]
+    files = _opened(path)
     config = config_from_folder(path)
     names = MODEL_TYPES[config.model_type].names
     tensors: dict[str, StoredTensor] = {}
@@ -73,20 +74,36 @@ def _open_folder(path: Path) -> Checkpoint:
                 packed[name] = file.packed(stored)
             if not name or name in packed:
                 continue
-            found = _experts_of(file, stored, name) if names.is_stack(name) else {name: _PlainTensor(file, stored)}
+            found = (
+                _experts_of(file, stored, name, config) if names.is_stack(name) else {name: _PlainTensor(file, stored)}
+            )
             if not found.keys().isdisjoint(tensors):
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
             tensors.update(found)
     tensors.update(unpacked(packed, str(path)))
+    if _HEAD in tensors:
+        # As in transformers: a head that the files bring is used, whatever the configuration says.
+        config = replace(config, tie_word_embeddings=False)
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={})
 
 
-def _experts_of(file: SafetensorsFile, stored: str, name: str) -> Mapping[str, StoredTensor]:
+def _opened(path: Path) -> list[SafetensorsFile]:
+    files: list[SafetensorsFile] = []
+    num_tensors = 0
+    for name in checkpoint_files(path):
+        files.append(SafetensorsFile(name))
+        num_tensors += len(files[-1].tensors)
+        if num_tensors > MAX_CHECKPOINT_TENSORS:
+            raise ModelError(f"{path}: more than {MAX_CHECKPOINT_TENSORS} tensors in {len(files)} of its files")
+    return files
+
+
+def _experts_of(file: SafetensorsFile, stored: str, name: str, config: ModelConfig) -> Mapping[str, StoredTensor]:
     """The matrices that are stacked in one tensor, each under a name of its own: of gate_up_proj, [E, 2I, H], an
     expert's gate is in the first half of the rows."""
     shape, (prefix, _, kind) = file.tensors[stored].shape, name.rpartition(".")
     parts = ("gate_proj", "up_proj") if kind == GATE_UP else (kind,)
-    if len(shape) != 3 or 0 in shape or shape[1] % len(parts):
+    if len(shape) != 3 or 0 in shape or shape[1] % len(parts) or shape[0] != config.extra.get("num_experts"):
         raise ModelError(f"{file.path}: {stored!r} has the shape {shape}, not one matrix for each expert")
     rows = shape[1] // len(parts)
     return {

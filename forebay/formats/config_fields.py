@@ -1,51 +1,118 @@
-"""Typed, bounded access to the fields of a configuration that somebody else wrote."""
+"""Typed, bounded access to the fields of somebody else's configuration, which knows those that nobody asked for."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
 
 MAX_SIZE: Final = 1 << 24
+MAX_NUMBER: Final = 1e30  # whole numbers of a file have any length, and those of 400 digits are no floats
 MAX_EOS_TOKEN_IDS: Final = 64
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A missing field and a null one are the same: transformers writes both."""
+    """`unread` are the fields of the file that nobody has asked for yet, nulls aside; whatever is derived from here
+    shares it. `sources` says for a name that does not stand in the file itself which fields its value comes from.
+
+    Where a file is silent the default counts. A null counts as silence, too, but for a flag: there it means no, as to
+    transformers.
+    """
 
     raw: Mapping[str, Any]
     where: str
+    unread: set[str] = field(default_factory=set)
+    sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def of_file(raw: Mapping[str, Any], where: str) -> Fields:
+        return Fields(raw, where, {name for name, value in raw.items() if value is not None})
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value as it stands there, None where there is none."""
+        self.unread.difference_update(self.sources.get(name, (name,)))
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def has(self, name: str) -> bool:
+        """Whether it is there, be it a null."""
+        self.unread.difference_update(self.sources.get(name, (name,)))
+        return name in self.raw
+
+    def is_null(self, name: str) -> bool:
+        return self.has(name) and self.raw[name] is None
+
+    def replaced(self, **values: Any) -> Fields:
+        """With other values in the place of the file's, which are not read by reading these."""
+        return replace(self, raw={**self.raw, **values}, sources={**self.sources, **dict.fromkeys(values, ())})
+
+    def without(self, *names: str) -> Fields:
+        left = {name: value for name, value in self.raw.items() if name not in names}
+        return replace(self, raw=left, sources={**self.sources, **dict.fromkeys(names, ())})
+
+    def dropped(self, *names: str) -> Fields:
+        """Without fields that have no effect in this model, whatever they say."""
+        self.unread.difference_update(names)
+        return self.without(*names)
+
+    def renamed(self, names: Mapping[str, str], *, nulls: bool = False) -> Fields:
+        """With the values of the fields on the left, where they are there, under the names on the right, too. `nulls`:
+        a null is one of these values. Both names are read by reading the new one."""
+        there = {old: new for old, new in names.items() if old in self.raw and (nulls or self.raw[old] is not None)}
+        both = {new: (*self.sources.get(new, (new,)), *self.sources.get(old, (old,))) for old, new in there.items()}
+        values = {new: self.raw[old] for old, new in there.items()}
+        return replace(self, raw={**self.raw, **values}, sources={**self.sources, **both})
+
+    def within(self, name: str) -> Fields:
+        """The fields of an object in the file; none where it is not there. They are unread by themselves."""
+        inner = self.get(name, {})
+        if not isinstance(inner, dict):
+            raise self.wrong(name, "an object")
+        sources = {key: (f"{name}.{key}",) for key in inner}
+        self.unread.update(f"{name}.{key}" for key, value in inner.items() if value is not None)
+        return Fields(inner, f"{self.where}: {name}", self.unread, sources)
+
+    def under(self, other: Fields) -> Fields:
+        """With the fields of `other` before these."""
+        return replace(self, raw={**self.raw, **other.raw}, sources={**self.sources, **other.sources})
 
     def wrong(self, name: str, expected: str) -> ModelError:
         return ModelError(f"{self.where}: {name} is {str(self.raw.get(name))[:80]!r}; it must be {expected}")
 
+    def only(self, name: str, *values: Any) -> None:
+        """ModelError where it is there and none of these."""
+        if not any(self.get(name) == value for value in (None, *values)):
+            raise self.wrong(name, " or ".join(map(str, values)))
+
     def _or_default(self, name: str, default: Any) -> Any:
-        value = self.raw.get(name)
-        if value is None:
-            value = default
+        value = self.get(name, default)
         if value is None:
             raise ModelError(f"{self.where}: {name} is missing")
         return value
 
-    def size(self, name: str, *, default: int | None = None, most: int = MAX_SIZE) -> int:
+    def size(self, name: str, *, default: int | None = None, most: int = MAX_SIZE, least: int | None = None) -> int:
         value = self._or_default(name, default)
-        least = 1 if default != 0 else 0
+        if least is None:
+            least = 1 if default != 0 else 0
         if type(value) is not int or not least <= value <= most:
             raise self.wrong(name, f"a whole number from {least} to {most}")
         return value
 
     def number(self, name: str, *, default: float) -> float:
         value = self._or_default(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        if not is_number(value) or not 0 <= value <= MAX_NUMBER:
             raise self.wrong(name, "a number of at least 0")
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        value = self._or_default(name, default)
+        value = False if self.is_null(name) else self.get(name, default)
         if not isinstance(value, bool):
             raise self.wrong(name, "true or false")
         return value
@@ -56,10 +123,17 @@ class Fields:
             raise self.wrong(name, "a list of whole numbers")
         return value
 
+    def one_of_each(self, name: str, count: int, possible: Collection[str]) -> list[str]:
+        """A list that says for each of `count` layers which it is."""
+        value = self.get(name)
+        if not isinstance(value, list) or len(value) != count or not all(item in possible for item in value):
+            raise self.wrong(name, f"a list of {count}, each {' or '.join(possible)}")
+        return value
+
     def token_ids(self, name: str, vocab_size: int, *, more: Any = None) -> tuple[int, ...]:
         """The ids of a field that holds none, one or a list, followed by `more`; each once, all in the vocabulary."""
         found: list[int] = []
-        for value in (self.raw.get(name), more):
+        for value in (self.get(name), more):
             ids = value if isinstance(value, list) else [] if value is None else [value]
             if not all(type(item) is int and 0 <= item < vocab_size for item in ids) or len(ids) > MAX_EOS_TOKEN_IDS:
                 raise ModelError(f"{self.where}: {name} is {str(value)[:80]}; ids of 0..{vocab_size - 1} are possible")

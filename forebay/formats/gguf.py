@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
+from forebay.formats.files import map_file
 from forebay.formats.gguf_types import GGML_TYPES, BlockType
 
 U8 = npt.NDArray[np.uint8]
@@ -27,6 +28,11 @@ MAX_KEY_BYTES: Final = 1 << 16  # the format's own limit
 MAX_DIMS: Final = 4
 MAX_ELEMENTS: Final = 1 << 48  # far above any tensor, far below where a product of four dimensions could overflow
 MAX_ALIGNMENT: Final = 1 << 16
+# What published files have is a few times less: 2,000 tensors, 60 entries, 16 MB of them, 0.8 million strings.
+MAX_TENSORS: Final = 1 << 16
+MAX_ENTRIES: Final = 1 << 12
+MAX_METADATA_BYTES: Final = 64 << 20
+MAX_STRINGS: Final = 1_500_000
 
 _SCALARS: Final[dict[int, np.dtype[Any]]] = {
     0: np.dtype("<u1"),
@@ -82,27 +88,18 @@ class GgufFile:
         return flat.reshape(rows, tensor.num_bytes // rows)
 
 
-def map_file(path: Path) -> mmap.mmap:
-    """Map a file privately; ModelError where there is none or it is empty."""
-    try:
-        with path.open("rb") as file:
-            # Copy-on-write, so that numpy and torch see writable memory and do not warn; nothing is ever written to it.
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read ({error}): check the path and that the download completed") from error
-
-
 class _Cursor:
     """Reads forward through a buffer; every read checks first that the bytes are there."""
 
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
         self.buffer = buffer
-        self.size = len(buffer)
+        self.size = min(len(buffer), MAX_METADATA_BYTES)  # of what is read through here; weights are not
         self.path = path
         self.offset = 0
+        self._strings_left = MAX_STRINGS
 
     def fail(self, what: str) -> ModelError:
-        return ModelError(f"{self.path}: not a sound GGUF file: {what} (at byte {self.offset} of {self.size})")
+        return ModelError(f"{self.path}: not a sound GGUF file: {what} (at byte {self.offset} of {len(self.buffer)})")
 
     def need(self, count: int, item_bytes: int, what: str) -> None:
         left = self.size - self.offset
@@ -130,6 +127,9 @@ class _Cursor:
     def strings(self, count: int, what: str) -> list[str]:
         """`count` strings. One tight loop: a tokenizer has a hundred thousand of them."""
         self.need(count, 8, what)
+        self._strings_left -= count
+        if self._strings_left < 0:
+            raise self.fail(f"{what}: with its {count} there are more than {MAX_STRINGS} strings")
         buffer, offset, size = self.buffer, self.offset, self.size
         unpack, values = _U64.unpack_from, []
         for _ in range(count):
@@ -166,6 +166,9 @@ def _read_preamble(cursor: _Cursor) -> tuple[int, int]:
         raise ModelError(f"{cursor.path}: not a GGUF file: it begins with {magic!r} instead of {MAGIC!r}")
     if version not in (2, 3):
         raise ModelError(f"{cursor.path}: GGUF version {version} is not supported, only 2 and 3, little-endian")
+    if num_entries > MAX_ENTRIES or num_tensors > MAX_TENSORS:
+        counts = f"{num_tensors} tensors and {num_entries} entries of metadata are declared"
+        raise cursor.fail(f"{counts}; at most {MAX_TENSORS} and {MAX_ENTRIES} are read")
     cursor.need(num_entries, _MIN_METADATA_BYTES, "the metadata")
     cursor.need(num_tensors, _MIN_TENSOR_BYTES, "the tensor list")
     return num_tensors, num_entries
@@ -207,7 +210,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, metadata: dict[str, Any]) -
     for name, shape, block, relative in declared:
         num_bytes = math.prod(shape) // block.elements * block.num_bytes
         offset = data_start + relative
-        if offset + num_bytes > cursor.size:
+        if offset + num_bytes > len(cursor.buffer):
             raise cursor.fail(f"tensor {name!r} needs bytes {offset}..{offset + num_bytes}: is the download complete?")
         if name in tensors:
             raise cursor.fail(f"the tensor {name!r} occurs twice")

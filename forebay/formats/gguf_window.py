@@ -76,15 +76,19 @@ _GPT_OSS_NAMES: Final = {
 
 
 def _configure_lfm2(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    """Layers without KV heads are convolutions, and the intermediate size is as the weights are."""
+    """Layers without KV heads are convolutions."""
     given = own.get("attention.head_count_kv")
     heads = given.tolist() if isinstance(given, np.ndarray) else []
     if not heads or not all(type(count) is int and count in (0, max(heads)) for count in heads):
         raise ModelError(f"{file.path}: lfm2's KV heads are {str(given)[:80]}, not 0 or one number for each layer")
     config["num_key_value_heads"] = max(heads) or config.get("num_attention_heads")
     config["layer_types"] = ["full_attention" if count else "conv" for count in heads]
-    config["block_auto_adjust_ff_dim"] = False
     config["norm_eps"] = config.pop("rms_norm_eps", None)
+
+
+def _configure_dense_lfm2(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    _configure_lfm2(file, own, config)
+    config["block_auto_adjust_ff_dim"] = False
 
 
 def _configure_lfm2_moe(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -120,7 +124,7 @@ def _restore_gemma3(tensors: Tensors) -> Tensors:
 
 
 def _configure_gpt_oss(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    config["intermediate_size"] = own.get("expert_feed_forward_length", config.get("intermediate_size"))
+    config["intermediate_size"] = config.pop("moe_intermediate_size", config.get("intermediate_size"))
     scaling = config["rope_scaling"]
     if scaling is not None and scaling["rope_type"] == "yarn":
         scaling["truncate"] = False
@@ -176,7 +180,7 @@ ARCHITECTURES: Final = {
         top_names={**TOP_NAMES, "token_embd_norm": "model.embedding_norm"},
         keys={"shortconv.l_cache": "conv_L_cache"},
         checked=("attention.head_count_kv",),
-        configure=_configure_lfm2,
+        configure=_configure_dense_lfm2,
         restore=_restore_lfm2,
     ),
     "lfm2moe": Architecture(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-from forebay.formats.config_fields import Fields
+from forebay.formats.config_fields import MAX_NUMBER, Fields, is_number
 from forebay.formats.model_type import FULL, ModelType, parse_transformer
 
 MAMBA: Final = "linear_attention"
@@ -18,7 +18,6 @@ MOE: Final = "moe"
 _OLD_LAYER_TYPES: Final = {"mamba": MAMBA, "attention": FULL}
 
 MAX_LAYERS: Final = 4096
-NO_ROPE: Final = {"rope_theta": None, "rope_scaling": None, "rope_parameters": None, "partial_rotary_factor": None}
 _MAX_WIDTH: Final = 8  # the native convolution's
 _INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
 
@@ -28,7 +27,7 @@ def bamba_mixer(fields: Fields, intermediate: int) -> dict[str, Any]:
     heads = fields.size("mamba_n_heads", default=128)
     if intermediate % heads:
         raise fields.wrong("mamba_n_heads", f"a divisor of the mixer's {intermediate} channels")
-    auto = fields.raw.get("mamba_d_head") in (None, "auto")
+    auto = fields.get("mamba_d_head") in (None, "auto")
     head_dim = intermediate // heads if auto else fields.size("mamba_d_head")
     if heads * head_dim != intermediate:
         raise fields.wrong("mamba_d_head", f"{intermediate // heads}: {intermediate} channels for {heads} heads")
@@ -63,40 +62,37 @@ def kernel_width(fields: Fields, name: str) -> int:
 
 
 def rank_of(fields: Fields, name: str, hidden_size: int) -> int:
-    return math.ceil(hidden_size / 16) if fields.raw.get(name) in (None, "auto") else fields.size(name)
+    return math.ceil(hidden_size / 16) if fields.get(name) in (None, "auto") else fields.size(name)
 
 
 def step_limit(fields: Fields) -> tuple[float, float]:
-    given = fields.raw.get("time_step_limit")
+    given = fields.get("time_step_limit")
     if given is None:
         return 0.0, math.inf
     values = [math.inf if item == _INFINITY else item for item in given] if isinstance(given, list | tuple) else []
-    if len(values) != 2 or not all(_is_number(item) for item in values) or not 0 <= values[0] <= values[1]:
+    possible = all(is_number(item) and (0 <= item <= MAX_NUMBER or item == math.inf) for item in values)
+    if len(values) != 2 or not possible or values[0] > values[1]:
         raise fields.wrong("time_step_limit", "a lower and an upper bound, of at least 0")
     return float(values[0]), float(values[1])
 
 
 def factor(fields: Fields, name: str) -> float:
-    return factors(fields, name, 1)[0] if fields.raw.get(name) is not None else 1.0
+    return factors(fields, name, 1)[0] if fields.get(name) is not None else 1.0
 
 
 def factors(fields: Fields, name: str, count: int) -> list[float]:
     """Multipliers: a list of `count`, where there is more than one; each 1 where the file is silent."""
-    given = fields.raw.get(name)
+    given = fields.get(name)
     values = [1.0] * count if given is None else [given] if count == 1 else given
     if not isinstance(values, list) or len(values) != count:
         raise fields.wrong(name, f"a list of {count} numbers")
-    if not all(_is_number(value) and math.isfinite(value) and value for value in values):
+    if not all(is_number(value) and 0 < abs(value) <= MAX_NUMBER for value in values):
         raise fields.wrong(name, "finite and not 0")
     return [float(value) for value in values]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]:
-    given = fields.raw[name]
+    given = fields.get(name)
     if not isinstance(given, list) or not all(isinstance(item, str) for item in given):
         raise fields.wrong(name, "a list of layer types")
     types = [str(_OLD_LAYER_TYPES.get(item, item)) for item in given]
@@ -107,24 +103,12 @@ def listed_layers(fields: Fields, name: str, known: Sequence[str]) -> list[str]:
 
 def hybrid_transformer(kind: ModelType, fields: Fields, layer_types: Sequence[str], **changed: Any) -> dict[str, Any]:
     """As a plain transformer, but for the layers' types; `changed` are fields as those have them."""
-    raw = {name: value for name, value in fields.raw.items() if name not in ("layer_types", "layers_block_type")}
-    values = parse_transformer(kind, Fields({**raw, **changed}, fields.where))
+    values = parse_transformer(kind, fields.without("layer_types", "layers_block_type").replaced(**changed))
     values["extra"]["layer_types"] = list(layer_types)
     return values
 
 
 def count_of(fields: Fields, name: str, *, default: int) -> int:
     """A size that may be 0."""
-    given = fields.raw.get(name)
+    given = fields.get(name)
     return 0 if type(given) is int and given == 0 else fields.size(name, default=default)
-
-
-def only(fields: Fields, name: str, *values: str) -> None:
-    if fields.raw.get(name) not in (None, *values):
-        raise fields.wrong(name, " or ".join(values))
-
-
-def renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
-    """Old names count where they are there, as in transformers."""
-    found = {new: fields.raw[old] for old, new in names.items() if old in fields.raw}
-    return Fields({**fields.raw, **found}, fields.where)

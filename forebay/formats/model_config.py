@@ -5,19 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from forebay.base.errors import ModelError
 from forebay.formats.config_fields import Fields
+from forebay.formats.config_options import unknown_options
+from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_names import hf_config
-from forebay.formats.model_types import MODEL_TYPES, model_type_of, refuse_unsupported
+from forebay.formats.model_types import MODEL_TYPES, model_type_of
 from forebay.formats.nested import text_config
-from forebay.formats.safetensors import checkpoint_files, read_json
+from forebay.formats.safetensors import checkpoint_files
+
+MAX_EXPERTS: Final = 1 << 17
+"""Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """What every architecture has. Whatever only one has is in `extra`, under transformers' name for it.
+
+    `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
+    computes elsewhere.
 
     `extra["layer_types"]` is there for all: `full_attention` or `sliding_attention` for each layer.
     """
@@ -40,6 +49,7 @@ class ModelConfig:
     sliding_window: int = 0  # tokens, 0 for none
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    unknown_options: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +74,7 @@ def config_from_folder(folder: Path) -> ModelConfig:
     """From config.json; generation_config.json, where there is one, adds its end tokens."""
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    ends = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    ends = read_json(generation).get("eos_token_id") if is_there(generation) else None
     return _parse(config, str(folder / "config.json"), more_eos_token_ids=ends)
 
 
@@ -72,13 +82,18 @@ def _parse(raw: Mapping[str, Any], where: str, more_eos_token_ids: Any = None) -
     raw = text_config(raw, where)
     model_type = model_type_of(raw, where)
     kind = MODEL_TYPES[model_type]
-    refuse_unsupported(kind, raw, where)
-    fields = Fields(raw, where)
+    fields = Fields.of_file(raw, where)
     values = kind.parse(kind, fields)
-    vocab_size = values["vocab_size"]
+    vocab_size, num_experts = values["vocab_size"], values["extra"].get("num_experts", 0)
+    if values["num_layers"] * num_experts > MAX_EXPERTS:
+        layers = f"{values['num_layers']} layers of {num_experts} experts"
+        raise ModelError(f"{where}: {layers}; at most {MAX_EXPERTS} experts in all are possible")
+    bos_token_ids = fields.token_ids("bos_token_id", vocab_size)
+    eos_token_ids = fields.token_ids("eos_token_id", vocab_size, more=more_eos_token_ids)
     return ModelConfig(
         model_type=model_type,
-        bos_token_id=next(iter(fields.token_ids("bos_token_id", vocab_size)), None),
-        eos_token_ids=fields.token_ids("eos_token_id", vocab_size, more=more_eos_token_ids),
+        bos_token_id=next(iter(bos_token_ids), None),
+        eos_token_ids=eos_token_ids,
+        unknown_options=unknown_options(fields, kind.harmless),
         **values,
     )

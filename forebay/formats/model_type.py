@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ def _no_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
     return {}
 
 
-def _never(raw: Mapping[str, Any]) -> bool:
+def _never(fields: Fields) -> bool:
     return False
 
 
@@ -28,7 +28,6 @@ def _all_layers(fields: Fields, num_layers: int) -> list[int]:
 
 def parse_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """The fields that decoder-only transformers share."""
-    raw, where = fields.raw, fields.where
     num_layers = fields.size("num_hidden_layers", most=4096)
     num_heads = fields.size("num_attention_heads")
     hidden_size = fields.size("hidden_size")
@@ -40,10 +39,8 @@ def parse_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     num_kv_heads = fields.size("num_key_value_heads", default=num_heads if kind.kv_heads_default else None)
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
-    theta, scaling = rope_theta_and_scaling(raw, where, default_theta=kind.rope_theta, max_positions=max_positions)
-    window = 0
-    if kind.uses_window(raw):
-        window = fields.size("sliding_window", default=0) if "sliding_window" in raw else kind.window
+    theta, scaling = rope_theta_and_scaling(fields, default_theta=kind.rope_theta, max_positions=max_positions)
+    window = _window(kind, fields) if kind.uses_window(fields) else 0
     return {
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
@@ -64,16 +61,19 @@ def parse_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     }
 
 
+def _window(kind: ModelType, fields: Fields) -> int:
+    """In tokens, 0 for none, which a file says with a null. A 0 in a file would be a window without a token in it."""
+    absent = 0 if fields.has("sliding_window") else kind.window
+    return absent if fields.get("sliding_window") is None else fields.size("sliding_window", least=1)
+
+
 def layer_types(kind: ModelType, fields: Fields, num_layers: int, window: int) -> list[str]:
     """One of `full_attention` and `sliding_attention` for each layer; sliding only where there is a window."""
     windowed = set(kind.windowed_layers(fields, num_layers)) if window else set()
     computed = [SLIDING if i in windowed else FULL for i in range(num_layers)]
-    given = fields.raw.get("layer_types")
-    if given is None or given == computed:
+    if fields.get("layer_types", computed) == computed:
         return computed
-    possible = (FULL, SLIDING) if window else (FULL,)
-    if not isinstance(given, list) or len(given) != num_layers or any(item not in possible for item in given):
-        raise fields.wrong("layer_types", f"{num_layers} of {' or '.join(possible)}")
+    given = fields.one_of_each("layer_types", num_layers, (FULL, SLIDING) if window else (FULL,))
     if not kind.has_layer_types:
         raise fields.wrong("layer_types", f"absent: all layers of this type are {computed[0]}")
     return given
@@ -86,8 +86,9 @@ class ModelType:
     `windowed_layers` says which layers use the sliding window when the file has no `layer_types` of its own, and
     `uses_window` whether its `sliding_window` counts at all; `window` is the window of a file without that field, which
     a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
-    `honours` names fields that other types refuse because they would change what is computed. `parse` returns
-    `ModelConfig`'s values, without its model_type. `names` is about the tensors of safetensors files.
+    `parse` returns `ModelConfig`'s values, without its model_type. `harmless` names fields that it does not ask for and
+    that change nothing of what this type computes, see `config_options`. `names` is about the tensors of safetensors
+    files.
     """
 
     head_dim: int = 0
@@ -97,9 +98,9 @@ class ModelType:
     tied: bool = False
     window: int = 0
     has_layer_types: bool = False
-    uses_window: Callable[[Mapping[str, Any]], bool] = _never
+    uses_window: Callable[[Fields], bool] = _never
     windowed_layers: Callable[[Fields, int], list[int]] = _all_layers
     extra: Callable[[Fields, int], dict[str, Any]] = _no_extra
-    honours: frozenset[str] = frozenset()
+    harmless: frozenset[str] = frozenset()
     parse: Callable[[ModelType, Fields], dict[str, Any]] = parse_transformer
     names: TensorNames = AS_STORED

@@ -22,7 +22,7 @@ def _smollm3_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 def _moe_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
     # transformers 5 writes num_local_experts and reads both.
-    num_experts = fields.size("num_local_experts" if "num_experts" not in fields.raw else "num_experts")
+    num_experts = fields.size("num_experts" if fields.has("num_experts") else "num_local_experts")
     return {
         "num_experts": num_experts,
         "num_experts_per_tok": fields.size("num_experts_per_tok", most=num_experts),
@@ -41,20 +41,35 @@ def _no_rope_layers(fields: Fields, num_layers: int) -> list[int]:
     return [i for i, has_rope in enumerate(_smollm3_extra(fields, num_layers)["no_rope_layers"]) if not has_rope]
 
 
-def _always(raw: Mapping[str, Any]) -> bool:
+def _always(fields: Fields) -> bool:
     return True
 
 
-def _when_asked(raw: Mapping[str, Any]) -> bool:
-    return raw.get("use_sliding_window") is True
+def _when_asked(fields: Fields) -> bool:
+    return fields.flag("use_sliding_window", default=False)
+
+
+# Of a window that is not asked for.
+_WINDOW: Final = frozenset({"sliding_window", "max_window_layers"})
 
 
 MODEL_TYPES: Final = {
     "llama": ModelType(kv_heads_default=True),
     "mistral": ModelType(window=4096, uses_window=_always),
-    "qwen2": ModelType(window=4096, has_layer_types=True, uses_window=_when_asked, windowed_layers=_late_layers),
+    "qwen2": ModelType(
+        window=4096,
+        has_layer_types=True,
+        uses_window=_when_asked,
+        windowed_layers=_late_layers,
+        harmless=_WINDOW,
+    ),
     "qwen3": ModelType(
-        head_dim=128, window=4096, has_layer_types=True, uses_window=_when_asked, windowed_layers=_late_layers
+        head_dim=128,
+        window=4096,
+        has_layer_types=True,
+        uses_window=_when_asked,
+        windowed_layers=_late_layers,
+        harmless=_WINDOW,
     ),
     "smollm3": ModelType(
         rope_theta=2_000_000.0,
@@ -63,30 +78,13 @@ MODEL_TYPES: Final = {
         uses_window=_when_asked,
         windowed_layers=_no_rope_layers,
         extra=_smollm3_extra,
+        harmless=_WINDOW,
     ),
     "olmo2": ModelType(kv_heads_default=True, rms_norm_eps=1e-5),
-    "qwen3_moe": ModelType(window=4096, uses_window=_when_asked, extra=_moe_extra),
+    "qwen3_moe": ModelType(window=4096, uses_window=_when_asked, extra=_moe_extra, harmless=_WINDOW),
     **types_delta.TYPES,
     **types_mamba.TYPES,
     **types_window.TYPES,
-}
-
-# Fields that would change what is computed, with the values that change nothing. Absent and null never do.
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
-    "hidden_act": ("silu",),
-    "pretraining_tp": (1,),
-    "quantization_config": (),
-    "auto_map": (),
-    "attn_logit_softcapping": (),
-    "final_logit_softcapping": (),
-    "logit_scale": (1, 1.0),
-    "logits_scaling": (1, 1.0),
-    "embedding_multiplier": (1, 1.0),
-    "residual_multiplier": (1, 1.0),
-    "attention_multiplier": (),
-    "is_encoder_decoder": (False,),
-    "use_mrope": (False,),
-    "use_qk_norm": (False,),
 }
 
 
@@ -97,14 +95,3 @@ def model_type_of(raw: Mapping[str, Any], where: str) -> str:
             f"{where}: model_type {str(model_type)[:60]!r} is not supported; supported are {', '.join(MODEL_TYPES)}"
         )
     return model_type
-
-
-def refuse_unsupported(kind: ModelType, raw: Mapping[str, Any], where: str) -> None:
-    """ModelError for the first field that asks for something else than what is computed here."""
-    for name, neutral in _NEUTRAL.items():
-        if name in kind.honours:
-            continue
-        value = raw.get(name)
-        if value is not None and not (value in neutral and type(value) in (bool, int, float, str)):
-            advice = "remote code is never run" if name == "auto_map" else "the results would be wrong"
-            raise ModelError(f"{where}: {name} {str(value)[:80]} is not supported: {advice}")

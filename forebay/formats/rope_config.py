@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
+from forebay.formats.config_fields import MAX_NUMBER, Fields, is_number
 
 # What each type needs, and what it may have besides. `frequency_factors` is how GGUF files store llama3 scaling.
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {
@@ -23,21 +23,23 @@ _ALLOWED: Final[dict[str, tuple[str, ...]]] = {
     "proportional": ("factor",),
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
 }
+# Of a model without one they have no effect.
+ROPE_FIELDS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
 def rope_theta_and_scaling(
-    raw: Mapping[str, Any], where: str, *, default_theta: float, max_positions: int
+    fields: Fields, *, default_theta: float, max_positions: int
 ) -> tuple[float, dict[str, Any] | None]:
     """The base, and the scaling as `{"rope_type": ..., ...}` with all it needs, or None for the plain embedding."""
-    parameters = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    if not isinstance(parameters, dict):
-        raise ModelError(f"{where}: rope_parameters is {str(parameters)[:80]!r}, not an object")
-    theta = _positive(where, "rope_theta", parameters.get("rope_theta") or raw.get("rope_theta") or default_theta)
+    where, parameters = fields.where, rope_parameters(fields)
+    inner, outer = parameters.get("rope_theta"), fields.get("rope_theta", default_theta)
+    theta = _positive(where, "rope_theta", outer if inner is None else inner)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    for source in (parameters, raw):
-        if rope_type != "proportional" and source.get("partial_rotary_factor") not in (None, 1, 1.0):
-            raise ModelError(f"{where}: partial_rotary_factor {source['partial_rotary_factor']!r} is not supported")
+    for share in (parameters.get("partial_rotary_factor"), fields.get("partial_rotary_factor")):
+        if rope_type != "proportional" and share not in (None, 1, 1.0):
+            raise ModelError(f"{where}: partial_rotary_factor {str(share)[:80]!r} is not supported")
     if not isinstance(rope_type, str) or rope_type not in _NEEDED:
         raise ModelError(f"{where}: rope type {str(rope_type)[:80]!r} is not supported; known are {', '.join(_NEEDED)}")
     _check_keys(parameters, rope_type, where)
@@ -45,28 +47,34 @@ def rope_theta_and_scaling(
         return theta, None
     own = {*_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
     values = {key: value for key, value in parameters.items() if key in own and value is not None}
+    if rope_type == "yarn" and "truncate" in parameters:
+        values.setdefault("truncate", False)  # a null, as to transformers
     if rope_type in ("llama3", "yarn"):
         values.setdefault("original_max_position_embeddings", max_positions)
     return theta, {"rope_type": rope_type, **_checked(values, rope_type, where)}
 
 
-def without_partial_rotary(
-    raw: Mapping[str, Any], where: str, *, default: float, ignored: Collection[str] = ()
-) -> tuple[float, dict[str, Any]]:
+def rope_parameters(fields: Fields) -> Mapping[str, Any]:
+    """The object that describes the rope, under its old name or its new one; {} where there is none."""
+    old, new = fields.get("rope_scaling"), fields.get("rope_parameters")
+    parameters = old or new or {}
+    if not isinstance(parameters, dict):
+        raise ModelError(f"{fields.where}: rope_parameters is {str(parameters)[:80]!r}, not an object")
+    return parameters
+
+
+def without_partial_rotary(fields: Fields, *, default: float, ignored: Collection[str] = ()) -> tuple[float, Fields]:
     """Which share of a head's dimensions is rotated, and the configuration without the fields that say so, and without
     those of the rope that are to be `ignored`. What is left is one of a rope over all dimensions."""
-    names = ("rope_scaling", "rope_parameters")
-    parameters: dict[str, Any] = next((raw[n] for n in names if isinstance(raw.get(n), dict) and raw[n]), {})
-    given = parameters.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    share = _positive(where, "partial_rotary_factor", default if given is None else given)
+    parameters = rope_parameters(fields)
+    given = parameters.get("partial_rotary_factor")
+    given = fields.get("partial_rotary_factor", default) if given is None else given
+    share = _positive(fields.where, "partial_rotary_factor", given)
     if share > 1:
-        raise ModelError(f"{where}: partial_rotary_factor is {share}; it must be at most 1")
-    left = {name: value for name, value in raw.items() if name != "partial_rotary_factor"}
+        raise ModelError(f"{fields.where}: partial_rotary_factor is {share}; it must be at most 1")
     dropped = {"partial_rotary_factor", *ignored}
-    for name in names:
-        if isinstance(left.get(name), dict):
-            left[name] = {key: value for key, value in left[name].items() if key not in dropped}
-    return share, left
+    left = {key: value for key, value in parameters.items() if key not in dropped}
+    return share, fields.replaced(partial_rotary_factor=None, rope_scaling=None, rope_parameters=left)
 
 
 def _check_keys(parameters: Mapping[str, Any], rope_type: str, where: str) -> None:
@@ -97,11 +105,6 @@ def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, An
 
 
 def _positive(where: str, name: str, value: Any) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or not 0 < value < 1e30
-    ):
+    if not is_number(value) or not 0 < value <= MAX_NUMBER:
         raise ModelError(f"{where}: {name} is {str(value)[:80]!r}; it must be a number above 0")
     return float(value)

@@ -5,7 +5,6 @@ Layout: eight bytes of header length (little-endian), a JSON header, then the te
 
 from __future__ import annotations
 
-import json
 import math
 import mmap
 from dataclasses import dataclass
@@ -16,12 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
-from forebay.formats.gguf import map_file
+from forebay.formats.files import MAX_JSON_BYTES, is_there, map_file, parse_json, read_large_json
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
-MAX_HEADER_BYTES: Final = 100_000_000  # the format's own limit
-MAX_JSON_BYTES: Final = 64 << 20
+# Of one file and of a whole checkpoint. Published ones have up to 12,000 and 140,000.
+MAX_TENSORS: Final = 1 << 16
+MAX_CHECKPOINT_TENSORS: Final = 1 << 18
+MAX_SHARDS: Final = 4096
+_MAX_ENTRY_VALUES: Final = 16  # of a tensor's entry: its fields, four sizes, two offsets
 MAX_DIMS: Final = 8
 MAX_ELEMENTS: Final = 1 << 48
 
@@ -69,42 +71,24 @@ class SafetensorsFile:
         return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset).reshape(tensor.shape)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file of bounded size; ModelError for anything else."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ModelError(f"{path} is {size} bytes long, at most {MAX_JSON_BYTES} are allowed")
-        return parse_json(path.read_bytes(), str(path))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error})") from error
-
-
-def parse_json(text: bytes, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{where}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelError(f"{where}: a JSON object is expected, not {type(value).__name__}")
-    return value
-
-
 def checkpoint_files(folder: Path) -> list[Path]:
     """The safetensors files that make up the checkpoint in `folder`, each once; ModelError where there are none."""
     index = folder / INDEX_NAME
-    if index.is_file():
+    if is_there(index):
         return [folder / name for name in _shard_names(index)]
-    if (folder / SINGLE_NAME).is_file():
+    if is_there(folder / SINGLE_NAME):
         return [folder / SINGLE_NAME]
     raise ModelError(f"{folder}: {_why_nothing_to_load(folder)}")
 
 
 def _shard_names(index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_large_json(index, most_values=2 * MAX_CHECKPOINT_TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index}: it has no weight_map")
     names = list(dict.fromkeys(weight_map.values())) if all(isinstance(v, str) for v in weight_map.values()) else [""]
+    if len(names) > MAX_SHARDS or len(weight_map) > MAX_CHECKPOINT_TENSORS:
+        counts = f"{len(weight_map)} tensors in {len(names)} files"
+        raise ModelError(f"{index}: {counts}; at most {MAX_CHECKPOINT_TENSORS} in {MAX_SHARDS} are read")
     for name in names:
         if not name.endswith(".safetensors") or Path(name).name != name:
             raise ModelError(f"{index}: {name!r} is not the plain name of a .safetensors file")
@@ -132,9 +116,14 @@ def _why_nothing_to_load(folder: Path) -> str:
 def _read_header(path: Path, buffer: mmap.mmap) -> dict[str, SafetensorsTensor]:
     size = len(buffer)
     length = int.from_bytes(buffer[:8], "little")
-    if size < 8 or length > min(size - 8, MAX_HEADER_BYTES):
+    if size < 8 or length > min(size - 8, MAX_JSON_BYTES):
         raise ModelError(f"{path}: not a safetensors file: a header of {length} bytes in a file of {size}")
-    header = parse_json(buffer[8 : 8 + length], f"{path} (header)")
+    text = buffer[8 : 8 + length]
+    # Each has an object of its own: counted before any of them is made.
+    num_tensors = text.count(b"{") - 1
+    if num_tensors > MAX_TENSORS:
+        raise ModelError(f"{path}: about {num_tensors} tensors; at most {MAX_TENSORS} of one file are read")
+    header = parse_json(text, f"{path} (header)", most_values=MAX_TENSORS * _MAX_ENTRY_VALUES)
     header.pop("__metadata__", None)
     start = 8 + length
     tensors = [_read_entry(path, name, entry, start) for name, entry in header.items()]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from forebay.formats.config_fields import Fields
 from forebay.formats.model_type import FULL, ModelType, parse_transformer
-from forebay.formats.rope_config import without_partial_rotary
+from forebay.formats.rope_config import ROPE_FIELDS, rope_parameters, without_partial_rotary
 from forebay.formats.tensor_names import TensorNames
 
 LINEAR: Final = "linear_attention"
@@ -29,7 +29,7 @@ def _parse_qwen3_5(kind: ModelType, fields: Fields) -> dict[str, Any]:
 def _parse_qwen3_5_moe(kind: ModelType, fields: Fields) -> dict[str, Any]:
     # Every layer has experts: there is no other feed-forward layer to have a size.
     inner = fields.size("moe_intermediate_size", default=512)
-    values = _parse_qwen3_5(kind, Fields({"intermediate_size": inner, **fields.raw}, fields.where))
+    values = _parse_qwen3_5(kind, _with_default(fields, intermediate_size=inner))
     values["extra"] |= _qwen_experts(fields, num_experts=256, per_tok=8)
     return values
 
@@ -47,8 +47,8 @@ def _parse_qwen3_next(kind: ModelType, fields: Fields) -> dict[str, Any]:
 
 def _gated_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """As a plain transformer, but for the layers' types and the share of a head that is rotated."""
-    share, raw = without_partial_rotary(fields.raw, fields.where, default=0.25, ignored=_PICTURE_AXES)
-    values = parse_transformer(kind, _without(Fields(raw, fields.where), "layer_types"))
+    share, whole = without_partial_rotary(fields, default=0.25, ignored=_PICTURE_AXES)
+    values = parse_transformer(kind, whole.without("layer_types"))
     rotary_dim = int(values["head_dim"] * share)
     if rotary_dim < 2 or rotary_dim % 2:
         raise fields.wrong("partial_rotary_factor", f"an even share of a head's {values['head_dim']} dimensions")
@@ -69,15 +69,16 @@ def _qwen_experts(fields: Fields, *, num_experts: int, per_tok: int) -> dict[str
 
 
 def _parse_deepseek_v3(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    _only(fields, "scoring_func", "sigmoid")
-    _only(fields, "topk_method", "noaux_tc")
-    _only(fields, "moe_layer_freq", 1)
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    fields.only("moe_layer_freq", 1)
     values = _latent_transformer(kind, fields)
+    fields.only("head_dim", values["head_dim"])
     values["extra"] |= {
         **_latent_attention(fields, q_rank=1536),
         **_grouped_experts(fields, num_experts=256, scale=2.5, inner=2048, groups=8, best_groups=4),
         "rope_interleave": fields.flag("rope_interleave", default=True),
-        "mlp_layer_types": _mlp_layer_types(_without(fields, "mlp_layer_types"), values["num_layers"], dense=3),
+        "mlp_layer_types": _mlp_layer_types(fields.without("mlp_layer_types"), values["num_layers"], dense=3),
     }
     return values
 
@@ -94,17 +95,13 @@ _NAMES: Final = {
 
 
 def _parse_kimi_linear(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, _NAMES)
-    _only(fields, "moe_router_activation_func", "sigmoid")
-    _only(fields, "moe_layer_freq", 1)
-    _only(fields, "mla_use_nope", True)
-    _only(fields, "tie_word_embeddings", False)
-    values = _latent_transformer(kind, fields)
-    own = fields.raw.get("linear_attn_config") or {}
-    if not isinstance(own, dict):
-        raise fields.wrong("linear_attn_config", "an object")
-    own = _renamed(Fields(own, fields.where), _KIMI_LINEAR_NAMES).raw
-    linear = Fields({**fields.raw, **own}, fields.where)
+    fields = fields.renamed(_NAMES, nulls=True)
+    fields.only("moe_router_activation_func", "sigmoid")
+    fields.only("moe_layer_freq", 1)
+    fields.only("mla_use_nope", True)
+    fields.only("tie_word_embeddings", False)
+    values = _latent_transformer(kind, fields.dropped(*ROPE_FIELDS))
+    linear = fields.under(fields.within("linear_attn_config").renamed(_KIMI_LINEAR_NAMES))
     values["extra"] |= {
         **_latent_attention(fields, q_rank=0),
         **_grouped_experts(fields, num_experts=256, scale=2.446, inner=1024, groups=1, best_groups=1),
@@ -123,9 +120,12 @@ _KIMI_LINEAR_NAMES: Final = {
 }
 
 
+_SHORT_CONV: Final = {"short_conv_kernel_size": "linear_conv_kernel_dim"}
+
+
 def _kimi_layers(fields: Fields, num_layers: int) -> list[str]:
     """Files list the layers of both kinds, and count from 1."""
-    if "full_attn_layers" not in fields.raw or "kda_layers" not in fields.raw:
+    if not fields.has("full_attn_layers") or not fields.has("kda_layers"):
         return [FULL if i and i % 4 == 0 else LINEAR for i in range(num_layers)]
     full, linear = fields.ints("full_attn_layers", default=[]), fields.ints("kda_layers", default=[])
     if sorted(full + linear) != list(range(1, num_layers + 1)):
@@ -134,19 +134,19 @@ def _kimi_layers(fields: Fields, num_layers: int) -> list[str]:
 
 
 def _parse_bailing_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, _NAMES)
-    _only(fields, "tie_word_embeddings", False)
+    fields = fields.renamed(_NAMES, nulls=True)
+    fields.only("tie_word_embeddings", False)
     values = _latent_transformer(kind, fields)
     # Where it is not a file of the model's makers, head_dim is what is rotated, and these are there as well.
     heads, head_dim = values["num_heads"], fields.size("head_dim", default=128)
-    own = {"linear_conv_kernel_dim": fields.raw.get("short_conv_kernel_size"), **fields.raw}
+    own = fields if fields.has("linear_conv_kernel_dim") else fields.renamed(_SHORT_CONV)
     group = fields.size("layer_group_size", default=6)
     computed = [LINEAR if (i + 1) % group else FULL for i in range(values["num_layers"])]
     bounded = fields.flag("kda_safe_gate", default=True)
     values["extra"] |= {
-        **_latent_attention(_without(fields, "q_lora_rank"), q_rank=0),
+        **_latent_attention(fields.without("q_lora_rank"), q_rank=0),
         **_grouped_experts(fields, num_experts=512, scale=2.5, inner=768, groups=8, best_groups=4),
-        **_kimi_delta(Fields(own, fields.where), heads=heads, head_dim=head_dim),
+        **_kimi_delta(own, heads=heads, head_dim=head_dim),
         "rope_interleave": True,
         "layer_types": _layer_types(fields, computed),
         "mlp_layer_types": _mlp_layer_types(fields, values["num_layers"], dense=2),
@@ -156,7 +156,7 @@ def _parse_bailing_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
 
 
 def _lower_bound(fields: Fields) -> float:
-    value = fields.raw.get("kda_lower_bound")
+    value = fields.get("kda_lower_bound")
     bound = -5.0 if value is None else value
     if isinstance(bound, bool) or not isinstance(bound, int | float) or not -1e3 < bound < 0:
         raise fields.wrong("kda_lower_bound", "a number below 0")
@@ -173,20 +173,18 @@ def _kimi_delta(fields: Fields, *, heads: int, head_dim: int) -> dict[str, Any]:
 
 def _mlp_layer_types(fields: Fields, num_layers: int, *, dense: int) -> list[str]:
     """The first layers have an MLP, the others experts, where the file does not say it of each."""
-    given = fields.raw.get("mlp_layer_types")
+    given = fields.get("mlp_layer_types")
     if given is None:
         name = "first_k_dense_replace"
-        dense = dense if fields.raw.get(name) is None else fields.size(name, default=0)
+        dense = dense if fields.get(name) is None else fields.size(name, default=0)
         return ["dense" if i < dense else "sparse" for i in range(num_layers)]
-    if not isinstance(given, list) or len(given) != num_layers or any(i not in ("dense", "sparse") for i in given):
-        raise fields.wrong("mlp_layer_types", f"{num_layers} of dense or sparse")
-    return given
+    return fields.one_of_each("mlp_layer_types", num_layers, ("dense", "sparse"))
 
 
 def _parse_olmo_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters") or {}
-    theta = {**fields.raw, **rope}.get("rope_theta", kind.rope_theta) if isinstance(rope, dict) else kind.rope_theta
-    values = parse_transformer(kind, _without(fields, "layer_types"))
+    theta = kind.rope_theta if not fields.has("rope_theta") else fields.get("rope_theta")
+    theta = rope_parameters(fields).get("rope_theta", theta)
+    values = parse_transformer(kind, fields.without("layer_types"))
     num_layers, heads, hidden_size = values["num_layers"], values["num_heads"], values["hidden_size"]
     computed = [LINEAR if i % 4 != 3 else FULL for i in range(num_layers)]
     if num_layers < 4:
@@ -205,14 +203,13 @@ def _parse_olmo_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
 def _latent_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """As a plain transformer, whose heads have no size of their own but that of what is rotated."""
     size = fields.size("qk_rope_head_dim", default=64)
-    renamed = {"head_dim": size, "num_key_value_heads": None}
-    values = parse_transformer(kind, Fields({**_without(fields, "layer_types").raw, **renamed}, fields.where))
+    values = parse_transformer(kind, fields.replaced(head_dim=size, num_key_value_heads=None, layer_types=None))
     values["extra"]["qk_rope_head_dim"] = size
     return values
 
 
 def _latent_attention(fields: Fields, *, q_rank: int) -> dict[str, Any]:
-    no_q_rank = "q_lora_rank" in fields.raw and fields.raw["q_lora_rank"] is None
+    no_q_rank = fields.is_null("q_lora_rank")
     return {
         "q_lora_rank": 0 if no_q_rank else fields.size("q_lora_rank", default=q_rank),
         "kv_lora_rank": fields.size("kv_lora_rank", default=512),
@@ -242,17 +239,10 @@ def _grouped_experts(
     }
 
 
-def _only(fields: Fields, name: str, value: Any) -> None:
-    if fields.raw.get(name) not in (None, value):
-        raise fields.wrong(name, str(value))
-
-
 def _layer_types(fields: Fields, computed: Sequence[str]) -> list[str]:
-    given = fields.raw.get("layer_types")
-    types = list(computed) if given is None else given
-    if not isinstance(types, list) or len(types) != len(computed) or any(item not in (LINEAR, FULL) for item in types):
-        raise fields.wrong("layer_types", f"{len(computed)} of {LINEAR} or {FULL}")
-    return types
+    if fields.get("layer_types") is None:
+        return list(computed)
+    return fields.one_of_each("layer_types", len(computed), (LINEAR, FULL))
 
 
 def _delta_net(fields: Fields, *, key_heads: int, value_heads: int, key_size: int, value_size: int) -> dict[str, Any]:
@@ -276,14 +266,8 @@ def _width(fields: Fields, name: str) -> int:
     return width
 
 
-def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
-    """With the values of the fields on the left under the names on the right, too."""
-    there = {new: fields.raw[old] for old, new in names.items() if fields.raw.get(old) is not None}
-    return Fields({**fields.raw, **there}, fields.where)
-
-
-def _without(fields: Fields, *names: str) -> Fields:
-    return Fields({name: value for name, value in fields.raw.items() if name not in names}, fields.where)
+def _with_default(fields: Fields, **values: Any) -> Fields:
+    return fields.replaced(**{name: value for name, value in values.items() if not fields.has(name)})
 
 
 # What drafts tokens (`mtp.`) is not served.
@@ -293,21 +277,30 @@ _QWEN_NAMES: Final = TensorNames(
 
 # Remote code in published files is what transformers has by now.
 _NOT_RUN: Final = frozenset({"auto_map"})
+# The experts' shares of these always are.
+_NORMALIZED: Final = frozenset({"norm_topk_prob"})
+# Heads of latent attention have no keys of their own; layers' MLPs may be listed instead of counted.
+_LATENT: Final = _NOT_RUN | {"num_key_value_heads", "qk_head_dim", "first_k_dense_replace"}
+
+# How transformers makes weights that are not in a file.
+_INITIAL: Final = frozenset(
+    {"linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min"}
+)
 
 TYPES: Final[Mapping[str, ModelType]] = {
-    "qwen3_5_text": ModelType(head_dim=256, parse=_parse_qwen3_5, names=_QWEN_NAMES),
+    "qwen3_5_text": ModelType(head_dim=256, harmless=_NORMALIZED, parse=_parse_qwen3_5, names=_QWEN_NAMES),
     "qwen3_next": ModelType(head_dim=256, parse=_parse_qwen3_next, names=_QWEN_NAMES),
-    "qwen3_5_moe_text": ModelType(head_dim=256, parse=_parse_qwen3_5_moe, names=_QWEN_NAMES),
+    "qwen3_5_moe_text": ModelType(head_dim=256, harmless=_NORMALIZED, parse=_parse_qwen3_5_moe, names=_QWEN_NAMES),
     "deepseek_v3": ModelType(
         kv_heads_default=True,
-        honours=_NOT_RUN,
+        harmless=_LATENT,
         parse=_parse_deepseek_v3,
         names=TensorNames(stacked_experts=True, draft_layers=True),
     ),
     "kimi_linear": ModelType(
         kv_heads_default=True,
         rms_norm_eps=1e-5,
-        honours=_NOT_RUN,
+        harmless=_LATENT | {"head_dim"},
         parse=_parse_kimi_linear,
         # Published files call experts so, and those that transformers writes the MLPs of other layers, too.
         names=TensorNames(renamed=((r"\.block_sparse_moe\.", ".mlp."),), draft_layers=True),
@@ -315,12 +308,13 @@ TYPES: Final[Mapping[str, ModelType]] = {
     "bailing_hybrid": ModelType(
         kv_heads_default=True,
         rope_theta=6_000_000.0,
-        honours=_NOT_RUN,
+        harmless=_LATENT | {"q_lora_rank", "short_conv_kernel_size"},
         parse=_parse_bailing_hybrid,
         names=TensorNames(draft_layers=True),
     ),
     "olmo_hybrid": ModelType(
         kv_heads_default=True,
+        harmless=_INITIAL,
         parse=_parse_olmo_hybrid,
         # Published files call the norms of delta nets so, and those that transformers writes one of attention's, too.
         names=TensorNames(

@@ -13,7 +13,6 @@ from forebay.formats.mamba_fields import (
     MAX_LAYERS,
     MLP,
     MOE,
-    NO_ROPE,
     bamba_mixer,
     count_of,
     expanded,
@@ -23,13 +22,11 @@ from forebay.formats.mamba_fields import (
     hybrid_transformer,
     kernel_width,
     listed_layers,
-    only,
     rank_of,
-    renamed,
     step_limit,
 )
 from forebay.formats.model_type import FULL, ModelType
-from forebay.formats.rope_config import without_partial_rotary
+from forebay.formats.rope_config import ROPE_FIELDS, without_partial_rotary
 from forebay.formats.tensor_names import DOWN, GATE_UP, TensorNames
 
 _FALCON_H1_FACTORS: Final = (
@@ -45,7 +42,7 @@ _FALCON_H1_FACTORS: Final = (
 
 def _parse_falcon_h1(kind: ModelType, fields: Fields) -> dict[str, Any]:
     values = hybrid_transformer(kind, fields, [HYBRID] * fields.size("num_hidden_layers", most=MAX_LAYERS))
-    by_factor = "mamba_d_ssm" in fields.raw and fields.raw["mamba_d_ssm"] is None
+    by_factor = fields.is_null("mamba_d_ssm")
     intermediate = expanded(fields) if by_factor else fields.size("mamba_d_ssm", default=1024)
     values["extra"] |= {
         **bamba_mixer(fields, intermediate),
@@ -72,14 +69,14 @@ _NEMOTRON_H_LETTERS: Final = {"M": MAMBA, "E": MOE, "*": FULL, "-": MLP}
 
 
 def _parse_nemotron_h(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = renamed(fields, _OLD_NEMOTRON_H_NAMES)
-    only(fields, "mlp_hidden_act", "relu2")
-    only(fields, "mamba_hidden_act", "silu")
+    fields = fields.renamed(_OLD_NEMOTRON_H_NAMES, nulls=True)
+    fields.only("mlp_hidden_act", "relu2")
+    fields.only("mamba_hidden_act", "silu")
     layers = _nemotron_h_layers(fields)
     eps = fields.number("layer_norm_epsilon", default=1e-5)
     inner = fields.size("intermediate_size", default=21504)
     sizes = {"num_hidden_layers": len(layers), "rms_norm_eps": eps, "intermediate_size": inner}
-    values = hybrid_transformer(kind, fields, layers, **sizes, **NO_ROPE)
+    values = hybrid_transformer(kind, fields.dropped(*ROPE_FIELDS), layers, **sizes)
     heads = fields.size("mamba_num_heads", default=128)
     values["tie_word_embeddings"] = False
     values["extra"] |= {
@@ -99,9 +96,9 @@ def _parse_nemotron_h(kind: ModelType, fields: Fields) -> dict[str, Any]:
 
 def _nemotron_h_layers(fields: Fields) -> list[str]:
     for name in ("layers_block_type", "layer_types"):
-        if fields.raw.get(name) is not None:
+        if fields.get(name) is not None:
             return listed_layers(fields, name, (MAMBA, FULL, MLP, MOE))
-    pattern = fields.raw.get("hybrid_override_pattern")
+    pattern = fields.get("hybrid_override_pattern")
     if pattern is None:
         return [MAMBA, MOE, FULL, MLP]
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_LAYERS or set(pattern) - set(_NEMOTRON_H_LETTERS):
@@ -141,9 +138,9 @@ _GRANITE_FACTORS: Final = ("embedding_multiplier", "logits_scaling", "residual_m
 
 
 def _parse_granitemoehybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    only(fields, "position_embedding_type", "rope", "nope")
-    rope = fields.raw.get("position_embedding_type") == "rope"
-    values = hybrid_transformer(kind, fields, _mamba_or_attention(fields), **({} if rope else NO_ROPE))
+    fields.only("position_embedding_type", "rope", "nope")
+    rope = fields.get("position_embedding_type") == "rope"
+    values = hybrid_transformer(kind, fields if rope else fields.dropped(*ROPE_FIELDS), _mamba_or_attention(fields))
     num_experts = count_of(fields, "num_local_experts", default=8)
     values["extra"] |= {
         **bamba_mixer(fields, expanded(fields)),
@@ -161,7 +158,7 @@ def _parse_granitemoehybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
 def _mamba_or_attention(fields: Fields) -> list[str]:
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     for name in ("layer_types", "layers_block_type"):
-        if fields.raw.get(name) is not None:
+        if fields.get(name) is not None:
             types = listed_layers(fields, name, (MAMBA, FULL))
             if len(types) != num_layers:
                 raise fields.wrong(name, f"a list of {num_layers}")
@@ -242,10 +239,10 @@ def _parse_bamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = set(fields.ints("attn_layer_indices", default=[]))
     layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
-    share, raw = without_partial_rotary(fields.raw, fields.where, default=_BAMBA_ROTATED)
+    share, whole = without_partial_rotary(fields, default=_BAMBA_ROTATED)
     if share != _BAMBA_ROTATED:
         raise fields.wrong("partial_rotary_factor", f"{_BAMBA_ROTATED}, not {share}")
-    values = hybrid_transformer(kind, Fields(raw, fields.where), layers)
+    values = hybrid_transformer(kind, whole, layers)
     if values["head_dim"] % 4:
         raise fields.wrong("head_dim", "a multiple of 4: the rotated half pairs its halves")
     values["extra"] |= bamba_mixer(fields, expanded(fields))
@@ -256,7 +253,7 @@ def _parse_jamba(kind: ModelType, fields: Fields) -> dict[str, Any]:
     num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = _every(fields, num_layers, "attn_layer", period=8, offset=4)
     layers = [FULL if layer in attention else MAMBA for layer in range(num_layers)]
-    values = hybrid_transformer(kind, fields, layers, **NO_ROPE)
+    values = hybrid_transformer(kind, fields.dropped(*ROPE_FIELDS), layers)
     num_experts = fields.size("num_experts", default=16)
     with_experts = _every(fields, num_layers, "expert_layer", period=2, offset=1) if num_experts > 1 else []
     values["extra"] |= {
@@ -283,14 +280,19 @@ def _every(fields: Fields, num_layers: int, name: str, *, period: int, offset: i
 
 
 def _parse_zamba2(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    only(fields, "hidden_act", "gelu")
+    fields.only("hidden_act", "gelu")
     if not fields.flag("tie_word_embeddings", default=True):
         raise fields.wrong("tie_word_embeddings", "true: without it transformers ties the shared blocks neither")
     if fields.flag("use_long_context", default=False):
         raise fields.wrong("use_long_context", "false: another base of the rotary embedding is not supported")
-    if fields.raw.get("layers_block_type") is None:
+    if fields.get("layers_block_type") is None:
         raise fields.wrong("layers_block_type", f"a list of {MAMBA} and {HYBRID}")
     layers = listed_layers(fields, "layers_block_type", (MAMBA, HYBRID))
+    hybrids = [i for i, layer in enumerate(layers) if layer == HYBRID]
+    if fields.get("hybrid_layer_ids", hybrids) != hybrids:
+        raise fields.wrong(
+            "hybrid_layer_ids", f"{hybrids}: the order in which the shared blocks are used is that of layers"
+        )
     if len(layers) != fields.size("num_hidden_layers"):
         raise fields.wrong("num_hidden_layers", f"{len(layers)}, as many as there are types")
     rope = fields.flag("use_mem_rope", default=False)
@@ -300,9 +302,8 @@ def _parse_zamba2(kind: ModelType, fields: Fields) -> dict[str, Any]:
         "intermediate_size": fields.size("intermediate_size", default=4 * hidden_size),
         "head_dim": _zamba2_head_dim(fields),
         "mlp_bias": fields.flag("add_bias_linear", default=False),
-        **({} if rope else NO_ROPE),
     }
-    values = hybrid_transformer(kind, fields, layers, **changed)
+    values = hybrid_transformer(kind, fields if rope else fields.dropped(*ROPE_FIELDS), layers, **changed)
     values["extra"] |= {
         **_zamba2_mixer(fields),
         "use_mem_rope": rope,
@@ -315,7 +316,7 @@ def _parse_zamba2(kind: ModelType, fields: Fields) -> dict[str, Any]:
 
 def _zamba2_mixer(fields: Fields) -> dict[str, Any]:
     heads, intermediate = fields.size("n_mamba_heads", default=8), expanded(fields)
-    if intermediate % heads or fields.raw.get("mamba_headdim") not in (None, intermediate // heads):
+    if intermediate % heads or fields.get("mamba_headdim") not in (None, intermediate // heads):
         raise fields.wrong("n_mamba_heads", f"a divisor of {intermediate} channels, and mamba_headdim what is left")
     return {
         "mamba_n_heads": heads,
@@ -332,9 +333,9 @@ def _zamba2_mixer(fields: Fields) -> dict[str, Any]:
 
 def _zamba2_head_dim(fields: Fields) -> int:
     """Attention's input is twice as wide as the model."""
-    name = "head_dim" if fields.raw.get("attention_head_dim") is None else "attention_head_dim"
+    name = "head_dim" if fields.get("attention_head_dim") is None else "attention_head_dim"
     width = 2 * fields.size("hidden_size")
-    if fields.raw.get("attention_hidden_size") not in (None, width):
+    if fields.get("attention_hidden_size") not in (None, width):
         raise fields.wrong("attention_hidden_size", f"{width}")
     return fields.size(name, default=max(1, width // fields.size("num_attention_heads")))
 
@@ -350,22 +351,46 @@ def _zamba2_adapters(fields: Fields, values: Mapping[str, Any]) -> bool:
 
 # Published files of these types name code of their own, from before transformers had it. It is not run here either.
 _OWN_CODE: Final = frozenset({"auto_map"})
+# How transformers computes, what it trains with, and how it makes weights that are not in a file.
+_KERNELS: Final = frozenset(
+    {"chunk_size", "mamba_chunk_size", "use_associative_scan", "use_mamba_kernels", "use_mambapy", "use_mem_eff_path"}
+)
+_INITIAL: Final = frozenset({"time_step_floor", "time_step_init_scheme", "time_step_max", "time_step_scale"})
+_MIXERS: Final = _KERNELS | _INITIAL | {"residual_in_fp32", "time_step_min"}
+_ZAMBA2: Final = _KERNELS | _INITIAL | {"kv_channels", "num_query_groups", "use_conv_bias"}
+# What the shapes of weights and other fields say already.
+_NEMOTRON_H: Final = frozenset(
+    {
+        "expand",
+        "mamba_proj_bias",
+        "mamba_ssm_cache_dtype",
+        "moe_shared_expert_overlap",
+        "mtp_layers_block_type",
+        "n_shared_experts",
+        "rescale_prenorm_residual",
+        "residual_in_fp32",
+        "time_step_limit",
+    }
+)
 
 TYPES: Final[Mapping[str, ModelType]] = {
-    "falcon_h1": ModelType(rms_norm_eps=1e-5, honours=frozenset({"embedding_multiplier"}), parse=_parse_falcon_h1),
+    "falcon_h1": ModelType(rms_norm_eps=1e-5, parse=_parse_falcon_h1, harmless=_KERNELS | {"mamba_expand"}),
     "granitemoehybrid": ModelType(
         kv_heads_default=True,
-        honours=frozenset(_GRANITE_FACTORS),
         parse=_parse_granitemoehybrid,
+        harmless=_KERNELS,
         names=_GRANITE_NAMES,
     ),
-    "bamba": ModelType(rms_norm_eps=1e-5, parse=_parse_bamba),
-    "jamba": ModelType(honours=_OWN_CODE, parse=_parse_jamba),
-    "zamba2": ModelType(
-        kv_heads_default=True, rms_norm_eps=1e-5, tied=True, honours=frozenset({"hidden_act"}), parse=_parse_zamba2
+    "bamba": ModelType(rms_norm_eps=1e-5, parse=_parse_bamba, harmless=_KERNELS | {"z_loss_coefficient"}),
+    "jamba": ModelType(harmless=_OWN_CODE | _KERNELS, parse=_parse_jamba),
+    "zamba2": ModelType(kv_heads_default=True, rms_norm_eps=1e-5, tied=True, parse=_parse_zamba2, harmless=_ZAMBA2),
+    "mamba": ModelType(tied=True, parse=_parse_mamba, harmless=_MIXERS, names=_MAMBA_NAMES),
+    "mamba2": ModelType(parse=_parse_mamba2, harmless=_MIXERS | {"time_step_rank"}, names=_MAMBA_NAMES),
+    "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba, harmless=_MIXERS, names=_MAMBA_NAMES),
+    "nemotron_h": ModelType(
+        head_dim=128,
+        harmless=_OWN_CODE | _KERNELS | _INITIAL | _NEMOTRON_H,
+        parse=_parse_nemotron_h,
+        names=_NEMOTRON_H_NAMES,
     ),
-    "mamba": ModelType(tied=True, parse=_parse_mamba, names=_MAMBA_NAMES),
-    "mamba2": ModelType(parse=_parse_mamba2, names=_MAMBA_NAMES),
-    "falcon_mamba": ModelType(tied=True, parse=_parse_falcon_mamba, names=_MAMBA_NAMES),
-    "nemotron_h": ModelType(head_dim=128, honours=_OWN_CODE, parse=_parse_nemotron_h, names=_NEMOTRON_H_NAMES),
 }

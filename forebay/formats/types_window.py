@@ -52,7 +52,7 @@ _MAX_CONV_WIDTH: Final = 8  # the native convolution's
 
 
 def _parse_lfm2(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, _OLD_LFM2_NAMES)
+    fields = fields.renamed(_OLD_LFM2_NAMES)
     num_layers = fields.size("num_hidden_layers", most=4096)
     attention = fields.ints("full_attn_idxs", default=list(range(num_layers)))
     computed = [FULL if i in attention else CONV for i in range(num_layers)]
@@ -75,10 +75,10 @@ def _lfm2_intermediate_size(fields: Fields) -> int:
 
 
 def _parse_lfm2_moe(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, _OLD_LFM2_NAMES)
+    fields = fields.renamed(_OLD_LFM2_NAMES)
     values = _parse_convolutional(kind, fields, None, width=3)
     num_experts = fields.size("num_experts", default=32)
-    num_dense = 2 if fields.raw.get("num_dense_layers") is None else fields.size("num_dense_layers", default=0)
+    num_dense = 2 if fields.get("num_dense_layers") is None else fields.size("num_dense_layers", default=0)
     values["extra"] |= {
         "num_experts": num_experts,
         "num_experts_per_tok": fields.size("num_experts_per_tok", default=4, most=num_experts),
@@ -92,20 +92,18 @@ def _parse_lfm2_moe(kind: ModelType, fields: Fields) -> dict[str, Any]:
 
 
 def _parse_lfm3(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, _LFM_NAMES)
-    if "rope_theta" in fields.raw or "rope_scaling" in fields.raw:
+    fields = fields if fields.has("rms_norm_eps") else fields.renamed(_LFM_NAMES)
+    if fields.has("rope_theta") or fields.has("rope_scaling"):
         raise fields.wrong("rope_theta", "absent, and rope_scaling too: there is one for each kind of attention")
     computed = [_lfm3_layer_type(i) for i in range(fields.size("num_hidden_layers", most=4096))]
-    values = _parse_convolutional(kind, _without(fields, "rope_parameters"), computed, width=7)
+    values = _parse_convolutional(kind, fields.without("rope_parameters"), computed, width=7)
     values["sliding_window"] = fields.size("sliding_window", default=kind.window)
     values["extra"] |= {
         "use_sandwich_norm": fields.flag("use_sandwich_norm", default=True),
         "use_attention_gate": fields.flag("use_attention_gate", default=True),
     }
-    ropes = fields.raw.get("rope_parameters") or _LFM3_ROPES
-    return _with_ropes(
-        Fields({**fields.raw, "rope_parameters": ropes}, fields.where), values, {FULL: 1e6, SLIDING: 1e6}
-    )
+    ropes = fields.get("rope_parameters") or _LFM3_ROPES
+    return _with_ropes(fields.replaced(rope_parameters=ropes), values, {FULL: 1e6, SLIDING: 1e6})
 
 
 def _lfm3_layer_type(layer: int) -> str:
@@ -118,11 +116,10 @@ def _parse_convolutional(
     kind: ModelType, fields: Fields, computed: Sequence[str] | None, *, width: int
 ) -> dict[str, Any]:
     """`computed`: the kinds of layers of a file that does not list them; None where it has to."""
-    values = parse_transformer(kind, _without(fields, "layer_types"))
+    values = parse_transformer(kind, fields.without("layer_types"))
     possible = (CONV, FULL, SLIDING) if kind.window else (CONV, FULL)
-    given = fields.raw.get("layer_types") or computed
-    if not isinstance(given, list) or len(given) != values["num_layers"] or any(i not in possible for i in given):
-        raise fields.wrong("layer_types", f"{values['num_layers']} of {' or '.join(possible)}")
+    given = fields.get("layer_types") or computed
+    given = fields.replaced(layer_types=given).one_of_each("layer_types", values["num_layers"], possible)
     width = fields.size("conv_L_cache", default=width, most=_MAX_CONV_WIDTH)
     if width < 2:
         raise fields.wrong("conv_L_cache", "at least 2: a convolution over one token keeps nothing")
@@ -135,18 +132,16 @@ def _parse_convolutional(
 
 
 def _parse_gemma3(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    given = {name: value for name, value in fields.raw.items() if value is not None or name not in _GEMMA3_SIZES}
-    fields = Fields({**_GEMMA3_SIZES, **given}, fields.where)
-    if fields.raw.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
-        raise fields.wrong("hidden_activation", "gelu_pytorch_tanh")
+    fields = fields.replaced(**{name: size for name, size in _GEMMA3_SIZES.items() if fields.get(name) is None})
+    fields.only("hidden_activation", "gelu_pytorch_tanh")
     if fields.flag("use_bidirectional_attention", default=False):
         raise fields.wrong("use_bidirectional_attention", "false: tokens are served as they come")
-    values = parse_transformer(kind, _without(fields, "rope_parameters", "rope_scaling", "rope_theta"))
+    values = parse_transformer(kind, fields.without("rope_parameters", "rope_scaling", "rope_theta"))
     scalar = fields.number("query_pre_attn_scalar", default=256.0)
     if scalar == 0:
         raise fields.wrong("query_pre_attn_scalar", "above 0")
     values["extra"]["query_pre_attn_scalar"] = scalar
-    thetas = {FULL: fields.raw.get("rope_theta") or 1e6, SLIDING: fields.raw.get("rope_local_base_freq") or 1e4}
+    thetas = {FULL: fields.get("rope_theta") or 1e6, SLIDING: fields.get("rope_local_base_freq") or 1e4}
     return _with_window(fields, _with_ropes(fields, values, thetas))
 
 
@@ -156,12 +151,12 @@ def _gemma3_windowed(fields: Fields, num_layers: int) -> list[int]:
 
 
 def _parse_gpt_oss(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    fields = _renamed(fields, {"num_experts": "num_local_experts"})
-    quantization = fields.raw.get("quantization_config") or {"quant_method": "mxfp4"}
+    fields = fields.renamed({"num_experts": "num_local_experts"})
+    quantization = fields.get("quantization_config") or {"quant_method": "mxfp4"}
     if not isinstance(quantization, dict) or quantization.get("quant_method") != "mxfp4":
         raise fields.wrong("quantization_config", "absent, or of the quant_method mxfp4")
-    rope = fields.raw.get("rope_scaling") or fields.raw.get("rope_parameters") or _GPT_OSS_ROPE
-    values = parse_transformer(kind, Fields({**fields.raw, "rope_scaling": rope}, fields.where))
+    rope = fields.get("rope_scaling") or fields.get("rope_parameters", _GPT_OSS_ROPE)
+    values = parse_transformer(kind, fields.replaced(rope_scaling=rope))
     num_experts = fields.size("num_local_experts", default=128)
     values["attention_bias"] = fields.flag("attention_bias", default=True)
     values["extra"] |= {
@@ -179,7 +174,7 @@ def _every_other(fields: Fields, num_layers: int) -> list[int]:
 
 def _with_window(fields: Fields, values: dict[str, Any]) -> dict[str, Any]:
     """ModelError where layers have a window, by the file or by the type's pattern, and the file says there is none."""
-    if not values["sliding_window"] and fields.raw.get("layer_types") != values["extra"]["layer_types"]:
+    if not values["sliding_window"] and fields.get("layer_types") != values["extra"]["layer_types"]:
         raise fields.wrong("sliding_window", "a number of tokens")
     return values
 
@@ -189,18 +184,17 @@ def _with_ropes(fields: Fields, values: dict[str, Any], thetas: Mapping[str, Any
 
     An older file's `rope_scaling` is that of the layers with full attention.
     """
-    given = fields.raw.get("rope_parameters") or {kind: {} for kind in thetas}
+    given = fields.get("rope_parameters") or {kind: {} for kind in thetas}
     if not isinstance(given, dict) or set(given) != set(thetas) or not all(isinstance(r, dict) for r in given.values()):
         raise fields.wrong("rope_parameters", f"an object for each of {' and '.join(thetas)}")
-    scaling = fields.raw.get("rope_scaling") or {}
+    scaling = fields.get("rope_scaling") or {}
     if not isinstance(scaling, dict):
         raise fields.wrong("rope_scaling", "an object")
     ropes = {}
     for kind, theta in thetas.items():
         parameters = {"rope_theta": theta, **given[kind], **(scaling if kind == FULL else {})}
         ropes[kind] = rope_theta_and_scaling(
-            {"rope_parameters": parameters},
-            f"{fields.where}: {kind}",
+            Fields({"rope_parameters": parameters}, f"{fields.where}: {kind}"),
             default_theta=theta,
             max_positions=values["max_position_embeddings"],
         )
@@ -209,24 +203,16 @@ def _with_ropes(fields: Fields, values: dict[str, Any], thetas: Mapping[str, Any
     return values
 
 
-def _renamed(fields: Fields, names: Mapping[str, str]) -> Fields:
-    """With the values of the fields on the left under the names on the right."""
-    there = {new: fields.raw[old] for old, new in names.items() if fields.raw.get(old) is not None}
-    return Fields({**fields.raw, **there}, fields.where)
-
-
-def _without(fields: Fields, *names: str) -> Fields:
-    return Fields({name: value for name, value in fields.raw.items() if name not in names}, fields.where)
-
-
-def _always(raw: Mapping[str, Any]) -> bool:
+def _always(fields: Fields) -> bool:
     return True
 
 
 TYPES: Final[dict[str, ModelType]] = {
     "lfm2": ModelType(rms_norm_eps=1e-5, rope_theta=1_000_000.0, tied=True, parse=_parse_lfm2),
     "lfm2_moe": ModelType(rms_norm_eps=1e-5, rope_theta=1_000_000.0, tied=True, parse=_parse_lfm2_moe),
-    "lfm3": ModelType(head_dim=128, rms_norm_eps=1e-5, tied=True, window=256, parse=_parse_lfm3),
+    "lfm3": ModelType(
+        head_dim=128, rms_norm_eps=1e-5, tied=True, window=256, harmless=frozenset({"norm_eps"}), parse=_parse_lfm3
+    ),
     "gemma3_text": ModelType(
         head_dim=256,
         tied=True,
@@ -234,7 +220,7 @@ TYPES: Final[dict[str, ModelType]] = {
         has_layer_types=True,
         uses_window=_always,
         windowed_layers=_gemma3_windowed,
-        honours=frozenset({"hidden_act"}),
+        harmless=frozenset({"hidden_act", "_sliding_window_pattern"}),
         parse=_parse_gemma3,
         names=_GEMMA3_TENSORS,
     ),
@@ -246,7 +232,6 @@ TYPES: Final[dict[str, ModelType]] = {
         has_layer_types=True,
         uses_window=_always,
         windowed_layers=_every_other,
-        honours=frozenset({"quantization_config"}),
         parse=_parse_gpt_oss,
         names=TensorNames(mxfp4=True),
     ),

@@ -61,7 +61,7 @@ def load(
     """
     spec = describe(checkpoint.config)
     params = spec.params()
-    check_names(checkpoint, params, tied=spec.head is None)
+    check_names(checkpoint, params)
     num_positions = spec.max_positions if context_length is None else context_length
     if not 1 <= num_positions <= spec.max_positions:
         raise ModelError(

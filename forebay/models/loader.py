@@ -19,20 +19,21 @@ Progress = Callable[[int, int], None]
 """Called with the bytes of weights done and in total."""
 
 _SHOWN = 5
+_DERIVED = ".rotary_emb.inv_freq"  # in some checkpoints, although it follows from the configuration
 
 # Below the size from which torch uses threads for a copy. Where other processes keep the cores busy, as the server does
 # during start-up, waiting for them made loading the embedded model take 4 to 7 s instead of 0.6 (two cores, bfloat16).
 _COPY_ELEMENTS = (1 << 15) - 1
 
 
-def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam], *, tied: bool) -> None:
+def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam]) -> None:
     """ModelError unless the checkpoint has exactly the declared tensors in the declared shapes."""
     wanted = dict(part for param in params for part in param.parts())
     where, tensors = checkpoint.path, checkpoint.tensors
     missing = [name for name in wanted if name not in tensors]
     if missing:
         raise ModelError(f"{where}: {len(missing)} weights are missing: {_shown(missing)}")
-    unused = [name for name in tensors if name not in wanted and not _derived(name, tied=tied)]
+    unused = [name for name in tensors if name not in wanted and not name.endswith(_DERIVED)]
     if unused:
         raise ModelError(
             f"{where}: {len(unused)} weights have no use in a {checkpoint.config.model_type} model "
@@ -41,11 +42,6 @@ def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam], *, tied: 
     for name, shape in wanted.items():
         if tensors[name].shape != shape:
             raise ModelError(f"{where}: {name} has the shape {tensors[name].shape} instead of {shape}")
-
-
-def _derived(name: str, *, tied: bool) -> bool:
-    """Tensors that some checkpoints have although they follow from others."""
-    return name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
 def _shown(names: Sequence[str]) -> str:

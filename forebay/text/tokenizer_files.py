@@ -12,12 +12,17 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from forebay.base.errors import ModelError
+from forebay.formats.files import is_there, read_json, read_large_json, read_text
 from forebay.text.pre_tokenizers import ignores_merges, normalizer, pre_tokenizer
 from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
 
 _CONTROL: Final = 3  # ggml's token types
 _USER_DEFINED: Final = 4
 _BYTE: Final = 6
+
+MAX_TOKENS: Final = 1 << 21
+"""Ids of a tokenizer: eight times the largest vocabulary that is published."""
+_MAX_JSON_VALUES: Final = 3_000_000  # Gemma 3's tokenizer.json has 1.9 million, its merges being lists of two
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +136,12 @@ def _add(
 def from_folder(folder: Path) -> TokenizerParts:
     """From `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json` and `chat_template.jinja`."""
     path = folder / "tokenizer.json"
-    if not path.is_file():
+    if not is_there(path):
         raise ModelError(f"{folder} has no tokenizer.json: save the model with its fast tokenizer")
-    config = _read_json(folder / "tokenizer_config.json")
+    config = _read_optional(folder / "tokenizer_config.json")
     template = _template(folder, config)
+    layout = read_large_json(path, most_values=_MAX_JSON_VALUES)
     try:
-        layout = json.loads(path.read_text("utf-8"))
         # An added token that the template writes structures the conversation, whatever its `special` flag says.
         hidden = frozenset(int(added["id"]) for added in layout.get("added_tokens", []) if added["special"])
         for added in layout.get("added_tokens", []):
@@ -146,31 +151,32 @@ def from_folder(folder: Path) -> TokenizerParts:
         raise ModelError(f"{path} cannot be read as a tokenizer: {str(error)[:200]}") from error
     backend.no_truncation()
     backend.no_padding()
-    size = backend.get_vocab_size(with_added_tokens=True)
-    pieces: list[str | None] = [None] * max(size, max(backend.get_vocab().values(), default=-1) + 1)
-    for piece, token in backend.get_vocab().items():
-        pieces[token] = piece
     added_tokens = layout.get("added_tokens", [])
     return TokenizerParts(
         backend=backend,
-        pieces=pieces,
+        pieces=_pieces(backend.get_vocab(), path),
         reader=_reader(backend.decoder, layout, path),
         added={added["content"]: int(added["id"]) for added in added_tokens},
         control=frozenset(int(added["id"]) for added in added_tokens if added["special"]),
         hidden=hidden,
-        names=_names({**_read_json(folder / "special_tokens_map.json"), **config}),
+        names=_names({**_read_optional(folder / "special_tokens_map.json"), **config}),
         template=template,
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    return value if isinstance(value, dict) else {}
+def _read_optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if is_there(path) else {}
+
+
+def _pieces(vocab: Mapping[str, int], path: Path) -> list[str | None]:
+    """By id; None for an id without one."""
+    count = max(vocab.values(), default=-1) + 1
+    if count > MAX_TOKENS:
+        raise ModelError(f"{path}: it has the token id {count - 1}; at most {MAX_TOKENS} ids are possible")
+    pieces: list[str | None] = [None] * count
+    for piece, token in vocab.items():
+        pieces[token] = piece
+    return pieces
 
 
 def _names(config: Mapping[str, Any]) -> dict[str, str]:
@@ -185,12 +191,17 @@ def _names(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
+    if is_there(path):
+        return read_text(path)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
+        named = {str(entry.get("name")): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    if template is not None and not isinstance(template, str):
+        raise ModelError(
+            f"{folder / 'tokenizer_config.json'}: the chat_template is {type(template).__name__}, not a text"
+        )
+    return template
 
 
 def _reader(decoder: decoders.Decoder | None, layout: Mapping[str, Any], path: Path) -> PieceReader:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,14 @@ def test_every_kind_of_cache_is_as_large_as_was_planned_before_the_weights_were_
     allocated = {item: (value, reason) for _, item, value, reason in ready.report if item.endswith(" allocated")}
     assert list(allocated) == [f"{kind} allocated" for kind in KINDS[case]]
     assert all(reason == f"{value} planned" for value, reason in allocated.values())
+
+
+def test_options_that_nobody_knows_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    make_tiny("llama", tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "warp_factor": 9, "use_alibi": True, "z": None}))
+    settings = {"model": str(tmp_path), "context_length": 64, "kv_cache_bytes": "8MiB"}
+    with caplog.at_level(logging.WARNING, logger="forebay"):
+        build_engine(resolve(settings).engine)
+    (line,) = [record.message for record in caplog.records if "unknown_model_options" in record.message]
+    assert 'names="use_alibi, warp_factor"' in line

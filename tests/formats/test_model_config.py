@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.formats.config_fields import Fields
 from forebay.formats.model_config import ModelConfig, config_from_folder
 from forebay.formats.model_type import parse_transformer
 from forebay.formats.model_types import MODEL_TYPES
@@ -63,6 +64,31 @@ def test_defaults_are_those_of_transformers(model_type, read):
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.head_dim == getattr(theirs, "head_dim", 16)
     assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or 0)
+
+
+def test_a_null_flag_is_off_whatever_the_default(read):
+    """As to transformers, where it may be null at all."""
+    latent = {"model_type": "deepseek_v3", "n_group": 2, "topk_group": 1, "n_routed_experts": 4}
+    few = {**latent, "num_experts_per_tok": 2}
+    for name in ("norm_topk_prob", "rope_interleave"):
+        assert read(**few).extra[name] is True
+        assert read(**few, **{name: None}).extra[name] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "unknown"),
+    [
+        ({}, ()),
+        ({"use_cache": True, "torch_dtype": "float16", "temperature": 0.5, "initializer_range": 1}, ()),
+        ({"is_causal": True, "pretraining_tp": 1, "logits_scaling": 1.0}, ()),
+        ({"warp_factor": 9, "alibi": None, "parallel_residual": True}, ("parallel_residual", "warp_factor")),
+        ({"sliding_window": 8}, ("sliding_window",)),  # a llama has none
+        ({"model_type": "qwen2", "num_key_value_heads": 2, "sliding_window": 8, "max_window_layers": 2}, ()),
+    ],
+    ids=str,
+)
+def test_what_nobody_asked_for_is_named_unless_it_is_known_to_be_harmless(fields, unknown, read):
+    assert read(**fields).unknown_options == unknown
 
 
 def test_no_window_and_a_window_of_null_are_different_things(read):
@@ -122,6 +148,13 @@ def test_rope_parameters_that_are_not_honoured_are_refused(rope, message, read):
         ({"auto_map": {"AutoModel": "modeling.py"}}, "remote code"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"pretraining_tp": True}, "pretraining_tp"),
+        ({"is_causal": False}, "is_causal"),
+        ({"is_causal": None}, "is_causal"),
+        ({"per_layer_config": {"1": {"head_dim": 8}}}, "per_layer_config"),
+        ({"rescale_prenorm_residual": True}, "rescale_prenorm_residual"),
+        ({"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 0}, "sliding_window"),
+        ({"rope_theta": 0}, "rope_theta"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"vocab_size": None}, "vocab_size is missing"),
@@ -173,3 +206,18 @@ def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, 
                 continue
             assert config.num_layers > 0
             assert len(config.extra["layer_types"]) == config.num_layers
+
+
+def test_fields_know_what_nobody_asked_for():
+    raw = {"old": 1, "new": 2, "inner": {"a": 1, "b": 2}, "kept": 3, "gone": 4, "null": None}
+    fields = Fields.of_file(raw, "there")
+    renamed = fields.renamed({"old": "new"})
+    assert fields.unread == raw.keys() - {"null"}
+    assert renamed.size("new") == 1
+    assert fields.replaced(kept=5).size("kept") == 5  # not the file's
+    assert fields.within("inner").size("a") == 1
+    assert fields.without("gone").get("gone") is None
+    assert fields.unread == {"inner.b", "kept", "gone"}
+    fields.dropped("gone")
+    assert fields.size("kept") == 3
+    assert fields.unread == {"inner.b"}

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from forebay import models
 from forebay.base.errors import ModelError
@@ -107,14 +108,26 @@ def test_nothing_is_read_of_a_checkpoint_that_does_not_fit(edit):
     assert seen == []
 
 
-def test_what_follows_from_other_weights_may_be_there(edit, tiny):
-    def add(tensors):
-        tensors["lm_head.weight"] = torch.zeros(96, 48)
-        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(6)
-
+def test_what_follows_from_the_configuration_may_be_there(edit, tiny):
     ids = random_ids(9, seed=0)
-    (logits,) = Driver(load_float32(edit("llama-biases-tied", add))).step([(1, ids)])
-    torch.testing.assert_close(logits, tiny("llama-biases-tied").logits(ids), rtol=0, atol=1e-4)
+    path = edit(
+        "llama", lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)})
+    )
+    (logits,) = Driver(load_float32(path)).step([(1, ids)])
+    torch.testing.assert_close(logits, tiny("llama").logits(ids), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["llama-biases-tied", "mamba", "gemma3_text", "falcon_h1-norm-before-gate-tied"])
+def test_a_head_that_the_checkpoint_brings_is_used_whatever_the_configuration_says(case, edit):
+    """As transformers does, unless it equals the embedding, which makes no difference."""
+    head = torch.randn(96, 48, generator=torch.Generator().manual_seed(5))
+    path, ids = edit(case, lambda tensors: tensors.update({"lm_head.weight": head})), random_ids(9, seed=0)
+    theirs = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
+    assert theirs.config.tie_word_embeddings
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids]), use_cache=False).logits[0]
+    (logits,) = Driver(load_float32(path)).step([(1, ids)])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1.5e-4)
 
 
 def test_progress_ends_at_the_total(tiny):

@@ -1,0 +1,135 @@
+"""What becomes of the fields of a config.json that no reader has asked for: harmless, refused, or unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+from forebay.base.errors import ModelError
+from forebay.formats.config_fields import Fields
+
+# Fields that would change what is computed, with the values that change nothing. Absent and null never do.
+_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+    "attention_multiplier": (),
+    "attn_logit_softcapping": (),
+    "auto_map": (),
+    "clip_qkv": (),
+    "embedding_multiplier": (1,),
+    "final_logit_softcapping": (),
+    "hidden_act": ("silu",),
+    "is_encoder_decoder": (False,),
+    "logit_scale": (1,),
+    "logits_scaling": (1,),
+    "per_layer_config": (),
+    "pretraining_tp": (1,),
+    "quantization_config": (),
+    "rescale_prenorm_residual": (False,),
+    "residual_multiplier": (1,),
+    "use_bidirectional_attention": (False,),
+    "use_mrope": (False,),
+    "use_qk_norm": (False,),
+}
+
+# About training, files, token ids, tasks, or what a caller of transformers is given: nothing that is computed here.
+_HARMLESS: Final = frozenset(
+    {
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "aux_loss_alpha",
+        "chunk_size_feed_forward",
+        "decoder_start_token_id",
+        "dtype",
+        "embd_pdrop",
+        "ep_size",
+        "finetuning_task",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "id2label",
+        "initializer_range",
+        "label2id",
+        "model_type",
+        "mtp_loss_scaling_factor",
+        "name_or_path",
+        "num_labels",
+        "num_logits_to_keep",
+        "num_mtp_layers",
+        "num_nextn_predict_layers",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "pad_token_id",
+        "prefix",
+        "problem_type",
+        "resid_pdrop",
+        "return_dict",
+        "router_aux_loss_coef",
+        "router_jitter_noise",
+        "sep_token_id",
+        "seq_aux",
+        "task_specific_params",
+        "tie_encoder_decoder",
+        "tie_last_hidden_states",
+        "tokenizer_class",
+        "torch_dtype",
+        "torchscript",
+        "transformers_version",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_bfloat16",
+        "use_cache",
+        "use_return_dict",
+    }
+)
+
+# How to generate, as files of before generation_config.json have it: a request says these itself.
+_GENERATION: Final = frozenset(
+    {
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "encoder_no_repeat_ngram_size",
+        "exponential_decay_length_penalty",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "length_penalty",
+        "max_length",
+        "min_length",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_scores",
+        "remove_invalid_values",
+        "repetition_penalty",
+        "return_dict_in_generate",
+        "suppress_tokens",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    }
+)
+
+
+def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...]:
+    """The names that nobody knows here, of fields that no reader has asked for.
+
+    ModelError for the first that is known and asks for something else than what is computed here.
+    """
+    if not fields.flag("is_causal", default=True):
+        raise fields.wrong("is_causal", "true: tokens are served as they come")
+    left = fields.unread - _HARMLESS - _GENERATION - set(harmless)
+    for name in sorted(left & _NEUTRAL.keys()):
+        value = fields.raw[name]
+        # Python takes true for a 1.
+        if not any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]
+        ):
+            advice = "remote code is never run" if name == "auto_map" else "the results would be wrong"
+            raise ModelError(f"{fields.where}: {name} {str(value)[:80]} is not supported: {advice}")
+    return tuple(sorted(left - _NEUTRAL.keys()))

@@ -1,0 +1,98 @@
+"""No key of config.json that changes what transformers computes is ignored: equal, refused, or without effect there."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+
+from forebay.base.errors import ModelError
+from forebay.formats.model_config import config_from_folder
+from forebay.formats.model_types import MODEL_TYPES
+from forebay.ops import Ops, make_ops
+from tests.models.config_keys import CASE_OF, COMMON, ChangedKeys
+
+TOLERANCE = {"rtol": 0, "atol": 1.5e-4}
+
+
+@pytest.fixture(scope="module")
+def torch_ops() -> Ops:
+    return make_ops("torch", 1)
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """Of what transformers says to the strange configurations."""
+    import transformers
+
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    transformers.logging.set_verbosity(verbosity)
+
+
+def gives_other_results(keys: ChangedKeys, name: str, value: Any) -> bool:
+    fields = {**keys.fields, name: value}
+    try:
+        ours = keys.ours(fields)
+    except ModelError:
+        return False
+    theirs = keys.theirs(fields)
+    return theirs is not None and not torch.allclose(ours, theirs[: len(ours)], **TOLERANCE)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops, quiet):
+    """With one value for each, and a null for flags."""
+    keys = ChangedKeys(model_type, tmp_path, torch_ops)
+    changes = [
+        (name, value)
+        for name, values in keys.changes()
+        for value in values[: 2 if isinstance(keys.fields.get(name), bool) else 1]
+        if name not in COMMON
+    ]
+    assert len(changes) > 30
+    assert [change for change in changes if gives_other_results(keys, *change)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_no_value_of_any_key_gives_other_results(model_type, tmp_path, torch_ops, quiet):
+    keys = ChangedKeys(model_type, tmp_path, torch_ops)
+    changes = [(name, value) for name, values in keys.changes() for value in values]
+    assert [change for change in changes if gives_other_results(keys, *change)] == []
+
+
+def test_what_is_wrong_is_found(tmp_path, torch_ops, quiet, monkeypatch):
+    """With a reader that asks for nothing but shapes, as it were."""
+    keys = ChangedKeys("llama", tmp_path, torch_ops)
+    base = keys.ours(keys.fields)
+    monkeypatch.setattr(keys, "ours", lambda fields: base)
+    changes = [
+        ("rms_norm_eps", 0.5),
+        ("is_causal", False),
+        ("rope_parameters", {"rope_theta": 700.0}),
+        ("use_cache", False),
+    ]
+    assert [gives_other_results(keys, *change) for change in changes] == [True, True, True, False]
+
+
+def test_every_type_has_a_case():
+    assert set(MODEL_TYPES) == set(CASE_OF)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_what_transformers_writes_by_itself_is_all_known(model_type, tmp_path):
+    """So that the warning of unknown options means something."""
+    fields = CONFIG_MAPPING[model_type]().to_dict()
+    if model_type == "lfm2_moe":  # its own default has no layers, and cannot be built
+        fields["layer_types"] = ["conv"] * fields["num_hidden_layers"]
+    (tmp_path / "config.json").write_text(json.dumps(fields, default=str))
+    assert config_from_folder(tmp_path).unknown_options == ()
