@@ -62,7 +62,7 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
         created=int(time.time()),
         settings=config.settings,
         max_queued_requests=config.engine.max_queued_requests,
-        step_limit_s=config.engine.stall_timeout_s,
+        stall_timeout_s=config.engine.stall_timeout_s,
     )
     telling: list[asyncio.Task[None]] = []
 

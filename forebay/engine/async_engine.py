@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, cast
 
 from forebay.base.errors import Overloaded, PayloadTooLarge, Unavailable, from_code
 from forebay.base.log import event, get_logger
+from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
+    Beat,
     Dead,
     FlushCache,
     FromEngine,
@@ -30,7 +31,7 @@ from forebay.engine.stream import Mailbox, Stream, failed
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure
 
-PING_INTERVAL_S: Final = 1.0
+WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
 
 log = get_logger("engine.client")
@@ -49,9 +50,10 @@ class AsyncEngine:
     As a library, `async with AsyncEngine.start(model=...) as engine` does the first and the last lines.
     """
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EngineProcess, clock: LoopClock) -> None:
         self.dead: Failure | None = None  # the root cause, once the engine has died or was closed
         self.last_state: State | None = None  # as of its last report, about a second old while it works
+        self.last_beat: Beat | None = None
         self._process = process
         self._loop = asyncio.get_running_loop()
         self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -64,18 +66,19 @@ class AsyncEngine:
         self._ids = itertools.count(1)
         self._serials = itertools.count(1)
         self._closing = False
-        self._heard_at = time.monotonic()
+        self._clock = clock
+        self._heard_at = self._clock()
         self._transport: asyncio.Transport
         self._burial: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, process: EngineProcess) -> AsyncEngine:
+    async def connect(cls, process: EngineProcess, clock: LoopClock | None = None) -> AsyncEngine:
         """Take over the channel of a launched engine, which may still be loading. Owns `process` from here on."""
-        engine = cls(process)
+        engine = cls(process, clock or LoopClock())
         transport, _ = await engine._loop.create_unix_connection(lambda: _Protocol(engine), sock=process.sock)
         engine._transport = transport
         transport.set_write_buffer_limits(high=MAX_FRAME_BYTES)
-        engine._ping()
+        engine._watch()
         return engine
 
     @classmethod
@@ -115,9 +118,9 @@ class AsyncEngine:
 
     @property
     def last_tick_age_s(self) -> float:
-        """Seconds since the engine was last heard of. It answers between two steps, and is asked about every second
-        when it has nothing else to say; so this grows past a second only while one step lasts, or when it hangs."""
-        return time.monotonic() - self._heard_at
+        """Seconds since the engine was last heard of. A thread of its own speaks every second once it is ready, so this
+        grows past that only when the process does not run. Time in which we did not run ourselves is no silence."""
+        return self._clock() - self._heard_at
 
     async def ready(self) -> Ready:
         """Wait until the engine is up. Raises its typed error if it dies before."""
@@ -211,24 +214,28 @@ class AsyncEngine:
         finally:
             del self._answers[serial]
 
-    def _ping(self) -> None:
-        """Ask a silent engine for a sign of life; at most one such question is open, so none pile up in a long step."""
+    def _watch(self) -> None:
+        """An engine that hangs for as long as no request may go without a token will not enforce that limit itself."""
         if self.dead is not None:
             return
-        if self._ready.done() and self.last_tick_age_s > self._process.config.stall_timeout_s:
-            self._give_up()
-            return
-        asked = any(not answer.done() for answer in self._answers.values())
-        if self._ready.done() and not asked and self.last_tick_age_s >= PING_INTERVAL_S:
-            self._send(GetState())
-        self._loop.call_later(PING_INTERVAL_S, self._ping)
+        hang = self._hang()
+        if hang is None:
+            self._loop.call_later(WATCH_INTERVAL_S, self._watch)
+        else:
+            self._died_of(Failure("EngineError", "engine_stalled", hang))
+            self._transport.abort()
 
-    def _give_up(self) -> None:
-        """An engine that hangs for as long as no request may go without a token will not enforce that limit itself."""
-        age, limit = self.last_tick_age_s, self._process.config.stall_timeout_s
-        cause = f"the engine was last heard of {age:.1f} s ago and the limit is {limit:g} s (--stall-timeout)"
-        self._died_of(Failure("EngineError", "engine_stalled", cause))
-        self._transport.abort()
+    def _hang(self) -> str | None:
+        limit = self._process.config.stall_timeout_s
+        turn_age_s = self.last_beat.turn_age_s if self.last_beat else 0.0
+        if self._ready.done() and self.last_tick_age_s > limit:
+            return (
+                f"the engine was last heard of {self.last_tick_age_s:.1f} s ago and the limit is {limit:g} s "
+                "(--stall-timeout)"
+            )
+        if turn_age_s > limit:
+            return f"the engine has been at one step for {turn_age_s:.1f} s; the limit is {limit:g} s (--stall-timeout)"
+        return None
 
     def _unavailable(self) -> Unavailable:
         if self.dead is not None:
@@ -238,7 +245,7 @@ class AsyncEngine:
         return Unavailable("the model is still loading: try again in a few seconds", code="starting")
 
     def _on_data(self, data: bytes) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._clock()
         for frame in self._decoder.feed(data):
             match frame:
                 case Updates():
@@ -248,6 +255,8 @@ class AsyncEngine:
                     answer = self._answers.get(frame.answers)
                     if answer is not None and not answer.done():
                         answer.set_result(frame)
+                case Beat():
+                    self.last_beat = frame
                 case Ready():
                     if not self._ready.done():
                         self._ready.set_result(frame)

@@ -41,7 +41,7 @@ Report = list[tuple[str, str, str, str]]
 log = get_logger("engine")
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
+def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monotonic) -> tuple[EngineCore, Ready]:
     """An engine core over the real model, and what there is to say about it. Takes as long as the weights do.
 
     Raises ModelError for a checkpoint that cannot be served, ConfigError for memory that holds not one page.
@@ -77,6 +77,7 @@ def build_engine(config: EngineConfig) -> tuple[EngineCore, Ready]:
         depth=config.overlap_depth,
         vocab_size=checkpoint.config.vocab_size,
         eos_token_ids=checkpoint.config.eos_token_ids,
+        clock=clock,
         in_idle_time=beside.capture_next,
     )
     load_seconds = time.monotonic() - begin

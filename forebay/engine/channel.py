@@ -12,6 +12,7 @@ import contextlib
 import select
 import socket
 import struct
+import threading
 import types
 from typing import Final, Generic, NoReturn, TypeVar
 
@@ -121,7 +122,7 @@ class FrameDecoder(Generic[T]):
 class Channel(Generic[T]):
     """The polling side, for the engine's loop: no call waits for the peer longer than its time-out.
 
-    Owns the socket. `union` is what it receives.
+    Owns the socket. `union` is what it receives. Any thread may send, one receives.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Channel(Generic[T]):
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[T] = FrameDecoder(union)
         self._unsent = bytearray()
+        self._sending = threading.Lock()
         self._max_unsent_bytes = max_unsent_bytes
         self._incoming = memoryview(bytearray(RECEIVE_BYTES))
         self._poll = select.poll()
@@ -144,13 +146,19 @@ class Channel(Generic[T]):
     def send(self, frame: msgspec.Struct) -> None:
         """Send now what the kernel takes and keep the rest. Raises FrameTooLarge, or ChannelClosed when the peer is
         gone or has left more than the cap unread."""
-        self._unsent += self._encoder.encode(frame)
-        self.flush()
-        if len(self._unsent) > self._max_unsent_bytes:
-            raise ChannelClosed(f"the peer left {human_bytes(len(self._unsent))} unread and is taken for dead")
+        with self._sending:
+            self._unsent += self._encoder.encode(frame)
+            self._flush()
+            if len(self._unsent) > self._max_unsent_bytes:
+                raise ChannelClosed(f"the peer left {human_bytes(len(self._unsent))} unread and is taken for dead")
 
     def flush(self) -> None:
         """Send what is left over as far as the kernel takes it."""
+        if self._unsent:
+            with self._sending:
+                self._flush()
+
+    def _flush(self) -> None:
         while self._unsent:
             try:
                 sent = self._sock.send(self._unsent)
@@ -185,7 +193,7 @@ class Channel(Generic[T]):
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close, giving what is unsent up to `linger_s` to leave."""
-        with self._sock, contextlib.suppress(OSError):
+        with self._sending, self._sock, contextlib.suppress(OSError):
             if self._unsent and linger_s:
                 self._sock.settimeout(linger_s)
                 self._sock.sendall(self._unsent)

@@ -11,6 +11,7 @@ from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import AddRequest
+from forebay.engine.pace import Pace
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request
@@ -61,6 +62,8 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
         self._failures_in_a_row = 0
         self._expire_at = 0.0
+        self._pace = Pace(scheduler.config.stall_timeout_s)
+        self.step_limit_s = self._pace.limit_s(0)  # of what is done now
         self._progressed = True
 
     @property
@@ -72,6 +75,10 @@ class EngineCore:
     def stuck(self) -> bool:
         """The last step could do nothing for those who wait: it is of no use to call it again at once."""
         return not self._progressed
+
+    def step_age_s(self) -> float:
+        """Seconds since a step last completed, 0 when there is nothing to do. For any thread to ask."""
+        return 0.0 if self.idle else self._clock() - self.stats.last_step_at
 
     def add(self, wanted: AddRequest) -> list[Update]:
         """Queue a request. What is wrong with it comes back as its last update."""
@@ -110,6 +117,8 @@ class EngineCore:
         fault.point("engine.plan")
         plan = self.scheduler.plan(now)
         self.stats.host_s += self._clock() - now
+        ahead = [plan, *(launched for launched, _ in self._in_flight)]
+        self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
         if plan is not None:
             updates += self._launch(plan)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
@@ -153,6 +162,7 @@ class EngineCore:
         fault.point("engine.commit")
         updates = self.scheduler.commit(plan, result, now)
         self._failures_in_a_row = 0
+        self._pace.ended(plan.num_tokens, now - self.stats.last_step_at)
         self.stats.count_step(now)
         self.stats.host_s += self._clock() - now
         return updates

@@ -12,14 +12,10 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
 
 
-class Configure(msgspec.Struct, frozen=True, tag="configure", kw_only=True):
-    """The first frame an engine process gets, and the only place its configuration comes from. `parent_pid` is the
-    process it must not outlive; with `die_with_parent` the kernel itself sees to that (only right where the thread that
-    started the engine lives as long as its process)."""
+class Configure(msgspec.Struct, frozen=True, tag="configure"):
+    """The first frame an engine process gets, and the only place its configuration comes from."""
 
     config: EngineConfig
-    parent_pid: int
-    die_with_parent: bool
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
@@ -83,6 +79,18 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     ] = []  # owner class of a sample of pages for the console's strip: 0 free, 1 running, 2 cached, 3 other
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
+    """Sent about every second by a thread that does nothing else: as long as these come, the process runs.
+
+    What they say is whether its loop does. `turn_age_s` is how long it has been at one thing and answered nobody, 0
+    when it waits for frames; `step_age_s` since a step last completed, 0 when there is nothing to do. One that takes
+    longer than `step_limit_s` is taken for a hang."""
+
+    turn_age_s: float
+    step_age_s: float
+    step_limit_s: float
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
     `wants_checkpoints`: the model keeps states or windows, which are cached at chosen lengths only."""
@@ -142,4 +150,4 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
 
 
 ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Shutdown
-FromEngine = Ready | Updates | State | Dead
+FromEngine = Ready | Updates | State | Beat | Dead

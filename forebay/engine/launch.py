@@ -4,11 +4,9 @@ its own heavy things while the engine imports its own."""
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
-import threading
 from collections.abc import Sequence
 
 from forebay.config.engine_config import EngineConfig
@@ -56,9 +54,7 @@ def configure(spawned: Spawned, config: EngineConfig) -> EngineProcess:
     """Tell a process that was started ahead what to serve. Owns it from here on. The configuration travels over the
     channel: nothing of it is seen in the arguments or the environment."""
     encoder = FrameEncoder()
-    # The kernel counts the death of the starting thread as the death of the parent.
-    lasting = threading.current_thread() is threading.main_thread()
-    frame = Configure(config=config, parent_pid=os.getpid(), die_with_parent=lasting)
+    frame = Configure(config)
     with contextlib.suppress(OSError):  # it is dead already, which end-of-file will tell with the exit code at hand
         spawned.sock.sendall(encoder.encode(frame))
     return EngineProcess(spawned.child, spawned.sock, encoder, config)

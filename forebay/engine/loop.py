@@ -13,6 +13,7 @@ from forebay.engine.core import EngineCore
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
+    Beat,
     FlushCache,
     GetState,
     Shutdown,
@@ -43,6 +44,7 @@ class EngineLoop:
         self._state_at = clock() + STATE_INTERVAL_S
         self._audit_at = clock() + AUDIT_INTERVAL_S
         self._idle_work = True
+        self._turn_began: float | None = None  # None while it waits for frames
         self._shutdown = False
 
     def run(self) -> None:
@@ -56,8 +58,10 @@ class EngineLoop:
 
     def turn(self) -> None:
         """One round: what has arrived, one step, one `Updates` frame with all the news."""
-        updates: list[Update] = []
+        self._turn_began = None
         frames = self._channel.receive(self._patience_s())
+        self._turn_began = self._clock()
+        updates: list[Update] = []
         for frame in frames:
             fault.point("engine.receive")
             updates += self._handle(frame)
@@ -68,6 +72,15 @@ class EngineLoop:
             self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
+
+    def beat(self) -> Beat:
+        """What the loop is at, for another thread to tell."""
+        began = self._turn_began
+        return Beat(
+            turn_age_s=0.0 if began is None else max(0.0, self._clock() - began),
+            step_age_s=self._core.step_age_s(),
+            step_limit_s=self._core.step_limit_s,
+        )
 
     def _patience_s(self) -> float | None:
         if self._core.idle:

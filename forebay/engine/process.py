@@ -1,4 +1,4 @@
-"""The engine process: `python -m forebay.engine.process FD`, with FD our end of the channel.
+"""The engine process: `python -m forebay.engine.process FD PARENT`, with FD our end of the channel (see `spawn`).
 
 Its configuration is the first frame; its first answer is `Ready`, or `Dead` with the root cause. It lives as long as
 its parent: signals that end a terminal's or a service's processes are the parent's to act on, and the parent's end is
@@ -17,20 +17,23 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NoReturn
 
 from forebay.base import fault
+from forebay.base.clock import RunClock
 from forebay.base.errors import ConfigError, ForebayError, ModelError
 from forebay.base.log import event, get_logger, setup_logging
+from forebay.base.signals import ENDING
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import Channel, ChannelClosed, ChannelError
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Configure, Dead, Ready, Shutdown, ToEngine
+from forebay.engine.heartbeat import start_beating
 from forebay.engine.loop import EngineLoop
 from forebay.requests.updates import Failure
 
-Build = Callable[[EngineConfig], tuple[EngineCore, Ready]]
+Build = Callable[[EngineConfig, RunClock], tuple[EngineCore, Ready]]
 
 PEER_GONE_GRACE_S: Final = 0.5  # for the loop to end by itself, which takes it no longer than a step
 LAST_WORDS_S: Final = 1.0
@@ -42,10 +45,22 @@ _PR_SET_PDEATHSIG: Final = 1
 log = get_logger("engine")
 
 
+def our_end(words: Sequence[str]) -> socket.socket:
+    """The end of the channel that `spawn` names. From here on the kernel ends us with our parent, if it named that: at
+    once, where importing torch or loading weights would keep the watch on the channel waiting."""
+    fd, parent_pid = map(int, words)
+    if parent_pid:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent_pid:
+            os._exit(EXIT_FAILURE)
+    return socket.socket(fileno=fd)
+
+
 def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lambda: None) -> int:
     """Be the engine at this end of `sock`; returns the process's exit code. `ahead` does what can be done before the
     configuration is here."""
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     _exit_with_peer(sock)
     channel: Channel[ToEngine] = Channel(sock, ToEngine)
@@ -71,18 +86,19 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     configure = frames[0]
     if not isinstance(configure, Configure):
         raise ChannelError(f"the first frame is {type(configure).__name__} and not Configure")
-    if configure.die_with_parent:
-        _die_with_parent(configure.parent_pid)
     fault.arm_from_environment()
     setup_logging(configure.config.log_level, process="engine")
     if any(isinstance(frame, Shutdown) for frame in frames):
         return
-    core, ready = build(configure.config)
+    clock = RunClock()
+    core, ready = build(configure.config, clock)
     # What is alive now stays: the collector need not walk it in the middle of a step.
     gc.freeze()
     gc.enable()
     channel.send(ready)
-    EngineLoop(core, channel).run()
+    loop = EngineLoop(core, channel, clock=clock)
+    start_beating(clock, channel, loop.beat)
+    loop.run()
 
 
 def _first_frames(channel: Channel[ToEngine]) -> list[ToEngine]:
@@ -107,13 +123,6 @@ def _exit_with_peer(sock: socket.socket) -> None:
     threading.Thread(target=watch, name="peer-watch", daemon=True).start()
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        raise ChannelClosed("the parent died before we asked to die with it")
-
-
 def _say(channel: Channel[ToEngine], words: Dead) -> None:
     try:
         channel.send(words)
@@ -134,12 +143,12 @@ def main() -> NoReturn:
     def ahead() -> None:
         importlib.import_module("forebay.engine.build")
 
-    def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+    def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:
         from forebay.engine.build import build_engine
 
-        return build_engine(config)
+        return build_engine(config, clock)
 
-    code = serve(socket.socket(fileno=int(sys.argv[1])), build, ahead=ahead)
+    code = serve(our_end(sys.argv[1:]), build, ahead=ahead)
     sys.stderr.flush()
     os._exit(code)  # tearing torch down takes time and can only go wrong
 

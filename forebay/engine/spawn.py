@@ -9,12 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import forebay
 from forebay.base.fault import FAULT_VARIABLES
+from forebay.base.signals import ENDING
 
 ENTRY: Sequence[str] = ("-P", "-m", "forebay.engine.process")
 
@@ -37,11 +39,14 @@ class Spawned:
 
 
 def spawn(entry: Sequence[str] = ENTRY) -> Spawned:
-    """Start the process. `entry` is what the interpreter is given to run (tests have an engine of their own)."""
+    """Start the process. `entry` is what the interpreter is given to run (tests have an engine of their own). Its
+    arguments are its end of the channel and the process it must not outlive; 0 where the kernel, which counts the death
+    of the starting thread as the death of the parent, could not see to that."""
+    lasting = threading.current_thread() is threading.main_thread()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs, _held_back(signal.SIGINT, signal.SIGTERM):
+    with theirs, _held_back(*ENDING):
         child = subprocess.Popen(
-            [sys.executable, *entry, str(theirs.fileno())],
+            [sys.executable, *entry, str(theirs.fileno()), str(os.getpid() if lasting else 0)],
             stdin=subprocess.DEVNULL,
             stdout=_STDERR,
             env=_environment(),

@@ -98,17 +98,17 @@ async def detokenize(request: Request, server: ServerContext) -> Response:
 
 def _sickness(server: ServerContext) -> tuple[str, str] | None:
     """Why no work is done although there should be, as (reason code, text); None for a healthy engine."""
-    engine, limit = server.engine, server.model.step_limit_s
+    engine = server.engine
     if engine.dead is not None:
         return "engine_dead", engine.dead.message
     if _info(server) is None:
         return "starting", "the model is still loading"
-    state = engine.last_state
-    in_step = state is not None and state.num_running > 0
-    if engine.last_tick_age_s > (limit if in_step else TICK_LIMIT_S):
+    if engine.last_tick_age_s > TICK_LIMIT_S:
         return "engine_stalled", f"the engine was last heard of {engine.last_tick_age_s:.1f} s ago"
-    if state is not None and state.last_step_age_s > limit:
-        return "step_stalled", f"no step has completed for {state.last_step_age_s:.1f} s; the limit is {limit:g} s"
+    beat = engine.last_beat
+    if beat is not None and beat.step_age_s > beat.step_limit_s:
+        age, limit = beat.step_age_s, beat.step_limit_s
+        return "step_stalled", f"no step has completed for {age:.1f} s; one like this is expected within {limit:.1f} s"
     return None
 
 
@@ -189,6 +189,6 @@ def _report(info: Ready) -> list[dict[str, str]]:
 
 async def flush_cache(request: Request, server: ServerContext) -> Response:
     """Drop every cached prefix that no request holds; the pools as of after that."""
-    state = await asyncio.wait_for(server.engine.flush_cache(), server.model.step_limit_s)
+    state = await asyncio.wait_for(server.engine.flush_cache(), server.model.stall_timeout_s)
     log.info(event("cache_flushed", id=RequestContext.of(request.scope).request_id))
     return _json({"success": True, "pools": state.pools})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forebay.config.engine_config import Setting
-from forebay.engine.frames import Ready, State
+from forebay.engine.frames import Beat, Ready, State
 from forebay.engine.stream import Receiver
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure
@@ -28,6 +28,7 @@ class Engine(Protocol):
 
     dead: Failure | None
     last_state: State | None
+    last_beat: Beat | None
 
     @property
     def info(self) -> Ready: ...
@@ -53,11 +54,11 @@ class Engine(Protocol):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
     """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. At most
-    `max_queued_requests` wait behind those that run. A step longer than `step_limit_s` counts as a hang."""
+    `max_queued_requests` wait behind those that run. The engine is given up when a step takes `stall_timeout_s`."""
 
     name: str
     path: str
     created: int
     settings: tuple[Setting, ...] = ()
     max_queued_requests: int = 256
-    step_limit_s: float = 60.0
+    stall_timeout_s: float = 60.0

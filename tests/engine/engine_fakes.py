@@ -22,7 +22,7 @@ from forebay.config.engine_config import (
 )
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
-from forebay.engine.frames import GetState, Ready, State, ToEngine
+from forebay.engine.frames import Beat, Ready, State, ToEngine
 from forebay.formats.quantized import Quantization
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.scheduler.scheduler import Scheduler
@@ -97,6 +97,10 @@ def state(**changes: Any) -> State:
     return State(**values | changes)
 
 
+def beat(**changes: float) -> Beat:
+    return Beat(**{"turn_age_s": 0.0, "step_age_s": 0.0, "step_limit_s": 60.0} | changes)
+
+
 class ScriptedEngine:
     """The engine's end of a channel, and what `AsyncEngine` takes for its process."""
 
@@ -122,16 +126,14 @@ class ScriptedEngine:
         self.channel.close()
 
     async def heard(self, kind: type[F]) -> F:
-        """The next frame, which has to be a `kind`. Questions for a sign of life do not count: the clock asks them."""
+        """The next frame, which has to be a `kind`."""
         async with asyncio.timeout(HANGS_S):
-            while True:
-                while not self._received:
-                    await asyncio.sleep(0)
-                    self._received = self.channel.receive(0)
-                frame = self._received.pop(0)
-                if isinstance(frame, kind):
-                    return frame
-                assert isinstance(frame, GetState), frame
+            while not self._received:
+                await asyncio.sleep(0)
+                self._received = self.channel.receive(0)
+        frame = self._received.pop(0)
+        assert isinstance(frame, kind), frame
+        return frame
 
 
 class PrefixRunner:

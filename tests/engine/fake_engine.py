@@ -1,10 +1,9 @@
-"""An engine process without a model: `python -m tests.engine.fake_engine FD`. Its `model_path` is a script:
+"""An engine process without a model: `python -m tests.engine.fake_engine FD PARENT`. Its `model_path` is a script:
 `load=S,step=S` seconds, or `refuse` / `crash` during the load."""
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 from dataclasses import replace
@@ -12,11 +11,12 @@ from dataclasses import replace
 import msgspec
 
 from forebay.base import fault
+from forebay.base.clock import RunClock
 from forebay.base.errors import ModelError
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
-from forebay.engine.process import serve
+from forebay.engine.process import our_end, serve
 from tests.engine.engine_fakes import CONFIG, READY, fake_core
 
 ENTRY = ("-P", "-m", "tests.engine.fake_engine")
@@ -26,7 +26,7 @@ def script(load: float = 0.0, step: float = 0.0, then: str = "") -> EngineConfig
     return replace(CONFIG, model_path=f"{load},{step},{then}")
 
 
-def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
+def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:
     load, step, then = config.model_path.split(",")
     fault.point("engine.load")
     time.sleep(float(load))
@@ -34,9 +34,9 @@ def build(config: EngineConfig) -> tuple[EngineCore, Ready]:
         raise ModelError("no such checkpoint: pull it first")
     if then == "crash":
         os.abort()
-    core, _ = fake_core(config, step_s=float(step))
+    core, _ = fake_core(config, step_s=float(step), clock=clock)
     return core, msgspec.structs.replace(READY, pid=os.getpid())
 
 
 if __name__ == "__main__":
-    os._exit(serve(socket.socket(fileno=int(sys.argv[1])), build))
+    os._exit(serve(our_end(sys.argv[1:]), build))

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from forebay.base import fault
+from forebay.base.clock import RunClock
 from forebay.engine.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
@@ -231,3 +232,22 @@ def test_a_request_that_queues_too_long_is_told_so() -> None:
     now[0] = 61.0
     client.take(core.step())
     assert client.codes()[2] == "request_timeout"
+
+
+def test_time_in_which_nobody_ran_ends_no_request() -> None:
+    """The process was stopped for an hour: nobody has waited for it."""
+    now = [100.0]
+    clock = RunClock(lambda: now[0])
+    core, _ = fake_core(replace(CONFIG, max_running_requests=1), clock=clock)
+    client = Client()
+    for i in (1, 2):
+        client.take(core.add(wanted(i, [1, 2], 100)))
+    client.take(core.step())
+    now[0] += 3600.0
+    client.take(core.step())
+    assert not client.ends
+    for _ in range(61):
+        now[0] += 1.0
+        clock.tick()
+        client.take(core.step())
+    assert client.codes() == {2: "request_timeout"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import msgspec
@@ -28,16 +28,16 @@ from forebay.engine.frames import (
 from forebay.engine.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
-from tests.engine.engine_fakes import CONFIG, fake_core, reference
+from tests.engine.engine_fakes import CONFIG, beat, fake_core, reference
 
 
 class Peer:
     """The server's end of the channel, and the loop at the other one."""
 
-    def __init__(self, config: EngineConfig = CONFIG) -> None:
+    def __init__(self, config: EngineConfig = CONFIG, **clock: Callable[[], float]) -> None:
         self.sock, theirs = socket.socketpair()
-        self.core, self.runner = fake_core(config)
-        self.loop = EngineLoop(self.core, Channel(theirs, ToEngine))
+        self.core, self.runner = fake_core(config, **clock)
+        self.loop = EngineLoop(self.core, Channel(theirs, ToEngine), **clock)
         self._theirs = theirs
         self._encoder = FrameEncoder()
         self._decoder: FrameDecoder[FromEngine] = FrameDecoder(FromEngine)
@@ -201,3 +201,36 @@ def test_what_can_wait_is_done_in_idle_time_alone_until_there_is_none_left(peer:
         peer.loop.turn()
     assert done_while_idle == [True] * 3
     assert peer.loop._patience_s() is None
+
+
+def test_a_beat_says_how_long_the_loop_has_been_at_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked in the middle of what it does, as the thread does that sends them."""
+    monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)
+    now, seen = [100.0], []
+    peer = Peer(clock=lambda: now[0])
+    launch = peer.runner.launch
+
+    def long_step(plan):
+        now[0] += 25.0
+        seen.append(peer.loop.beat())
+        return launch(plan)
+
+    def long_piece() -> bool:
+        now[0] += 3.0
+        seen.append(peer.loop.beat())
+        return False
+
+    assert peer.loop.beat() == beat()
+    peer.runner.launch, peer.core.in_idle_time = long_step, long_piece
+    peer.say(add(1, [1, 2], num_tokens=2))
+    peer.work()
+    peer.loop.turn()
+    first, second, idle = seen
+    assert first == beat(turn_age_s=25.0, step_age_s=25.0)
+    assert second == beat(turn_age_s=25.0, step_age_s=25.0, step_limit_s=12.5)
+    assert idle == beat(turn_age_s=3.0, step_limit_s=12.5)
+    peer.say(GetState(serial=1))
+    peer.loop.turn()
+    peer.core.step()
+    assert peer.loop.beat().step_age_s == 0
+    peer.close()

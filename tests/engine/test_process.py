@@ -216,15 +216,37 @@ def test_a_killed_parent_takes_its_engine_with_it(
     wait_until(lambda: not alive(engine_pid))
 
 
-def test_a_terminals_interrupt_does_not_kill_the_engine_under_its_server() -> None:
+def test_an_engine_in_a_long_step_is_heard_and_says_so() -> None:
+    """It answers nobody meanwhile; the thread that speaks for it needs no step to end."""
+
     async def scene() -> None:
-        engine = await started(step=0.005)
-        stream = submit(engine, [1, 2], 20)
-        await anext(stream)
-        os.kill(engine.pid, signal.SIGINT)
-        os.kill(engine.pid, signal.SIGTERM)
-        assert (await collect(stream))[-1].finish is FinishReason.LENGTH
+        engine = await started(step=3600.0)
+        submit(engine, [1, 2])
+        async with asyncio.timeout(START_S):
+            while engine.last_beat is None or engine.last_beat.turn_age_s == 0:
+                await asyncio.sleep(0.01)
+        assert engine.last_beat.step_limit_s == script().stall_timeout_s  # no step has shown yet what one takes
         await engine.close(0.0)
+
+    asyncio.run(scene())
+
+
+ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM]
+
+
+def test_signals_that_end_processes_do_not_kill_the_engine_under_its_server() -> None:
+    """A terminal sends SIGINT, SIGQUIT and SIGHUP to all of its processes, an operator's `kill` of a group any."""
+
+    async def scene() -> None:
+        loading, serving = await started(load=2.0, ready=False), await started(step=0.005)
+        stream = submit(serving, [1, 2], 20)
+        await anext(stream)
+        for engine in (loading, serving):
+            for number in ENDING:
+                os.kill(engine.pid, number)
+        assert (await collect(stream))[-1].finish is FinishReason.LENGTH
+        await loading.ready()
+        await asyncio.gather(loading.close(0.0), serving.close(0.0))
 
     asyncio.run(scene())
 

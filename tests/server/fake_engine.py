@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from forebay.base.errors import Overloaded, Unavailable
-from forebay.engine.frames import PoolState, Ready, State, Updates
+from forebay.engine.frames import Beat, PoolState, Ready, State, Updates
 from forebay.engine.stream import Receiver
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -110,6 +110,7 @@ class FakeEngine:
         self.script = script
         self.dead: Failure | None = None
         self.last_state: State | None = None
+        self.last_beat: Beat | None = None
         self.last_tick_age_s = 0.0
         self.is_ready = True
         self.running: dict[int, FakeStream] = {}

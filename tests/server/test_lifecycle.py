@@ -7,7 +7,7 @@ import re
 from prometheus_client.parser import text_string_to_metric_families
 
 from forebay.base.errors import EngineError, Unavailable
-from forebay.engine.frames import State
+from forebay.engine.frames import Beat, State
 from forebay.memory.miss_reason import MissReason
 from forebay.server.metrics import Metrics
 from tests.deadlines import HANGS_S, NEVER_S, wait_until
@@ -47,6 +47,17 @@ def test_health_is_progress(launch) -> None:
         assert http.get("/ready").json()["reason"] == "engine_stalled"
         server.engine.last_tick_age_s = 0.0
         assert http.get("/ready").status_code == 200
+
+
+def test_health_tells_a_step_that_hangs_from_one_that_is_long(launch) -> None:
+    """The process runs, a thread of its own says so: what counts is how long such a step may take."""
+    server = launch(lambda: FakeEngine(manual=True))
+    with server.client() as http:
+        server.engine.last_beat = Beat(turn_age_s=29.0, step_age_s=29.0, step_limit_s=30.0)
+        assert http.get("/health").status_code == 200
+        server.engine.last_beat = Beat(turn_age_s=31.0, step_age_s=31.0, step_limit_s=30.0)
+        assert http.get("/health").status_code == 503
+        assert http.get("/ready").json()["reason"] == "step_stalled"
 
 
 def test_head_says_what_get_would_without_its_body(launch) -> None:

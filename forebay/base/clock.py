@@ -1,0 +1,36 @@
+"""Time in which this process ran.
+
+A container that is paused, a virtual machine that moves, a stopped process: when it goes on, `time.monotonic` has not
+waited for it, and every time-out seems to have passed. Whoever compares clocks to tell a peer's silence, or a request
+that stands still, asks one of these instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+TICK_S: Final = 1.0
+MOST_S: Final = 2.0  # counted from one tick to the next, however late it comes
+
+
+class RunClock:
+    """Seconds, of which at most `MOST_S` are counted from one `tick` to the next.
+
+    `tick` is called about every `TICK_S` by whoever is late only if nobody ran: a thread that does nothing else, or an
+    event loop. Any thread may read.
+    """
+
+    def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
+        self._source = source
+        self._tick = source(), 0.0  # when, and what was counted until then: one value, so that no reader sees a half
+
+    def __call__(self) -> float:
+        at, counted = self._tick
+        return counted + min(self._source() - at, MOST_S)
+
+    def tick(self) -> None:
+        now = self._source()
+        at, counted = self._tick
+        self._tick = now, counted + min(now - at, MOST_S)
