@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from forebay.base.errors import ForebayError, Overloaded
 from forebay.base.log import event, get_logger
+from forebay.base.loop_clock import LoopClock, Timer
 from forebay.config.engine_config import ServerConfig
 from forebay.server.connections import ConnectionRoom
 from forebay.server.errors import HttpError, error_headers, error_json, status_of
@@ -36,20 +37,22 @@ class Connection(Protocol):
         """
 
 
-def protocol_class(config: ServerConfig) -> type[HttpToolsProtocol]:
-    """The protocol with `config`'s limits, for the connections of one server."""
+def protocol_class(config: ServerConfig, clock: LoopClock) -> type[HttpToolsProtocol]:
+    """The protocol with `config`'s limits, for the connections of one server. What a client sent while nobody ran lies
+    unread when that is over: deadlines are `clock`'s."""
     room = ConnectionRoom(config.max_connections)
-    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room})
+    return type("BoundedHttpProtocol", (_BoundedHttpProtocol,), {"limits": config, "room": room, "clock": clock})
 
 
 class _BoundedHttpProtocol(HttpToolsProtocol):
     limits: ServerConfig
     room: ConnectionRoom
+    clock: LoopClock
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._deadline: asyncio.TimerHandle | None = None
-        self._write_deadline: asyncio.TimerHandle | None = None
+        self._deadline: Timer | None = None
+        self._write_deadline: Timer | None = None
         self._in_headers = True
         self._loose_bytes = 0  # fed since the last complete head or piece of a body
         self._parsed_bytes = 0  # of complete header lines, and trailer lines
@@ -172,7 +175,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
-        self._deadline = self.loop.call_later(seconds, self._on_deadline)
+        self._deadline = self.clock.call_later(seconds, self._on_deadline)
 
     def _disarm(self) -> None:
         if self._deadline is not None:
@@ -188,7 +191,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         self._unread_chunks = 0
         if self._write_deadline is None:
-            self._write_deadline = self.loop.call_later(self.limits.write_timeout_s, self._cut)
+            self._write_deadline = self.clock.call_later(self.limits.write_timeout_s, self._cut)
 
     def resume_writing(self) -> None:
         self._unset_write_deadline()

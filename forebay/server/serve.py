@@ -16,6 +16,7 @@ import uvicorn
 from forebay.base.errors import ConfigError, from_code
 from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
+from forebay.base.loop_clock import LoopClock
 from forebay.config.engine_config import ServerConfig
 from forebay.server.app import create_app, create_context
 from forebay.server.context import ServerContext
@@ -67,7 +68,8 @@ async def serve(
     sock = sock or bind(config)
     _raise_file_limit(config)
     context = create_context(config, model, engine, tokenizer)
-    server = _Server(_uvicorn_config(config, context))
+    clock = LoopClock()
+    server = _Server(_uvicorn_config(config, context, clock))
     stop = stop or asyncio.Event()
     with _signals(stop, server):
         running = asyncio.create_task(server.serve(sockets=[sock]))
@@ -78,7 +80,7 @@ async def serve(
             await _until_end(context, stop, running)
         finally:
             context.lifecycle.draining = True
-            await _drain(context, server)
+            await _drain(context, server, clock)
             server.should_exit = True
             await running
             context.bodies.close()
@@ -88,10 +90,10 @@ async def serve(
         raise from_code(engine.dead.kind, engine.dead.message, engine.dead.code)
 
 
-def _uvicorn_config(config: ServerConfig, context: ServerContext) -> uvicorn.Config:
+def _uvicorn_config(config: ServerConfig, context: ServerContext, clock: LoopClock) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(context),
-        http=protocol_class(config),
+        http=protocol_class(config, clock),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -155,14 +157,16 @@ async def _until_end(context: ServerContext, stop: asyncio.Event, running: async
         dying.cancel()
 
 
-async def _drain(context: ServerContext, server: _Server) -> None:
+async def _drain(context: ServerContext, server: _Server, clock: LoopClock) -> None:
     """Running requests may finish; then the engine ends the rest with a typed error, and their handlers send it."""
     grace = 0.0 if server.force_exit else context.config.drain_timeout_s
     log.info(event("draining", requests=context.lifecycle.num_inside, grace_s=grace))
     empty = asyncio.create_task(context.lifecycle.wait_empty())
     forced = asyncio.create_task(_until(lambda: server.force_exit or context.engine.dead is not None))
-    await asyncio.wait({empty, forced}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    over = asyncio.create_task(clock.sleep(grace))
+    await asyncio.wait({empty, forced, over}, return_when=asyncio.FIRST_COMPLETED)
     forced.cancel()
+    over.cancel()
     await context.engine.close(drain_s=0.0)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(empty, CLOSE_GRACE_S)

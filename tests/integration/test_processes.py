@@ -319,3 +319,45 @@ async def test_a_crowd_over_the_cap_is_told_to_come_back_and_leaves_no_trace(sha
     for name in ("kv", "rows"):
         pool = shared.pool(name)
         assert pool["free"] + pool["cached"] == pool["total"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", ["server", "engine"])
+async def test_a_tree_that_was_stopped_for_longer_than_the_stall_timeout_goes_on(
+    tmp_path: Path, model: Path, first: str
+) -> None:
+    """A paused container, a machine that moved: the engine was not silent, and no request stood still."""
+    with serving(tmp_path / "tree", model, *SMALL, "--stall-timeout=4") as tree:
+        pids = [victim_of(tree, first), victim_of(tree, "server" if first == "engine" else "engine")]
+        async with asyncly(tree) as client:
+            begun = asyncio.Event()
+            task = asyncio.create_task(read(client, ask([5], 4000), begun))
+            await begun.wait()
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(8)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+                await asyncio.sleep(0.05)
+            assert (await client.get("/health")).status_code == 200
+            text = await task
+        assert text.endswith("data: [DONE]\n\n")
+        assert '"error"' not in text
+
+
+async def test_health_does_not_call_an_engine_well_that_was_stopped_while_it_worked(
+    tmp_path: Path, model: Path
+) -> None:
+    patient = (f"--stall-timeout={NEVER_S}", f"--request-timeout={NEVER_S}")
+    with serving(tmp_path / "tree", model, *SMALL, *patient) as tree:
+        engine = tree.engine_pid
+        async with asyncly(tree) as client:
+            tasks = await work(tree, client, "streaming")
+            os.kill(engine, signal.SIGSTOP)
+            await asyncio.to_thread(wait_until, lambda: not tree.healthy())
+            assert not any(task.done() for task in tasks)  # the stall timeout is far away
+            os.kill(engine, signal.SIGCONT)
+            await asyncio.to_thread(wait_until, tree.healthy)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
