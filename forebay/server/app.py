@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from functools import cache
 from typing import Any, Final
 
 from fastapi import FastAPI
@@ -22,6 +23,7 @@ from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
+from forebay.server.openapi import document
 from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
 from forebay.server.security import Security
 from forebay.server.served_model import Engine, ServedModel
@@ -86,13 +88,19 @@ def create_routes(server: ServerContext, assets: dict[str, Asset]) -> FastAPI:
     app = FastAPI(
         title="Forebay", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=None
     )
-    for method, path, handler, body in ROUTES:
-        app.add_api_route(path, _endpoint(handler, server), methods=[method], **_describe(handler, body))
+    for method, path, handler, _ in ROUTES:
+        app.add_api_route(path, _endpoint(handler, server), methods=[method], include_in_schema=False)
     for path, asset in assets.items():
         app.add_api_route(path, _file(asset), methods=["GET"], include_in_schema=False)
+    app.openapi = _document  # type: ignore[method-assign]
     for kind in (ForebayError, 404, 405, Exception):
         app.add_exception_handler(kind, _pass_on)
     return app
+
+
+@cache
+def _document() -> dict[str, Any]:
+    return document([(method, path, handler.__name__, body) for method, path, handler, body in ROUTES])
 
 
 def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Awaitable[Response]]:
@@ -110,15 +118,6 @@ def _file(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
         return Response(asset.body, media_type=asset.media_type, headers=headers)
 
     return endpoint
-
-
-def _describe(handler: Handler, body: type[Strict] | None) -> dict[str, Any]:
-    name = getattr(handler, "__name__", "")
-    description: dict[str, Any] = {"operation_id": name, "summary": name.replace("_", " "), "response_model": None}
-    if body is not None:
-        content = {"application/json": {"schema": body.model_json_schema()}}
-        description["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
-    return description
 
 
 async def _pass_on(request: Request, error: Exception) -> Response:

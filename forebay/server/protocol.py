@@ -11,7 +11,16 @@ from functools import cache
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from forebay.base.errors import InvalidRequest
 from forebay.requests.sampling_params import MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
@@ -82,9 +91,11 @@ Stop = Annotated[
 
 
 class Harmless(NamedTuple):
-    """Which values of a field change nothing. `wanted` says what they look like where the field itself is served."""
+    """Which values of a field change nothing, and their JSON schema. `wanted` says what they look like where the field
+    itself is served."""
 
     accepts: Callable[[Any], bool]
+    schema: dict[str, Any]
     wanted: str = ""
 
     def check(self, name: str, value: Any) -> None:
@@ -96,7 +107,10 @@ class Harmless(NamedTuple):
 
 
 def _one_of(*values: Any) -> Harmless:
-    return Harmless(lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values))
+    return Harmless(
+        lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values),
+        {"enum": list(values)},
+    )
 
 
 def _is_label(value: Any) -> bool:
@@ -112,9 +126,17 @@ def _is_metadata(value: Any) -> bool:
     return len(value) <= MAX_METADATA and all(entries)
 
 
-_LABEL: Final = Harmless(_is_label, f"a string of at most {MAX_LABEL} characters")
+_LABEL: Final = Harmless(
+    _is_label, {"type": ["string", "null"], "maxLength": MAX_LABEL}, f"a string of at most {MAX_LABEL} characters"
+)
 _METADATA: Final = Harmless(
     _is_metadata,
+    {
+        "type": ["object", "null"],
+        "maxProperties": MAX_METADATA,
+        "propertyNames": {"maxLength": MAX_METADATA_KEY},
+        "additionalProperties": {"type": "string", "maxLength": MAX_LABEL},
+    },
     f"an object of at most {MAX_METADATA} strings, their keys of at most {MAX_METADATA_KEY} characters and they of at "
     f"most {MAX_LABEL}",
 )
@@ -168,6 +190,15 @@ class Strict(BaseModel):
         if unknown is not None:
             raise refusal(UNKNOWN_FIELD, unknown[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), "")
         return kept
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """With the fields that may be there and do nothing."""
+        found = handler(core_schema)
+        properties = handler.resolve_ref_schema(found).setdefault("properties", {})
+        for name, harmless in cls.ignored.items():
+            properties.setdefault(name, {**harmless.schema, "description": "Taken where it asks for nothing."})
+        return found
 
     @classmethod
     def parse(cls, data: dict[str, Any]) -> Self:

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from forebay.base.loop_clock import LoopClock
 from forebay.engine.async_engine import AsyncEngine, _Protocol
 from forebay.engine.channel import ChannelError, FrameDecoder, FrameEncoder
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
+    Beat,
     Configure,
     Dead,
     FlushCache,
@@ -42,7 +44,7 @@ TO_ENGINE: list[msgspec.Struct] = [
     FlushCache(serial=3),
     GetState(serial=7),
     Shutdown(),
-    Configure(config=CONFIG, parent_pid=1, die_with_parent=False),
+    Configure(CONFIG),
 ]
 SCORE = TokenLogprob(5, -0.5, 1, [5, 6], [-0.5, -1.5])
 NEWS = [
@@ -57,6 +59,7 @@ FROM_ENGINE: list[msgspec.Struct] = [
     Updates.pack(NEWS),
     Updates.pack(NEWS[:1]),
     state(counters={"steps": 1.0}, answers=1, pools=[POOL]),
+    Beat(turn_age_s=0.0, step_age_s=0.5, step_limit_s=60.0),
     Dead(failure=Failure("EngineError", "engine_dead", "killed")),
 ]
 KINDS = {ToEngine: TO_ENGINE, FromEngine: FROM_ENGINE}
@@ -205,11 +208,12 @@ def test_d7_no_request_can_stop_the_core(seed: int, caplog: pytest.LogCaptureFix
 async def test_d7_news_of_any_kind_leave_the_servers_side_whole(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Mutated bytes from the engine: delivered, ignored, or the engine is declared dead; nothing else is raised."""
     caplog.set_level(logging.CRITICAL)
+    clock = LoopClock()
 
     def check(case: list[bytes]) -> None:
         process = ScriptedEngine()
         process.die()
-        engine = AsyncEngine(process)  # type: ignore[arg-type]
+        engine = AsyncEngine(process, clock)  # type: ignore[arg-type]
         engine._transport = Deaf()  # type: ignore[assignment]
         protocol = _Protocol(engine)
         protocol.data_received(stream_of([READY]))

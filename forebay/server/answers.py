@@ -1,0 +1,170 @@
+"""The shapes of the answers, for /openapi.json. Nothing is built from these types: tests compare answers with them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from forebay.engine.frames import PoolState
+
+
+class Error(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorAnswer(TypedDict):
+    """Every refusal and every failure, in a body or as an event of a stream."""
+
+    error: Error
+
+
+class CachedDetails(TypedDict):
+    cached_tokens: int
+
+
+class Matched(TypedDict):
+    kv: int
+    window: int | None
+    state: int | None
+
+
+class CacheUsage(TypedDict):
+    """What the prefix cache did for the request."""
+
+    cached_tokens: int
+    miss_reason: str
+    matched_tokens: Matched
+    differs: dict[str, Any] | None
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedDetails
+    cache: CacheUsage
+
+
+class CompletionLogprobs(TypedDict):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]
+
+
+class CompletionChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class Alternative(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredToken(Alternative):
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ScoredToken]
+    refusal: None
+
+
+class Message(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: Message
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "abort"]
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ModelCard(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class Tokens(TypedDict):
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class Detokenized(TypedDict):
+    prompt: str
+
+
+class Health(TypedDict):
+    """`reason` is a code, `message` its words where something is wrong."""
+
+    status: Literal["ok", "unhealthy", "not_ready"]
+    reason: str
+    message: NotRequired[str]
+
+
+class Inside(TypedDict):
+    num_inside: int
+    draining: bool
+
+
+class DebugState(TypedDict):
+    step: int
+    num_running: int
+    num_waiting: int
+    num_waiting_tokens: int
+    pools: list[PoolState]
+    last_step_age_s: float
+    oldest_wait_s: float
+    counters: dict[str, float]
+    map: list[int]
+    server: Inside
+
+
+class ServerInfo(TypedDict):
+    version: str
+    model: dict[str, str]
+    settings: list[dict[str, Any]]
+    engine: dict[str, Any] | None
+    server: dict[str, Any]
+    state: dict[str, Any] | None
+
+
+class Flushed(TypedDict):
+    success: Literal[True]
+    pools: list[PoolState]

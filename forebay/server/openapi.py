@@ -1,0 +1,80 @@
+"""/openapi.json: the bodies that are taken, from the types that take them, and the answers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from pydantic.json_schema import models_json_schema
+
+from forebay import __version__
+from forebay.server import answers
+from forebay.server.protocol import REQUEST_TYPES, Strict
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+_REF: Final = "#/components/schemas/{}"
+_STATUS_ROUTES: Final = ("/health", "/ready", "/debug/state")  # whose 503 is an answer, not an error
+
+_CHUNKS: Final = {"description": "Server-sent events: a chunk each, in JSON; [DONE] is the last."}
+
+# By path, what a 200 may be: media type to type.
+_ANSWERS: Final[dict[str, dict[str, Any]]] = {
+    "/v1/chat/completions": {JSON: answers.ChatCompletion, EVENTS: Any},
+    "/v1/completions": {JSON: answers.Completion, EVENTS: Any},
+    "/v1/models": {JSON: answers.ModelList},
+    "/v1/models/{model_id:path}": {JSON: answers.ModelCard},
+    "/tokenize": {JSON: answers.Tokens},
+    "/detokenize": {JSON: answers.Detokenized},
+    "/health": {JSON: answers.Health},
+    "/ready": {JSON: answers.Health},
+    "/metrics": {"text/plain": str},
+    "/server_info": {JSON: answers.ServerInfo},
+    "/debug/state": {JSON: answers.DebugState},
+    "/flush_cache": {JSON: answers.Flushed},
+}
+
+
+def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[str, Any]:
+    """The OpenAPI document of `routes`: method, path, name and body of each."""
+    kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | {answers.ErrorAnswer}
+    named = sorted(kinds - {str, Any}, key=lambda kind: kind.__name__)
+    schemas, defined = msgspec.json.schema_components(named, ref_template=_REF.format("{name}"))
+    schema_of = {**dict(zip(named, schemas, strict=True)), str: {"type": "string"}, Any: _CHUNKS}
+    _, bodies = models_json_schema(
+        [(kind, "validation") for kind in REQUEST_TYPES], ref_template=_REF.format("{model}")
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for method, path, name, body in routes:
+        operation: dict[str, Any] = {
+            "operationId": name,
+            "summary": name.replace("_", " "),
+            "responses": _responses(path, schema_of),
+        }
+        if body is not None:
+            content = {JSON: {"schema": {"$ref": _REF.format(body.__name__)}}}
+            operation["requestBody"] = {"required": True, "content": content}
+        if "{model_id" in path:
+            at = {"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}
+            operation["parameters"] = [at]
+        paths.setdefault(path.replace(":path}", "}"), {})[method.lower()] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Forebay", "version": __version__},
+        "paths": paths,
+        "security": [{}, {"key": []}],
+        "components": {
+            "schemas": {**bodies["$defs"], **defined},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+    }
+
+
+def _responses(path: str, schema_of: dict[Any, Any]) -> dict[str, Any]:
+    error = {"description": "Refused or failed", "content": {JSON: {"schema": schema_of[answers.ErrorAnswer]}}}
+    content = {media: {"schema": schema_of[kind]} for media, kind in _ANSWERS[path].items()}
+    found = {"200": {"description": "As asked", "content": content}, "4XX": error, "5XX": error}
+    if path in _STATUS_ROUTES:
+        content = {JSON: {"schema": schema_of[answers.Health]}}
+        found["503"] = {"description": "The reason why not", "content": content}
+    return found
