@@ -221,12 +221,13 @@ def test_an_engine_in_a_long_step_is_heard_and_says_so() -> None:
 
     async def scene() -> None:
         engine = await started(step=3600.0)
-        submit(engine, [1, 2])
+        stream = submit(engine, [1, 2])
         async with asyncio.timeout(HANGS_S):
             while engine.last_beat is None or engine.last_beat.turn_age_s == 0:
                 await asyncio.sleep(0.01)
         assert engine.last_beat.step_limit_s == script().stall_timeout_s  # no step has shown yet what one takes
         await engine.close(0.0)
+        assert (await collect(stream))[-1].finish is FinishReason.ERROR
 
     asyncio.run(scene())
 
