@@ -53,6 +53,7 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
     engine = await AsyncEngine.connect(process)
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
+        await asyncio.to_thread(tokenizer.check_chat_template)
     except ForebayError:
         await engine.close(drain_s=0.0)
         raise

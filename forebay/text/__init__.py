@@ -1,1 +1,1 @@
-"""Between text and token ids: tokenizers, chat templates, incremental detokenization. No tensors, no sockets."""
+"""Between text and token ids: tokenizers, chat templates, incremental detokenization. No tensors, no network."""

@@ -1,104 +1,107 @@
-"""Chat templates: jinja2 in its immutable sandbox, with the globals that checkpoints' templates expect."""
+"""Chat templates, rendered in processes of their own that can be ended: they are programs, and not ours."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Mapping
-from datetime import datetime
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import jinja2
-from jinja2.ext import Extension
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
 from forebay.base.errors import InvalidRequest, ModelError
+from forebay.text.template_frames import Compile, Failed, Render, Rendered, encode
+from forebay.text.template_process import TemplateProcess
 
-MAX_OUTPUT_CHARS: Final = 4 << 20
-MAX_RENDER_S: Final = 1.0
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks what the assistant wrote, for training; here it is transparent."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Parser) -> Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
-
-    def _same(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _Refused(Exception):
-    """The template itself called `raise_exception`."""
-
-
-def _raise_exception(message: str) -> None:
-    raise _Refused(message)
-
-
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+MAX_SOURCE_CHARS: Final = 1 << 20
+MAX_WAIT_S: Final = 10.0  # by the clock, for what may take `MAX_CPU_S` of the processor
+MAX_START_S: Final = 60.0  # the same for a process that is yet to import jinja2
 
 
 class ChatTemplate:
-    """A compiled template. Thread-safe. `source` is the operator's or the checkpoint's, never a client's."""
+    """A checkpoint's template, or the operator's; never a client's. Thread-safe.
+
+    Processes are started when they are needed, one for each thread that renders at the same time, and stay. One whose
+    rendering exceeds the limits of `template_frames` is ended, and the next rendering starts another.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
         """`variables` are offered to every rendering: the spellings of `bos_token`, `eos_token` and the like."""
-        self.source = source
-        self._variables = dict(variables)
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _tojson
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+        if len(source) > MAX_SOURCE_CHARS:
+            raise _unusable(f"has {len(source)} characters; at most {MAX_SOURCE_CHARS} are read")
         try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateSyntaxError as error:
-            raise ModelError(
-                f"the chat template does not compile (line {error.lineno}: {error.message}): give --chat-template"
-            ) from error
+            self._compile = encode(Compile(source, dict(variables)))
+        except UnicodeEncodeError as error:
+            raise _unusable(f"or a token's name has a lone surrogate ({error.reason})") from error
+        self.source = source
+        self._lock = threading.Lock()
+        self._idle: list[TemplateProcess] = []
+        self._processes: set[TemplateProcess] = set()
+        weakref.finalize(self, _end_all, self._processes)
+
+    def check(self) -> None:
+        """Compile it, and keep the process for the first rendering. Raises ModelError where it does not compile, or not
+        within the limits."""
+        with self._process():
+            pass
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any) -> str:
-        """Raises InvalidRequest where the template refuses these messages, fails, or writes too much."""
-        pieces: list[str] = []
-        size = 0
-        deadline = time.monotonic() + MAX_RENDER_S
-        context = {
-            **self._variables,
-            **variables,
-            "messages": messages,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        """Raises InvalidRequest where the template refuses these messages, fails, takes too long or writes too much."""
         try:
-            for piece in self._template.generate(context):
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_OUTPUT_CHARS or time.monotonic() > deadline:
-                    raise InvalidRequest(
-                        f"the chat template wrote {size} characters or took longer than {MAX_RENDER_S:g} s; "
-                        f"at most {MAX_OUTPUT_CHARS} are allowed: send fewer or shorter messages",
-                        code="chat_template_error",
-                        param="messages",
-                    )
-        except (_Refused, jinja2.TemplateError) as error:
-            raise InvalidRequest(
-                f"the chat template refused these messages: {str(error)[:300]}",
-                code="chat_template_error",
-                param="messages",
-            ) from error
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
-            raise InvalidRequest(
-                f"the chat template failed on these messages ({type(error).__name__}): it may not support what they "
-                "contain; --chat-template sets another one",
-                code="chat_template_error",
-                param="messages",
-            ) from error
-        return "".join(pieces)
+            question = encode(Render(messages, {**variables, "add_generation_prompt": add_generation_prompt}))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise _refused(f"takes only what JSON has ({error})") from error
+        with self._process() as process:
+            answer = process.ask(question, MAX_WAIT_S)
+        if isinstance(answer, Rendered):
+            return answer.text
+        raise _refused(answer.why if isinstance(answer, Failed) else "gave no text")
+
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[TemplateProcess]:
+        """One for the caller alone, which has compiled the template. It is kept unless it has ended."""
+        process = self._take_idle() or self._start()
+        try:
+            yield process
+        except BaseException:
+            self._drop(process)  # which question it answers next is not known
+            raise
+        if process.has_ended:
+            self._drop(process)
+            return
+        with self._lock:
+            self._idle.append(process)
+
+    def _take_idle(self) -> TemplateProcess | None:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if not process.has_ended:
+                    return process
+                self._drop(process)
+        return None
+
+    def _start(self) -> TemplateProcess:
+        process = TemplateProcess()
+        self._processes.add(process)
+        answer = process.ask(self._compile, MAX_START_S)
+        if isinstance(answer, Failed):
+            self._drop(process)
+            raise _unusable(answer.why)
+        return process
+
+    def _drop(self, process: TemplateProcess) -> None:
+        process.end()
+        self._processes.discard(process)
+
+
+def _end_all(processes: set[TemplateProcess]) -> None:
+    for process in list(processes):
+        process.end()
+
+
+def _unusable(why: str) -> ModelError:
+    return ModelError(f"the chat template {why}: give --chat-template")
+
+
+def _refused(why: str) -> InvalidRequest:
+    return InvalidRequest(f"the chat template {why}", code="chat_template_error", param="messages")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -17,6 +18,7 @@ from forebay.text.token_bytes import TokenBytes, byte_level
 from forebay.text.tokenizer_files import TokenizerParts
 
 MAX_BYTES_PER_TOKEN: Final = 8  # a longer prompt than this times the context cannot fit; it is refused before the work
+MAX_PLACES_S: Final = 1.0  # for all renderings beside the one that is asked for; hints are not worth more
 _MARKS: Final = range(0xF0000, 0xFFFFE)  # a private-use plane to choose a mark from
 
 
@@ -63,6 +65,12 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:
         return cls(tokenizer_files.from_gguf(metadata), chat_template)
 
+    def check_chat_template(self) -> None:
+        """Start what renders conversations, which otherwise the first one does. Raises ModelError for a template that
+        cannot be used."""
+        if self.chat_template is not None:
+            self.chat_template.check()
+
     @property
     def vocab_size(self) -> int:
         """Ids that have a spelling; the model's own vocabulary may be padded beyond."""
@@ -108,9 +116,14 @@ class Tokenizer:
             point._replace(num_chars=_with_marks(guarded[point.message]["content"], mark, point.num_chars))
             for point in breakpoints
         ]
-        found = places(
-            text, guarded, marked, lambda varied: self.render(varied, add_generation_prompt=False, **variables)
-        )
+        deadline = time.monotonic() + MAX_PLACES_S
+
+        def render(varied: list[Message]) -> str:
+            if time.monotonic() > deadline:
+                raise InvalidRequest("the chat template is too slow for more renderings", code="chat_template_error")
+            return self.render(varied, add_generation_prompt=False, **variables)
+
+        found = places(text, guarded, marked, render)
         ids, ends = self._encode_rendered(text, mark, with_ends=True)
         return ChatPrompt(ids, token_counts(ends, [place - text.count(mark, 0, place) for place in found]))
 

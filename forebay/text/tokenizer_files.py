@@ -65,8 +65,15 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         hidden=control,
         names=names,
         add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", model == "llama")),
-        template=metadata.get("tokenizer.chat_template"),
+        template=_gguf_template(metadata),
     )
+
+
+def _gguf_template(metadata: Mapping[str, Any]) -> str | None:
+    template = metadata.get("tokenizer.chat_template")
+    if template is None or isinstance(template, str):
+        return template
+    raise ModelError(f"tokenizer.chat_template is a {type(template).__name__}: it must be text")
 
 
 def _names_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, str]:

@@ -36,6 +36,13 @@ def children(pid: int) -> list[int]:
         return []
 
 
+def is_template(pid: int) -> bool:
+    try:
+        return b"template_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 class Tree:
     """The server process, in a process group of its own, and through it the engine. Output goes to `folder`."""
 
@@ -66,7 +73,8 @@ class Tree:
 
     @property
     def engine_pid(self) -> int:
-        (pid,) = children(self.server.pid)
+        """The server's child that is not the chat template's."""
+        (pid,) = (pid for pid in children(self.server.pid) if not is_template(pid))
         return pid
 
     def wait_ready(self) -> Tree:

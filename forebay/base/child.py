@@ -1,0 +1,32 @@
+"""How processes of ours are started: without our keys, deaf to what a terminal or a supervisor sends to all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import forebay
+from forebay.base.fault import FAULT_VARIABLES
+
+
+@contextlib.contextmanager
+def held_back(*signals: signal.Signals) -> Iterator[None]:
+    """A child started in here is born with them blocked: it ignores them later, but Python would not until then, and a
+    Ctrl-C at that moment goes to all of a terminal's processes."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def environment() -> dict[str, str]:
+    """Ours without FOREBAY_* (keys may be among them, and a child reads none), able to import this package."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") or k in FAULT_VARIABLES}
+    root = str(Path(forebay.__file__).parent.parent)
+    inherited = kept.get("PYTHONPATH")
+    kept["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
+    return kept

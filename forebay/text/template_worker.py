@@ -1,0 +1,144 @@
+"""A chat template's own process: jinja2 in its immutable sandbox, in little memory, ended by the kernel when it takes
+too long. Templates come with checkpoints, so this is somebody else's program.
+
+    python -m forebay.text.template_worker FD      (started by `template_process`; FD is its end of the socket pair)
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension
+from jinja2.nodes import CallBlock, Node
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from forebay.text.template_frames import (
+    MAX_CPU_S,
+    MAX_MEMORY_BYTES,
+    MAX_OUTPUT_CHARS,
+    Answer,
+    Compile,
+    Compiled,
+    Failed,
+    Question,
+    Render,
+    Rendered,
+    decode_question,
+    encode,
+    receive_question,
+    send,
+)
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it is transparent."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Refused(Exception):
+    """The template itself called `raise_exception`."""
+
+
+def _raise_exception(message: str) -> None:
+    raise _Refused(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """With the globals that checkpoints' templates expect."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
+    return environment
+
+
+class Worker:
+    """Answers questions one after the other. The first one is `Compile`."""
+
+    def __init__(self) -> None:
+        self._template: jinja2.Template | None = None
+        self._variables: dict[str, str] = {}
+
+    def answer(self, question: Question) -> Answer:
+        try:
+            return self._compile(question) if isinstance(question, Compile) else self._render(question)
+        except jinja2.TemplateSyntaxError as error:
+            return Failed(f"does not compile (line {error.lineno}: {error.message})")
+        except (_Refused, jinja2.TemplateError) as error:
+            return Failed(f"refused these messages: {str(error)[:300]}")
+        except MemoryError:
+            return Failed(f"needs more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
+        except Exception as error:
+            return Failed(
+                f"failed on these messages ({type(error).__name__}): it may not support what they contain; "
+                "--chat-template sets another one"
+            )
+
+    def _compile(self, question: Compile) -> Answer:
+        self._variables = question.variables
+        try:
+            self._template = _environment().from_string(question.source)
+        except (RecursionError, ValueError, ArithmeticError) as error:
+            return Failed(f"does not compile ({type(error).__name__})")
+        return Compiled()
+
+    def _render(self, question: Render) -> Answer:
+        if self._template is None:
+            return Failed("has not been compiled")
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate({**self._variables, **question.variables, "messages": question.messages}):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MAX_OUTPUT_CHARS:
+                return Failed(f"wrote more than {MAX_OUTPUT_CHARS} characters: send fewer or shorter messages")
+        return Rendered("".join(pieces))
+
+
+def _encoded(answer: Answer) -> bytes:
+    try:
+        return encode(answer)
+    except UnicodeEncodeError:
+        return encode(Failed("wrote a lone surrogate: that is not valid Unicode"))
+
+
+def main(fd: int) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    worker = Worker()
+    with socket.socket(fileno=fd) as sock:
+        while (content := receive_question(sock)) is not None:
+            # Of the processor's time, not the clock's: the machine may be busy. What SIGPROF does is end the process,
+            # in the middle of whatever it is doing.
+            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
+            answer = _encoded(worker.answer(decode_question(content)))
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            send(sock, answer)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
