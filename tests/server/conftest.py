@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -73,7 +74,8 @@ class Running:
         assert not self.thread.is_alive()
 
 
-def start(tokenizer: Tokenizer, make_engine: Callable[[], FakeEngine], **changes: Any) -> Running:
+def start(tokenizer: Tokenizer, make_engine: Callable[[], Any], **changes: Any) -> Running:
+    """`make_engine` makes the engine in the server's loop, at once or as a coroutine."""
     config = replace(CONFIG, **changes)
     sock = bind(config)
     started = threading.Event()
@@ -81,7 +83,9 @@ def start(tokenizer: Tokenizer, make_engine: Callable[[], FakeEngine], **changes
     failures: list[BaseException] = []
 
     async def main() -> None:
-        box["engine"], box["loop"], box["stop"] = make_engine(), asyncio.get_running_loop(), asyncio.Event()
+        engine = make_engine()
+        box["engine"] = await engine if inspect.isawaitable(engine) else engine
+        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         await serve(
             config, MODEL, box["engine"], tokenizer, sock=sock, on_ready=lambda _: started.set(), stop=box["stop"]
         )

@@ -1,0 +1,110 @@
+"""The real core, scheduler and pools with the hash model as their runner: its tokens depend on every byte that a
+request may read, and cost nearly nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
+from forebay.engine.core import EngineCore
+from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.requests.step_plan import Launched, StepPlan
+from forebay.scheduler.scheduler import Scheduler
+from tests.integration.threaded import ThreadedEngine
+from tests.simulation.hash_runner import HashRunner, Pools
+from tests.simulation.hashing import HashModel
+
+VOCAB: Final = 600
+EOS: Final = 2
+ROWS, PAGE, CHUNK, DEPTH, WINDOW, INTERVAL = 12, 4, 32, 1, 20, 8
+CONTEXT: Final = 192
+PRUNE_EVERY: Final = 256  # steps
+
+
+def scheduler_config() -> SchedulerConfig:
+    """A hybrid of all kinds of layers in pools so small that requests evict and retract each other."""
+    pages = window_pages_per_request(WINDOW, PAGE, DEPTH, INTERVAL)
+    state = StateConfig(
+        num_slots=ROWS * (1 + tracking_slots(True, DEPTH)) + 10,
+        strategy=StateStrategy.EXTRA_BUFFER,
+        track_interval=INTERVAL,
+        checkpoint_interval=16,
+        page_bytes=100 * PAGE,
+        slot_bytes=1000,
+        retraction_host_bytes=20_000,
+        recompute_bytes_per_token=1 << 20,
+        window=WINDOW,
+        num_window_pages=ROWS * pages + window_pages_in_flight(CHUNK, PAGE, DEPTH) + 8,
+        window_page_bytes=50 * PAGE,
+    )
+    return SchedulerConfig(
+        page_size=PAGE,
+        num_pages=160,
+        max_running_requests=ROWS,
+        context_length=CONTEXT,
+        chunked_prefill_size=CHUNK,
+        schedule_conservativeness=0.05,
+        radix_cache=True,
+        overlap_depth=DEPTH,
+        ledger=Ledger.RAISE,
+        state=state,
+    )
+
+
+MODEL: Final = HashModel(vocab=VOCAB, full=True, window=WINDOW, recurrent=True)
+
+
+class SoakedRunner:
+    """A `HashRunner` that poisons what nobody holds before each step and forgets requests that have ended."""
+
+    def __init__(self, scheduler: Scheduler, config: SchedulerConfig) -> None:
+        self._scheduler = scheduler
+        self.hashes = HashRunner(config, Pools.of(scheduler.held), MODEL, salt=lambda request_id: 0)
+        self._num_steps = 0
+
+    def launch(self, plan: StepPlan) -> Launched:
+        held, runner = self._scheduler.held, self.hashes
+        runner.check_in_flight()
+        runner.poison_free([*plan.saves, *held.kept._saves])
+        self._num_steps += 1
+        if self._num_steps % PRUNE_EVERY == 0:
+            self._prune()
+        return runner.launch(plan)
+
+    def _prune(self) -> None:
+        runner = self.hashes
+        alive = {*self._scheduler.requests, *runner.tenant.tolist()}
+        for by_request in (runner.row_of, runner.cached):
+            for request_id in by_request.keys() - alive:
+                del by_request[request_id]
+        runner.broken &= alive
+
+
+def hash_engine() -> ThreadedEngine:
+    config = scheduler_config()
+    scheduler = Scheduler(config)
+    runner = SoakedRunner(scheduler, config)
+    core = EngineCore(scheduler, runner, depth=DEPTH, vocab_size=VOCAB, eos_token_ids=[EOS])
+    return ThreadedEngine(
+        core,
+        max_running_requests=ROWS,
+        context_length=CONTEXT,
+        page_size=PAGE,
+        vocab_size=VOCAB,
+        eos_token_ids=[EOS],
+        wants_checkpoints=True,
+    )
+
+
+def reference(prompt: Sequence[int], seed: int, num_tokens: int) -> list[int]:
+    """What the model says to a prompt alone, up to and with the end token."""
+
+    def told() -> Iterator[int]:
+        for generated in islice(MODEL.generate(prompt, salt=0, seed=seed), num_tokens):
+            yield generated.token_id
+            if generated.token_id == EOS:
+                return
+
+    return list(told())
