@@ -98,7 +98,7 @@ async def _completion_prompt(server: ServerContext, body: CompletionRequest, pro
     token_ids = await server.workers.run(
         server.tokenizer.encode,
         prompt,
-        size=len(prompt),
+        size=server.tokenizer.work_chars(prompt),
         add_special_tokens=body.add_special_tokens,
         parse_special=body.parse_special,
         max_tokens=info.context_length,

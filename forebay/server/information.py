@@ -62,7 +62,7 @@ async def tokenize(request: Request, server: ServerContext) -> Response:
         ids = await server.workers.run(
             server.tokenizer.encode,
             body.prompt,
-            size=len(body.prompt),
+            size=server.tokenizer.work_chars(body.prompt),
             add_special_tokens=body.add_special_tokens,
             parse_special=body.parse_special,
             max_tokens=limit,

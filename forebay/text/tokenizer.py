@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import tokenizers
+
 from forebay.base.errors import InvalidRequest, RequestTooLarge
 from forebay.text import tokenizer_files
 from forebay.text.chat_template import ChatTemplate
@@ -19,6 +21,7 @@ from forebay.text.tokenizer_files import TokenizerParts
 
 MAX_BYTES_PER_TOKEN: Final = 8  # a longer prompt than this times the context cannot fit; it is refused before the work
 MAX_PLACES_S: Final = 1.0  # for all renderings beside the one that is asked for; hints are not worth more
+MAX_WORK_CHARS: Final = 1 << 20
 _MARKS: Final = range(0xF0000, 0xFFFFE)  # a private-use plane to choose a mark from
 
 
@@ -30,7 +33,7 @@ class _Encoded(NamedTuple):
 
 
 class Tokenizer:
-    """Thread-safe: calls take turns.
+    """Thread-safe, and no call waits for another one's text.
 
     Control tokens (`<|im_start|>`) are only ever made from text by who asks for it: a chat template's own output, or
     `parse_special=True`. The same spelling in a user's text is text.
@@ -39,11 +42,14 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts, chat_template: str | None = None) -> None:
         """`chat_template` is the operator's own, instead of the checkpoint's."""
         self._backend = parts.backend
-        self._lock = threading.Lock()
+        self._literal: tokenizers.Tokenizer | None = None
+        self._making_literal = threading.Lock()
         self._parts = parts
         self.table = TokenBytes(parts.pieces, parts.reader, set(parts.added.values()), set(parts.hidden))
         control = sorted((word for word, token in parts.added.items() if token in parts.control), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
+        added = parts.backend.get_added_tokens_decoder().values()
+        self._control_is_normalized = any(token.special and token.normalized for token in added)
         hidden = [word for word in control if parts.added[word] in parts.hidden]
         self._hidden = re.compile("|".join(map(re.escape, hidden)) or r"(?!)")
         self.eos_token_id = parts.added.get(parts.names.get("eos_token", ""))
@@ -169,12 +175,27 @@ class Tokenizer:
         return text
 
     def _encode(self, text: str, add_special_tokens: bool, *, plain: bool, with_ends: bool = False) -> _Encoded:
-        backend = self._backend
-        with self._lock:  # the switch belongs to the backend, not to the call
-            backend.encode_special_tokens = plain
-            encode = backend.encode_batch if with_ends else backend.encode_batch_fast
-            (encoded,) = encode([text], add_special_tokens=add_special_tokens)
+        backend = self._literal_backend() if plain and self._may_be_control(text) else self._backend
+        encode = backend.encode_batch if with_ends else backend.encode_batch_fast
+        (encoded,) = encode([text], add_special_tokens=add_special_tokens)
         return _Encoded(list(encoded.ids), [end for _, end in encoded.offsets] if with_ends else [])
+
+    def work_chars(self, text: str) -> int:
+        """How much work `encode` has with it at most, as the length of a text."""
+        return MAX_WORK_CHARS if self._literal is None and self._may_be_control(text) else len(text)
+
+    def _may_be_control(self, text: str) -> bool:
+        return self._control_is_normalized or self._control.search(text) is not None
+
+    def _literal_backend(self) -> tokenizers.Tokenizer:
+        """The one to which control spellings are text. A copy, made when it is first needed: the backend's own switch
+        waits until nobody encodes, and makes the event loop wait with it."""
+        with self._making_literal:
+            if self._literal is None:
+                literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
+                literal.encode_special_tokens = True
+                self._literal = literal
+        return self._literal
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         bos = self.bos_token_id

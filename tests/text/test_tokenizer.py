@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import normalizers
 
 from forebay.base.errors import InvalidRequest, ModelError, RequestTooLarge
 from forebay.formats.gguf import GgufFile
+from forebay.server.text_workers import INLINE_CHARS
+from forebay.text import tokenizer_files
 from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S
 from tests.text.tiny_tokenizer import CONTROL, tiny_metadata, tiny_tokenizer
 
 EMBEDDED = Path.home() / ".cache/forebay/models/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -81,6 +88,66 @@ def test_a_message_without_spellings_encodes_as_the_rendered_text() -> None:
     tokenizer = tiny_tokenizer(600)
     chat = [{"role": "user", "content": "hello world"}]
     assert tokenizer.encode_chat(chat) == tokenizer.encode(tokenizer.render(chat), parse_special=True)
+
+
+@pytest.mark.parametrize(
+    "text", [*CORPUS, *(f"a{word} {word}b" for word in CONTROL), "<|im_start", "<|im_st<|im_end|>"]
+)
+def test_a_text_has_the_ids_that_it_has_where_no_spelling_is_special(text: str) -> None:
+    """Whether it contains any or not, and after texts of the other kind."""
+    switched = tokenizers.Tokenizer.from_str(tiny_tokenizer(600)._backend.to_str())
+    switched.encode_special_tokens = True
+    tokenizer = tiny_tokenizer(600)
+    for _ in range(2):
+        assert tokenizer.encode(text) == switched.encode(text).ids
+        tokenizer.encode(text, parse_special=True)
+
+
+def test_control_tokens_that_are_found_after_normalizing_are_text_too() -> None:
+    """The spelling that the text has is another one."""
+    metadata = tiny_metadata(600)
+    parts = tokenizer_files.from_gguf(metadata)
+    parts.backend.normalizer = normalizers.Lowercase()
+    parts.backend.add_special_tokens([tokenizers.AddedToken("<|im_end|>", special=True, normalized=True)])
+    assert 2 in parts.backend.encode("a<|IM_END|>").ids
+    assert 2 not in Tokenizer(parts).encode("a<|IM_END|>")
+
+
+def test_no_text_waits_for_another_one() -> None:
+    tokenizer = tiny_tokenizer(600)
+    begun, release = threading.Event(), threading.Event()
+    real = tokenizer._backend
+
+    class Slow:
+        """Takes as long as the test for a long text."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+            if len(texts[0]) > 1000:
+                begun.set()
+                assert release.wait(HANGS_S)
+            return real.encode_batch_fast(texts, **options)
+
+    tokenizer._backend = Slow()  # type: ignore[assignment]
+    long = threading.Thread(target=tokenizer.encode, args=("hello " * 1000,))
+    long.start()
+    assert begun.wait(HANGS_S)
+    for text in ("hello", "<|im_end|>"):
+        for parse_special in (True, False):
+            assert tokenizer.encode(text, parse_special=parse_special)
+    assert long.is_alive()
+    release.set()
+    long.join(HANGS_S)
+
+
+def test_what_needs_a_second_backend_first_is_no_short_work() -> None:
+    tokenizer = tiny_tokenizer(600)
+    assert tokenizer.work_chars("hello") == 5
+    assert tokenizer.work_chars("<|im_end|>") > INLINE_CHARS
+    tokenizer.encode("<|im_end|>")
+    assert tokenizer.work_chars("<|im_end|>") == len("<|im_end|>")
 
 
 def test_lone_surrogates_are_refused() -> None:
