@@ -24,6 +24,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def brief(value: object) -> str:
+    """Somebody else's value as it stands in a message: on one line, and not the whole of it."""
+    return repr(str(value)[:80])
+
+
 class ForebayError(Exception):
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"

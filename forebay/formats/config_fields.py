@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 
 MAX_SIZE: Final = 1 << 24
 MAX_NUMBER: Final = 1e30  # whole numbers of a file have any length, and those of 400 digits are no floats
@@ -84,7 +84,7 @@ class Fields:
         return replace(self, raw={**self.raw, **other.raw}, sources={**self.sources, **other.sources})
 
     def wrong(self, name: str, expected: str) -> ModelError:
-        return ModelError(f"{self.where}: {name} is {str(self.raw.get(name))[:80]!r}; it must be {expected}")
+        return ModelError(f"{self.where}: {name} is {brief(self.raw.get(name))}; it must be {expected}")
 
     def only(self, name: str, *values: Any) -> None:
         """ModelError where it is there and none of these."""
@@ -130,12 +130,10 @@ class Fields:
             raise self.wrong(name, f"a list of {count}, each {' or '.join(possible)}")
         return value
 
-    def token_ids(self, name: str, vocab_size: int, *, more: Any = None) -> tuple[int, ...]:
-        """The ids of a field that holds none, one or a list, followed by `more`; each once, all in the vocabulary."""
-        found: list[int] = []
-        for value in (self.get(name), more):
-            ids = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(type(item) is int and 0 <= item < vocab_size for item in ids) or len(ids) > MAX_EOS_TOKEN_IDS:
-                raise ModelError(f"{self.where}: {name} is {str(value)[:80]}; ids of 0..{vocab_size - 1} are possible")
-            found += ids
-        return tuple(dict.fromkeys(found))
+    def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
+        """The ids of a field that holds none, one or a list; each once, all in the vocabulary."""
+        value = self.get(name)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(item) is int and 0 <= item < vocab_size for item in ids) or len(ids) > MAX_EOS_TOKEN_IDS:
+            raise ModelError(f"{self.where}: {name} is {brief(value)}; ids of 0..{vocab_size - 1} are possible")
+        return tuple(dict.fromkeys(ids))

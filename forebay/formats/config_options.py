@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.config_fields import Fields
 
 # Fields that would change what is computed, with the values that change nothing. Absent and null never do.
@@ -131,5 +131,5 @@ def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...
             value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL[name]
         ):
             advice = "remote code is never run" if name == "auto_map" else "the results would be wrong"
-            raise ModelError(f"{fields.where}: {name} {str(value)[:80]} is not supported: {advice}")
+            raise ModelError(f"{fields.where}: {name} {brief(value)} is not supported: {advice}")
     return tuple(sorted(left - _NEUTRAL.keys()))

@@ -56,15 +56,17 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """A whole file; ModelError for one of more than `most` bytes, of which no more is read."""
+    """A whole file; ModelError for one of more than `most` bytes, of which nothing is read."""
     with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ModelError(f"{path}: it has {human_bytes(size)}; at most {human_bytes(most)} of such a file are read")
         try:
-            data = file.read(most + 1)
+            data = file.read(size + 1)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error})") from error
-        if len(data) > most:
-            size = human_bytes(max(os.fstat(file.fileno()).st_size, len(data)))
-            raise ModelError(f"{path}: it has {size}; at most {human_bytes(most)} of such a file are read")
+        if len(data) != size:
+            raise ModelError(f"{path}: it has {size} bytes, and another number of them came: try again")
         return data
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.files import map_file
 from forebay.formats.gguf_types import GGML_TYPES, BlockType
 
@@ -237,5 +237,5 @@ def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], BlockType, int]
 def _data_start(cursor: _Cursor, metadata: dict[str, Any]) -> int:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
-        raise cursor.fail(f"general.alignment is {alignment!r}, not a power of two up to {MAX_ALIGNMENT}")
+        raise cursor.fail(f"general.alignment is {brief(alignment)}, not a power of two up to {MAX_ALIGNMENT}")
     return -(-cursor.offset // alignment) * alignment

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import Architecture, Tensors
 from forebay.formats.gguf_mixers import restore_mamba2
@@ -115,7 +115,9 @@ def _configure_qwen(file: GgufFile, own: Mapping[str, Any], config: dict[str, An
             f"{file.path}: {inner} channels of the delta nets for {heads} heads, {rotated} of {head_dim} rotated"
         )
     if own.get("nextn_predict_layers"):
-        raise ModelError(f"{file.path}: its last {own['nextn_predict_layers']!r} blocks draft tokens: not supported")
+        raise ModelError(
+            f"{file.path}: its last {brief(own['nextn_predict_layers'])} blocks draft tokens: not supported"
+        )
     config |= {
         "linear_value_head_dim": inner // heads,
         "partial_rotary_factor": min(1.0, (rotated + 0.5) / head_dim),  # which is rounded down to `rotated` again
@@ -127,13 +129,15 @@ def _configure_qwen(file: GgufFile, own: Mapping[str, Any], config: dict[str, An
 
 def _configure_latent(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
     if own.get("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise ModelError(f"{file.path}: the expert gating function {own['expert_gating_func']!r} is not supported")
+        raise ModelError(f"{file.path}: the expert gating function {brief(own['expert_gating_func'])} is not supported")
     rotated, key, rank = (
         _whole(file, own, name)
         for name in ("rope.dimension_count", "attention.key_length_mla", "attention.kv_lora_rank")
     )
     if own.get("attention.key_length", rank + rotated) != rank + rotated:
-        raise ModelError(f"{file.path}: {own['attention.key_length']!r} entries of a key, not {rank} and {rotated}")
+        raise ModelError(
+            f"{file.path}: {brief(own['attention.key_length'])} entries of a key, not {rank} and {rotated}"
+        )
     config |= {
         "q_lora_rank": config.get("q_lora_rank"),  # a null, which is not an absence, for none
         "qk_nope_head_dim": key - rotated,
@@ -154,7 +158,9 @@ def _configure_deepseek(file: GgufFile, own: Mapping[str, Any], config: dict[str
         return
     multiplier = own.get("rope.scaling.yarn_log_multiplier")
     if not isinstance(multiplier, float) or multiplier <= 0:
-        raise ModelError(f"{file.path}: a yarn_log_multiplier of {multiplier!r}: the rope's amplitude is ambiguous")
+        raise ModelError(
+            f"{file.path}: a yarn_log_multiplier of {brief(multiplier)}: the rope's amplitude is ambiguous"
+        )
     # It is a tenth of mscale_all_dim, in single precision; that mscale is the same is what llama.cpp takes for granted.
     scaling["mscale"] = scaling["mscale_all_dim"] = round(multiplier / 0.1, 6)
     for name in ("beta_fast", "beta_slow"):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import TOP_NAMES, Architecture
 from forebay.formats.gguf_mixers import (
@@ -117,9 +117,11 @@ def _configure_granite(file: GgufFile, own: Mapping[str, Any], config: dict[str,
 
 def _configure_nemotron_h(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
     if own.get("expert_gating_func", _SIGMOID) != _SIGMOID:
-        raise ModelError(f"{file.path}: the expert gating function {own['expert_gating_func']!r} is not supported")
+        raise ModelError(f"{file.path}: the expert gating function {brief(own['expert_gating_func'])} is not supported")
     if own.get("expert_group_count", 1) not in (0, 1):
-        raise ModelError(f"{file.path}: {own['expert_group_count']!r} groups of experts: how many are used is not said")
+        raise ModelError(
+            f"{file.path}: {brief(own['expert_group_count'])} groups of experts: how many are used is not said"
+        )
     heads, head_dim, _ = _heads(file, own)
     config |= {
         "layers_block_type": [_nemotron_h_layer(file, layer) for layer in _layers(file, config)],

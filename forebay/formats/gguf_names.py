@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats import gguf_delta, gguf_mamba, gguf_window
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import Architecture
@@ -89,7 +89,7 @@ def architecture_of(file: GgufFile) -> Architecture:
     name = file.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ModelError(
-            f"{file.path}: the GGUF architecture {str(name)[:60]!r} is not supported; "
+            f"{file.path}: the GGUF architecture {brief(name)} is not supported; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
     split = file.metadata.get("split.count", 1)
@@ -125,7 +125,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     for key in {"rope.dimension_count", "attention.value_length"}.difference(architecture.keys, architecture.checked):
         if key in own and own[key] != config.get("head_dim", own[key]):
             raise ModelError(
-                f"{file.path}: {key} is {own[key]!r} and the head size {config['head_dim']!r}: unsupported"
+                f"{file.path}: {key} is {brief(own[key])} and the head size {brief(config['head_dim'])}: unsupported"
             )
     config["rope_scaling"] = _rope_scaling(file, own)
     config.update(_token_ids(file.metadata))
@@ -165,7 +165,9 @@ def _rope_scaling(file: GgufFile, own: Mapping[str, Any]) -> dict[str, Any] | No
     kind = own.get("rope.scaling.type", "none")
     if ROPE_FACTORS in file.tensors:
         if kind != "none":
-            raise ModelError(f"{file.path}: it has both {ROPE_FACTORS} and rope.scaling.type {kind!r}: unsupported")
+            raise ModelError(
+                f"{file.path}: it has both {ROPE_FACTORS} and rope.scaling.type {brief(kind)}: unsupported"
+            )
         return {"rope_type": "frequency_factors", "factors": _rope_factors(file)}
     if kind == "none":
         return None

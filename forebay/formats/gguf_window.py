@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_architecture import TOP_NAMES, Architecture, Tensors
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, less_one, read_tensor
@@ -94,7 +94,9 @@ def _configure_dense_lfm2(file: GgufFile, own: Mapping[str, Any], config: dict[s
 def _configure_lfm2_moe(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
     _configure_lfm2(file, own, config)
     if own.get("expert_gating_func") != _SIGMOID:
-        raise ModelError(f"{file.path}: the expert gating function {own.get('expert_gating_func')!r} is not supported")
+        raise ModelError(
+            f"{file.path}: the expert gating function {brief(own.get('expert_gating_func'))} is not supported"
+        )
     config["use_expert_bias"] = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
     config["norm_topk_prob"] = True
 

@@ -74,11 +74,11 @@ def config_from_folder(folder: Path) -> ModelConfig:
     """From config.json; generation_config.json, where there is one, adds its end tokens."""
     config = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
-    ends = read_json(generation).get("eos_token_id") if is_there(generation) else None
-    return _parse(config, str(folder / "config.json"), more_eos_token_ids=ends)
+    more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
+    return _parse(config, str(folder / "config.json"), generation=more)
 
 
-def _parse(raw: Mapping[str, Any], where: str, more_eos_token_ids: Any = None) -> ModelConfig:
+def _parse(raw: Mapping[str, Any], where: str, generation: Fields | None = None) -> ModelConfig:
     raw = text_config(raw, where)
     model_type = model_type_of(raw, where)
     kind = MODEL_TYPES[model_type]
@@ -89,11 +89,13 @@ def _parse(raw: Mapping[str, Any], where: str, more_eos_token_ids: Any = None) -
         layers = f"{values['num_layers']} layers of {num_experts} experts"
         raise ModelError(f"{where}: {layers}; at most {MAX_EXPERTS} experts in all are possible")
     bos_token_ids = fields.token_ids("bos_token_id", vocab_size)
-    eos_token_ids = fields.token_ids("eos_token_id", vocab_size, more=more_eos_token_ids)
+    eos_token_ids = fields.token_ids("eos_token_id", vocab_size)
+    if generation is not None:
+        eos_token_ids += generation.token_ids("eos_token_id", vocab_size)
     return ModelConfig(
         model_type=model_type,
         bos_token_id=next(iter(bos_token_ids), None),
-        eos_token_ids=eos_token_ids,
+        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
         unknown_options=unknown_options(fields, kind.harmless),
         **values,
     )

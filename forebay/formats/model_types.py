@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats import types_delta, types_mamba, types_window
 from forebay.formats.config_fields import Fields
 from forebay.formats.model_type import ModelType
@@ -92,6 +92,6 @@ def model_type_of(raw: Mapping[str, Any], where: str) -> str:
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise ModelError(
-            f"{where}: model_type {str(model_type)[:60]!r} is not supported; supported are {', '.join(MODEL_TYPES)}"
+            f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(MODEL_TYPES)}"
         )
     return model_type

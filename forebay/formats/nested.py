@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 
 _TEXT_TYPES: Final = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
@@ -20,9 +20,9 @@ def text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return raw
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
-        raise ModelError(f"{where}: text_config is {str(inner)[:80]!r}; a {outer} model has its sizes there")
+        raise ModelError(f"{where}: text_config is {brief(inner)}; a {outer} model has its sizes there")
     model_type = inner.get("model_type", _TEXT_TYPES[outer])
     if model_type != _TEXT_TYPES[outer]:
-        raise ModelError(f"{where}: text_config is of type {str(model_type)[:60]!r}, not {_TEXT_TYPES[outer]}")
+        raise ModelError(f"{where}: text_config is of type {brief(model_type)}, not {_TEXT_TYPES[outer]}")
     shared = {name: raw[name] for name in _SHARED if name in raw}
     return {**shared, **inner, "model_type": model_type}

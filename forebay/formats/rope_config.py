@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.config_fields import MAX_NUMBER, Fields, is_number
 
 # What each type needs, and what it may have besides. `frequency_factors` is how GGUF files store llama3 scaling.
@@ -39,9 +39,9 @@ def rope_theta_and_scaling(
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     for share in (parameters.get("partial_rotary_factor"), fields.get("partial_rotary_factor")):
         if rope_type != "proportional" and share not in (None, 1, 1.0):
-            raise ModelError(f"{where}: partial_rotary_factor {str(share)[:80]!r} is not supported")
+            raise ModelError(f"{where}: partial_rotary_factor {brief(share)} is not supported")
     if not isinstance(rope_type, str) or rope_type not in _NEEDED:
-        raise ModelError(f"{where}: rope type {str(rope_type)[:80]!r} is not supported; known are {', '.join(_NEEDED)}")
+        raise ModelError(f"{where}: rope type {brief(rope_type)} is not supported; known are {', '.join(_NEEDED)}")
     _check_keys(parameters, rope_type, where)
     if rope_type == "default":
         return theta, None
@@ -59,7 +59,7 @@ def rope_parameters(fields: Fields) -> Mapping[str, Any]:
     old, new = fields.get("rope_scaling"), fields.get("rope_parameters")
     parameters = old or new or {}
     if not isinstance(parameters, dict):
-        raise ModelError(f"{fields.where}: rope_parameters is {str(parameters)[:80]!r}, not an object")
+        raise ModelError(f"{fields.where}: rope_parameters is {brief(parameters)}, not an object")
     return parameters
 
 
@@ -81,7 +81,7 @@ def _check_keys(parameters: Mapping[str, Any], rope_type: str, where: str) -> No
     known = {*_COMMON, *_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
     for key in parameters:
         if key not in known:
-            raise ModelError(f"{where}: {str(key)[:80]!r} of a rope of type {rope_type!r} is not supported")
+            raise ModelError(f"{where}: {brief(key)} of a rope of type {rope_type!r} is not supported")
 
 
 def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, Any]:
@@ -106,5 +106,5 @@ def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, An
 
 def _positive(where: str, name: str, value: Any) -> float:
     if not is_number(value) or not 0 < value <= MAX_NUMBER:
-        raise ModelError(f"{where}: {name} is {str(value)[:80]!r}; it must be a number above 0")
+        raise ModelError(f"{where}: {name} is {brief(value)}; it must be a number above 0")
     return float(value)

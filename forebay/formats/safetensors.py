@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.files import MAX_JSON_BYTES, is_there, map_file, parse_json, read_large_json
 
 INDEX_NAME: Final = "model.safetensors.index.json"
@@ -139,7 +139,7 @@ def _read_entry(path: Path, name: str, entry: Any, start: int) -> SafetensorsTen
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
-        raise ModelError(f"{where} has the unknown dtype {str(dtype)[:40]!r}")
+        raise ModelError(f"{where} has the unknown dtype {brief(dtype)}")
     if not _is_sizes(shape) or len(shape) > MAX_DIMS or math.prod(shape) > MAX_ELEMENTS:
         raise ModelError(f"{where} has the impossible shape {str(shape)[:80]}")
     if not _is_sizes(offsets) or len(offsets) != 2:

@@ -9,7 +9,7 @@ from typing import Final
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 
 _LLAMA3: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -46,7 +46,7 @@ def pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
         words = pre_tokenizers.Split(Regex(_BY_EXPRESSION[pre]), behavior="isolated")
         return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     known = ", ".join((*_GPT2, *_GPT2_SINGLE_DIGITS, *_BY_EXPRESSION))
-    raise ModelError(f"tokenizer.ggml.pre is {pre!r}; known are {known}: use a safetensors folder of this model")
+    raise ModelError(f"tokenizer.ggml.pre is {brief(pre)}; known are {known}: use a safetensors folder of this model")
 
 
 def normalizer(pre: str) -> normalizers.Normalizer | None:

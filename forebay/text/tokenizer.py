@@ -59,13 +59,9 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: str | Path, chat_template: str | None = None) -> Tokenizer:
-        """From a checkpoint's folder or a `.gguf` file. Raises ModelError for what is not supported."""
-        path = Path(path)
-        if path.is_dir():
-            return cls(tokenizer_files.from_folder(path), chat_template)
-        from forebay.formats.gguf import GgufFile
-
-        return cls.from_gguf(GgufFile(path).metadata, chat_template)
+        """From a checkpoint's folder or a `.gguf` file. Raises ModelError for what is not supported, and for the
+        tokenizer of another model."""
+        return cls(tokenizer_files.from_path(Path(path)), chat_template)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], chat_template: str | None = None) -> Tokenizer:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
 from forebay.formats.files import is_there, read_json, read_large_json, read_text
+from forebay.formats.gguf import GgufFile
+from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.text.pre_tokenizers import ignores_merges, normalizer, pre_tokenizer
 from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
 
@@ -22,6 +25,7 @@ _BYTE: Final = 6
 
 MAX_TOKENS: Final = 1 << 21
 """Ids of a tokenizer: eight times the largest vocabulary that is published."""
+_STRANGE: Final = "a \u0378"  # no character has this code
 _MAX_JSON_VALUES: Final = 3_000_000  # Gemma 3's tokenizer.json has 1.9 million, its merges being lists of two
 
 
@@ -42,15 +46,41 @@ class TokenizerParts:
     template: str | None = None
 
 
+def from_path(path: Path) -> TokenizerParts:
+    """ModelError, too, for the tokenizer of another model: one with more tokens than that at `path` embeds."""
+    config: ModelConfig | None = None
+    if path.is_dir():
+        parts = from_folder(path)
+        if is_there(path / "config.json"):
+            config = config_from_folder(path)
+    else:
+        file = GgufFile(path)
+        parts, config = from_gguf(file.metadata), config_from_gguf(file)
+    if config is not None:
+        _check_fits(parts, config.vocab_size, path)
+    return parts
+
+
+def _check_fits(parts: TokenizerParts, vocab_size: int, path: Path) -> None:
+    """Some published models have added tokens without an embedding: there only the request that has one is refused."""
+    added = set(parts.added.values())
+    beyond = [i for i in range(vocab_size, len(parts.pieces)) if parts.pieces[i] is not None and i not in added]
+    if beyond:
+        raise ModelError(
+            f"{path}: its tokenizer has {len(beyond)} tokens beyond the model's vocabulary of {vocab_size}, such as "
+            f"{beyond[0]} ({brief(parts.pieces[beyond[0]])}): take the tokenizer that the model was trained with"
+        )
+
+
 def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     """From `tokenizer.ggml.*`, of model `gpt2` (byte-level BPE) or `llama` (SentencePiece with byte fallback)."""
     model = metadata.get("tokenizer.ggml.model")
     tokens = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    if not isinstance(tokens, list) or not 0 < len(tokens) <= MAX_TOKENS:
         raise ModelError("the GGUF file has no tokenizer.ggml.tokens: convert the model again, with its tokenizer")
-    if model not in ("gpt2", "llama"):
-        raise ModelError(f"tokenizer.ggml.model is {model!r}; known are gpt2 and llama")
-    types = [int(kind) for kind in metadata.get("tokenizer.ggml.token_type", [1] * len(tokens))]
+    if not isinstance(model, str) or model not in ("gpt2", "llama"):
+        raise ModelError(f"tokenizer.ggml.model is {brief(model)}; known are gpt2 and llama")
+    types = _numbers(metadata, "token_type", len(tokens), default=1)
     control = frozenset(i for i, kind in enumerate(types) if kind == _CONTROL)
     user_defined = [i for i, kind in enumerate(types) if kind == _USER_DEFINED]
     names = _names_by_id(metadata, tokens)
@@ -64,9 +94,27 @@ def from_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
         control=control,
         hidden=control,
         names=names,
-        add_bos=bool(metadata.get("tokenizer.ggml.add_bos_token", model == "llama")),
+        add_bos=_flag(metadata, "add_bos_token", default=model == "llama"),
         template=_gguf_template(metadata),
     )
+
+
+def _flag(metadata: Mapping[str, Any], name: str, *, default: bool) -> bool:
+    value = metadata.get(f"tokenizer.ggml.{name}", default)
+    if not isinstance(value, bool):
+        raise ModelError(f"tokenizer.ggml.{name} is {brief(value)}, not true or false")
+    return value
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, count: int, *, default: int | None = None) -> list[Any]:
+    """One for each token; `default` for all where the file has none."""
+    values = metadata.get(f"tokenizer.ggml.{name}")
+    if values is None and default is not None:
+        return [default] * count
+    numbers = values.tolist() if isinstance(values, np.ndarray) else values
+    if not isinstance(numbers, list) or len(numbers) != count or any(isinstance(item, str) for item in numbers):
+        raise ModelError(f"tokenizer.ggml.{name} is {brief(values)}, not one number for each of {count} tokens")
+    return numbers
 
 
 def _gguf_template(metadata: Mapping[str, Any]) -> str | None:
@@ -80,16 +128,18 @@ def _names_by_id(metadata: Mapping[str, Any], tokens: list[str]) -> dict[str, st
     names = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         token = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token is not None and 0 <= int(token) < len(tokens):
-            names[f"{name}_token"] = tokens[int(token)]
+        if type(token) is int and 0 <= token < len(tokens):
+            names[f"{name}_token"] = tokens[token]
     return names
 
 
 def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizers.Tokenizer:
     pre = str(metadata.get("tokenizer.ggml.pre", "default"))
     vocab = {piece: i for i, piece in enumerate(tokens)}
-    merges = []
-    for line in metadata.get("tokenizer.ggml.merges", []):
+    merges, lines = [], metadata.get("tokenizer.ggml.merges", [])
+    if not isinstance(lines, list):
+        raise ModelError(f"tokenizer.ggml.merges is {brief(lines)}, not a list of texts")
+    for line in lines:
         left, _, right = line[1:].partition(" ")  # a piece is never empty, but it may be a space
         merges.append((line[:1] + left, right))
     try:
@@ -105,15 +155,12 @@ def _byte_level_bpe(metadata: Mapping[str, Any], tokens: list[str]) -> tokenizer
 
 def _sentencepiece_bpe(metadata: Mapping[str, Any], tokens: list[str], names: dict[str, str]) -> tokenizers.Tokenizer:
     vocab = {piece: i for i, piece in enumerate(tokens)}
-    scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
-        raise ModelError("the GGUF file's SentencePiece tokenizer has no score for every token: convert it again")
-    merges = _merges_by_score(vocab, [float(score) for score in scores])
+    merges = _merges_by_score(vocab, _numbers(metadata, "scores", len(tokens)))
     backend = tokenizers.Tokenizer(
         models.BPE(vocab=vocab, merges=merges, unk_token=names.get("unk_token"), fuse_unk=True, byte_fallback=True)
     )
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
-    if bool(metadata.get("tokenizer.ggml.add_space_prefix", True)):
+    if _flag(metadata, "add_space_prefix", default=True):
         steps.insert(0, normalizers.Prepend("▁"))
     backend.normalizer = normalizers.Sequence(steps)
     return backend
@@ -154,6 +201,7 @@ def from_folder(folder: Path) -> TokenizerParts:
         for added in layout.get("added_tokens", []):
             added["special"] = added["special"] or (template is not None and added["content"] in template)
         backend = tokenizers.Tokenizer.from_str(json.dumps(layout, ensure_ascii=False))
+        backend.encode(_STRANGE)  # it fails where what stands for the unknown is unknown itself
     except Exception as error:  # the package raises bare Exception for a file it cannot read
         raise ModelError(f"{path} cannot be read as a tokenizer: {str(error)[:200]}") from error
     backend.no_truncation()
