@@ -28,6 +28,7 @@ from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRe
 from forebay.server.security import Security
 from forebay.server.served_model import Engine, ServedModel
 from forebay.server.text_workers import TextWorkers
+from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
 
 Handler = Callable[[Request, ServerContext], Awaitable[Response]]
@@ -54,6 +55,7 @@ def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tok
     def limit() -> int:
         return engine.info.max_running_requests + model.max_queued_requests
 
+    json_workers = Workers("JSON", 1)
     return ServerContext(
         config=config,
         model=model,
@@ -62,7 +64,8 @@ def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tok
         security=Security(config),
         lifecycle=Lifecycle(limit),
         metrics=Metrics(model.name),
-        bodies=Bodies(config.max_body_bytes),
+        bodies=Bodies(config.max_body_bytes, json_workers),
+        json_workers=json_workers,
         workers=TextWorkers(),
         started_at=time.time(),
     )

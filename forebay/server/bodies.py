@@ -26,12 +26,12 @@ class ClientGone(Exception):
 class Bodies:
     """Reads what clients send. Belongs to the event loop."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, workers: Workers) -> None:
         """`max_bytes` is the limit of one body; two of them always have room."""
         self._max_bytes = max_bytes
         self._room = max(ROOM_BYTES, 2 * max_bytes)
         self._held = 0
-        self._workers = Workers("body", 1)
+        self._workers = workers
 
     async def read(self, kind: type[Body], scope: Scope, receive: Receive, max_ids: int) -> Body:
         """The request's body as `kind`, which may hold `max_ids` token ids. Raises InvalidRequest, PayloadTooLarge as
@@ -56,9 +56,6 @@ class Bodies:
             return await self._parse(kind, content, max_ids)
         finally:
             self._held -= held
-
-    def close(self) -> None:
-        self._workers.close()
 
     async def _parse(self, kind: type[Body], content: bytearray, max_ids: int) -> Body:
         parse = partial(_parse, kind, content, max_ids)

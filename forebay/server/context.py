@@ -18,6 +18,7 @@ from forebay.server.metrics import Metrics
 from forebay.server.security import Security
 from forebay.server.served_model import Engine, ServedModel
 from forebay.server.text_workers import TextWorkers
+from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
 
 REQUEST: Final = "forebay.request"
@@ -33,6 +34,7 @@ class ServerContext:
     lifecycle: Lifecycle
     metrics: Metrics
     bodies: Bodies
+    json_workers: Workers
     workers: TextWorkers
     started_at: float
 

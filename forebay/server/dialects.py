@@ -161,7 +161,7 @@ class CompletionDialect:
         if self._num_top is None:
             return None
         generated = [Scored(token.token_id, token.offset + shift, token.score) for token in tokens]
-        return self._tokens([*choice.prompt_scores, *generated] if self._echo else generated, 0)
+        return self._tokens([*choice.prompt_scores(), *generated] if self._echo else generated, 0)
 
     def _tokens(self, tokens: list[Scored], shift: int) -> dict[str, Any]:
         return completion_logprobs(self._table, tokens, self._num_top or 0)

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -28,6 +29,7 @@ from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
+INLINE_SCORES: Final = 1024  # log-probabilities; to write that many takes about a millisecond
 
 log = get_logger("server")
 
@@ -202,7 +204,7 @@ async def _serve(
         undo.callback(generation.abort)
         watch.on_gone(generation.disconnect)
         if not body.stream:
-            return Response(await _collect(dialect, generation), media_type="application/json")
+            return Response(await _collect(server, dialect, generation), media_type="application/json")
         writer = _EventWriter(context.connection, dialect, generation)
         generation.deliver(writer)
         await generation.begun()
@@ -236,13 +238,14 @@ class _Collector:
         self.scores[choice.index] += piece.tokens
 
 
-async def _collect(dialect: Dialect, generation: Generation) -> bytes:
+async def _collect(server: ServerContext, dialect: Dialect, generation: Generation) -> bytes:
     collected = _Collector(len(generation.choices))
     generation.deliver(collected)
     await generation.ended()
     if generation.disconnected:
         raise ClientGone
-    return dialect.whole(generation, list(map("".join, collected.texts)), collected.scores)
+    whole = partial(dialect.whole, generation, list(map("".join, collected.texts)), collected.scores)
+    return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(whole)
 
 
 class _EventWriter:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
+from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
@@ -84,10 +85,11 @@ class Choice:
         self.num_tokens = 0
         self.finish: str | None = None
         self.cache = CacheReport()
-        self.prompt_scores: list[Scored] = []
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self._table = table
         self._discard = order.discard_output
         self._wants_scores = order.params.logprobs >= 0
+        self._scores_per_token = 1 + max(0, order.params.logprobs)
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
         self.is_plain = not (order.stop or self._wants_scores or self._discard)
         self._detokenizer = Detokenizer(table, order.stop, include_stop=order.include_stop)
@@ -103,7 +105,7 @@ class Choice:
         if update.cache is not None:
             self.cache = update.cache
         if update.prompt_logprobs is not None:
-            self.prompt_scores = self._score_prompt(update)
+            self.prompt_logprobs = update.prompt_logprobs
         if update.finish is FinishReason.ERROR:
             self.finish = "error"
             raise from_failure(update.failure)
@@ -143,10 +145,19 @@ class Choice:
         released, self._pending = self._pending[:count], self._pending[count:]
         return released
 
-    def _score_prompt(self, update: Update) -> list[Scored]:
+    @property
+    def num_scores(self) -> int:
+        """How many log-probabilities the whole answer has."""
+        num_tokens = len(self.prompt_logprobs or ()) + (self.num_tokens if self._wants_scores else 0)
+        return num_tokens * self._scores_per_token
+
+    def prompt_scores(self) -> list[Scored]:
+        """Takes time by the prompt's length."""
+        if self.prompt_logprobs is None:
+            return []
         decoder = Detokenizer(self._table)
         decoder.push(self.prompt.token_ids)
-        return list(map(Scored, self.prompt.token_ids, decoder.offsets, update.prompt_logprobs or []))
+        return list(map(Scored, self.prompt.token_ids, decoder.offsets, self.prompt_logprobs))
 
 
 class Generation:
@@ -234,6 +245,10 @@ class Generation:
         self._begun.set()
         self._ended.set()
         self.abort()
+
+    @property
+    def num_scores(self) -> int:
+        return sum(choice.num_scores for choice in self.choices)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""

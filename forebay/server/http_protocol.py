@@ -21,6 +21,7 @@ from forebay.server.security import PUBLIC
 
 CONNECTION: Final = "forebay.connection"
 MAX_BUFFERED_BYTES: Final = 1 << 20  # of one stream whose reader is slow
+MAX_PIPELINED: Final = 16  # requests of a connection that wait for the answer to the one before
 FULL_HOUSE_S: Final = 2.0  # how long a connection above the cap may take to say its request
 
 _TIMEOUT: Final = "request_timeout"
@@ -108,6 +109,9 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         self._arm(self.limits.body_timeout_s)
         self._take_authority()
         self.scope["extensions"] = {CONNECTION: self}  # type: ignore[dict-item]
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = Overloaded(f"{MAX_PIPELINED} requests wait for the answer to the one before: wait for it")
+            raise httptools.HttpParserError("too many requests at once")
         if self.over_cap and (self.parser.get_method().decode(), self.url.partition(b"?")[0].decode()) not in PUBLIC:
             limit = self.limits.max_connections
             self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")

@@ -83,7 +83,7 @@ async def serve(
             await _drain(context, server, clock)
             server.should_exit = True
             await running
-            context.bodies.close()
+            context.json_workers.close()
             context.workers.close()
             sock.close()
     if engine.dead is not None and engine.dead.code != "shutting_down":

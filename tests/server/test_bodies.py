@@ -17,8 +17,10 @@ from starlette.types import Receive
 from forebay.base.errors import InvalidRequest, Overloaded, RequestError
 from forebay.server import bodies, protocol
 from forebay.server.bodies import INLINE_BYTES, ROOM_BYTES, Bodies
+from forebay.server.dialects import CompletionDialect
 from forebay.server.json_body import _check_size, parse_json_object
 from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict
+from forebay.server.workers import Workers
 from tests.server.conftest import CONFIG, Running
 from tests.server.process_status import MIB
 from tests.server.test_connections import ask
@@ -152,11 +154,10 @@ def test_a_large_body_is_not_parsed_by_the_event_loop(monkeypatch: pytest.Monkey
     monkeypatch.setattr(bodies, "parse_json_object", parse)
 
     async def main() -> None:
-        reader = Bodies(1 << 22)
+        reader = Bodies(1 << 22, Workers("test", 1))
         small = await reader.read(CompletionRequest, SCOPE, received(prompt_of(100)), 0)
         asyncio.get_running_loop().call_later(0.01, turned.set)
         large = await reader.read(CompletionRequest, SCOPE, received(prompt_of(1 << 20)), 0)
-        reader.close()
         assert (len(small.prompt), len(large.prompt)) == (100, 1 << 20)
 
     asyncio.run(main())
@@ -166,7 +167,7 @@ def test_a_large_body_is_not_parsed_by_the_event_loop(monkeypatch: pytest.Monkey
 
 def test_large_bodies_that_dawdle_have_limited_room_and_small_ones_pass() -> None:
     async def main() -> None:
-        reader = Bodies(ROOM_BYTES // 4)
+        reader = Bodies(ROOM_BYTES // 4, Workers("test", 1))
         never = asyncio.Event()
 
         def dawdling(block: bytes) -> Receive:
@@ -192,7 +193,6 @@ def test_large_bodies_that_dawdle_have_limited_room_and_small_ones_pass() -> Non
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         await reader.read(CompletionRequest, SCOPE, received(prompt_of(INLINE_BYTES)), 0)
-        reader.close()
 
     asyncio.run(main())
 
@@ -207,12 +207,32 @@ def test_the_server_answers_a_bomb_and_goes_on(launch: Callable[..., Running], k
         assert ask(sock, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(("logprobs", "beside"), [(None, False), (1, False), (20, True)])
+def test_an_answer_with_many_scores_is_not_written_by_the_event_loop(
+    launch: Callable[..., Running], monkeypatch: pytest.MonkeyPatch, logprobs: int | None, beside: bool
+) -> None:
+    server = launch()
+    writers: list[threading.Thread] = []
+    real = CompletionDialect.whole
+
+    def whole(self: CompletionDialect, *args: Any) -> bytes:
+        writers.append(threading.current_thread())
+        return real(self, *args)
+
+    monkeypatch.setattr(CompletionDialect, "whole", whole)
+    ask = {"prompt": [5] * 100, "max_tokens": 2, "echo": True, "logprobs": logprobs}
+    with server.client() as http:
+        answer = http.post("/v1/completions", json=ask).json()["choices"][0]
+    assert (writers[0] is not server.thread) == beside
+    if logprobs is not None:
+        assert [len(answer["logprobs"][name]) for name in ("tokens", "token_logprobs", "text_offset")] == [102] * 3
+
+
 def test_errors_are_typed_wherever_a_body_is_parsed() -> None:
     async def main() -> None:
-        reader = Bodies(1 << 22)
+        reader = Bodies(1 << 22, Workers("test", 1))
         for padding in (b"", b" " * INLINE_BYTES):
             with pytest.raises(RequestError, match="not a JSON object"):
                 await reader.read(CompletionRequest, SCOPE, received(b"[" + padding), 0)
-        reader.close()
 
     asyncio.run(main())

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.server.connections import SPARE, ConnectionRoom
+from forebay.server.http_protocol import MAX_PIPELINED
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 
@@ -159,6 +160,24 @@ def test_what_is_fed_without_end_after_the_headers_is_refused(launch: Callable[.
             answer = b"reset"
     assert answer == b"reset" or answer.startswith(b"HTTP/1.1 431")
     assert server.engine.submitted == []
+
+
+@pytest.mark.parametrize(("count", "answered"), [(MAX_PIPELINED + 1, True), (2000, False)])
+def test_few_requests_wait_for_the_answer_to_another(
+    launch: Callable[..., Running], count: int, answered: bool
+) -> None:
+    """Each takes a hundred times the bytes that it was sent in."""
+    server = launch()
+    with server.connect() as sock:
+        sock.sendall(MODELS * (count - 1) + MODELS.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        answers = b""
+        try:
+            while block := sock.recv(65536):
+                answers += block
+        except ConnectionResetError:
+            pass  # what it was still sending met a closed connection
+    assert (answers.count(b"HTTP/1.1 200") == count) == answered
+    assert answered or answers.count(b"HTTP/1.1 200") <= 1
 
 
 def completion() -> bytes:
