@@ -23,8 +23,8 @@ class Tape:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Kernels that this thread calls meanwhile, of whatever ops, run and are put at the tape's end; one tape at a
-        time."""
+        """Kernels that this thread calls meanwhile, of whatever ops, are put at the tape's end and not run; one tape at
+        a time."""
         record = self._kernels.bind("fb_tape_record")
         record(self._tape)
         try:

@@ -36,7 +36,7 @@ class GraphBackend(Protocol):
         ...
 
     def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
-        """Run `step` and keep what it did, on the memory it did it with. It may run more than once."""
+        """Keep what `step` does, on the memory it does it with. It may run once, more than once, or not at all."""
         ...
 
 

@@ -1,6 +1,8 @@
 """Records what a step does on the CPU: native kernels on tapes, whatever torch computes as calls in between.
 
-Native kernels record themselves (`ops.tape`). What torch does passes through a dispatch mode: allocations are served
+Native kernels record themselves (`ops.tape`) instead of running, so that a capture takes no longer than the step's
+Python; only before torch looks at what they compute are those recorded so far run. What torch does passes through a
+dispatch mode: allocations are served
 from an arena, so that a replay finds its memory where the recording had it, and that memory is used again within the
 step as soon as nothing refers to it; views cost nothing in a replay, since they only name addresses.
 """
@@ -129,12 +131,13 @@ class TapeGraph(Generic[Outputs]):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A context in which one step is run and recorded."""
+    """A context in which one step is recorded."""
 
     def __init__(self, kernels: Kernels, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._kernels, self._arena = kernels, arena
         self._parts: list[Tape | Callable[[], None]] = []
+        self._to_run: list[Tape] = []
         self._kept: list[Tensor] = []
         self._recording = ExitStack()
 
@@ -170,10 +173,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise Uncapturable(f"{func} reads a value on the host")
         if self._by_kernel(func, args):
             return args[0]
+        if not func.is_view:
+            self._catch_up()
         results = func(*args, **kwargs)
         if func._schema.is_mutable or not _is_view(results, args):
-            self._between_tapes(func, args, kwargs, results)
+            again = self._between_tapes(func, args, kwargs, results)
+            if func.is_view:  # by its schema; `reshape` and its like copy where they must, and this copied too early
+                self._catch_up()
+                again()
         return results
+
+    def _catch_up(self) -> None:
+        """Run what was recorded and has not run: torch is about to read or write values."""
+        self._recording.close()
+        for tape in self._to_run:
+            tape.replay()
+        self._to_run.clear()
+        self._begin_tape()
 
     def _by_kernel(self, func: Any, args: tuple[Any, ...]) -> bool:
         """What moves bytes alone need not leave the tape."""
@@ -183,7 +199,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return native.copy(self._kernels, args[0], args[1])
         return False
 
-    def _between_tapes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
+    def _between_tapes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: Any
+    ) -> Callable[[], None]:
         outputs = _tensors(results)
         self._kept += outputs
         in_place = func._schema.is_mutable
@@ -197,11 +215,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._recording.close()
         self._parts.append(again)
         self._begin_tape()
+        return again
 
     def _begin_tape(self) -> None:
         tape = Tape(self._kernels)
         self._recording.enter_context(tape.recording())
         self._parts.append(tape)
+        self._to_run.append(tape)
 
 
 def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

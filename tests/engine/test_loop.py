@@ -203,6 +203,24 @@ def test_what_can_wait_is_done_in_idle_time_alone_until_there_is_none_left(peer:
     assert peer.loop._patience_s() is None
 
 
+def test_idle_work_is_done_a_piece_at_a_time_and_gives_way_to_whoever_asks(peer: Peer, monkeypatch) -> None:
+    monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)
+    happened: list[str] = []
+
+    def piece() -> bool:
+        happened.append("piece")
+        peer.say(GetState(serial=len(happened)))
+        if len(happened) == 3:
+            peer.say(add(1, [1, 2], num_tokens=1))
+        return True
+
+    peer.core.in_idle_time = piece
+    for _ in range(6):
+        peer.loop.turn()
+        happened += [type(frame).__name__ for frame in peer.heard()]
+    assert happened == ["piece", "State", "piece", "State", "Updates", "piece", "State"]
+
+
 def test_a_beat_says_how_long_the_loop_has_been_at_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked in the middle of what it does, as the thread does that sends them."""
     monkeypatch.setattr(loop_module, "IDLE_WORK_AFTER_S", 0.0)

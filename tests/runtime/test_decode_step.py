@@ -9,6 +9,7 @@ from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepResult
+from forebay.runtime.build import build_runner
 from forebay.runtime.decode_step import DecodeInputs
 from forebay.runtime.extend_step import ExtendInputs, Sequences, Tokens
 from forebay.runtime.graph_backends import CpuGraphs
@@ -77,3 +78,30 @@ def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled,
         alone.begin(row, random_ids(4, seed=row))
     alone.step(extends=[(1, 4), (2, 4)])
     assert [alone.step(decodes=[1, 2]).token_ids for _ in range(4)] == [result.token_ids for result in sampled]
+
+
+def test_a_capture_computes_nothing(native_ops, tmp_path):
+    """So that no request waits for one: it takes as long as the step's Python, whatever the step's size."""
+    model = models.load(open_checkpoint(make_tiny("llama", tmp_path).path), ops=native_ops, dtype=torch.float32)
+    runner = build_runner(
+        model,
+        ops=native_ops,
+        num_pages=16,
+        page_size=4,
+        max_running_requests=PADDED,
+        context_length=32,
+        max_num_tokens=32,
+        vocab_size=VOCAB,
+        dtype=torch.float32,
+        device="cpu",
+    )
+    written = [*runner.cache.kv_tensors(), runner.rows.last_tokens]
+    for tensor in written:
+        tensor.fill_(5)
+    num_captured = 0
+    while runner.capture_next():
+        num_captured += 1
+    assert num_captured > 1
+    assert runner.extend is not None
+    assert runner.extend.num_captured
+    assert all((tensor == 5).all() for tensor in written)

@@ -34,11 +34,14 @@ class Pool {
                    [](const void* b, long begin, long end) { (*static_cast<const Body*>(b))(begin, end); });
     }
 
-    // Does an op, which holds its arguments by value, and puts it on the tape if one is being recorded.
+    // Does an op, which holds its arguments by value; while a tape is being recorded, puts it there instead.
     template <class Op>
     void op(const Op& op) {
-        if (recording() != nullptr) recording()->push_back([this, op] { op(*this); });
-        op(*this);
+        if (recording() != nullptr) {
+            recording()->push_back([this, op] { op(*this); });
+        } else {
+            op(*this);
+        }
     }
 
     // As run, in about eight pieces per thread.
