@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 PEERS ?= llamacpp openvino transformers
 
-.PHONY: serve test test-all install dev check bench bench-peers wheel
+.PHONY: serve test test-all install dev check bench bench-limits bench-peers wheel
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -37,7 +37,11 @@ check: dev
 bench: dev
 	@$(BIN)/python -m benchmarks.targets $(ARGS)
 
-# The same beside peers, each installed in an environment of its own (the first time half an hour: one is compiled).
+# What must be quick and no test can say, since tests assert no clock: a minute, on a machine that does nothing else
+bench-limits: dev
+	@$(BIN)/python -m benchmarks.limits
+
+# `make bench` beside peers, each installed in an environment of its own (the first time half an hour: one is compiled).
 # make bench-peers PEERS="llamacpp-q4_0 openvino" ARGS="--only streams-1 streams-16"
 bench-peers: dev
 	@$(BIN)/python -m benchmarks.peers.install $(PEERS)

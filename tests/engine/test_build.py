@@ -10,7 +10,7 @@ import pytest
 
 from forebay.config.resolve import resolve
 from forebay.engine.build import build_engine
-from tests.models.tiny import make_tiny
+from tests.models.tiny import make_tiny, shared_tiny
 
 KINDS = {
     "falcon_h1": ["KV cache", "recurrent states"],
@@ -21,10 +21,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("case", KINDS)
-def test_every_kind_of_cache_is_as_large_as_was_planned_before_the_weights_were_loaded(case: str, tmp_path: Path):
+def test_every_kind_of_cache_is_as_large_as_was_planned_before_the_weights_were_loaded(case: str):
     """C4: two countings of the same bytes, by what the specs say and by what the tensors take."""
-    make_tiny(case, tmp_path)
-    settings = {"model": str(tmp_path), "dtype": "bfloat16", "context_length": 64, "kv_cache_bytes": "8MiB"}
+    settings = {
+        "model": str(shared_tiny(case).path),
+        "dtype": "bfloat16",
+        "context_length": 64,
+        "kv_cache_bytes": "8MiB",
+    }
     _, ready = build_engine(resolve(settings).engine)
     allocated = {item: (value, reason) for _, item, value, reason in ready.report if item.endswith(" allocated")}
     assert list(allocated) == [f"{kind} allocated" for kind in KINDS[case]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from forebay.config.engine_config import Config
@@ -13,7 +11,7 @@ from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import greedy
 from tests.kernels import NATIVE
-from tests.models.tiny import CASES, make_tiny
+from tests.models.tiny import CASES, shared_tiny
 
 PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 10, 11, 12, 13, 14, 15, 16, 17]]
 NEW_TOKENS = 12
@@ -34,11 +32,11 @@ def tokens_through_engine(config: Config, prompts: list[list[int]]) -> list[list
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.endswith("-gguf")])
-def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
-    tiny = make_tiny(case, tmp_path)
+def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str) -> None:
+    tiny = shared_tiny(case)
     config = resolve(
         {
-            "model": str(tmp_path),
+            "model": str(tiny.path),
             "dtype": "float32",
             "chunked_prefill_size": 5,
             "page_size": 4,

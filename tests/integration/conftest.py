@@ -8,7 +8,7 @@ import torch
 
 from tests.integration.rig import Rig
 from tests.kernels import NATIVE
-from tests.models.tiny import make_tiny
+from tests.models.tiny import shared_tiny
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -20,8 +20,8 @@ def torch_threads_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny("llama", tmp_path_factory.mktemp("llama")).path
+def tiny_checkpoint() -> Path:
+    return shared_tiny("llama").path
 
 
 @pytest.fixture(scope="session")

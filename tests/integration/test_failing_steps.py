@@ -13,7 +13,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Launched, Runner, StepPlan, StepResult
 from tests.integration.rig import Result, Rig
 from tests.kernels import NATIVE
-from tests.models.tiny import VOCAB, make_tiny
+from tests.models.tiny import VOCAB, shared_tiny
 
 PARAMS = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1)
 SHARE = 0.005  # of the steps fail in each of three ways
@@ -44,8 +44,8 @@ class WithoutResult:
 
 
 @pytest.fixture(scope="module", params=["falcon_h1", "gpt_oss"])
-def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    path = make_tiny(request.param, tmp_path_factory.mktemp(request.param)).path
+def rig(request: pytest.FixtureRequest) -> Rig:
+    path = shared_tiny(request.param).path
     made = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=128)
     if not made.ops.name.startswith("native"):
         pytest.skip("only the native kernels compute a row alike in every company")

@@ -10,14 +10,14 @@ import torch
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Result, Rig
 from tests.kernels import NATIVE
-from tests.models.tiny import VOCAB, make_tiny
+from tests.models.tiny import VOCAB, shared_tiny
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("case", ["falcon_h1", "deepseek_v3", "lfm3", "gpt_oss"])
-def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: int, tmp_path) -> None:
+def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: int) -> None:
     rng = random.Random(seed)
-    path = make_tiny(case, tmp_path).path
+    path = shared_tiny(case).path
     rig = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=128)
     engine = rig.engine(
         page_size=4,

@@ -15,7 +15,7 @@ from forebay.config.engine_config import StateStrategy
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Engine, Result, Rig
 from tests.kernels import NATIVE
-from tests.models.tiny import VOCAB, make_tiny
+from tests.models.tiny import VOCAB, shared_tiny
 
 # Of each kind of state one, alone and beside attention; latent attention; windows, with sinks and beside convolutions.
 MODELS = (
@@ -63,8 +63,8 @@ def scores(results: list[Result]) -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Rig:
-    path = make_tiny(request.param, tmp_path_factory.mktemp(request.param)).path
+def rig(request: pytest.FixtureRequest) -> Rig:
+    path = shared_tiny(request.param).path
     made = Rig(path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
     if not made.ops.name.startswith("native"):
         pytest.skip("only the native kernels compute a row alike in every company")

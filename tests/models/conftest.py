@@ -11,7 +11,7 @@ from forebay.formats.checkpoint import open_checkpoint
 from forebay.models import Model
 from forebay.ops import Ops, make_ops
 from tests.kernels import NATIVE
-from tests.models.tiny import Tiny, make_tiny
+from tests.models.tiny import Tiny, shared_tiny
 
 LoadModel = Callable[[Path], Model]
 
@@ -44,16 +44,9 @@ def native() -> Ops:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Tiny]:
+def tiny() -> Callable[[str], Tiny]:
     """The checkpoint of a case, made once."""
-    made: dict[str, Tiny] = {}
-
-    def get(case: str) -> Tiny:
-        if case not in made:
-            made[case] = make_tiny(case, tmp_path_factory.mktemp(case))
-        return made[case]
-
-    return get
+    return shared_tiny
 
 
 @pytest.fixture(scope="session")

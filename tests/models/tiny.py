@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import shutil
+import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +95,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 class Tiny:
     path: Path
     oracle: Any  # the transformers model, float32, eager attention
+    _known: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def logits(self, ids: list[int]) -> Tensor:
-        """[len(ids), V], of one full forward."""
-        with torch.no_grad():
-            logits: Tensor = self.oracle(torch.tensor([ids]), use_cache=False).logits[0]
-        return logits
+        """[len(ids), V], of one full forward, which is done once."""
+        key = tuple(ids)
+        if key not in self._known:
+            with torch.no_grad():
+                self._known[key] = self.oracle(torch.tensor([ids]), use_cache=False).logits[0]
+        return self._known[key]
 
 
 def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
@@ -124,6 +131,19 @@ def make_tiny(case: str, folder: Path, *, seed: int = 0, **save: Any) -> Tiny:
     model = make_oracle(case, seed=seed)
     model.save_pretrained(folder, **save)
     return Tiny(folder, model)
+
+
+@functools.cache
+def shared_tiny(case: str) -> Tiny:
+    """The checkpoint of a case, made once in a process. It is everybody's: write nothing into its folder."""
+    return make_tiny(case, Path(_scratch()) / case)
+
+
+@functools.cache
+def _scratch() -> str:
+    folder = tempfile.mkdtemp(prefix="forebay-tiny-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def random_ids(count: int, seed: int) -> list[int]:

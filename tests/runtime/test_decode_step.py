@@ -13,7 +13,7 @@ from forebay.runtime.build import build_runner
 from forebay.runtime.decode_step import DecodeInputs
 from forebay.runtime.extend_step import ExtendInputs, Sequences, Tokens
 from forebay.runtime.graph_backends import CpuGraphs
-from tests.models.tiny import VOCAB, make_tiny, random_ids
+from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.graph_steps import poison
 
@@ -57,9 +57,9 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
 
 
 @pytest.mark.parametrize("spoiled", [False, True])
-def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled, native_ops, tmp_path):
+def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled, native_ops):
     """Else what one replay leaves in row 0 is where the next one begins."""
-    model = models.load(open_checkpoint(make_tiny("llama", tmp_path).path), ops=native_ops, dtype=torch.float32)
+    model = models.load(open_checkpoint(shared_tiny("llama").path), ops=native_ops, dtype=torch.float32)
     runner = hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, graphs=CpuGraphs(native_ops), graph_sizes=[PADDED])
     plans = HybridPlanner(runner)
     for row in (1, 2):

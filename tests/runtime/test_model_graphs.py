@@ -14,7 +14,7 @@ from forebay.formats.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CpuGraphs, Eager
-from tests.models.tiny import CASES, VOCAB, make_tiny, random_ids
+from tests.models.tiny import CASES, VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS, PAGE_SIZE
 from tests.runtime.graph_steps import poison
@@ -23,8 +23,8 @@ ROUNDS, STEPS = 3, 5
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return lambda case: make_tiny(case, tmp_path_factory.mktemp("tiny")).path
+def paths() -> Callable[[str], Path]:
+    return lambda case: shared_tiny(case).path
 
 
 def entries(plans: HybridPlanner, seed: int) -> list[object]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.ops import make_ops
-from tests.models.tiny import VOCAB, make_tiny, random_ids
+from tests.kernels import NATIVE
+from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import CONTEXT, FakeModel, fake_runner, planner
 from tests.runtime.test_model_runner import BAD_TOKEN, WISHES, prompt
@@ -68,11 +69,11 @@ def test_the_check_is_part_of_the_captured_step() -> None:
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    return lambda case: make_tiny(case, tmp_path_factory.mktemp("tiny")).path
+def paths() -> Callable[[str], Path]:
+    return lambda case: shared_tiny(case).path
 
 
-@pytest.fixture(params=["native", "torch"])
+@pytest.fixture(params=[NATIVE, "torch"])
 def make_plans(request: pytest.FixtureRequest, paths: Callable[[str], Path]) -> Callable[..., HybridPlanner]:
     ops = make_ops(request.param, 2)
 

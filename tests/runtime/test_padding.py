@@ -14,7 +14,7 @@ from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepPlan
-from tests.models.tiny import VOCAB, make_tiny, random_ids
+from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import PAGE_SIZE
 
@@ -48,9 +48,9 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
 
 
 @pytest.mark.parametrize("case", STEPS)
-def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, native_ops, tmp_path):
+def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(case, native_ops):
     """C14: slot 0 stays finite; and nobody reads page 0 or slot 0, were they not."""
-    model = models.load(open_checkpoint(make_tiny(case, tmp_path).path), ops=native_ops, dtype=torch.float32)
+    model = models.load(open_checkpoint(shared_tiny(case).path), ops=native_ops, dtype=torch.float32)
     plans = HybridPlanner(hybrid_runner(model, vocab_size=VOCAB))
     sampled, states = one_round(plans, lambda plan: plan)
     for i in range(STEPS[case] // ROUND + 1):

@@ -13,7 +13,7 @@ from forebay import models
 from forebay.formats.checkpoint import open_checkpoint
 from forebay.models import Model
 from forebay.requests.step_plan import StepResult
-from tests.models.tiny import VOCAB, make_tiny, random_ids
+from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS
 from tests.runtime.test_hybrid import entries
@@ -27,15 +27,8 @@ NewPlanner = Callable[[], HybridPlanner]
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def get(case: str) -> Path:
-        if case not in made:
-            made[case] = make_tiny(case, tmp_path_factory.mktemp(case)).path
-        return made[case]
-
-    return get
+def paths() -> Callable[[str], Path]:
+    return lambda case: shared_tiny(case).path
 
 
 @pytest.fixture(params=[(case, *types) for case in CASES for types in TYPES], ids=str)

@@ -14,7 +14,7 @@ from forebay.ops import Ops
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
 from forebay.runtime import ModelRunner, build_runner
-from tests.models.tiny import VOCAB, Tiny, make_tiny, random_ids
+from tests.models.tiny import VOCAB, Tiny, random_ids, shared_tiny
 from tests.runtime.plans import Planner
 
 PAGE_SIZE, PAGES_PER_ROW, NUM_ROWS = 4, 8, 5
@@ -23,8 +23,8 @@ DRAWN = SamplingParams(temperature=1.1, top_k=40, top_p=0.9, repetition_penalty=
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
-    return make_tiny("llama", tmp_path_factory.mktemp("llama"))
+def tiny() -> Tiny:
+    return shared_tiny("llama")
 
 
 def load(tiny: Tiny, ops: Ops) -> Model:

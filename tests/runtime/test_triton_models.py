@@ -15,7 +15,7 @@ from forebay.ops import Ops
 from forebay.ops.reference import TorchOps
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CudaGraphs, Eager
-from tests.models.tiny import CASES, VOCAB, make_tiny, random_ids
+from tests.models.tiny import CASES, VOCAB, random_ids, shared_tiny
 from tests.ops.triton_device import HAS_GPU, INTERPRETER_ALONE, TritonOps, attention
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 
@@ -29,15 +29,8 @@ SIZES = [1, 2, 4]
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    made: dict[str, Path] = {}
-
-    def get(case: str) -> Path:
-        if case not in made:
-            made[case] = make_tiny(case, tmp_path_factory.mktemp("tiny")).path
-        return made[case]
-
-    return get
+def paths() -> Callable[[str], Path]:
+    return lambda case: shared_tiny(case).path
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from forebay.server.dialects import CompletionDialect
 from forebay.server.json_body import _check_size, parse_json_object
 from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict
 from forebay.server.workers import Workers
+from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.process_status import MIB
 from tests.server.test_connections import ask
@@ -148,7 +149,7 @@ def test_a_large_body_is_not_parsed_by_the_event_loop(monkeypatch: pytest.Monkey
     def parse(content: bytes, max_ids: int) -> dict[str, Any]:
         parsers.append(threading.current_thread())
         # The loop goes on meanwhile: it is what lets this end.
-        assert len(content) <= INLINE_BYTES or turned.wait(60)
+        assert len(content) <= INLINE_BYTES or turned.wait(HANGS_S)
         return parse_json_object(content, max_ids)
 
     monkeypatch.setattr(bodies, "parse_json_object", parse)
@@ -202,7 +203,7 @@ def test_the_server_answers_a_bomb_and_goes_on(launch: Callable[..., Running], k
     server = launch()
     with server.connect() as sock:
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        sock.settimeout(60)
+        sock.settimeout(HANGS_S)
         assert ask(sock, head + b"content-length: %d\r\n\r\n" % len(body) + body).startswith(b"HTTP/1.1 400")
         assert ask(sock, b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 200")
 

@@ -14,6 +14,7 @@ import pytest
 from forebay.base.errors import Overloaded
 from forebay.server import workers
 from forebay.server.workers import Workers
+from tests.deadlines import HANGS_S
 
 
 @asynccontextmanager
@@ -24,7 +25,7 @@ async def stuck(pool: Workers, count: int = 1) -> AsyncIterator[None]:
 
     def call(number: int) -> None:
         loop.call_soon_threadsafe(begun[number].set)
-        release.wait(60)
+        release.wait(HANGS_S)
 
     tasks = [asyncio.create_task(pool.run(lambda i=i: call(i))) for i in range(count)]  # type: ignore[misc]
     for event in begun:
@@ -90,7 +91,7 @@ def test_a_call_over_its_time_is_left_to_itself() -> None:
         pool = Workers("test", 2)
         release = threading.Event()
         with pytest.raises(TimeoutError):
-            await pool.run(lambda: release.wait(60), 0.01)
+            await pool.run(lambda: release.wait(HANGS_S), 0.01)
         assert await pool.run(lambda: 1, 60) == 1
         release.set()
         pool.close()
@@ -108,5 +109,5 @@ def test_a_call_that_never_ends_does_not_keep_the_process_from_ending() -> None:
         "asyncio.run(main())\n"
         "print('over')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=True)
     assert done.stdout == "over\n"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -32,7 +32,7 @@ def mutation(apply: Mutation) -> Mutation:
     return apply
 
 
-def found_after(name: str, seeds: range) -> int | None:
+def found_after(name: str, seeds: Iterable[int]) -> int | None:
     """With the mutation in place, the first seed that fails; None if all pass.
 
     A mutation that no longer fits the code it changes proves nothing: such errors are raised.
