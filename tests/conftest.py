@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from forebay.base.errors import ModelError
 from forebay.config.gpu import gpu_memory
@@ -25,6 +26,10 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HAS_GPU = gpu_memory() is not None
 if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
+
+# Both are clocks: an example may take as long as the machine takes for it.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 faulthandler.enable()
 _guarding = False

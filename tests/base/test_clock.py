@@ -8,6 +8,7 @@ import pytest
 
 from forebay.base.clock import MOST_S, RunClock
 from forebay.base.loop_clock import LoopClock
+from tests.deadlines import HANGS_S
 
 
 class Time:
@@ -73,4 +74,4 @@ async def test_sleeping_by_a_clock_ends_when_it_has_counted_that_long() -> None:
     await asyncio.sleep(0.1)
     assert not sleeping.done()
     time.now += 0.02
-    await asyncio.wait_for(sleeping, 60)
+    await asyncio.wait_for(sleeping, HANGS_S)

@@ -294,7 +294,7 @@ def test_c20_the_first_differing_token_is_found_within_pages_too(page_size, prom
 # -- against a model --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), page_size=st.sampled_from([1, 2]), window=st.sampled_from([0, 3]), slots=st.sampled_from([0, 3]))
 def test_hits_are_those_of_a_list_of_what_is_there(data, page_size, window, slots):
     rig = Rig(page_size, slots, window, num_pages=30)

@@ -39,7 +39,7 @@ def random_logits(rows: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 4
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     requests=st.lists(st.tuples(PARAMS, TOKENS, TOKENS), min_size=1, max_size=4),
     steps=st.integers(0, 3),

@@ -99,7 +99,7 @@ ROWS = st.builds(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(row=ROWS, vocab=st.sampled_from(VOCABS), seed=st.integers(0, 99), position=st.integers(1, 2**20))
 def test_the_token_is_where_the_oracles_running_sum_passes_the_random_number(ops, row, vocab, seed, position):
     logits = distinct(vocab, seed)
@@ -113,7 +113,7 @@ def test_the_token_is_where_the_oracles_running_sum_passes_the_random_number(ops
     assert (sums[token - 1] if token else 0) - slack <= aim <= sums[token] + slack
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     top_k=st.integers(0, 120),
     top_p=st.sampled_from([1e-45, 0.2, 0.55, 1.0]),
