@@ -29,6 +29,8 @@ ALLOWED = {
     ("server/crowds.py", "timeout=0.01"),
     ("simulation/simulator.py", "time.monotonic"),  # its command line says how long it took
     ("engine/test_channel.py", "resource.getrusage"),  # memory
+    ("soak/soak.py", "time.monotonic"),  # how long it goes on
+    ("soak/test_soak.py", "time.monotonic"),
 }
 
 
