@@ -80,9 +80,9 @@ def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled,
     assert [alone.step(decodes=[1, 2]).token_ids for _ in range(4)] == [result.token_ids for result in sampled]
 
 
-def test_a_capture_computes_nothing(native_ops, tmp_path):
+def test_a_capture_computes_nothing(native_ops):
     """So that no request waits for one: it takes as long as the step's Python, whatever the step's size."""
-    model = models.load(open_checkpoint(make_tiny("llama", tmp_path).path), ops=native_ops, dtype=torch.float32)
+    model = models.load(open_checkpoint(shared_tiny("llama").path), ops=native_ops, dtype=torch.float32)
     runner = build_runner(
         model,
         ops=native_ops,

@@ -53,7 +53,7 @@ def test_embedded_model_gives_the_ids_of_transformers(embedded: Tokenizer) -> No
 
 
 @needs_model
-def test_embedded_tokenizer_is_built_without_a_function_for_each_of_its_pieces() -> None:
+def test_embedded_tokenizer_is_built_with_one_look_at_each_of_its_pieces() -> None:
     """Its 49,000 merges one by one in Python would take seconds."""
     metadata = GgufFile(EMBEDDED).metadata
     calls = 0
@@ -67,7 +67,7 @@ def test_embedded_tokenizer_is_built_without_a_function_for_each_of_its_pieces()
         Tokenizer.from_gguf(metadata)
     finally:
         sys.setprofile(None)
-    assert calls < 5_000
+    assert calls < 2 * len(metadata["tokenizer.ggml.tokens"])
 
 
 @pytest.mark.parametrize("spelling", CONTROL)
