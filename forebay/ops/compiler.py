@@ -15,8 +15,10 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from forebay.base.leash import Leash
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import COMPILERS, find_compiler
@@ -166,14 +168,15 @@ def _compile(compiler: str, flags: tuple[str, ...], sources: tuple[str, ...], fo
         [compiler, *flags, "-c", str(SOURCES / source), "-o", str(target)]
         for source, target in zip(sources, objects, strict=True)
     ]
-    with ThreadPoolExecutor(os.cpu_count()) as executor:
-        list(executor.map(_run, commands))
     linked = folder / "ops.so"
-    _run([compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
+    # The leash within: after an error nobody waits for the compilers that still run.
+    with ThreadPoolExecutor(os.cpu_count()) as executor, Leash() as leash:
+        list(executor.map(partial(_run, leash), commands))
+        _run(leash, [compiler, *flags, "-shared", *map(str, objects), "-o", str(linked)])
     return linked
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(leash: Leash, command: list[str]) -> None:
+    done = leash.run(command)
     if done.returncode != 0:
         raise BuildError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
