@@ -19,8 +19,6 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.launch import EngineProcess, configure
 from forebay.engine.spawn import Spawned, spawn
 
-STOP_GRACE_S = 2.0
-
 
 def serve_from(words: Sequence[str], spawned: Spawned | None) -> int:
     """Serve until a signal ends it. Owns `spawned` once the command line has been read without an error; without one it
@@ -39,7 +37,7 @@ def serve_from(words: Sequence[str], spawned: Spawned | None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(config, process, started))
     finally:
-        process.stop(STOP_GRACE_S)
+        process.stop(0.0)  # it has ended, unless we failed before it could serve anybody
     return 0
 
 

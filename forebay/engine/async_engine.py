@@ -177,7 +177,9 @@ class AsyncEngine:
 
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the
-        engine. Idempotent; returns within `drain_s` and about two seconds."""
+        engine. Idempotent; returns within `drain_s` and about two seconds. One that still loads is killed: there is
+        nothing to lose."""
+        grace_s = EXIT_GRACE_S if self._ready.done() else 0.0
         self._closing = True
         if self._mailboxes and self.dead is None:
             self._drained.clear()
@@ -189,9 +191,9 @@ class AsyncEngine:
             self._end(Failure("Unavailable", "shutting_down", "the engine was closed"), reason, "shutting_down")
         self._transport.close()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._lost.wait(), EXIT_GRACE_S)
+            await asyncio.wait_for(self._lost.wait(), grace_s)
         self._transport.abort()
-        await asyncio.to_thread(self._process.stop, EXIT_GRACE_S)
+        await asyncio.to_thread(self._process.stop, grace_s)
 
     def _abort(self, request_id: int) -> None:
         if self.dead is None and request_id in self._mailboxes:

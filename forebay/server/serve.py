@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import uvicorn
 
@@ -17,6 +18,7 @@ from forebay.base.errors import ConfigError, from_code
 from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
+from forebay.base.signals import AT_ONCE, ENDING
 from forebay.config.engine_config import ServerConfig
 from forebay.server.app import create_app, create_context
 from forebay.server.context import ServerContext
@@ -25,6 +27,7 @@ from forebay.server.served_model import Engine, ServedModel
 from forebay.text.tokenizer import Tokenizer
 
 BACKLOG = 4096
+OTHER_FILES = 256  # descriptors that are no connections
 SAME_SIGNAL_S = 0.2  # `timeout` and some supervisors signal the process and then its group, which it is in
 CLOSE_GRACE_S = 1  # for the last bytes of answers that are complete
 
@@ -60,13 +63,14 @@ async def serve(
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or `stop`, then drain for `config.drain_timeout_s`; a second signal ends at once.
+    """Serve until SIGTERM, SIGINT, SIGHUP or `stop`, then drain for `config.drain_timeout_s`. A second signal, or any
+    other that ends processes, does not wait: whoever is served is told so.
 
     Owns the engine: it is closed at the end. The model may still be loading; requests get 503 until it is there.
     `on_ready` is called with the URL when the socket accepts. Raises the engine's root cause (EngineError) if it died.
     """
     sock = sock or bind(config)
-    _raise_file_limit(config)
+    config = _fit_file_limit(config)
     context = create_context(config, model, engine, tokenizer)
     clock = LoopClock()
     server = _Server(_uvicorn_config(config, context, clock))
@@ -116,7 +120,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.contextmanager
 def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
-    """The first signal asks to stop, a later one ends the drain."""
+    """The first signal asks to stop, a later one ends the drain. What was ignored (by `nohup`) stays so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -124,21 +128,23 @@ def _signals(stop: asyncio.Event, server: _Server) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     first_at = math.inf
 
-    def handle() -> None:
+    def handle(number: signal.Signals) -> None:
         nonlocal first_at
-        if loop.time() - first_at > SAME_SIGNAL_S:
-            log.warning(event("forced_exit"))
+        if number in AT_ONCE or loop.time() - first_at > SAME_SIGNAL_S:
+            log.warning(event("forced_exit", signal=number.name))
             server.force_exit = True
         first_at = min(first_at, loop.time())
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, handle)
+    ignored = {number for number in ENDING if signal.getsignal(number) is signal.SIG_IGN}
+    handled = set(ENDING) - ignored | {signal.SIGTERM, signal.SIGINT}
+    for number in handled:
+        loop.add_signal_handler(number, handle, number)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # whoever started us may have held it back until now
     try:
         yield
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in handled:
             loop.remove_signal_handler(number)
 
 
@@ -183,11 +189,16 @@ def _url(config: ServerConfig, sock: socket.socket) -> str:
     return f"http://{host}:{sock.getsockname()[1]}"
 
 
-def _raise_file_limit(config: ServerConfig) -> None:
-    """Connections need descriptors; the soft limit is often 1,024, which is the cap on connections alone."""
+def _fit_file_limit(config: ServerConfig) -> ServerConfig:
+    """Connections need descriptors: the soft limit, which is often 1,024, is raised; where the hard one leaves no room
+    for as many, fewer are taken, since one that cannot be accepted is not answered either."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = config.max_connections * 2 + 256
-    if soft < wanted:
-        resource.setrlimit(
-            resource.RLIMIT_NOFILE, (min(wanted, hard) if hard != resource.RLIM_INFINITY else wanted, hard)
-        )
+    wanted = config.max_connections * 2 + OTHER_FILES
+    limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    room = limit - min(OTHER_FILES, limit // 2)
+    if room >= config.max_connections:
+        return config
+    log.warning(event("fewer_connections", max_connections=room, reason=f"{limit} open files are allowed (ulimit -Hn)"))
+    return replace(config, max_connections=room)

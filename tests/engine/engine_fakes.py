@@ -111,12 +111,14 @@ class ScriptedEngine:
         self.config = config
         self.pid = 1
         self.stopped = False
+        self.grace_s = -1.0  # of the last `stop`
         self._exit_code = exit_code
         self._received: list[ToEngine] = []
 
     def stop(self, grace_s: float) -> int:
         self.sock.close()
         self.stopped = True
+        self.grace_s = grace_s
         return self._exit_code
 
     def say(self, frame: msgspec.Struct) -> None:

@@ -16,7 +16,7 @@ from forebay.base.errors import ModelError, Overloaded, PayloadTooLarge, Unavail
 from forebay.base.loop_clock import LoopClock
 from forebay.engine import channel as channel_module
 from forebay.engine import stream as stream_module
-from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.async_engine import EXIT_GRACE_S, AsyncEngine
 from forebay.engine.frames import AbortRequest, AddRequest, Dead, FlushCache, GetState, Shutdown, Updates
 from forebay.engine.launch import describe_exit
 from forebay.engine.stream import Stream
@@ -372,6 +372,16 @@ def test_closing_lets_requests_finish_and_refuses_new_ones() -> None:
         await peer.heard(Shutdown)
 
     play(scene)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_only_an_engine_that_is_up_has_time_to_end_by_itself(ready: bool) -> None:
+    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
+        await engine.close(drain_s=0.0)
+        assert peer.grace_s == (EXIT_GRACE_S if ready else 0.0)
+        await engine.close(drain_s=0.0)
+
+    play(scene, ready=ready)
 
 
 def test_closing_fails_what_did_not_finish_in_time() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -17,6 +19,8 @@ from forebay.server.serve import SAME_SIGNAL_S
 from tests.deadlines import HANGS_S, wait_until
 
 PROGRAM = """
+import signal
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # a suite in the background ignores it
 import uvloop
 from dataclasses import replace
 from tests.deadlines import NEVER_S
@@ -69,6 +73,52 @@ def test_a_second_signal_does_not_wait_for_the_drain(process) -> None:
         child.send_signal(signal.SIGTERM)
         assert child.wait(HANGS_S) == 0
         assert b"shutting_down" in sock.recv(4096)
+
+
+def test_a_hang_up_drains_as_any_request_to_end_does(process) -> None:
+    child, url = process
+    with hold_a_request(url) as sock:
+        child.send_signal(signal.SIGHUP)
+        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False).json()["reason"] == "draining")
+        assert httpx.get(f"{url}/debug/state", trust_env=False).json()["num_running"] == 1
+        child.send_signal(signal.SIGQUIT)
+        assert b"shutting_down" in sock.recv(4096)
+    assert child.wait(HANGS_S) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGXCPU])
+def test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told(process, number) -> None:
+    child, url = process
+    with hold_a_request(url) as sock:
+        child.send_signal(number)
+        assert b"shutting_down" in sock.recv(4096)
+    assert child.wait(HANGS_S) == 0
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.readline()
+        status = dict(line.split(":", 1) for line in Path(f"/proc/{child.pid}/status").read_text().splitlines())
+        assert int(status["SigIgn"], 16) >> (signal.SIGHUP - 1) & 1
+        child.terminate()
+
+
+def test_there_are_no_more_connections_than_files_may_be_open() -> None:
+    """One over that could not be accepted: its client would wait for ever."""
+    program = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))\n" + PROGRAM
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        url = child.stdout.readline().strip()
+        info = httpx.get(f"{url}/server_info", trust_env=False).json()
+        soft = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0]
+        assert (info["server"]["max_connections"], soft) == (64, 128)
+        child.terminate()
 
 
 def test_there_is_one_listener_and_it_is_on_loopback(process) -> None:
