@@ -30,6 +30,14 @@ class EvictionPolicy(StrEnum):
     PRIORITY = "priority"
 
 
+class CacheIsolation(StrEnum):
+    """Who shares a prefix cache; a `cache_salt` always has one of its own."""
+
+    NONE = "none"  # everybody
+    KEY = "key"  # whoever holds the same API key
+    USER = "user"  # of those, whoever says to be the same: `user`, `safety_identifier`, `prompt_cache_key`
+
+
 class KernelBackend(StrEnum):
     NATIVE = "native"  # our C++ kernels, for the best instruction set that the CPU has
     AMX = "amx"  # the same for the instruction set named
@@ -146,6 +154,7 @@ class ServerConfig:
     admin_api_keys: tuple[str, ...]
     allowed_hosts: tuple[str, ...]
     cors_origins: tuple[str, ...]
+    cache_isolation: CacheIsolation = CacheIsolation.KEY
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_headers: int = 64

@@ -14,6 +14,7 @@ from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.config import machine
 from forebay.config.engine_config import (
+    CacheIsolation,
     Config,
     EngineConfig,
     EvictionPolicy,
@@ -38,6 +39,7 @@ from forebay.formats.weight_shapes import WeightShapes
 MAX_KEY_FILE_BYTES: Final = 1 << 16
 MIN_KEY_CHARS: Final = 8
 _ENUMS: Final = {
+    "cache_isolation": CacheIsolation,
     "kernels": KernelBackend,
     "quantization": Quantization,
     "schedule_policy": SchedulePolicy,
@@ -97,7 +99,8 @@ def resolve(
     written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
     keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
     check_exposure(str(written["host"]), keys[0])
-    facts = _facts(given, survey)
+    _refuse_pointless_isolation(given, keys)
+    facts = _facts(given, survey, num_keys=sum(map(len, keys)))
     settled, reasons = _decide(given, facts)
     _refuse_other_kernels(given, settled)
     _refuse_other_kv_types(given, settled)
@@ -171,6 +174,8 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
             clash("disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache")
         if written("radix_eviction_policy"):
             clash("disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted")
+        if written("cache_isolation"):
+            clash("disable_radix_cache", "cache_isolation", "without the cache nothing is shared")
         if strategy == StateStrategy.EXTRA_BUFFER:
             clash("disable_radix_cache", "mamba_scheduler_strategy", "without the cache no state is tracked")
     elif strategy == StateStrategy.NO_BUFFER and written("page_size") and given["page_size"].value != 1:
@@ -217,7 +222,7 @@ def _read_template(path: Value | None) -> str | None:
     return None if path is None else _read_text(Path(str(path)), "--chat-template", 1 << 20)
 
 
-def _facts(given: dict[str, Given], survey: Survey) -> Facts:
+def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
     model, weights = survey.model(path)
@@ -240,7 +245,16 @@ def _facts(given: dict[str, Given], survey: Survey) -> Facts:
         gpu=gpu,
         cpu_flags=machine.cpu_flags(),
         kernel_cache=cache_folder("ops"),
+        num_keys=num_keys,
     )
+
+
+def _refuse_pointless_isolation(given: dict[str, Given], keys: tuple[tuple[str, ...], ...]) -> None:
+    asked = given["cache_isolation"]
+    if asked.value == CacheIsolation.KEY and not any(keys):
+        raise ConfigError(
+            f"{asked.origin} (key): there is no API key to tell clients by: give --api-key-file, or use none or user"
+        )
 
 
 def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, str]]:

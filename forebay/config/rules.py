@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import ceil_div, human_bytes
-from forebay.config.engine_config import KernelBackend, StateStrategy
+from forebay.config.engine_config import CacheIsolation, KernelBackend, StateStrategy
 from forebay.config.flag import Value
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
@@ -49,6 +49,7 @@ class Facts:
     gpu: GpuMemory | None
     cpu_flags: frozenset[str]
     kernel_cache: Path
+    num_keys: int  # user and admin keys together
 
 
 class Decision(NamedTuple):
@@ -218,6 +219,13 @@ def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
     return Decision(int(settled["max_running_requests"]) * context, "a full context for each that may run")  # type: ignore[arg-type]
 
 
+def _cache_isolation(facts: Facts, settled: Settled) -> Decision:
+    if facts.num_keys > 1:
+        return Decision(CacheIsolation.KEY.value, f"{facts.num_keys} keys: what one has sent is no other's business")
+    who = "all who hold the one key" if facts.num_keys else "without a key all who can connect"
+    return Decision(CacheIsolation.NONE.value, f"{who} share cached prefixes")
+
+
 # In this order: a rule may look at what those above it decided.
 RULES: Final[dict[str, Rule]] = {
     "model_path": _model_path,
@@ -242,6 +250,7 @@ RULES: Final[dict[str, Rule]] = {
     "cuda_graph_max_bs": _cuda_graph_max_bs,
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
+    "cache_isolation": _cache_isolation,
 }
 
 # Settings that may stay unset: being absent is their meaning.

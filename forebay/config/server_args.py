@@ -8,12 +8,20 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, ABSENT_STRATEGIES
-from forebay.config.engine_config import EvictionPolicy, KernelBackend, Ledger, SchedulePolicy, StateStrategy
+from forebay.config.engine_config import (
+    CacheIsolation,
+    EvictionPolicy,
+    KernelBackend,
+    Ledger,
+    SchedulePolicy,
+    StateStrategy,
+)
 from forebay.config.flag import AUTO, BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag
 from forebay.formats.quantized import Quantization
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_TOKENS: Final = 1 << 31
+MAX_COUNT: Final = 1 << 20  # that a limit of the server can be set to
 
 MODEL: Final = "model"
 MEMORY: Final = "memory and compute"
@@ -428,6 +436,15 @@ _SECURITY: Final = (
         aliases=("--allowed-host",),
         help="names under which the server is reached, besides localhost and --host",
     ),
+    Flag(
+        name="cache_isolation",
+        kind=TEXT,
+        default=AUTO,
+        group=SECURITY,
+        choices=tuple(CacheIsolation),
+        help="who shares cached prefixes, and so learns from hits what others have sent: everybody (none), those with "
+        "the same API key, or of those the same `user`",
+    ),
 )
 
 
@@ -435,8 +452,8 @@ def _seconds(name: str, default: float, help: str) -> Flag:
     return Flag(name=name, kind=SECONDS, default=default, group=LIMITS, low=0.05, unit="s", help=help)
 
 
-def _count(name: str, default: int, help: str) -> Flag:
-    return Flag(name=name, kind=COUNT, default=default, group=LIMITS, low=1, high=1 << 20, help=help)
+def _count(name: str, default: int, help: str, high: int = MAX_COUNT) -> Flag:
+    return Flag(name=name, kind=COUNT, default=default, group=LIMITS, low=1, high=high, help=help)
 
 
 _LIMITS: Final = (
@@ -466,7 +483,7 @@ _LIMITS: Final = (
     _count("max_connections", 1024, "most open connections"),
     _count("max_stream_chunks", 256, "chunks kept for a slow client before it is cut off"),
     _count("max_n", 8, "most choices of one request (n)"),
-    _count("max_prompts", 16, "most prompts of one completion request"),
+    _count("max_prompts", 16, "most prompts of one completion request", high=1 << 14),  # a body of more is not read
 )
 
 _LOGGING: Final = (

@@ -28,6 +28,7 @@ from forebay.engine.frames import (
 )
 from forebay.engine.launch import EngineProcess, describe_exit, launch
 from forebay.engine.stream import Mailbox, Stream, failed
+from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure
 
@@ -138,10 +139,11 @@ class AsyncEngine:
         params: SamplingParams,
         priority: int = 0,
         namespace: str = "",
+        author: str = OPERATOR,
         checkpoints: Sequence[int] = (),
     ) -> Stream:
         """Send a request; never waits. What the scheduler refuses comes as the stream's one update. `checkpoints` are
-        lengths of the prompt from which others are likely to go on.
+        lengths of the prompt from which others are likely to go on; `namespace` and `author` as in `AddRequest`.
 
         Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
         queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
@@ -158,6 +160,7 @@ class AsyncEngine:
             params=params,
             priority=priority,
             namespace=namespace,
+            author=author,
             checkpoints=list(checkpoints),
         )
         try:

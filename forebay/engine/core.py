@@ -92,9 +92,10 @@ class EngineCore:
             request = Request(
                 wanted.request_id,
                 wanted.prompt_token_ids,
-                wanted.params,
+                wanted.params.with_seed(),
                 priority=wanted.priority,
                 namespace=wanted.namespace,
+                author=wanted.author,
                 arrival=now,
                 eos_token_ids=self._eos_token_ids,
                 checkpoints=wanted.checkpoints,

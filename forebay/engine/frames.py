@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from forebay.config.engine_config import EngineConfig
+from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
 
@@ -20,14 +21,16 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
-    (tenant salt, adapter); requests of one namespace share prefixes. `checkpoints` are lengths of the prompt from which
-    others are likely to go on."""
+    (tenant salt, adapter); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
+    of other cached prompts is told of this author's alone, or of all to the operator (""). `checkpoints` are lengths of
+    the prompt from which others are likely to go on."""
 
     request_id: int
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
     namespace: str = ""
+    author: str = OPERATOR
     checkpoints: list[int] = []
 
 

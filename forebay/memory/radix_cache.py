@@ -17,7 +17,7 @@ import numpy as np
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.radix_index import RadixIndex
-from forebay.memory.radix_node import NO_PAGES, NOWHERE, Adoption, Match, Node, Pin, Root
+from forebay.memory.radix_node import NO_PAGES, NOWHERE, OPERATOR, Adoption, Match, Node, Pin, Root
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
 from forebay.memory.window_pool import WindowPool
 
@@ -73,8 +73,9 @@ class RadixCache(RadixIndex):
 
     # -- pinning --------------------------------------------------------------------------------------------------
 
-    def pin(self, match: Match, namespace: str = "", priority: int = 0) -> Pin:
-        """Hold what `match` found (of this very state of the tree): refresh its path, and keep it from eviction."""
+    def pin(self, match: Match, namespace: str = "", priority: int = 0, author: str = OPERATOR) -> Pin:
+        """Hold what `match` found (of this very state of the tree) for `author`: refresh its path, and keep it from
+        eviction."""
         node = match.node
         if node is NOWHERE:
             node = self._root(namespace)
@@ -94,7 +95,7 @@ class RadixCache(RadixIndex):
             self.states.touch(node)
         if self.windows:
             self.windows.touch(node, num_pages)
-        return Pin(node, num_pages)
+        return Pin(node, num_pages, author)
 
     def unpin(self, pin: Pin) -> None:
         self._unlock(pin.node)
@@ -124,7 +125,7 @@ class RadixCache(RadixIndex):
         adopted = pages[num_replaced:]
         if len(adopted):
             self._slots.transfer(adopted, owner, CACHE)
-            node = self._attach(node, key[position:end], adopted)
+            node = self._attach(node, key[position:end], adopted, pin.author)
             if self.windows:
                 self.windows.attached(node, owner)
         if node is not pin.node:
@@ -146,9 +147,9 @@ class RadixCache(RadixIndex):
         assert pin.node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
         return self.states.attach(pin.node, slot, owner)
 
-    def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "") -> Adoption:
+    def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "", author: str = OPERATOR) -> Adoption:
         """Adopt a whole prefix without keeping a pin on it."""
-        pin = Pin(self._root(namespace), 0)
+        pin = Pin(self._root(namespace), 0, author)
         self._lock(pin.node)
         adoption = self.extend_pin(pin, key, pages, owner)
         self.unpin(pin)
@@ -251,8 +252,8 @@ class RadixCache(RadixIndex):
             return
         del self._roots[root.namespace]
 
-    def _attach(self, parent: Node, key: bytes, pages: Ids) -> Node:
-        node = Node(key, pages, parent)
+    def _attach(self, parent: Node, key: bytes, pages: Ids, author: str) -> Node:
+        node = Node(key, pages, parent, author)
         first = key[: self._page_bytes]
         parent.children[first] = node
         parent.tombstones.discard(first)
@@ -267,7 +268,7 @@ class RadixCache(RadixIndex):
         """Cut an edge after `at` bytes; returns the upper part. `node` stays the deeper one, so pins on it hold."""
         parent, num_pages = node.parent, at // self._page_bytes
         assert parent is not None
-        upper = Node(node.key[:at], node.pages[:num_pages], parent)
+        upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author)
         upper.last_access, upper.hits, upper.priority = node.last_access, node.hits, node.priority
         upper.locks = 1 if node.locks else 0
         parent.children[node.key[: self._page_bytes]] = upper

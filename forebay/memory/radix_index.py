@@ -12,7 +12,7 @@ from forebay.memory.cached_states import CachedStates
 from forebay.memory.cached_windows import CachedWindows
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import TOKEN_BYTES, Match, Node, Root, no_match
+from forebay.memory.radix_node import OPERATOR, TOKEN_BYTES, Match, Node, Root, no_match
 from forebay.memory.slots import PAD, Ids
 from forebay.memory.window_pool import WindowPool
 
@@ -107,32 +107,36 @@ class RadixIndex:
             node = node.parent
         return [*ends, 0]
 
-    def differs(self, key: bytes, namespace: str = "") -> tuple[int, int]:
-        """Where `key` leaves the cached prompt that is nearest to it: the position in tokens, and the token there.
+    def differs(self, key: bytes, namespace: str = "", author: str = OPERATOR) -> tuple[int, int]:
+        """Where `key` leaves the nearest cached prompt: the position in tokens, and the token there.
 
-        (-1, -1) where it does not: it ends first, or the cached one does.
+        (-1, -1) where it does not, because it or the cached one ends first, and where the token there is not
+        `author`'s: even the position would tell somebody else's prompt, one guess at a time (C29).
         """
         node: Node | None = self._roots.get(namespace)
         position = 0
         while node is not None:
-            nearest, shared = self._nearest_child(node, key, position)
+            nearest, shared = self._nearest_child(node, key, position, author)
             if nearest is None:
                 break
             position += shared
             if shared < len(nearest.key):
-                if position >= len(key):
+                if position >= len(key) or not _may_see(author, nearest):
                     break
                 token = nearest.key[shared : shared + TOKEN_BYTES]
                 return position // TOKEN_BYTES, int.from_bytes(token, "little", signed=True)
             node = nearest
         return -1, -1
 
-    def _nearest_child(self, node: Node, key: bytes, position: int) -> tuple[Node | None, int]:
-        """The child that shares most with `key` from `position` on, and how many bytes."""
+    def _nearest_child(self, node: Node, key: bytes, position: int, author: str) -> tuple[Node | None, int]:
+        """The child that shares most with `key` from `position` on, and how many bytes: the one that shares a page, or
+        one of those that `author` may see."""
         child = node.children.get(key[position : position + self._page_bytes])
-        near = [child] if child else islice(node.children.values(), _MAX_SIBLINGS)
+        if child is not None:
+            return child, _shared(key, position, child.key)
+        near = islice(node.children.values(), _MAX_SIBLINGS)
         return max(
-            ((other, _shared(key, position, other.key)) for other in near),
+            ((other, _shared(key, position, other.key)) for other in near if _may_see(author, other)),
             key=lambda found: found[1],
             default=(None, 0),
         )
@@ -160,6 +164,10 @@ class RadixIndex:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+def _may_see(author: str, node: Node) -> bool:
+    return author in (OPERATOR, node.author)
 
 
 def _shared(key: bytes, position: int, edge: bytes) -> int:

@@ -12,6 +12,7 @@ from forebay.memory.slots import PAD, Ids
 
 TOKEN_BYTES: Final = 4
 NO_PAGES: Final[Ids] = np.empty(0, dtype=np.int64)
+OPERATOR: Final = ""  # the author who may see what any author has put into the cache
 
 
 class Node:
@@ -19,10 +20,12 @@ class Node:
 
     `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
     and a pin or an unpin stops at the first ancestor whose locks do not change. `state` is the slot with the recurrent
-    state after the node's last token, PAD for none, and `num_states` how many states there are here and below.
+    state after the node's last token, PAD for none, and `num_states` how many states there are here and below. `author`
+    is who put these tokens here, all of them.
     """
 
     __slots__ = (
+        "author",
         "children",
         "hits",
         "key",
@@ -39,8 +42,8 @@ class Node:
         "tombstones",
     )
 
-    def __init__(self, key: bytes, pages: Ids, parent: Node | None) -> None:
-        self.key, self.pages, self.parent = key, pages, parent
+    def __init__(self, key: bytes, pages: Ids, parent: Node | None, author: str = OPERATOR) -> None:
+        self.key, self.pages, self.parent, self.author = key, pages, parent, author
         self.children: dict[bytes, Node] = {}
         self.locks = 0
         self.last_access = 0
@@ -105,10 +108,12 @@ def no_match(reason: MissReason) -> Match:
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A prefix that cannot be evicted while this is held: `num_pages` pages from the root to `node`."""
+    """A prefix that cannot be evicted while this is held: `num_pages` pages from the root to `node`. What is adopted
+    behind it is `author`'s."""
 
     node: Node
     num_pages: int
+    author: str = OPERATOR
 
 
 class Adoption(NamedTuple):

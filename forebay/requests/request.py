@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from forebay.memory.footprint import final_kv_len
-from forebay.memory.radix_node import Pin
+from forebay.memory.radix_node import OPERATOR, Pin
 from forebay.memory.slots import PAD
 from forebay.memory.tracking import Tracking
 from forebay.requests.sampling_params import SamplingParams
@@ -39,6 +39,7 @@ class Request:
 
     __slots__ = (
         "arrival",
+        "author",
         "cache_report",
         "checkpoints",
         "extend_target",
@@ -74,6 +75,7 @@ class Request:
         *,
         priority: int = 0,
         namespace: str = "",
+        author: str = OPERATOR,
         arrival: float = 0.0,
         eos_token_ids: Sequence[int] = (),
         checkpoints: Sequence[int] = (),
@@ -84,6 +86,7 @@ class Request:
         self.params = params
         self.priority = priority
         self.namespace = namespace
+        self.author = author
         self.arrival = arrival
         self.checkpoints = tuple(checkpoints)  # lengths of the prompt from which others are likely to go on
         self.stop_ids = frozenset(

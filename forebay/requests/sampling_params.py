@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 
 import msgspec
 
@@ -12,6 +13,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_SEED = 2**63 - 1
+RANDOM_SEED = -1  # as in the field: another one each time
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -19,8 +21,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     `temperature` 0 is greedy. `top_k` 0 keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the number
     of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
-    request's random draws whatever the batch around it; the caller draws one where the user gave none. Stop strings
-    are the detokenizer's business and not known here.
+    request's random draws whatever the batch around it; without one the engine draws one for each request
+    (`with_seed`). Stop strings are the detokenizer's business and not known here.
     """
 
     max_new_tokens: int = 128
@@ -32,11 +34,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
-    seed: int = 0
+    seed: int = RANDOM_SEED
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int = -1
     prompt_logprobs: int = -1
+
+    def with_seed(self) -> SamplingParams:
+        """These, with a fresh seed where there is none."""
+        return msgspec.structs.replace(self, seed=secrets.randbits(63)) if self.seed == RANDOM_SEED else self
 
     @property
     def greedy(self) -> bool:
@@ -56,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _within("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
         _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _within("seed", self.seed, 0, MAX_SEED)
+        _within("seed", self.seed, RANDOM_SEED, MAX_SEED)
         _within("logprobs", self.logprobs, -1, MAX_TOP_LOGPROBS)
         _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)

@@ -54,7 +54,8 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """A frozen step: ids and lengths only, so that it prints, compares, replays, and can be sent to other ranks.
+    """A step: ids and lengths only, so that whoever carries it out needs nothing else. Its columns are numpy arrays:
+    not to be written to, and plans are not compared with `==`.
 
     It is carried out in this order: `saves` (copies to host memory, under the request's id, of what retracted requests
     kept), `drops` (host copies that nobody will want again, if there are such), row writes and window page writes,

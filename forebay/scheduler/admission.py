@@ -130,13 +130,14 @@ class AdmissionPass:
                 yield req, report
 
     def _report(self, req: Request, match: Match) -> CacheReport:
-        differs_at, there = self._held.cache.differs(req.key(len(req.tokens)), req.namespace)
+        held = self._held
+        differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.namespace, req.author)
         return CacheReport(
-            cached_tokens=self._held.kept.num_tokens(req) or match.num_tokens,
+            cached_tokens=held.kept.num_tokens(req) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
-            window_tokens=match.window_tokens,
-            state_tokens=match.state_tokens,
+            window_tokens=match.window_tokens if held.windows else None,
+            state_tokens=match.state_tokens if held.states else None,
             differs_at=differs_at,
             token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
             token_there=there,

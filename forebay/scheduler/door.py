@@ -41,8 +41,8 @@ def check_room(req: Request, config: SchedulerConfig, num_requests: int, num_wai
         )
     if num_waiting_tokens and num_waiting_tokens + req.num_prompt > config.max_queued_tokens:
         raise Overloaded(
-            f"{num_waiting_tokens} prompt tokens are queued and this one adds {req.num_prompt}; the limit is "
-            f"{config.max_queued_tokens} (--max-queued-tokens): try again later"
+            f"of the {config.max_queued_tokens} prompt tokens that may be queued (--max-queued-tokens) fewer are left "
+            f"than the {req.num_prompt} of this one: try again later"
         )
 
 

@@ -111,7 +111,7 @@ class Residencies:
 
     def pin(self, req: Request, match: Match) -> Pin:
         """Keep all that `match` found, until `unpin` or for as long as the request needs it."""
-        pin = self.cache.pin(match, req.namespace, req.priority)
+        pin = self.cache.pin(match, req.namespace, req.priority, req.author)
         if pin.num_pages and self.states:
             self.states.cached.lock(pin.node)
         if pin.num_pages and self.windows:

@@ -26,8 +26,8 @@ class CachedDetails(TypedDict):
 
 class Matched(TypedDict):
     kv: int
-    window: int | None
-    state: int | None
+    window: NotRequired[int]
+    state: NotRequired[int]
 
 
 class CacheUsage(TypedDict):

@@ -21,6 +21,7 @@ from forebay.server.bodies import Bodies
 from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
+from forebay.server.isolation import Isolation
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
 from forebay.server.openapi import document
@@ -62,6 +63,7 @@ def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tok
         engine=engine,
         tokenizer=tokenizer,
         security=Security(config),
+        isolation=Isolation(config.cache_isolation),
         lifecycle=Lifecycle(limit),
         metrics=Metrics(model.name),
         bodies=Bodies(config.max_body_bytes, json_workers),

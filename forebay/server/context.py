@@ -13,6 +13,7 @@ from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
 from forebay.server.bodies import Bodies, Body
 from forebay.server.http_protocol import CONNECTION, Connection
+from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
 from forebay.server.security import Security
@@ -31,6 +32,7 @@ class ServerContext:
     engine: Engine
     tokenizer: Tokenizer
     security: Security
+    isolation: Isolation
     lifecycle: Lifecycle
     metrics: Metrics
     bodies: Bodies
@@ -52,7 +54,7 @@ class RequestContext:
     """`send` and `connection` are below every middleware: a stream's chunks go straight there."""
 
     request_id: str
-    tenant: str
+    tenant: Tenant
     receive: Receive
     send: Send
     connection: Connection
@@ -64,7 +66,7 @@ class RequestContext:
         return context
 
 
-def new_request_context(scope: Scope, receive: Receive, send: Send, request_id: str, tenant: str) -> RequestContext:
+def new_request_context(scope: Scope, receive: Receive, send: Send, request_id: str, tenant: Tenant) -> RequestContext:
     return RequestContext(
         request_id=request_id,
         tenant=tenant,

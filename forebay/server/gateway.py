@@ -14,6 +14,7 @@ from forebay.base.errors import ForebayError, NotFound
 from forebay.server.bodies import ClientGone
 from forebay.server.context import REQUEST, new_request_context
 from forebay.server.errors import HttpError, error_response, internal
+from forebay.server.isolation import Tenant
 from forebay.server.metrics import Metrics
 from forebay.server.security import Security
 
@@ -53,7 +54,7 @@ class Gateway:
         except Exception as error:
             await self._refuse(internal(error, str(scope["path"])[:100]), scope, receive, answer)
 
-    def _admit(self, scope: Scope) -> str:
+    def _admit(self, scope: Scope) -> Tenant:
         # The decoded path as the router sees it, and nothing else: no header, no raw path, no root path.
         path = scope["path"]
         public = scope["method"] == "GET" and path in self._public_paths

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError, RequestTooLarge
 from forebay.base.log import event, get_logger
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 from forebay.server.bodies import ClientGone
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
@@ -136,9 +136,11 @@ def _includes_usage(body: Sampling) -> bool:
 def _check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
     config = server.config
     if n > config.max_n:
-        raise InvalidRequest(f"n is {n}; at most {config.max_n} choices are made", param="n")
+        raise InvalidRequest(f"n is {n}; at most {config.max_n} choices are made (--max-n)", param="n")
     if num_prompts > config.max_prompts:
-        raise InvalidRequest(f"there are {num_prompts} prompts; at most {config.max_prompts} are taken", param="prompt")
+        raise InvalidRequest(
+            f"there are {num_prompts} prompts; at most {config.max_prompts} are taken (--max-prompts)", param="prompt"
+        )
 
 
 def _order(server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams) -> Order:
@@ -149,9 +151,10 @@ def _order(server: ServerContext, context: RequestContext, body: Sampling, param
         stop=body.stop_strings,
         include_stop=body.include_stop_str_in_output,
         priority=body.priority,
-        namespace=server.security.namespace(context.tenant, body.cache_salt),
+        namespace=server.isolation.namespace(context.tenant, body.session),
+        author=server.isolation.author(context.tenant, body.session),
         count=body.choices,
-        seed=body.seed,
+        seed=None if body.seed == RANDOM_SEED else body.seed,
     )
 
 

@@ -44,10 +44,11 @@ class Order:
     """How every choice of a request is made."""
 
     params: SamplingParams
+    namespace: str
+    author: str  # whose prompts the answer may tell of
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     priority: int = 0
-    namespace: str = ""
     count: int = 1  # choices per prompt
     seed: int | None = None
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
@@ -190,6 +191,7 @@ class Generation:
                         params=order.params_of(number),
                         priority=order.priority,
                         namespace=order.namespace,
+                        author=order.author,
                         checkpoints=prompt.checkpoints,
                     )
                     choices.append(Choice(len(choices), prompt, stream, order, table))

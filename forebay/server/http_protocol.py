@@ -52,6 +52,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.timeout_keep_alive = self.limits.keep_alive_s  # type: ignore[assignment]  # uvicorn takes whole seconds
         self._deadline: Timer | None = None
         self._write_deadline: Timer | None = None
         self._in_headers = True

@@ -166,8 +166,10 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
 
 
 async def server_info(request: Request, server: ServerContext) -> Response:
-    """The effective configuration: what each value is, who set it and why; what memory was divided into; limits."""
+    """The effective configuration: what each value is, who set it and why; what memory was divided into; limits. The
+    state only for whom /debug/state is."""
     info = _info(server)
+    may_see_totals = server.security.may_see_totals(RequestContext.of(request.scope).tenant)
     config = server.config
     secret = {"api_keys", "admin_api_keys"}
     limits = {name: getattr(config, name) for name in config.__slots__ if name not in secret}
@@ -178,7 +180,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,
-            "state": await _state(server),
+            "state": await _state(server) if may_see_totals else None,
         }
     )
 

@@ -1,7 +1,8 @@
 """The request types: strict, bounded, closed.
 
-Every number has both bounds, every list and string a limit; `MAX_*` are those of `docs/design.md`. Fields of OpenAI's
-that this server does nothing with are in `IGNORED`: they pass only with a value that changes nothing in the answer.
+Every number has both bounds, every list and string a limit; how many choices and prompts a request may have is the
+operator's to say (`--max-n`, `--max-prompts`). Fields of OpenAI's that this server does nothing with are in `IGNORED`:
+they pass only with a value that changes nothing in the answer.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from pydantic import (
 )
 
 from forebay.base.errors import InvalidRequest
+from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from forebay.server.isolation import Session
 from forebay.server.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
@@ -37,8 +40,6 @@ from forebay.server.validation import (
 )
 from forebay.text.resumption import Breakpoint
 
-MAX_N: Final = 8
-MAX_PROMPTS: Final = 16
 MAX_STOP: Final = 16
 MAX_STOP_BYTES: Final = 256
 MAX_MESSAGES: Final = 4096
@@ -57,6 +58,7 @@ DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 MAX_METADATA: Final = 16
 MAX_METADATA_KEY: Final = 64
 MAX_LABEL: Final = 512
+Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 
 
 def _text_or_list(value: Any) -> str | None:
@@ -80,7 +82,7 @@ OnePrompt = Annotated[
 Prompts = Annotated[
     Annotated[Text, Tag(branch("text"))]
     | Annotated[TokenIds, Tag(branch("ids"))]
-    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag(branch("list"))],
+    | Annotated[list[OnePrompt], Field(min_length=1, max_length=MAX_COUNT, fail_fast=True), Tag(branch("list"))],
     by_shape(_prompt_shape, "a string, a list of token ids, or a list of these"),
 ]
 Stop = Annotated[
@@ -113,10 +115,6 @@ def _one_of(*values: Any) -> Harmless:
     )
 
 
-def _is_label(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and len(value) <= MAX_LABEL)
-
-
 def _is_metadata(value: Any) -> bool:
     if not isinstance(value, dict):
         return value is None
@@ -126,9 +124,6 @@ def _is_metadata(value: Any) -> bool:
     return len(value) <= MAX_METADATA and all(entries)
 
 
-_LABEL: Final = Harmless(
-    _is_label, {"type": ["string", "null"], "maxLength": MAX_LABEL}, f"a string of at most {MAX_LABEL} characters"
-)
 _METADATA: Final = Harmless(
     _is_metadata,
     {
@@ -142,9 +137,6 @@ _METADATA: Final = Harmless(
 )
 _NOTHING: Final = _one_of(None)
 IGNORED: Final[dict[str, Harmless]] = {
-    "user": _LABEL,
-    "safety_identifier": _LABEL,
-    "prompt_cache_key": _LABEL,
     "prompt_cache_retention": _one_of(None, "in-memory", "in_memory"),
     "store": _one_of(None, False),
     "metadata": _METADATA,
@@ -220,7 +212,7 @@ class Sampling(Strict):
 
     ignored = IGNORED
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -237,11 +229,20 @@ class Sampling(Strict):
     ignore_eos: bool = False
     logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
     cache_salt: Annotated[str, StringConstraints(max_length=128)] | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def session(self) -> Session:
+        return Session(
+            self.user or "", self.safety_identifier or "", self.prompt_cache_key or "", self.cache_salt or ""
+        )
 
     @property
     def choices(self) -> int:
@@ -265,7 +266,7 @@ class CompletionRequest(Sampling):
     max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     add_special_tokens: bool = True
     parse_special: bool = False
 
@@ -293,7 +294,9 @@ class CompletionRequest(Sampling):
 class CacheControl(Strict):
     """A client's mark: others will go on from here."""
 
-    ignored = {"ttl": _one_of(None, "5m", "1h")}  # what is used stays, what is not goes
+    # 5m is what Anthropic's API takes a missing one for. What is cached here stays until its memory is wanted: nobody
+    # can be promised an hour.
+    ignored = {"ttl": _one_of(None, "5m")}
     type: Literal["ephemeral"]
 
 

@@ -9,17 +9,18 @@ import hashlib
 import hmac
 import ipaddress
 import re
-import secrets
 from collections.abc import Sequence
 from typing import Final
 
 from forebay.base.errors import ConfigError, NotFound, Unauthorized
 from forebay.base.exposure import check_exposure
-from forebay.config.engine_config import ServerConfig
+from forebay.config.engine_config import CacheIsolation, ServerConfig
 from forebay.server.errors import HttpError
+from forebay.server.isolation import ANYBODY, Tenant
 
 PUBLIC: Final = frozenset({("GET", "/health")})
 ADMIN_PATHS: Final = frozenset({"/flush_cache"})
+TOTALS: Final = frozenset({"/metrics", "/debug/state"})  # what they count is everybody's together
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
@@ -44,7 +45,9 @@ class Security:
         self._hosts -= _WILDCARDS
         self._any_address = config.host in _WILDCARDS
         self._origins = frozenset(config.cors_origins)
-        self._secret = secrets.token_bytes(32)
+        isolated = config.cache_isolation
+        many = isolated is CacheIsolation.USER or (isolated is CacheIsolation.KEY and len(self._keys) > 1)
+        self._hides_totals = many and bool(self._keys)
 
     @property
     def open(self) -> bool:
@@ -75,30 +78,27 @@ class Security:
                 "pages of other origins may not use this server: add theirs with --cors-origin", "origin_not_allowed"
             )
 
-    def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> str:
-        """The tenant of the request, a string for `namespace`. Raises Unauthorized, a 403, or NotFound for an admin
-        route of a server without an admin key. `public` is true for the console's own files, which hold nothing."""
+    def may_see_totals(self, tenant: Tenant) -> bool:
+        """Whether what is counted over all clients may be told: not to one of several that are kept apart (C29)."""
+        return tenant.is_admin or not self._hides_totals
+
+    def authorize(self, method: str, path: str, headers: Headers, *, public: bool = False) -> Tenant:
+        """Who asks. Raises Unauthorized, a 403, or NotFound for an admin route of a server without an admin key.
+        `public` is true for the console's own files, which hold nothing."""
         if self.open:
-            return ""
+            return ANYBODY
         if public or (method, path) in PUBLIC or (not self._keys and path not in ADMIN_PATHS):
-            return ""
+            return ANYBODY
         digest = _digest(_bearer(headers))
         admin = _among(digest, self._admin_keys)
         user = _among(digest, self._keys)
         if not (admin or user):
             raise Unauthorized("the API key is missing or wrong: send `Authorization: Bearer <key>`")
-        if path in ADMIN_PATHS and not admin:
+        if not admin and (path in ADMIN_PATHS or (path in TOTALS and self._hides_totals)):
             if not self._admin_keys:
                 raise NotFound(f"{path} does not exist: it needs --admin-api-key-file")
             raise _forbidden("this needs an admin key", "admin_key_required")
-        return digest.hex()
-
-    def namespace(self, tenant: str, cache_salt: str | None) -> str:
-        """What separates the prefix caches: nobody can name another tenant's, nor learn the secret behind it."""
-        if not tenant and cache_salt is None:
-            return ""
-        label = f"{tenant}\0{cache_salt if cache_salt is not None else ''}".encode()
-        return hmac.new(self._secret, label, hashlib.sha256).hexdigest()
+        return Tenant(digest.hex(), admin)
 
 
 def _among(digest: bytes, known: list[bytes]) -> bool:

@@ -104,7 +104,6 @@ def _uvicorn_config(config: ServerConfig, context: ServerContext, clock: LoopClo
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=int(config.keep_alive_s),
         timeout_graceful_shutdown=CLOSE_GRACE_S,
         backlog=BACKLOG,
     )

@@ -9,6 +9,7 @@ from typing import Protocol
 from forebay.config.engine_config import Setting
 from forebay.engine.frames import Beat, Ready, State
 from forebay.engine.stream import Receiver
+from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure
 
@@ -43,6 +44,7 @@ class Engine(Protocol):
         params: SamplingParams,
         priority: int = 0,
         namespace: str = "",
+        author: str = OPERATOR,
         checkpoints: Sequence[int] = (),
     ) -> TokenStream: ...
     async def died(self) -> Failure: ...

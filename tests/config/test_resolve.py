@@ -184,6 +184,8 @@ def test_weights_count_as_what_they_are_held_in() -> None:
         ({"context_length": "4k", "max_total_tokens": "1k"}, ("--context-length", "--max-total-tokens")),
         ({"page_size": 64, "max_total_tokens": 32}, ("--page-size", "--max-total-tokens")),
         ({"stall_timeout": 60, "request_timeout": 10}, ("--stall-timeout", "--request-timeout")),
+        ({"disable_radix_cache": True, "cache_isolation": "user"}, ("--disable-radix-cache", "--cache-isolation")),
+        ({"cache_isolation": "key"}, ("--cache-isolation", "--api-key-file")),
     ],
 )
 def test_a_contradiction_names_both_sides_and_no_key(flags: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -191,6 +193,23 @@ def test_a_contradiction_names_both_sides_and_no_key(flags: dict[str, Any], word
         resolve(flags)
     assert all(word in caught.value.message for word in words)
     assert KEY not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("keys", "isolation", "reason"),
+    [
+        ({}, "none", "without a key all who can connect share cached prefixes"),
+        ({"api_key": KEY}, "none", "all who hold the one key share cached prefixes"),
+        ({"api_key": KEY, "admin_api_key": KEY + "!"}, "key", "2 keys: what one has sent is no other's business"),
+    ],
+)
+def test_several_keys_do_not_share_cached_prefixes_unless_told_to(
+    keys: dict[str, str], isolation: str, reason: str
+) -> None:
+    config = resolve(keys)
+    assert config.server.cache_isolation == isolation
+    assert next(item.reason for item in config.settings if item.name == "cache_isolation") == reason
+    assert resolve({**keys, "cache_isolation": "user"}).server.cache_isolation == "user"
 
 
 def test_a_flag_may_replace_what_a_file_says_in_another_way(tmp_path: Path) -> None:

@@ -39,6 +39,17 @@ def random_requests(rng: random.Random, n: int) -> list[AddRequest]:
     ]
 
 
+def test_a_request_without_a_seed_gets_one_of_its_own_and_keeps_a_given_one() -> None:
+    core, runner = fake_core()
+    for request_id, params in enumerate([{}, {}, {"seed": -1}, {"seed": 0}, {"seed": 7}], 1):
+        assert core.add(wanted(request_id, [1], **params)) == []
+    core.step()
+    seeds = [admission.params.seed for admission in runner.plans[0].admissions]
+    assert len(set(seeds)) == 5
+    assert min(seeds) >= 0
+    assert seeds[3:] == [0, 7]
+
+
 class Client:
     """Collects updates and holds every request to: tokens in order, then exactly one end, then nothing."""
 

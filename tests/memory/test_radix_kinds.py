@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import Match, Pin
+from forebay.memory.radix_node import OPERATOR, Match, Pin
 from forebay.memory.slots import CACHE, PAD, Slots
 from forebay.memory.window_pool import WindowPool
 
@@ -28,10 +28,10 @@ class Rig:
         self.windows = WindowPool(num_pages, num_pages, page_size=page_size, window=window) if window else None
         self.cache = RadixCache(self.kv, page_size, states=self.states, windows=self.windows)
 
-    def insert(self, tokens: list[int], *state_at: int) -> Pin:
+    def insert(self, tokens: list[int], *state_at: int, author: str = OPERATOR) -> Pin:
         """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go."""
         ps = self.cache.page_size
-        pin = self.cache.pin(self.cache.match(b""))
+        pin = self.cache.pin(self.cache.match(b""), author=author)
         pages = self.kv.take_ids(len(tokens) // ps, ALICE)
         if self.windows:
             self.windows.take(pages, ALICE)
@@ -289,6 +289,21 @@ def test_c20_the_first_differing_token_is_found_within_pages_too(page_size, prom
     rig.insert(A)
     rig.insert([*A[:10], *[7] * 10])
     assert rig.cache.differs(key(prompt)) == expected
+
+
+def test_c29_where_prompts_part_is_told_of_an_authors_own_only():
+    rig = Rig(page_size=4, num_slots=0)
+    rig.insert(A, author="alice")
+    asked = key([*A[:13], 1, 2])
+    assert rig.cache.differs(asked, author="alice") == rig.cache.differs(asked, author=OPERATOR) == (13, A[13])
+    assert rig.cache.differs(asked, author="bob") == (-1, -1)
+    # Bob's own beside it, which has less in common; then his own behind a beginning that Alice put there.
+    rig.insert([*A[:12], 9, 9, 9, 9], author="bob")
+    assert rig.cache.differs(key([*A[:12], 9, A[13]]), author="bob") == (13, 9)
+    assert rig.cache.differs(key([*A[:13], 9, 9, 9]), author="bob") == (12, 9)
+    assert rig.cache.differs(key([*A[:13], 9, 9, 9]), author="alice") == (13, A[13])
+    assert rig.cache.differs(key([*A[:9], 1]), author="bob") == (-1, -1)  # within what Alice put there first
+    assert rig.cache.differs(key([*A[:9], 1]), author="alice") == (9, A[9])
 
 
 # -- against a model --------------------------------------------------------------------------------------------------

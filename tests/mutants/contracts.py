@@ -151,7 +151,7 @@ CONTRACTS: Final = {
     "C29": Contract(
         "Nothing of another client's",
         "No text, no token, and no count beyond what the configured isolation says.",
-        "server/security.py, memory/radix_index.py, scheduler/admission.py",
+        "server/isolation.py, server/security.py, memory/radix_index.py, scheduler/admission.py",
     ),
     "C30": Contract(
         "Nothing of a failed computation",

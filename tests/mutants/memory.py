@@ -278,6 +278,27 @@ MEMORY = (
         "memory/test_radix_cache.py::test_namespaces_never_share",
     ),
     Mutant(
+        "C29 not even the position is told where a prompt leaves another author's",
+        "memory/radix_index.py",
+        "if position >= len(key) or not _may_see(author, nearest):",
+        "if position >= len(key):",
+        "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
+    ),
+    Mutant(
+        "C29 of the prompts nearby an author's own is looked for",
+        "memory/radix_index.py",
+        "for other in near if _may_see(author, other)),",
+        "for other in near),",
+        "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
+    ),
+    Mutant(
+        "C29 a split of the tree keeps the author",
+        "memory/radix_cache.py",
+        "upper = Node(node.key[:at], node.pages[:num_pages], parent, node.author)",
+        "upper = Node(node.key[:at], node.pages[:num_pages], parent)",
+        "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
+    ),
+    Mutant(
         "C18 a hit ends where there is a state",
         "memory/radix_index.py",
         "            if node.state != PAD:\n                ends.append(end)",

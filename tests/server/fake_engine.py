@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from forebay.base.errors import Overloaded, Unavailable
 from forebay.engine.frames import Beat, PoolState, Ready, State, Updates
 from forebay.engine.stream import Receiver
+from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
@@ -116,6 +117,7 @@ class FakeEngine:
         self.running: dict[int, FakeStream] = {}
         self.submitted: list[FakeStream] = []
         self.namespaces: list[str] = []
+        self.authors: list[str] = []
         self.checkpoints: list[list[int]] = []
         self.counters = {"steps_total": 1.0}
         self.hybrid_pools: list[PoolState] = []
@@ -150,6 +152,7 @@ class FakeEngine:
         params: SamplingParams,
         priority: int = 0,
         namespace: str = "",
+        author: str = OPERATOR,
         checkpoints: Sequence[int] = (),
     ) -> FakeStream:
         if self.dead is not None:
@@ -160,6 +163,7 @@ class FakeEngine:
         self.running[stream.request_id] = stream
         self.submitted.append(stream)
         self.namespaces.append(namespace)
+        self.authors.append(author)
         self.checkpoints.append(list(checkpoints))
         self.peak = max(self.peak, len(self.running))
         if self._stepper is None and not self._manual:

@@ -44,6 +44,13 @@ def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> N
     }
 
 
+def test_usage_names_no_kind_that_the_model_has_not(launch: Launch) -> None:
+    server = launch()
+    found = cached(server, CacheReport(32, MissReason.NONE, 32, state_tokens=32), prompt=["hello", "world"])
+    assert found["matched_tokens"] == {"kv": 64, "state": 64}
+    assert cached(server, CacheReport(32, MissReason.NONE, 32), prompt="hello")["matched_tokens"] == {"kv": 32}
+
+
 def test_usage_shows_the_first_token_that_differs_in_text(launch: Launch) -> None:
     """C20."""
     server = launch()
@@ -145,7 +152,7 @@ def test_a_clients_cache_control_is_a_checkpoint(launch: Launch, message: dict[s
     assert last.endswith(ending)
 
 
-@pytest.mark.parametrize("mark", [{"type": "forever"}, {"type": "ephemeral", "ttl": "1 year"}, {}, "ephemeral"])
+@pytest.mark.parametrize("mark", [{"type": "forever"}, {"type": "ephemeral", "ttl": "1h"}, {}, "ephemeral"])
 def test_another_cache_control_is_refused_by_name(launch: Launch, mark: Any) -> None:
     server = launch()
     with server.client() as http:

@@ -13,7 +13,7 @@ from tests.server.fake_engine import FakeEngine
 
 def test_c27_a_stop_string_ends_the_request_in_the_engine_too(tokenizer) -> None:
     engine = FakeEngine(manual=True)
-    order = Order(params=SamplingParams(), stop=("world",))
+    order = Order(params=SamplingParams(), namespace="", author="", stop=("world",))
     generation = Generation.submit(engine, tokenizer.table, [Prompt(token_ids=[5])], order)
     (choice,) = generation.choices
     pieces = [choice.feed(Update(choice.stream.request_id, [token])) for token in tokenizer.encode("hello world")]
@@ -24,13 +24,18 @@ def test_c27_a_stop_string_ends_the_request_in_the_engine_too(tokenizer) -> None
 def test_c27_what_was_submitted_is_aborted_when_a_later_choice_is_refused(tokenizer) -> None:
     engine = FakeEngine(manual=True, max_running=2, max_queued=0)
     with pytest.raises(Overloaded):
-        Generation.submit(engine, tokenizer.table, [Prompt(token_ids=[5])], Order(params=SamplingParams(), count=3))
+        Generation.submit(
+            engine,
+            tokenizer.table,
+            [Prompt(token_ids=[5])],
+            Order(params=SamplingParams(), namespace="", author="", count=3),
+        )
     assert len(engine.submitted) == len(engine.aborted) == 2
     assert engine.running == {}
 
 
 def test_c28_choices_of_one_seed_differ_and_repeat() -> None:
-    order = Order(params=SamplingParams(), seed=5, count=3)
+    order = Order(params=SamplingParams(), namespace="", author="", seed=5, count=3)
     seeds = [order.params_of(number).seed for number in range(3)]
     assert seeds[0] == 5
     assert len(set(seeds)) == 3

@@ -293,12 +293,19 @@ def test_a_network_address_with_armed_faults_is_refused_before_anything_listens(
     bind(CONFIG).close()
 
 
-def test_tenants_do_not_share_a_namespace_and_cannot_name_anothers() -> None:
-    security = Security(replace(CONFIG, api_keys=("a", "b")))
-    a, b = (security.authorize("GET", "/v1/models", [(b"authorization", b"Bearer " + key)]) for key in (b"a", b"b"))
-    names = {security.namespace(tenant, salt) for tenant in (a, b) for salt in (None, "", "x", f"{b}\0x")}
-    assert len(names) == 6  # None and "" are the same salt
-    assert security.namespace(a, "x") == security.namespace(a, "x")
+def test_a_tenant_is_whoever_holds_a_key_and_an_admin_whoever_holds_an_admins() -> None:
+    security = Security(replace(CONFIG, api_keys=("a", "b"), admin_api_keys=("b", "c")))
+    a, b, c = (
+        security.authorize("GET", "/v1/models", [(b"authorization", b"Bearer " + key)]) for key in (b"a", b"b", b"c")
+    )
+    assert len({a.name, b.name, c.name}) == 3
+    assert [tenant.is_admin for tenant in (a, b, c)] == [False, True, True]
+    assert a.name != "a"
+    without = Security(CONFIG).authorize("GET", "/v1/models", [])
+    assert (without.name, without.is_admin) == (
+        "",
+        False,
+    )  # who may flush a keyless server may not read others' prompts
 
 
 def test_console_files_cannot_name_a_file_outside(shared: Running) -> None:

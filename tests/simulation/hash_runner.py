@@ -33,6 +33,7 @@ from tests.simulation.hashing import (
     chain_values,
     logprob_of,
     mix_array,
+    seed_of,
 )
 from tests.simulation.host_memory import HostMemory
 from tests.simulation.state_memory import StateMemory
@@ -265,7 +266,7 @@ class HashRunner:
         for admission in plan.admissions:
             row, tokens = admission.row, admission.token_ids
             self.last_tokens[row] = NO_TOKEN
-            self.seeds[row] = admission.params.seed
+            self.seeds[row] = seed_of(admission.params)
             self.salts[row] = self._salt(admission.request_id)
             self.counts[row] = KEY[np.array(tokens)].sum(dtype=np.uint64)
             self.known[row] = list(tokens)

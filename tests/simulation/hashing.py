@@ -21,6 +21,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from forebay.requests.sampling_params import SamplingParams
+
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 
@@ -71,6 +73,11 @@ def mix_array(x: U64) -> U64:
 
 def salt_of(namespace: str) -> int:
     return mix(int.from_bytes(namespace.encode(), "little") + 1)
+
+
+def seed_of(params: SamplingParams) -> int:
+    """The engine draws a seed where there is none; here is no engine."""
+    return max(0, params.seed)
 
 
 def logprob_of(value: int) -> float:

@@ -22,6 +22,7 @@ from tests.simulation.hashing import (
     chain_values,
     logprob_of,
     salt_of,
+    seed_of,
     state_values,
     windowed,
 )
@@ -44,7 +45,7 @@ class Tracked:
         self.id, self.params, self.namespace = req.id, req.params, req.namespace
         self.prompt = req.tokens.tolist()
         self.salt = salt_of(req.namespace)
-        self.expected: Iterator[Generated] = model.generate(self.prompt, salt=self.salt, seed=req.params.seed)
+        self.expected: Iterator[Generated] = model.generate(self.prompt, salt=self.salt, seed=seed_of(req.params))
         self.received: list[int] = []
         self.report: CacheReport | None = None
         self.finish: FinishReason | None = None
@@ -108,11 +109,13 @@ class Tracked:
         state, windowed, ps = self.config.state, bool(self.model.window), self.config.page_size
         end = (len(self.prompt) - 1) // ps * ps
         cached, kv = report.cached_tokens, report.kv_tokens
+        state_tokens = kv if report.state_tokens is None else report.state_tokens
+        window_tokens = kv if report.window_tokens is None else report.window_tokens
         require(
-            cached <= min(report.state_tokens, report.window_tokens)
-            and max(report.state_tokens, report.window_tokens) <= kv <= end
-            and (bool(state.num_slots) or report.state_tokens == kv)
-            and (windowed or report.window_tokens == kv)
+            cached <= min(state_tokens, window_tokens)
+            and max(state_tokens, window_tokens) <= kv <= end
+            and bool(state.num_slots) == (report.state_tokens is not None)
+            and windowed == (report.window_tokens is not None)
             and (cached == kv or bool(state.num_slots) or windowed),
             f"request {self.id}: the kinds disagree in {report}",
         )
@@ -123,8 +126,8 @@ class Tracked:
             MissReason.BELOW_PAGE: end == 0,
             MissReason.EMPTY: kv == 0 < end,
             # Of a state that is there, too: a hit is given up before its request waits for a slot for its own.
-            MissReason.STATE_MISSING: cached < kv and (report.state_tokens < kv or cached == 0),
-            MissReason.WINDOW_MISSING: cached < kv and report.window_tokens < kv,
+            MissReason.STATE_MISSING: cached < kv and (state_tokens < kv or cached == 0),
+            MissReason.WINDOW_MISSING: cached < kv and window_tokens < kv,
         }
         require(short.get(report.miss_reason, cached == kv < end), f"request {self.id}: {report} has no such reason")
         at = report.differs_at

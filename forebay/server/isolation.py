@@ -1,0 +1,63 @@
+"""Who shares a prefix cache with whom, and who may be told of whose prompts (C29, decision 11)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import Final, NamedTuple
+
+import msgspec
+
+from forebay.config.engine_config import CacheIsolation
+from forebay.memory.radix_node import OPERATOR
+
+
+class Tenant(NamedTuple):
+    """Whoever holds one API key, named by the key's digest; "" where none was needed."""
+
+    name: str
+    is_admin: bool = False
+
+
+ANYBODY: Final = Tenant("")
+
+
+class Session(NamedTuple):
+    """What a request says of whom it is for, "" for what it does not say: claims, which any holder of the key may make
+    as well."""
+
+    user: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+    cache_salt: str = ""
+
+
+class Isolation:
+    """Names for namespaces and authors. All are keyed hashes of everything they stand for, so that nothing a client can
+    write gives another's name, and none of them tells what it was made of."""
+
+    def __init__(self, wanted: CacheIsolation) -> None:
+        self._wanted = wanted
+        self._secret = secrets.token_bytes(32)
+
+    def namespace(self, tenant: Tenant, session: Session) -> str:
+        """The prefix cache that a request uses. A `cache_salt` always makes one of its own."""
+        if self._wanted is CacheIsolation.USER:
+            return self._name("user", tenant.name, *session)
+        if self._wanted is CacheIsolation.KEY:
+            return self._name("key", tenant.name, session.cache_salt)
+        return self._name("none", session.cache_salt)
+
+    def author(self, tenant: Tenant, session: Session) -> str:
+        """Whose prompts a request may be told of: those of its own session, an admin everybody's, and one that says
+        nothing of itself nobody's."""
+        if tenant.is_admin:
+            return OPERATOR
+        if not any(session):
+            return secrets.token_hex(16)
+        return self._name("author", tenant.name, *session)
+
+    def _name(self, *parts: str) -> str:
+        # With their lengths, so that no two lists of parts are the same bytes, whatever is in them.
+        return hmac.new(self._secret, msgspec.msgpack.encode(parts), hashlib.sha256).hexdigest()
