@@ -10,16 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forebay.base.errors import GenerationError
     from forebay.engine.async_engine import AsyncEngine
     from forebay.engine.llm import LLM
     from forebay.requests.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "GenerationError", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "forebay.engine.llm",
     "AsyncEngine": "forebay.engine.async_engine",
+    "GenerationError": "forebay.base.errors",
     "SamplingParams": "forebay.requests.sampling_params",
 }
 

@@ -14,6 +14,7 @@
         +-- RequestTimeout      queued, ran or stalled for too long      504
         +-- NumericalError      its logits were not finite               500
         +-- Unavailable         starting, draining or dead               503
+    +-- GenerationError         some prompts of a call of `LLM` failed
 
 Each carries a stable machine `code`, OpenAI's error `type`, an HTTP `status`, and a message that says what happened,
 with the numbers, and what to do. Faults of ours are assertions, not these.
@@ -21,7 +22,8 @@ with the numbers, and what to do. Faults of ours are assertions, not these.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 def brief(value: object) -> str:
@@ -111,6 +113,23 @@ class Unavailable(EngineError):
     status = 503
     type = "service_unavailable_error"
     default_code = "unavailable"
+
+
+class GenerationError(ForebayError):
+    """Some prompts of one call failed; raised when all have ended. `failures` are their errors by the prompt's place in
+    the call; `outputs` has what came of every prompt, those that did not fail included."""
+
+    default_code = "generation_failed"
+
+    def __init__(self, failures: Mapping[int, ForebayError], outputs: Sequence[Any]) -> None:
+        place, first = next(iter(failures.items()))
+        more = f"; {len(failures) - 1} more in `failures`" if len(failures) > 1 else ""
+        super().__init__(
+            f"{len(failures)} of {len(outputs)} prompts failed; prompt {place}: {first.message}{more}; `outputs` has "
+            "what came of each"
+        )
+        self.failures = dict(failures)
+        self.outputs = list(outputs)
 
 
 _REBUILDABLE: tuple[type[ForebayError], ...] = (

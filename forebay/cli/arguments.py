@@ -143,6 +143,10 @@ class _Quiet(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """No option is meant by its beginning: `allow_abbrev` says so of long ones, and short ones are words too."""
+        return []
+
     def known_options(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]
 

@@ -15,6 +15,7 @@ from forebay.cli.arguments import Parsed, Parser, note
 from forebay.cli.generate import add_sampling, sampling
 from forebay.cli.http_client import Origin, get_json, stream_json
 from forebay.cli.local import LocalModel, local_model
+from forebay.requests.sampling_params import RANDOM_SEED
 
 Message = dict[str, str]
 Reply = Callable[[list[Message]], AsyncIterator[str]]
@@ -64,7 +65,7 @@ async def _answers(origin: Origin) -> bool:
 def _remote(origin: Origin, model: str, own: argparse.Namespace) -> Reply:
     options: dict[str, Any] = {"temperature": own.temperature, "top_p": own.top_p}
     options |= {} if own.max_tokens is None else {"max_completion_tokens": own.max_tokens}
-    options |= {} if own.seed is None else {"seed": own.seed}
+    options |= {} if own.seed == RANDOM_SEED else {"seed": own.seed}
     options |= {"top_k": own.top_k} if own.top_k else {}
     options |= {"min_p": own.min_p} if own.min_p else {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from forebay.base.errors import ConfigError
 from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.local import LocalModel, local_model
-from forebay.requests.sampling_params import MAX_SEED, SamplingParams
+from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 
 MAX_PROMPT_BYTES = 64 << 20
 
@@ -38,13 +37,14 @@ def run(words: Sequence[str]) -> int:
 
 def add_sampling(parser: Parser, *, temperature: float, max_tokens: int | None) -> None:
     """The options that `sampling` reads."""
-    parser.option("--max-tokens", "--max-new-tokens", "--n-predict", type=whole(1), default=max_tokens, metavar="N",
-                  help="most tokens to generate")  # fmt: skip
+    parser.option("--max-tokens", "--max-new-tokens", "--n-predict", "-n", type=whole(1), default=max_tokens,
+                  metavar="N", help="most tokens to generate")  # fmt: skip
     parser.option("--temperature", type=number(), default=temperature, metavar="X", help="0 takes the likeliest token")
     parser.option("--top-p", type=number(), default=1.0, metavar="P", help="keep the likeliest tokens up to this share")
     parser.option("--top-k", type=whole(0), default=0, metavar="N", help="keep this many tokens, 0 for all")
     parser.option("--min-p", type=number(), default=0.0, metavar="P", help="drop what is less likely than P x the best")
-    parser.option("--seed", type=whole(0), metavar="N", help="of the random draws", default_text="random")
+    parser.option("--seed", type=whole(RANDOM_SEED), default=RANDOM_SEED, metavar="N", help="of the random draws",
+                  default_text="random")  # fmt: skip
 
 
 def sampling(own: argparse.Namespace, max_new_tokens: int) -> SamplingParams:
@@ -54,7 +54,7 @@ def sampling(own: argparse.Namespace, max_new_tokens: int) -> SamplingParams:
         top_p=own.top_p,
         top_k=own.top_k,
         min_p=own.min_p,
-        seed=secrets.randbelow(MAX_SEED) if own.seed is None else own.seed,
+        seed=own.seed,
     )
 
 

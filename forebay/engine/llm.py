@@ -8,7 +8,6 @@ for output in llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=3
 from __future__ import annotations
 
 import math
-import secrets
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,11 +18,11 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from forebay.base.errors import ForebayError, InvalidRequest, from_code
+from forebay.base.errors import ForebayError, GenerationError, InvalidRequest, from_code
 from forebay.config.resolve import resolve
 from forebay.engine.build import build_engine
 from forebay.engine.frames import AddRequest
-from forebay.requests.sampling_params import MAX_SEED, SamplingParams
+from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.text.resumption import ChatPrompt, Message
@@ -100,8 +99,10 @@ class LLM:
         """Generate for each prompt (text, or token ids); outputs in their order.
 
         `sampling_params` is for all prompts or one for each; without it, the defaults with a fresh seed per prompt.
-        `use_tqdm` (the field's name for it) shows a progress bar on standard error. A request that fails does so by
-        itself, see `RequestOutput.error`.
+        `use_tqdm` (the field's name for it) shows a progress bar on standard error.
+
+        Raises GenerationError when all have ended and some of them failed: by themselves, the outputs of the others
+        are in the error.
         """
         outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
         return self._generate(outputs, [[]] * len(outputs), sampling_params, use_tqdm)
@@ -114,7 +115,7 @@ class LLM:
         use_tqdm: bool = False,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Continue one conversation, or each of several. `variables` go to the chat template."""
+        """Continue one conversation, or each of several. `variables` go to the chat template. Raises as `generate`."""
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [self._chat_prompt(list(talk), variables) for talk in conversations]  # type: ignore[arg-type]
         outputs = [self._output(prompt.token_ids) for prompt in prompts]
@@ -139,6 +140,9 @@ class LLM:
             self._run(wanted, lambda: bar.advance(task))
         for output in outputs:
             output.text = self.tokenizer.decode(output.token_ids)
+        failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
+        if failures:
+            raise GenerationError(failures, outputs) from next(iter(failures.values()))
         return outputs
 
     def _output(self, prompt: Prompt) -> RequestOutput:
@@ -193,7 +197,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
     if params is None:
-        return [SamplingParams(seed=secrets.randbelow(MAX_SEED)) for _ in range(n)]
+        return [SamplingParams()] * n
     if isinstance(params, msgspec.Struct):
         return [params] * n
     if len(params) != n:

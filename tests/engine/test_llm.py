@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.base.errors import InvalidRequest, ModelError, RequestTooLarge
+from forebay.base.errors import GenerationError, InvalidRequest, ModelError, RequestTooLarge
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
@@ -62,11 +62,36 @@ def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     assert output.prompt_token_ids == llm.tokenizer.encode(text, parse_special=True)
 
 
-def test_a_prompt_that_can_never_fit_fails_alone(llm: LLM, checkpoint: Tiny) -> None:
-    long, fine = llm.generate([[5] * 5000, [5, 6]], GREEDY)
-    assert isinstance(long.error, RequestTooLarge)
+def test_a_prompt_that_can_never_fit_fails_alone_and_is_told_of_when_all_have_ended(llm: LLM, checkpoint: Tiny) -> None:
+    with pytest.raises(GenerationError, match=r"1 of 3 prompts failed; prompt 1: .*5000 tokens") as failed:
+        llm.generate([[5, 6], [5] * 5000, [7]], GREEDY)
+    error = failed.value
+    assert list(error.failures) == [1]
+    assert isinstance(error.failures[1], RequestTooLarge)
+    assert error.__cause__ is error.failures[1]
+    fine, long, other = error.outputs
+    assert long.error is error.failures[1]
     assert long.finish_reason is FinishReason.ERROR
     assert fine.token_ids == greedy(checkpoint, [5, 6], 8)
+    assert other.text == llm.tokenizer.decode(other.token_ids) != ""
+
+
+def test_a_failed_conversation_raises_too(llm: LLM) -> None:
+    with pytest.raises(GenerationError, match=r"2 of 2 prompts failed; prompt 0: .*; 1 more in `failures`"):
+        llm.chat([[{"role": "user", "content": "x" * 5000}]] * 2, GREEDY)
+
+
+@pytest.mark.parametrize("params", [None, SamplingParams(max_new_tokens=16, ignore_eos=True), SamplingParams(seed=-1)])
+def test_equal_prompts_without_a_seed_are_continued_differently(llm: LLM, params: SamplingParams | None) -> None:
+    texts = [tuple(output.token_ids) for output in llm.generate([[5, 6, 7]] * 3, params)]
+    assert len(set(texts)) == 3
+
+
+def test_equal_prompts_with_one_seed_are_continued_alike(llm: LLM) -> None:
+    params = SamplingParams(max_new_tokens=16, ignore_eos=True, seed=0)
+    first = [tuple(output.token_ids) for output in llm.generate([[5, 6, 7]] * 3, params)]
+    again = [tuple(output.token_ids) for output in llm.generate([[5, 6, 7]], params)]
+    assert {*first, *again} == {first[0]}
 
 
 def test_the_second_time_a_prompt_comes_from_the_cache(llm: LLM) -> None:
