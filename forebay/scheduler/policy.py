@@ -25,10 +25,11 @@ def rank(req: Request, policy: SchedulePolicy) -> Rank:
 def queue_order(
     waiting: Sequence[Request], policy: SchedulePolicy, cached_tokens: Callable[[Request], int]
 ) -> Sequence[Request]:
-    """The waiting requests (already in the order of their rank) as this pass should try them."""
+    """The waiting requests (already in the order of their rank) as this pass should try them: first those that have
+    been overtaken often enough, in that order whatever their hits."""
     if policy is not SchedulePolicy.LPM or not 1 < len(waiting) <= _MAX_LPM_QUEUE:
         return waiting
-    return sorted(waiting, key=lambda req: (req.overtaken < MAX_OVERTAKES, -cached_tokens(req)))
+    return sorted(waiting, key=lambda req: (1, -cached_tokens(req)) if req.overtaken < MAX_OVERTAKES else (0, 0))
 
 
 def victim(running: Iterable[Request], policy: SchedulePolicy) -> Request:

@@ -1,5 +1,69 @@
-"""Rules of `engine/`."""
+"""Rules of `engine/`: what crosses between the processes, and how requests end there."""
 
 from tests.mutants.mutant import Mutant
 
-ENGINE: tuple[Mutant, ...] = ()
+ENGINE = (
+    Mutant(
+        "C27 the ids of a prompt are looked at before they index anything",
+        "engine/core.py",
+        '                check_token_id("prompt", token, self._vocab_size)\n',
+        "                pass\n",
+        "engine/test_core.py::test_what_can_never_be_served_is_refused_at_the_door",
+    ),
+    Mutant(
+        "C27 a fault while a request is added fails that request only",
+        "engine/core.py",
+        "        except Exception as error:\n            self.stats.refused += 1",
+        "        except ForebayError as error:\n            self.stats.refused += 1",
+        "engine/test_core.py::test_a_fault_while_adding_fails_that_request_only",
+    ),
+    Mutant(
+        "C27 steps end in the order they were planned, also where a launch fails",
+        "engine/core.py",
+        "            while self._in_flight:  # steps end in the order they were planned\n",
+        "            while False:\n",
+        "engine/test_core.py::test_a_failing_step_costs_its_own_requests_and_nobody_elses",
+    ),
+    Mutant(
+        "C27 an engine whose steps only fail ends",
+        "engine/core.py",
+        "        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:",
+        "        if False:",
+        "engine/test_core.py::test_failing_steps_without_a_success_between_them_end_the_engine",
+    ),
+    Mutant(
+        "C27 a frame over the cap is refused before anything is allocated",
+        "engine/channel.py",
+        "        if size > MAX_FRAME_BYTES:\n            self._refuse(",
+        "        if size > 2**40:\n            self._refuse(",
+        "engine/test_channel.py::test_an_oversized_length_is_refused_before_anything_is_allocated",
+    ),
+    Mutant(
+        "C27 a frame out of order is refused",
+        "engine/channel.py",
+        "        if sequence != self._next:",
+        "        if False:",
+        "engine/test_channel.py::test_a_frame_out_of_order_is_refused",
+    ),
+    Mutant(
+        "C27 updates that outrun their reader are merged and none is lost",
+        "engine/stream.py",
+        "    first.token_ids += then.token_ids\n",
+        "    first.token_ids = then.token_ids\n",
+        "engine/test_async_engine.py::test_updates_that_outrun_their_reader_are_merged_and_none_is_lost",
+    ),
+    Mutant(
+        "C27 whoever leaves a stream aborts its request",
+        "engine/stream.py",
+        "        self._ended = True\n        self.abort()\n",
+        "        self._ended = True\n",
+        "engine/test_async_engine.py::test_leaving_a_stream_aborts_its_request",
+    ),
+    Mutant(
+        "C27 a stream that is dropped aborts its request",
+        "engine/stream.py",
+        "            self._loop.call_soon_threadsafe(self._abort, self.request_id)\n",
+        "            pass\n",
+        "engine/test_async_engine.py::test_dropping_a_stream_aborts_its_request",
+    ),
+)

@@ -58,13 +58,13 @@ def _is_contract(word: str) -> bool:
 
 
 class Overlay:
-    """A copy of the package, with the repository's tests, in which one rule at a time is taken out."""
+    """A copy of the package and of its tests, in which one rule at a time is taken out."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         shutil.copytree(REPOSITORY / "forebay", root / "forebay")
         shutil.copy(REPOSITORY / "pyproject.toml", root)
-        (root / "tests").symlink_to(REPOSITORY / "tests")
+        shutil.copytree(REPOSITORY / "tests", root / "tests")
 
     def finds(self, mutant: Mutant) -> bool:
         """Whether the mutant's test fails. Stale where it cannot tell."""

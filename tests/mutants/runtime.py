@@ -148,7 +148,7 @@ RUNTIME = (
         "runtime/host_copies.py",
         "self._cache.load_cpu_copy(self._copies.pop(request_id), places)",
         "self._cache.load_cpu_copy(self._copies[request_id], places)",
-        "runtime/test_hybrid.py::test_the_bytes_on_the_host_are_those_of_the_copies_there",
+        "runtime/test_host_copies.py::test_c26_a_copy_is_there_until_it_is_loaded_or_dropped",
     ),
     # -- steps --------------------------------------------------------------------------------------------------------
     Mutant(
@@ -168,10 +168,16 @@ RUNTIME = (
     Mutant(
         "C11 a decode step reads back its sampled tokens and nothing else",
         "runtime/model_runner.py",
-        "        token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)\n",
-        "        token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)\n"
-        "        assert len(sample_rows) == 0 or decoded.token_ids.max().item() >= 0\n",
+        "        return torch.where(finite, ids, _FAILED), logprobs",
+        "        return torch.where(finite, ids, _FAILED) if finite.all().item() else ids, logprobs",
         "runtime/test_readbacks.py::test_a_decode_step_reads_back_its_sampled_tokens_and_nothing_else",
+    ),
+    Mutant(
+        "C30 a chunk that samples nothing is looked at as well",
+        "runtime/model_runner.py",
+        "    return token_ids.masked_fill(bounds[1:] != bounds[:-1], _FAILED)",
+        "    return token_ids",
+        "runtime/test_not_finite.py::test_a_chunk_that_samples_nothing_is_looked_at_as_well",
     ),
     Mutant(
         "C10 what the device reads is what the plan says",
@@ -183,9 +189,9 @@ RUNTIME = (
     Mutant(
         "C27 logits that are not finite fail their own request",
         "runtime/model_runner.py",
-        "        return _ToHost(torch.where(finite, ids, _FAILED)), logprobs",
-        "        return _ToHost(ids), logprobs",
-        "runtime/test_model_runner.py::test_rows_that_are_not_finite_fail_alone",
+        "        return torch.where(finite, ids, _FAILED), logprobs",
+        "        return ids, logprobs",
+        "runtime/test_model_runner.py::test_a_decode_whose_logits_are_not_finite_fails_alone",
     ),
     Mutant(
         "C28 a draw depends on the position",

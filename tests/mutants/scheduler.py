@@ -79,9 +79,16 @@ SCHEDULER = (
     Mutant(
         "C27 lpm tries whoever was overtaken 64 times first",
         "scheduler/policy.py",
-        "(req.overtaken < MAX_OVERTAKES, -cached_tokens(req))",
+        "(1, -cached_tokens(req)) if req.overtaken < MAX_OVERTAKES else (0, 0)",
         "-cached_tokens(req)",
         "scheduler/test_fairness.py::test_lpm_passes_a_request_without_a_hit_over_exactly_64_times",
+    ),
+    Mutant(
+        "C27 lpm tries those that were overtaken 64 times in the order of their rank",
+        "scheduler/policy.py",
+        "if req.overtaken < MAX_OVERTAKES else (0, 0)",
+        "if req.overtaken < MAX_OVERTAKES else (0, -cached_tokens(req))",
+        "scheduler/test_fairness.py::test_lpm_tries_those_that_were_passed_over_in_the_order_of_their_rank",
     ),
     Mutant(
         "C27 nobody is overtaken by those ahead of it",
@@ -197,11 +204,27 @@ SCHEDULER = (
         "scheduler/test_kept.py::test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make",
     ),
     Mutant(
-        "C30 a request that failed leaves nothing in the cache",
+        "C30 what a request generated that failed later is not adopted",
         "scheduler/scheduler.py",
-        "            if req not in failed:\n                self.held.adopt(req, req.kv_committed)",
-        "            self.held.adopt(req, req.kv_committed)",
-        "scheduler/test_scheduler.py::test_a_request_that_failed_leaves_nothing_in_the_cache",
+        "                self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)",
+        "                self.held.release(req, req.committed_len)",
+        "scheduler/test_scheduler.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
+    ),
+    Mutant(
+        "C30 a chunk that samples nothing is looked at as well",
+        "scheduler/scheduler.py",
+        "        failed = [flight.reqs[i] for i in result.failed]\n",
+        "        failed = [flight.reqs[i] for i in result.failed if plan.sample_mask[i]]\n",
+        "scheduler/test_scheduler.py::"
+        "test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it",
+    ),
+    Mutant(
+        "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",
+        "scheduler/scheduler.py",
+        "        living = [req for req in failed if req.status is not Status.FINISHED]\n",
+        "        living = [req for req in failed if req.status not in (Status.FINISHED, Status.WAITING)]\n",
+        "scheduler/test_scheduler.py::"
+        "test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes",
     ),
     Mutant(
         "C30 a state whose step failed is never kept",

@@ -50,7 +50,7 @@ SERVER = (
         "server/generate.py",
         "        watch.on_gone(generation.disconnect)\n",
         "",
-        "server/test_limits.py::test_abort_reaches_the_engine_within_a_second",
+        "server/test_limits.py::test_a_client_that_leaves_aborts_its_request_at_the_engine",
     ),
     Mutant(
         "C27 a stop string ends the request in the engine too",

@@ -154,6 +154,25 @@ def test_rows_that_are_not_finite_fail_alone(wish):
     assert poisoned[1:] == clean[1:]
 
 
+def test_a_decode_whose_logits_are_not_finite_fails_alone():
+    """C27"""
+
+    def run(last_token: int | None) -> StepResult:
+        model = FakeModel()
+        model.poison = {BAD_TOKEN: float("nan")}
+        plans = planner(fake_runner(model))
+        for row in (1, 2, 3):
+            plans.admit(row, prompt(row, 6), WISHES["greedy"])
+        plans.step(extends=[(row, 6) for row in (1, 2, 3)])
+        if last_token is not None:
+            plans.runner.rows.last_tokens[2] = last_token
+        return plans.step(decodes=[1, 2, 3])
+
+    clean, broken = run(None), run(BAD_TOKEN)
+    assert (clean.failed, broken.failed) == ((), (1,))
+    assert [broken.token_ids[i] for i in (0, 2)] == [clean.token_ids[i] for i in (0, 2)]
+
+
 def test_a_prompt_position_that_is_not_finite_has_no_entry_and_the_others_have_theirs():
     params = SamplingParams(temperature=0.0, prompt_logprobs=1)
     tokens = prompt(1, 9)

@@ -109,6 +109,16 @@ def test_lpm_passes_a_request_without_a_hit_over_exactly_64_times():
     assert started(rig).index(stranger.id) == 1 + 64
 
 
+def test_lpm_tries_those_that_were_passed_over_in_the_order_of_their_rank():
+    rig = Rig(max_running_requests=1, schedule_policy=SchedulePolicy.LPM)
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    reqs = [rig.add(prompt, max_new=1) for prompt in ([90, 91], [*range(16), 92], [*range(16), 93])]
+    reqs[0].overtaken = reqs[1].overtaken = 64
+    rig.run()
+    assert started(rig) == [1, 2, 3, 4]
+
+
 def test_a_request_is_not_overtaken_by_those_before_it():
     rig = Rig(max_running_requests=2)
     for _ in range(6):

@@ -295,6 +295,18 @@ def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_
     assert [plan.drops for plan in rig.plans if plan.drops] == [(req.id,)]
 
 
+def test_what_a_request_generated_that_failed_later_is_not_in_the_cache():
+    """Its prompt was, and is; what came behind is looked at again from there on."""
+    rig = Rig(page_size=1)
+    rig.add(3, max_new=8)
+    for _ in range(3):
+        rig.step()
+    rig.launch()
+    rig.commit(failed=(0,))
+    assert rig.scheduler.held.cache.num_pages == 3
+    assert rig.free_pages == 61
+
+
 def test_flush_drops_what_nobody_holds():
     rig = Rig()
     rig.add(12)
