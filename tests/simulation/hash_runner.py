@@ -159,6 +159,15 @@ class HashRunner:
         self.in_flight.append(step)
         return step
 
+    def launch_in_part(self, plan: StepPlan, part: float) -> None:
+        """The launch fails when so much of the plan's writes to rows, or to the windows' map, has been made."""
+        num_writes = int(part * (len(plan.write_rows) + 1))
+        at = plan.write_rows[:num_writes], plan.write_columns[:num_writes]
+        self.table[at] = plan.write_pages[:num_writes]
+        if self.windows:
+            num_windows = int(part * (len(plan.map_pages) + 1))
+            self.windows.full_to_window[plan.map_pages[:num_windows]] = plan.map_windows[:num_windows]
+
     def _write_table(self, plan: StepPlan) -> None:
         rows, columns, pages = plan.write_rows, plan.write_columns, plan.write_pages
         if not len(rows):

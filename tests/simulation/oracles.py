@@ -26,15 +26,7 @@ from tests.simulation.hashing import (
     state_values,
     windowed,
 )
-
-
-class Violation(AssertionError):
-    """The product broke one of its promises."""
-
-
-def require(holds: bool, what: str) -> None:
-    if not holds:
-        raise Violation(what)
+from tests.simulation.liveness import Liveness, Violation, require
 
 
 class Tracked:
@@ -50,7 +42,6 @@ class Tracked:
         self.report: CacheReport | None = None
         self.finish: FinishReason | None = None
         self.may_abort = self.may_fail = self.may_break = False
-        self.arrival = self.last_token = now
 
     @property
     def tokens(self) -> list[int]:
@@ -68,7 +59,6 @@ class Tracked:
         first = not self.received
         for token in update.token_ids:
             self._take_token(token, update)
-            self.last_token = now
         if first and update.token_ids:
             self._check_first(update, cached)
         self._check_finish(update)
@@ -159,7 +149,7 @@ class Tracked:
         return failure is not None and {
             "EngineError": self.may_fail,
             "NumericalError": self.may_break,
-            "RequestTimeout": True,  # the simulator checks the times when it calls `expire`
+            "RequestTimeout": True,  # `Liveness` knows whose time is up
         }.get(failure.kind, False)
 
 
@@ -169,6 +159,7 @@ class Oracles:
     def __init__(self, config: SchedulerConfig, scheduler: Scheduler, runner: HashRunner) -> None:
         self.config, self.scheduler, self.runner = config, scheduler, runner
         self.live: dict[int, Tracked] = {}
+        self.liveness = Liveness(config, scheduler)
         self.log = hashlib.sha256()
         self.num_hits = self.num_finished = self.num_tokens = 0
         self.longest_retraction = 0
@@ -176,6 +167,7 @@ class Oracles:
 
     def added(self, req: Request, now: float) -> Tracked:
         tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now)
+        self.liveness.added(req, now)
         return tracked
 
     def heard(self, updates: list[Update], now: float) -> list[Tracked]:
@@ -194,6 +186,7 @@ class Oracles:
                 self.runner.cached.pop(tracked.id, None)
                 self.num_finished += 1
             self.log.update(repr(update).encode())
+        self.liveness.heard(updates, now)
         return ended
 
     def check(self) -> None:

@@ -6,7 +6,8 @@ from random import Random
 from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
 from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
-from tests.simulation.simulator import RetractingScheduler, Simulation
+from tests.simulation.retracting import RetractingScheduler
+from tests.simulation.simulator import Simulation
 from tests.simulation.workload import Traffic
 
 HYBRIDS = ("extra_buffer", "no_buffer", "windows", "both")

@@ -19,19 +19,21 @@ from random import Random
 from typing import Final
 from unittest.mock import patch
 
+import numpy as np
+
 from forebay.base.errors import EngineError, Overloaded, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory import checkpoints
+from forebay.memory.slots import CACHE
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
-from forebay.requests.updates import Update
-from forebay.scheduler.admission import MAX_RETRACTIONS
-from forebay.scheduler.policy import rank
-from forebay.scheduler.scheduler import Scheduler
+from forebay.requests.updates import FinishReason, Update
+from forebay.scheduler import admission, policy
 from tests.simulation.hash_runner import HashRunner, HashStep, Pools, StepFailed
 from tests.simulation.hashing import salt_of
 from tests.simulation.oracles import Oracles, Tracked, require
+from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.workload import Conversations, Faults, Traffic, random_config, random_traffic
 
 
@@ -59,27 +61,10 @@ class Outcome:
         return Outcome(**sums)
 
 
-class RetractingScheduler(Scheduler):
-    """Takes the memory of the last in rank in every `every`-th plan, needed or not; 0 for never.
-
-    It spares whoever has been retracted as often as the scheduler promises at most.
-    """
-
-    def __init__(self, config: SchedulerConfig, *, every: int = 0) -> None:
-        super().__init__(config)
-        self.every, self._num_plans = every, 0
-
-    def _make_room_to_decode(self) -> bool:
-        roomy = super()._make_room_to_decode()
-        self._num_plans += 1
-        here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
-        if self.every and here and self._num_plans % self.every == 0:
-            self._retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
-            roomy = False  # as after any other retraction
-        return roomy or not self.num_running
-
-
-CLOSE: Final = 4  # tokens between checkpoints: prompts here are too short for what is worth it in earnest
+# Prompts here are too short, and queues too small, for what is worth it in earnest.
+CLOSE: Final = 4  # tokens between checkpoints
+FEW: Final = 3  # overtakings
+SHARED: Final = 6  # tokens of a prompt under way that are waited for
 SchedulerFactory = Callable[[SchedulerConfig], RetractingScheduler]
 
 
@@ -107,6 +92,7 @@ class Simulation:
             salt=self.salts.__getitem__,
         )
         self.oracles = Oracles(config, self.scheduler, self.runner)
+        self.scheduler.liveness = self.oracles.liveness
         self.capacity = min(config.context_length, config.num_pages * config.page_size)  # tokens, for one request
         self.conversations = Conversations(rng, traffic, self.capacity)
         self.flights: deque[tuple[StepPlan, HashStep]] = deque()
@@ -118,12 +104,13 @@ class Simulation:
 
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()
-        prompt = self.conversations.prompt(params.max_new_tokens)
+        again = self.conversations.again()
+        prompt = again[0] if again else self.conversations.prompt(params.max_new_tokens)
         self.add(
             prompt,
             params,
             priority=rng.randrange(3),
-            namespace=rng.choice(self.traffic.namespaces),
+            namespace=again[1] if again else rng.choice(self.traffic.namespaces),
             checkpoints=self.conversations.checkpoints(prompt),
         )
 
@@ -192,16 +179,9 @@ class Simulation:
         return {*tenants, *(load.request_id for load in plan.loads)}
 
     def expire(self) -> None:
-        config, before = self.config, dict(self.oracles.live)
         updates = self.scheduler.expire(self.now)
-        for update in updates:
-            tracked = before[update.request_id]
-            age, still = self.now - tracked.arrival, self.now - tracked.last_token
-            shortest = min(config.queue_timeout_s, config.request_timeout_s, config.stall_timeout_s)
-            require(age > shortest and still > 0, f"request {tracked.id} timed out after {age} s")
+        self.oracles.liveness.expired(updates, self.now)
         self._heard(updates)
-        oldest = max((self.now - tracked.arrival for tracked in self.oracles.live.values()), default=0.0)
-        require(oldest <= config.request_timeout_s, f"a request has been here for {oldest} s")
 
     # -- the loop -----------------------------------------------------------------------------------------------------
 
@@ -213,6 +193,9 @@ class Simulation:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
+        windows = self.scheduler.held.windows
+        if windows and rng.random() < faults.windows_lost:
+            windows.cached.evict(windows.pool.num_cached)
         if rng.random() < faults.expire:
             self.expire()
         plan = self.launch()
@@ -227,12 +210,14 @@ class Simulation:
 
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now)
+        self.oracles.liveness.planned(plan, self.now)
         self.runner.poison_free([*(plan.saves if plan else ()), *self.scheduler.held.kept._saves])
         if plan is None:
             return None
         self.num_steps += 1
         self._log_plan(plan)
-        if self.rng.random() < self.faults.launch_fails:
+        if self.rng.random() < self._launch_fails(plan):
+            self.runner.launch_in_part(plan, self.rng.random())
             while self.flights:  # steps end in the order they were planned
                 self.land()
             ids = [int(self.runner.tenant[row]) for row in plan.rows.tolist()]
@@ -240,6 +225,16 @@ class Simulation:
         else:
             self.flights.append((plan, self.runner.launch(plan)))
         return plan
+
+    def _launch_fails(self, plan: StepPlan) -> float:
+        """The chance of it; greater where the plan carries writes that those who live on rely on: to rows of others
+        than it computes for, or to windows of cached pages."""
+        chance = self.faults.launch_fails
+        if not chance or not (len(plan.write_rows) or len(plan.map_pages)):
+            return chance
+        owner = self.scheduler.held.kv.owner
+        others = np.isin(plan.write_rows, plan.rows, invert=True).any() or (owner[plan.map_pages] == CACHE).any()
+        return max(chance, 0.8) if others else chance
 
     def land(self) -> None:
         plan, step = self.flights.popleft()
@@ -255,7 +250,9 @@ class Simulation:
         except StepFailed:
             self._fail(plan, step.tenants.tolist())
         else:
-            self._heard(self.scheduler.commit(plan, result, self.now))
+            updates = self.scheduler.commit(plan, result, self.now)
+            self.oracles.liveness.computed(plan, step, self.now)
+            self._heard(updates)
 
     def _is_waiting(self, request_id: int) -> bool:
         """Whether a request was retracted while a step computed for it."""
@@ -274,6 +271,8 @@ class Simulation:
     def _heard(self, updates: list[Update]) -> None:
         for ended in self.oracles.heard(updates, self.now):
             self.conversations.remember(ended.tokens)
+            if ended.may_fail and ended.finish is FinishReason.ERROR:
+                self.conversations.failed(ended.prompt, ended.namespace)
 
     def _log_plan(self, plan: StepPlan) -> None:
         log = self.oracles.log
@@ -352,9 +351,14 @@ def run_seed(seed: int) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it."""
     rng = Random(seed)
     config = random_config(rng)
-    make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]))
+    make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
     try:
-        with patch.object(checkpoints, "MIN_DISTANCE", CLOSE):
+        with (
+            patch.object(checkpoints, "MIN_DISTANCE", CLOSE),
+            patch.object(policy, "MAX_OVERTAKES", FEW),
+            patch.object(admission, "MAX_OVERTAKES", FEW),
+            patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
+        ):
             return Simulation(config, random_traffic(rng, config), rng, make_scheduler=make_scheduler).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")

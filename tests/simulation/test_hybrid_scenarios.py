@@ -7,8 +7,9 @@ import pytest
 
 from forebay.base import fault
 from forebay.requests.updates import FinishReason, MissReason
+from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.rig import HYBRIDS, WINDOW, greedy, hybrid, simulation_of, traffic
-from tests.simulation.simulator import RetractingScheduler, Simulation
+from tests.simulation.simulator import Simulation
 
 RECURRENT = [kind for kind in HYBRIDS if kind != "windows"]
 

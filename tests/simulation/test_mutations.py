@@ -8,6 +8,8 @@ import pytest
 from tests.simulation.mutations import MUTATIONS, found_after
 from tests.simulation.simulator import run_seed
 
+PER_COMMIT = 1500  # as many as `test_seeds.py` runs
+
 # Looked at first, that a run need not look for them: where they are found late. A line that is missing or no longer
 # true costs the search from seed 0 on and nothing else.
 FOUND_AT = {
@@ -32,6 +34,6 @@ FOUND_AT = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_finds(name):
-    seed = found_after(name, [FOUND_AT.get(name, 0), *range(300)])
-    assert seed is not None, f"no seed below 300 fails although {name.replace('_', ' ')}"
+    seed = found_after(name, [FOUND_AT.get(name, 0), *range(PER_COMMIT)])
+    assert seed is not None, f"no seed below {PER_COMMIT} fails although {name.replace('_', ' ')}"
     run_seed(seed)  # and the product itself passes that seed

@@ -8,8 +8,8 @@ from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.admission import MAX_RETRACTIONS
+from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.rig import greedy, simulation, traffic
-from tests.simulation.simulator import RetractingScheduler
 
 # -- C-1 --------------------------------------------------------------------------------------------------------------
 

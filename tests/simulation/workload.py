@@ -25,6 +25,7 @@ class Faults:
 
     abort: float = 0.0
     flush: float = 0.0
+    windows_lost: float = 0.0  # the cache's, as when somebody needs them more
     launch_fails: float = 0.0
     result_fails: float = 0.0
     not_finite: float = 0.0
@@ -40,6 +41,8 @@ class Traffic:
     longest_output: int
     namespaces: tuple[str, ...] = ("",)
     sharing: float = 0.6  # chance that a prompt begins like an earlier conversation
+    twins: float = 0.0  # chance that it is the one before once more
+    retries: float = 0.0  # chance that the next one is one whose request failed
     stopping: float = 0.5  # chance of stop tokens
     tick_s: float = 0.01
     hints: float = 0.0  # chance that a request names lengths at which others will go on
@@ -122,6 +125,8 @@ def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> S
 
 def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
     capacity = min(config.context_length, config.num_pages * config.page_size)
+    if config.state.num_window_pages and rng.random() < 0.4:
+        return _lossy(rng, capacity)
     calm = rng.random() < 0.25
     pressed = rng.random() < 0.4  # many short prompts at once that all want to grow: retractions
     return Traffic(
@@ -130,8 +135,10 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
         vocab=rng.choice([3, 30, 30, 1000]),
         longest_prompt=max(1, capacity // (6 if pressed else rng.choice([4, 2, 1]))),
         longest_output=max(1, capacity * 2 // 3) if pressed else rng.choice([2, 8, 24]),
-        namespaces=("",) if rng.random() < 0.7 else ("", "a", "b"),
+        namespaces=("",) if rng.random() < 0.6 else ("", "a", "b"),
         sharing=rng.choice([0.0, 0.8, 0.95]),
+        retries=rng.choice([0.0, 0.9]),
+        twins=rng.choice([0.0, 0.9]) if pressed else rng.choice([0.0, 0.0, 0.5]),
         stopping=0.1 if pressed else rng.choice([0.0, 0.3, 0.7]),
         tick_s=rng.choice([0.001, 0.02]),
         hints=rng.choice([0.0, 0.5]),
@@ -140,11 +147,28 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
         else Faults(
             abort=rng.choice([0.0, 0.03, 0.2]),
             flush=rng.choice([0.0, 0.05]),
-            launch_fails=rng.choice([0.0, 0.02, 0.1]),
+            windows_lost=rng.choice([0.0, 0.1, 0.4]),
+            launch_fails=rng.choice([0.0, 0.02, 0.02, 0.1]),
             result_fails=rng.choice([0.0, 0.02, 0.1]),
             not_finite=rng.choice([0.0, 0.02]),
             expire=0.3,
         ),
+    )
+
+
+def _lossy(rng: Random, capacity: int) -> Traffic:
+    """The same prompts again and again, whose windows the cache loses, by steps that often cannot be launched."""
+    return Traffic(
+        num_requests=rng.randint(12, 30),
+        arrivals=rng.choice([0.1, 0.4]),
+        vocab=30,
+        longest_prompt=max(1, capacity // rng.choice([2, 3])),
+        longest_output=rng.choice([2, 6]),
+        sharing=0.95,
+        retries=0.9,
+        twins=rng.choice([0.5, 0.9]),
+        stopping=0.0,
+        faults=Faults(windows_lost=rng.choice([0.1, 0.3]), launch_fails=rng.choice([0.02, 0.1])),
     )
 
 
@@ -157,9 +181,12 @@ class Conversations:
     def __init__(self, rng: Random, traffic: Traffic, capacity: int) -> None:
         self._rng, self._traffic, self._capacity = rng, traffic, capacity
         self._past: list[list[int]] = []
+        self._last: list[int] = []
+        self._failed: list[tuple[list[int], str]] = []
 
     def prompt(self, max_new_tokens: int) -> list[int]:
-        prompt = self._long_prompt()
+        twin = self._last and self._rng.random() < self._traffic.twins
+        prompt = self._last = list(self._last) if twin else self._long_prompt()
         if self._rng.random() < 0.9:
             del prompt[max(1, self._capacity - max_new_tokens) :]
         if self._rng.random() < 0.3:
@@ -177,6 +204,16 @@ class Conversations:
         more = rng.randint(0, min(6, max(room, 0))) if prompt else rng.randint(1, traffic.longest_prompt)
         prompt += [rng.randrange(traffic.vocab) for _ in range(more)]
         return prompt or [rng.randrange(traffic.vocab)]
+
+    def failed(self, prompt: Sequence[int], namespace: str) -> None:
+        """A client whose request failed may send it again."""
+        self._failed.append((list(prompt), namespace))
+
+    def again(self) -> tuple[list[int], str] | None:
+        """What a client sends once more, if one does."""
+        if not self._failed or self._rng.random() >= self._traffic.retries:
+            return None
+        return self._failed.pop(0)
 
     def checkpoints(self, prompt: Sequence[int]) -> list[int]:
         """Lengths that a client might name, not all of them sensible."""

@@ -1,0 +1,97 @@
+"""Bugs on purpose in who starts, who gives way, and whose time is up."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.config.engine_config import SchedulePolicy
+from forebay.requests.request import Status
+from forebay.scheduler import admission, scheduler
+from forebay.scheduler.door import overdue
+from forebay.scheduler.policy import queue_order, rank
+from forebay.scheduler.residency import Residencies
+from forebay.scheduler.scheduler import Scheduler
+
+Patch = pytest.MonkeyPatch
+
+
+def a_retracted_request_is_queued_anew(patch: Patch) -> None:
+    def mutated(req, config, now):
+        retractions, req.num_retractions = req.num_retractions, 0
+        why = overdue(req, config, now)
+        req.num_retractions = retractions
+        return why
+
+    patch.setattr(scheduler, "overdue", mutated)
+
+
+def a_retracted_request_has_all_the_time(patch: Patch) -> None:
+    def mutated(req, config, now):
+        return None if req.status is Status.WAITING and req.num_retractions else overdue(req, config, now)
+
+    patch.setattr(scheduler, "overdue", mutated)
+
+
+def the_queue_counts_as_time_without_a_token(patch: Patch) -> None:
+    start = Scheduler._start
+
+    def mutated(self, req, report, now):
+        progress = req.last_progress
+        start(self, req, report, now)
+        req.last_progress = progress
+
+    patch.setattr(Scheduler, "_start", mutated)
+
+
+def the_first_in_rank_gives_way(patch: Patch) -> None:
+    patch.setattr(scheduler, "victim", lambda running, policy: min(running, key=lambda req: rank(req, policy)))
+
+
+def only_those_who_decode_give_way(patch: Patch) -> None:
+    def mutated(running, policy):
+        decoding = [req for req in running if req.status is Status.DECODING]
+        return max(decoding or running, key=lambda req: rank(req, policy))
+
+    patch.setattr(scheduler, "victim", mutated)
+
+
+def somebody_gives_way_for_pages_that_are_on_their_way_back(patch: Patch) -> None:
+    patch.setattr(Residencies, "leaving_pages", 0)
+
+
+def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:
+    admit = admission.AdmissionPass._admit
+
+    def mutated(self, req, *args):
+        req.overtaken = 0
+        return admit(self, req, *args)
+
+    patch.setattr(admission.AdmissionPass, "_admit", mutated)
+
+
+def lpm_passes_over_whoever_has_no_hit(patch: Patch) -> None:
+    def mutated(waiting, policy, cached_tokens):
+        if policy is not SchedulePolicy.LPM:
+            return queue_order(waiting, policy, cached_tokens)
+        return sorted(waiting, key=lambda req: -cached_tokens(req))
+
+    patch.setattr(admission, "queue_order", mutated)
+
+
+def a_prompt_waits_for_another_tenants(patch: Patch) -> None:
+    gives = admission.AdmissionPass._gives
+
+    def mutated(self, leader, req, *lengths):
+        namespace, req.namespace = req.namespace, leader.namespace
+        found = gives(self, leader, req, *lengths)
+        req.namespace = namespace
+        return found
+
+    patch.setattr(admission.AdmissionPass, "_gives", mutated)
+
+
+FAIRNESS_MUTATIONS = {
+    name: apply
+    for name, apply in list(globals().items())
+    if getattr(apply, "__module__", None) == __name__ and callable(apply)
+}

@@ -1,0 +1,182 @@
+"""Who may start, who gives way, and who ends when: the rules of C26 and C27, reckoned apart from the scheduler's own.
+
+What is looked at is the scheduler's queues and what its pools have left; when a request came, last got on and was
+overtaken is remembered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.requests.request import Request
+from forebay.requests.step_plan import StepPlan
+from forebay.requests.updates import Update
+from forebay.scheduler import admission, policy
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.hash_runner import HashStep
+
+
+class Violation(AssertionError):
+    """The product broke one of its promises."""
+
+
+def require(holds: bool, what: str) -> None:
+    if not holds:
+        raise Violation(what)
+
+
+@dataclass(slots=True)
+class _Times:
+    """What is remembered of a request."""
+
+    arrival: float
+    progress: float  # it started, a chunk of it was computed, or it got a token
+    started: bool = False
+    overtaken: int = 0
+
+
+class Liveness:
+    """Told of every call of the scheduler; raises Violation."""
+
+    def __init__(self, config: SchedulerConfig, scheduler: Scheduler) -> None:
+        self._config, self._scheduler = config, scheduler
+        self._times: dict[int, _Times] = {}
+        self._num_retracted = 0  # in the plan that is being made
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def added(self, req: Request, now: float) -> None:
+        self._times[req.id] = _Times(now, now)
+
+    def heard(self, updates: Iterable[Update], now: float) -> None:
+        for update in updates:
+            if update.finish:
+                self._times.pop(update.request_id, None)
+            elif update.token_ids:
+                self._times[update.request_id].progress = now
+
+    def computed(self, plan: StepPlan, step: HashStep, now: float) -> None:
+        """A step has completed: those whose prompts it extended, and who still hold what it wrote, got on."""
+        extended = set(step.tenants[: plan.num_extends].tolist())
+        for req in [*self._scheduler.extending, *self._scheduler.running.reqs]:
+            if req.id in extended:
+                self._times[req.id].progress = now
+
+    def planned(self, plan: StepPlan | None, now: float) -> None:
+        """A plan was made, or none could be."""
+        scheduler = self._scheduler
+        rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
+        under_way = [req for req in scheduler.requests.values() if req.req_pool_idx in rows]
+        under_way += [req for req in scheduler.extending if req.req_pool_idx not in rows]
+        waiting = [req for req in sorted(scheduler.waiting, key=self._rank) if not self._may_wait(req, under_way)]
+        started = [scheduler.requests[admission.request_id] for admission in plan.admissions] if plan else []
+        for req in started:
+            times = self._times[req.id]
+            times.started, times.progress = True, now
+        self._overtake(started, waiting)
+        retracted, self._num_retracted = self._num_retracted, 0
+        if waiting and not retracted:
+            self._check_head(waiting, plan, started)
+
+    def gives_way(self, req: Request) -> None:
+        """The scheduler takes a request's memory, because others could not decode without it."""
+        self._num_retracted += 1
+        running = [*self._scheduler.running.reqs, *self._scheduler.extending]
+        require(len(running) > 1, f"{req} is the only one running and gives way to nobody")
+        last = max(running, key=self._rank)
+        require(req is last, f"{req} gives way, and {last} is behind it")
+        short = self._pages_short()
+        require(short > 0, f"{req} gives way although {-short} pages more than wanted can be had, or will be soon")
+
+    def forced(self) -> None:
+        """A retraction that the simulation asked for."""
+        self._num_retracted += 1
+
+    def expired(self, updates: Iterable[Update], now: float) -> None:
+        """Call before `heard`: exactly those whose time was up have ended."""
+        late = {request_id for request_id, times in self._times.items() if self._is_late(times, now)}
+        ended = {update.request_id for update in updates}
+        require(ended == late, f"at {now} requests {ended} timed out; it was time for {late}: {self._times}")
+
+    # -- the rules ----------------------------------------------------------------------------------------------------
+
+    def _is_late(self, times: _Times, now: float) -> bool:
+        config = self._config
+        if now - times.arrival > config.request_timeout_s:
+            return True
+        if not times.started:
+            return now - times.arrival > config.queue_timeout_s
+        return now - times.progress > config.stall_timeout_s
+
+    def _rank(self, req: Request) -> tuple[int, int]:
+        """Requests are numbered in the order in which they came."""
+        return (-req.priority if self._config.schedule_policy is SchedulePolicy.PRIORITY else 0, req.id)
+
+    def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
+        """Whether a step in flight still computes for the request, or a prompt under way will give it a part of its
+        own."""
+        return req.resume_after > self._scheduler.held.last_committed or any(
+            leader.namespace == req.namespace
+            and admission.num_common(leader.tokens, req.tokens) >= admission.SHARE_WORTH_WAITING
+            for leader in under_way
+        )
+
+    def _overtake(self, started: list[Request], waiting: list[Request]) -> None:
+        """Whoever waits although it is ahead of one that starts has been overtaken: so often, and then no more."""
+        before = {req.id: self._times[req.id].overtaken for req in waiting}
+        for starter in started:
+            for req in waiting:
+                if self._rank(req) > self._rank(starter):
+                    break
+                require(
+                    before[req.id] < policy.MAX_OVERTAKES, f"{starter} overtakes {req} after {before[req.id]} others"
+                )
+                self._times[req.id].overtaken += 1
+
+    def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
+        """Nobody waits in vain: where the first in rank has all that it could ever need, it starts."""
+        scheduler, config, held = self._scheduler, self._config, self._scheduler.held
+        if config.schedule_policy is SchedulePolicy.LPM and len(scheduler.waiting) > 1:
+            return  # others may be tried first
+        head, others = waiting[0], [*scheduler.running.reqs, *scheduler.extending]
+        ahead = [req for req in scheduler.waiting if self._rank(req) < self._rank(head)]
+        if len(ahead) > admission.MAX_PASSED or any(req.overtaken >= policy.MAX_OVERTAKES for req in ahead):
+            return  # one of those may be what everybody waits for
+        if self._budget_left(plan, started) <= 0 or not held.rows.available_size() or not held.can_have_states:
+            return
+        if head.num_retractions >= admission.MAX_RETRACTIONS and others:
+            return
+        need = self._pages(len(head.tokens)) + self._pages(head.max_kv_len - len(head.tokens) + 1)
+        growth = sum(self._pages(req.max_kv_len - len(req.tokens) + 1) + 1 for req in others)
+        room = held.kv.num_free + held.cache.num_evictable
+        require(need + growth > room, f"{head} waits although it needs {need} pages, the others {growth}, of {room}")
+
+    def _budget_left(self, plan: StepPlan | None, started: list[Request]) -> int:
+        """Prompt tokens that the plan could have computed besides its own."""
+        if plan is None:
+            return self._config.mixed_chunk_size
+        extended = set(plan.rows[: plan.num_extends].tolist())
+        mixed = any(req.req_pool_idx not in extended for req in self._scheduler.running.reqs)
+        most = self._config.mixed_chunk_size if mixed else self._config.chunked_prefill_size
+        used = int(plan.q_lens[: plan.num_extends].sum())
+        # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
+        for req in started:
+            used += max(0, req.extend_target - req.kv_len)
+        return min(most, self._config.chunked_prefill_size) - used
+
+    def _pages(self, num_tokens: int) -> int:
+        return -(-num_tokens // self._config.page_size)
+
+    def _pages_short(self) -> int:
+        """Pages that the next tokens open, less those that can be had or that steps in flight will release."""
+        scheduler, held = self._scheduler, self._scheduler.held
+        lens, ends = scheduler.running.seq_lens_cpu, scheduler.running.max_kv_lens_cpu
+        growing = lens < ends if scheduler._flights else np.ones(len(lens), dtype=bool)
+        wanted = int(np.count_nonzero(growing & (lens % self._config.page_size == 0)))
+        leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.leaving)
+        leaving += sum(req.num_pages for req in scheduler._finishing)
+        return wanted - held.kv.num_free - held.cache.num_evictable - leaving

@@ -1,0 +1,53 @@
+"""A scheduler that takes memory away, and lets requests sit out, more often than it has to."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.slots import Ids
+from forebay.requests.request import Request
+from forebay.scheduler.admission import MAX_RETRACTIONS
+from forebay.scheduler.policy import rank
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.liveness import Liveness
+
+
+class RetractingScheduler(Scheduler):
+    """Takes the memory of the last in rank in every `every`-th plan, needed or not; 0 for never. It spares whoever has
+    been retracted as often as the scheduler promises at most.
+
+    Where `skips`, whose row has changed sits a step out while others decode, as it would if pages were short: what the
+    plan tells the device is then about a request that is not in it.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, every: int = 0, skips: bool = False) -> None:
+        super().__init__(config)
+        self.every, self.skips, self._num_plans = every, skips, 0
+        self.liveness: Liveness | None = None
+
+    def _retract(self, req: Request) -> None:
+        if self.liveness:
+            self.liveness.gives_way(req)
+        super()._retract(req)
+
+    def _make_room_to_decode(self) -> bool:
+        roomy = super()._make_room_to_decode()
+        self._num_plans += 1
+        here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
+        if self.every and here and self._num_plans % self.every == 0:
+            super()._retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
+            if self.liveness:
+                self.liveness.forced()
+            roomy = False  # as after any other retraction
+        return roomy or not self.num_running
+
+    def _decodable(self) -> Ids | None:
+        active = super()._decodable()
+        writes = self.held.row_writes._writes
+        if not (self.skips and writes):
+            return active
+        changed = np.isin(self.running.req_pool_indices_cpu, np.concatenate([rows for rows, _, _ in writes]))
+        here = np.arange(len(self.running)) if active is None else active
+        others = here[~changed[here]]
+        return others if len(others) else active
