@@ -126,8 +126,14 @@ def _encoded(answer: Answer) -> bytes:
         return encode(Failed("wrote a lone surrogate: that is not valid Unicode"))
 
 
+def _limit_memory() -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = MAX_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MAX_MEMORY_BYTES)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
 def main(fd: int) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    _limit_memory()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     worker = Worker()
     with socket.socket(fileno=fd) as sock:
