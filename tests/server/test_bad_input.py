@@ -276,7 +276,8 @@ def test_bodies_over_the_limit_are_refused_while_they_arrive(shared: Running, an
         sender = threading.Thread(target=_send_all, args=(sock, head, *[block] * 32))
         sender.start()
         answer = b""
-        while b"}}" not in answer and (part := sock.recv(4096)):  # an eighth of the body is on its way, and no more comes before this
+        # An eighth of the body is on its way, and no more comes before this.
+        while b"}}" not in answer and (part := sock.recv(4096)):
             answer += part
         sender.join(HANGS_S)
         _send_all(sock, *[block] * (4 * size // MIB - 32))
