@@ -115,7 +115,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture
-def launch(tokenizer: Tokenizer) -> Iterator[Callable[..., Running]]:
+def launch(tokenizer: Tokenizer, patience: None) -> Iterator[Callable[..., Running]]:
     """`launch(make_engine, **config)` -> a running server, ended with the test."""
     servers: list[Running] = []
 
@@ -129,7 +129,7 @@ def launch(tokenizer: Tokenizer) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture(scope="module")
-def shared(tokenizer: Tokenizer) -> Iterator[Running]:
+def shared(tokenizer: Tokenizer, patience: None) -> Iterator[Running]:
     """One server for the tests of a module that leave it as it was."""
     server = start(tokenizer, FakeEngine)
     yield server

@@ -12,6 +12,8 @@ from forebay.text.resumption import MAX_BREAKPOINTS, MAX_LAST_MESSAGES, Breakpoi
 from forebay.text.tokenizer import Tokenizer
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("patience")
+
 SYSTEM = {"role": "system", "content": "Answer in verse, and never in more than four lines."}
 TALK = [
     SYSTEM,
