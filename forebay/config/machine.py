@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from forebay.base.units import human_bytes
+
 CGROUP: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
+# What an engine maps before its weights: 780 MiB with two threads, and 72 MiB for each more (stack and malloc's arena).
+ENGINE_BYTES: Final = 1 << 30
+
+_CGROUP_LIMITS: Final = (
+    ("memory.max", "memory.current"),
+    ("memory.high", "memory.current"),  # above it the kernel slows the process down to nothing
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),  # version 1
+)
+
+RLimits = Callable[[int], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +46,16 @@ def usable_cores(cgroup: Path = CGROUP, proc: Path = PROC) -> Amount:
     return Amount(affinity, f"{affinity} usable core{'s' * (affinity > 1)}")
 
 
-def available_memory(cgroup: Path = CGROUP, proc: Path = PROC) -> Amount:
-    """Bytes that could be allocated now without swapping: the machine's, cut to what the cgroup leaves."""
+def available_memory(cgroup: Path = CGROUP, proc: Path = PROC, rlimits: RLimits = resource.getrlimit) -> Amount:
+    """Bytes that the engine could allocate now without swapping: the machine's, cut to what each limit leaves."""
     available = _meminfo(proc).get("MemAvailable")
     if available is None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return Amount(total // 2, "half of the machine's memory")
-    left = _cgroup_memory_left(cgroup, proc)
-    if left is not None and left < available:
-        return Amount(left, "left under the container's limit")
-    return Amount(available, "available")
+        here = Amount(total // 2, "half of the machine's memory")
+    else:
+        here = Amount(available, "available")
+    amounts = [here, *_left_by_cgroups(cgroup, proc), *_left_by_rlimits(rlimits)]
+    return min(amounts, key=lambda amount: amount.value)
 
 
 def total_memory(proc: Path = PROC) -> int:
@@ -81,26 +95,26 @@ def _meminfo(proc: Path) -> dict[str, int]:
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in fields if rest.strip()}
 
 
-def _cgroup_folder(cgroup: Path, proc: Path, controller: str) -> Path | None:
-    """Our folder under version 2 (`0::/path`) or, for `controller`, under version 1."""
+def _cgroup_folders(cgroup: Path, proc: Path, controller: str) -> list[Path]:
+    """Our group under version 2 (`0::/path`) or, for `controller`, under version 1, and all that it lies in: the limits
+    of each count. Inside a container the path is often the host's, and only the last of them is there."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
-        return None
-    unified = None
+        return []
+    found: tuple[Path, str] | None = None
     for line in lines:
         number, names, path = line.split(":", 2)
         if controller in names.split(","):
-            return _existing(cgroup / controller, path)
+            found = cgroup / controller, path
+            break
         if number == "0":
-            unified = path
-    return _existing(cgroup, unified) if unified is not None else None
-
-
-def _existing(root: Path, path: str) -> Path:
-    """Inside a container the path is often the host's, and the files lie at the root."""
-    folder = root / path.lstrip("/")
-    return folder if folder.is_dir() else root
+            found = cgroup, path
+    if found is None:
+        return []
+    root, path = found
+    inner = root / path.lstrip("/")
+    return [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root) and folder.is_dir()]
 
 
 def _read_number(path: Path) -> int | None:
@@ -112,9 +126,11 @@ def _read_number(path: Path) -> int | None:
 
 
 def _cgroup_cores(cgroup: Path, proc: Path) -> float | None:
-    folder = _cgroup_folder(cgroup, proc, "cpu")
-    if folder is None:
-        return None
+    quotas = [_cores_of(folder) for folder in _cgroup_folders(cgroup, proc, "cpu")]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _cores_of(folder: Path) -> float | None:
     try:
         quota, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
@@ -124,19 +140,23 @@ def _cgroup_cores(cgroup: Path, proc: Path) -> float | None:
     return int(quota) / int(period) if quota != "max" else None
 
 
-def _cgroup_memory_left(cgroup: Path, proc: Path) -> int | None:
-    """The limit less what is in use and cannot be dropped (page cache of inactive files can)."""
-    folder = _cgroup_folder(cgroup, proc, "memory")
-    if folder is None:
-        return None
-    limit = _read_number(folder / "memory.max")
-    used = _read_number(folder / "memory.current")
-    if limit is None:
-        limit = _read_number(folder / "memory.limit_in_bytes")
-        used = _read_number(folder / "memory.usage_in_bytes")
-    if limit is None or used is None:
-        return None
-    return max(0, limit - used + _inactive_file(folder))
+def _left_by_cgroups(cgroup: Path, proc: Path) -> Iterator[Amount]:
+    """Each limit less what is in use and cannot be dropped (page cache of inactive files can)."""
+    for folder in _cgroup_folders(cgroup, proc, "memory"):
+        for limit_file, used_file in _CGROUP_LIMITS:
+            limit, used = _read_number(folder / limit_file), _read_number(folder / used_file)
+            if limit is not None and used is not None:
+                left = max(0, limit - used + _inactive_file(folder))
+                yield Amount(left, f"left under the container's limit ({limit_file} of {human_bytes(limit)})")
+
+
+def _left_by_rlimits(rlimits: RLimits) -> Iterator[Amount]:
+    for which, name in ((resource.RLIMIT_AS, "address space (ulimit -v)"), (resource.RLIMIT_DATA, "data (ulimit -d)")):
+        limit = rlimits(which)[0]
+        if limit != resource.RLIM_INFINITY:
+            yield Amount(
+                max(0, limit - ENGINE_BYTES), f"left for the engine by the limit of {human_bytes(limit)} on {name}"
+            )
 
 
 def _inactive_file(folder: Path) -> int:

@@ -3,9 +3,11 @@ the engine process and `LLM` import it."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import torch
@@ -15,6 +17,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
 from forebay.config.engine_config import EngineConfig
+from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
 from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
@@ -57,18 +60,19 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     sizes = sizes_of(config, describe(checkpoint.config).cache_specs())
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     ops = make_ops(config.kernels, config.num_threads)
-    model = load(
-        checkpoint,
-        ops=ops,
-        dtype=dtype,
-        device=config.device,
-        progress=_progress_log(),
-        context_length=budget.context_length,
-        quantization=config.quantization,
-    )
-    runner = _runner(config, budget, checkpoint, model, ops)
-    keep_freed_memory()
-    runner.warm_up()
+    with _within_memory(config):
+        model = load(
+            checkpoint,
+            ops=ops,
+            dtype=dtype,
+            device=config.device,
+            progress=_progress_log(),
+            context_length=budget.context_length,
+            quantization=config.quantization,
+        )
+        runner = _runner(config, budget, checkpoint, model, ops)
+        keep_freed_memory()
+        runner.warm_up()
     # A GPU runs beside the host by itself.
     beside = OverlappedRunner(runner) if config.overlap_depth and config.device == "cpu" else runner
     core = EngineCore(
@@ -91,6 +95,27 @@ def _name_unknown_options(model: ModelConfig) -> None:
     if model.unknown_options:
         names = ", ".join(model.unknown_options)
         log.warning(event("unknown_model_options", names=names, effect="ignored: if they change results, not here"))
+
+
+@contextlib.contextmanager
+def _within_memory(config: EngineConfig) -> Iterator[None]:
+    """Raises ConfigError where the system, or a limit that it holds us to, refuses the memory."""
+    try:
+        yield
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        left = available_memory()
+        raise ConfigError(
+            f"the model and {human_bytes(config.kv_cache_bytes)} for its caches do not fit in memory, of which "
+            f"{human_bytes(left.value)} are {left.why}: lower --kv-cache-bytes, raise the limit, or take a smaller model"
+        ) from error
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:

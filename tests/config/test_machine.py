@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
-from forebay.config.machine import available_memory, usable_cores
+from forebay.config.machine import ENGINE_BYTES, Amount, available_memory, usable_cores
 
 MIB = 1 << 20
+
+
+def no_limit(which: int) -> tuple[int, int]:
+    return resource.RLIM_INFINITY, resource.RLIM_INFINITY
 
 
 @pytest.fixture
@@ -64,3 +69,39 @@ def test_version_1_limits_count(tmp_path: Path, proc: Path) -> None:
 def test_a_machine_without_any_of_these_files_still_has_an_answer(tmp_path: Path) -> None:
     assert available_memory(tmp_path, tmp_path).value > 0
     assert usable_cores(tmp_path, tmp_path).value >= 1
+
+
+def test_the_limit_of_a_group_around_ours_counts_where_it_is_lower(tmp_path: Path, proc: Path) -> None:
+    """A pod's limit around its container's, a slice's around its service's."""
+    (proc / "self/cgroup").write_text("0::/slice/service\n")
+    group(tmp_path, memory__max="max\n", memory__current="7\n")
+    for name, limit, used in (("slice", 5000, 1000), ("slice/service", 9000, 500)):
+        folder = tmp_path / "cgroup" / name
+        folder.mkdir(parents=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "cpu.max").write_text("max 100000\n" if name == "slice/service" else "100000 100000\n")
+    found = available_memory(tmp_path / "cgroup", proc, no_limit)
+    assert found.value == 4000
+    assert "memory.max of 4.9 KiB" in found.why
+    assert usable_cores(tmp_path / "cgroup", proc).value == 1
+
+
+def test_a_limit_that_only_slows_down_counts_too(tmp_path: Path, proc: Path) -> None:
+    (proc / "self/cgroup").write_text("0::/\n")
+    cgroup = group(tmp_path, memory__max="8000\n", memory__high="6000\n", memory__current="1000\n")
+    assert available_memory(cgroup, proc, no_limit) == Amount(
+        5000, "left under the container's limit (memory.high of 5.9 KiB)"
+    )
+
+
+def test_a_limit_on_address_space_leaves_what_the_engine_does_not_map_itself(tmp_path: Path, proc: Path) -> None:
+    (proc / "meminfo").write_text("MemTotal: 40000000 kB\nMemAvailable: 30000000 kB\n")
+
+    def limits(which: int) -> tuple[int, int]:
+        return (4 << 30 if which == resource.RLIMIT_AS else 6 << 30), resource.RLIM_INFINITY
+
+    found = available_memory(tmp_path, proc, limits)
+    assert found.value == (4 << 30) - ENGINE_BYTES
+    assert "ulimit -v" in found.why
+    assert available_memory(tmp_path, proc, lambda which: (1 << 20, 1 << 20)).value == 0

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from forebay.base.errors import ConfigError
 from forebay.config.resolve import resolve
 from forebay.engine.build import build_engine
 from tests.models.tiny import make_tiny, shared_tiny
@@ -44,3 +48,24 @@ def test_options_that_nobody_knows_are_named_once(tmp_path: Path, caplog: pytest
         build_engine(resolve(settings).engine)
     (line,) = [record.message for record in caplog.records if "unknown_model_options" in record.message]
     assert 'names="use_alibi, warp_factor"' in line
+
+
+def out_of_torch() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+def out_of_numpy() -> None:
+    np.zeros(1 << 50, dtype=np.uint8)
+
+
+def out_of_the_system() -> None:
+    mmap.mmap(-1, 1 << 60)
+
+
+@pytest.mark.parametrize("take", [out_of_torch, out_of_numpy, out_of_the_system])
+def test_memory_that_the_system_refuses_at_the_start_is_told_in_one_line(take, monkeypatch: pytest.MonkeyPatch):
+    """A limit on address space, or a machine that lends no more than it has."""
+    monkeypatch.setattr("forebay.runtime.model_runner.ModelRunner.warm_up", lambda self: take())
+    settings = {"model": str(shared_tiny("llama").path), "context_length": 64, "kv_cache_bytes": "8MiB"}
+    with pytest.raises(ConfigError, match=r"8(\.0)? MiB for its caches do not fit .*--kv-cache-bytes"):
+        build_engine(resolve(settings).engine)
