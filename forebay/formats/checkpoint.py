@@ -77,7 +77,7 @@ def _open_folder(path: Path) -> Checkpoint:
             found = (
                 _experts_of(file, stored, name, config) if names.is_stack(name) else {name: _PlainTensor(file, stored)}
             )
-            if not found.keys().isdisjoint(tensors):
+            if not tensors.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
             tensors.update(found)
     tensors.update(unpacked(packed, str(path)))

@@ -9,8 +9,13 @@ from typing import Any, Final
 from forebay.base.errors import ModelError, brief
 
 MAX_SIZE: Final = 1 << 24
+MAX_LAYERS: Final = 4096
 MAX_NUMBER: Final = 1e30  # whole numbers of a file have any length, and those of 400 digits are no floats
 MAX_EOS_TOKEN_IDS: Final = 64
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_SIZE
 
 
 def is_number(value: Any) -> bool:
@@ -119,8 +124,8 @@ class Fields:
 
     def ints(self, name: str, *, default: list[int]) -> list[int]:
         value = self._or_default(name, default)
-        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MAX_SIZE for item in value):
-            raise self.wrong(name, "a list of whole numbers")
+        if not isinstance(value, list) or len(value) > MAX_LAYERS or not all(map(_is_size, value)):
+            raise self.wrong(name, f"a list of at most {MAX_LAYERS} whole numbers")
         return value
 
     def one_of_each(self, name: str, count: int, possible: Collection[str]) -> list[str]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from forebay.formats.config_fields import MAX_NUMBER, Fields, is_number
+from forebay.formats.config_fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
 from forebay.formats.model_type import FULL, ModelType, parse_transformer
 
 MAMBA: Final = "linear_attention"
@@ -17,7 +17,6 @@ MOE: Final = "moe"
 # What configurations of before transformers 5 call the types of layers.
 _OLD_LAYER_TYPES: Final = {"mamba": MAMBA, "attention": FULL}
 
-MAX_LAYERS: Final = 4096
 _MAX_WIDTH: Final = 8  # the native convolution's
 _INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.formats.config_fields import Fields
+from forebay.formats.config_fields import MAX_LAYERS, Fields
 from forebay.formats.rope_config import rope_theta_and_scaling
 from forebay.formats.tensor_names import AS_STORED, TensorNames
 
@@ -28,7 +28,7 @@ def _all_layers(fields: Fields, num_layers: int) -> list[int]:
 
 def parse_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
     """The fields that decoder-only transformers share."""
-    num_layers = fields.size("num_hidden_layers", most=4096)
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     num_heads = fields.size("num_attention_heads")
     hidden_size = fields.size("hidden_size")
     vocab_size = fields.size("vocab_size")

@@ -90,6 +90,8 @@ def _checked(values: dict[str, Any], rope_type: str, where: str) -> dict[str, An
             raise ModelError(f"{where}: a rope of type {rope_type!r} needs {key}")
     for key, value in values.items():
         if key == "factors":
+            if not isinstance(value, list):
+                raise ModelError(f"{where}: factors is {brief(value)}, not a list of numbers")
             for factor in value:
                 _positive(where, key, factor)
         elif key == "truncate":

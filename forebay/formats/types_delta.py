@@ -13,7 +13,6 @@ from forebay.formats.tensor_names import TensorNames
 
 LINEAR: Final = "linear_attention"
 
-_MAX_LAYERS: Final = 4096
 _MAX_WIDTH: Final = 8  # the native convolution's
 
 # How Qwen's rope shares its dimensions among the axes of a picture: all axes of a text have the same position.

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay.formats.config_fields import Fields
+from forebay.formats.config_fields import MAX_LAYERS, Fields
 from forebay.formats.mamba_fields import (
     HYBRID,
     MAMBA,
-    MAX_LAYERS,
     MLP,
     MOE,
     bamba_mixer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from forebay.formats.config_fields import MAX_SIZE, Fields
+from forebay.formats.config_fields import MAX_LAYERS, MAX_SIZE, Fields
 from forebay.formats.model_type import FULL, SLIDING, ModelType, parse_transformer
 from forebay.formats.rope_config import rope_theta_and_scaling
 from forebay.formats.tensor_names import TensorNames
@@ -53,7 +53,7 @@ _MAX_CONV_WIDTH: Final = 8  # the native convolution's
 
 def _parse_lfm2(kind: ModelType, fields: Fields) -> dict[str, Any]:
     fields = fields.renamed(_OLD_LFM2_NAMES)
-    num_layers = fields.size("num_hidden_layers", most=4096)
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
     attention = fields.ints("full_attn_idxs", default=list(range(num_layers)))
     computed = [FULL if i in attention else CONV for i in range(num_layers)]
     values = _parse_convolutional(kind, fields, computed, width=3)
@@ -95,7 +95,7 @@ def _parse_lfm3(kind: ModelType, fields: Fields) -> dict[str, Any]:
     fields = fields if fields.has("rms_norm_eps") else fields.renamed(_LFM_NAMES)
     if fields.has("rope_theta") or fields.has("rope_scaling"):
         raise fields.wrong("rope_theta", "absent, and rope_scaling too: there is one for each kind of attention")
-    computed = [_lfm3_layer_type(i) for i in range(fields.size("num_hidden_layers", most=4096))]
+    computed = [_lfm3_layer_type(i) for i in range(fields.size("num_hidden_layers", most=MAX_LAYERS))]
     values = _parse_convolutional(kind, fields.without("rope_parameters"), computed, width=7)
     values["sliding_window"] = fields.size("sliding_window", default=kind.window)
     values["extra"] |= {

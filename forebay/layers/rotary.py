@@ -14,6 +14,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from forebay.base.errors import ModelError
+
 Scaling = Mapping[str, Any]
 
 
@@ -76,7 +78,10 @@ def _dynamic(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, flo
 
 
 def _frequency_factors(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:
-    return plain / torch.tensor(scaling["factors"], dtype=torch.float32), 1.0
+    factors = torch.tensor(scaling["factors"], dtype=torch.float32)
+    if factors.shape != plain.shape:
+        raise ModelError(f"the rope has {len(factors)} factors for {len(plain)} frequencies")
+    return plain / factors, 1.0
 
 
 def _proportional(plain: Tensor, scaling: Scaling, theta: float) -> tuple[Tensor, float]:

@@ -6,6 +6,7 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,13 @@ from safetensors.numpy import save_file
 from forebay.base.errors import ModelError
 from forebay.formats import files
 from forebay.formats.checkpoint import open_checkpoint
+from forebay.formats.config_fields import Fields
 from forebay.formats.model_config import config_from_folder
+from forebay.formats.model_type import FULL, SLIDING
 from forebay.formats.safetensors import MAX_TENSORS, SafetensorsFile
 from forebay.formats.small_configs import small_config
+from forebay.formats.tensor_names import TensorNames
+from forebay.models import describe
 from forebay.text.tokenizer import Tokenizer
 from tests.formats.hostile import (
     CONTENTS,
@@ -185,3 +190,63 @@ def test_a_configuration_of_more_experts_than_can_be_is_refused(fields, tmp_path
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_experts": 64, "num_experts_per_tok": 2, **fields}))
     with pytest.raises(ModelError, match="at most 131072 experts"):
         config_from_folder(tmp_path)
+
+
+class _Name(str):
+    """Counts how often a table is asked for it."""
+
+    lookups = 0
+
+    def __hash__(self) -> int:
+        _Name.lookups += 1
+        return super().__hash__()
+
+
+def test_the_work_for_a_tensor_does_not_grow_with_their_number(tmp_path, monkeypatch):
+    sound_folder(tmp_path)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    save_file({f"t{i}": np.zeros(1, np.float32) for i in range(500)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(TensorNames, "here", lambda self, name, num_layers: _Name(name))
+    _Name.lookups = 0
+    assert len(open_checkpoint(tmp_path).tensors) == 500
+    assert _Name.lookups < 20 * 500
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "dynamic": {"factor": 2.0, "original_max_position_embeddings": 64},
+    "llama3": {"factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8},
+    "yarn": {"factor": 2.0, "beta_fast": 32.0, "mscale": 1.0, "truncate": False, "original_max_position_embeddings": 8},
+    "frequency_factors": {"factors": [1.0] * 16},
+    "proportional": {"partial_rotary_factor": 0.5},
+}
+KIMI = {"full_attn_layers": [2], "kda_layers": [1], "head_dim": 8, "num_heads": 4, "short_conv_kernel_size": 3}
+NESTED = [
+    *(("llama", {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **rope}}) for kind, rope in ROPES.items()),
+    ("qwen3_next", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "mrope_section": [1]}}),
+    ("gemma3_text", {"rope_parameters": {kind: {"rope_type": "default"} for kind in (SLIDING, FULL)}}),
+    ("kimi_linear", {"layer_types": None, "linear_attn_config": KIMI}),
+    ("gpt_oss", {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}}),
+    ("falcon_h1", {"mlp_multipliers": [1.0, 2.0], "ssm_multipliers": [1.0] * 5, "time_step_limit": [0.0, 1.0]}),
+    ("llama", {"id2label": {"0": "x"}, "eos_token_id": [1, 2], "layer_types": [FULL] * 2}),
+]
+
+
+@pytest.mark.parametrize(("model_type", "nested"), NESTED, ids=lambda value: str(value)[:60])
+def test_wrong_types_within_a_configuration_are_refused_or_read(model_type, nested, tmp_path):
+    sound = {**small_config(model_type, hidden_size=64, num_layers=2, vocab_size=64), **nested}
+    wrong = []
+    for value in ({**sound, **changed} for changed in (nested, *replacements(nested))):
+        (tmp_path / "config.json").write_text(json.dumps(value))
+        try:
+            describe(config_from_folder(tmp_path))
+        except ModelError as error:
+            wrong += [error] if "\n" in str(error) else []
+        except Exception as error:
+            wrong.append(f"{error!r}: {value}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["full_attn_idxs", "mlp_only_layers", "no_rope_layers", "attn_layer_indices"])
+def test_lists_of_layers_are_no_longer_than_there_can_be_layers(name):
+    with pytest.raises(ModelError, match="at most 4096"):
+        Fields.of_file({name: [1] * 5000}, "there").ints(name, default=[])

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.formats.checkpoint import open_checkpoint
 from forebay.formats.gguf import MAX_STRINGS, MAX_TENSORS, GgufFile
 from forebay.formats.model_config import config_from_gguf
 from forebay.text.tokenizer import Tokenizer
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
+from tests.formats.hostile import NOT_FILES
 from tests.text.tiny_tokenizer import tiny_metadata
 
 # As the reader hands values on: whole numbers, floats, flags, texts, lists of texts, arrays of numbers.
@@ -70,6 +72,13 @@ def test_a_configuration_of_wrong_types_is_refused_or_read(tmp_path):
             except ModelError as error:
                 outcomes.append("\n" in str(error) and name)
     assert set(outcomes) == {True, False}
+
+
+@pytest.mark.parametrize("kind", NOT_FILES)
+def test_what_is_no_file_is_refused_by_its_name(kind, tmp_path):
+    NOT_FILES[kind](tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"m\.gguf"):
+        open_checkpoint(tmp_path / "m.gguf")
 
 
 def _preamble(num_tensors: int, num_entries: int) -> bytes:

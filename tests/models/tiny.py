@@ -6,7 +6,7 @@ import atexit
 import functools
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,9 +107,13 @@ class Tiny:
 
 
 def make_oracle(case: str, *, seed: int = 0, **overrides: Any) -> Any:
-    """A model with every weight random: as initialized, biases are 0 and norms 1, which hides mistakes."""
     model_type, options = CASES[case]
-    config = AutoConfig.for_model(model_type, **{**BASE, **options, **overrides})
+    return make_random(model_type, {**BASE, **options, **overrides}, seed=seed)
+
+
+def make_random(model_type: str, fields: Mapping[str, Any], *, seed: int) -> Any:
+    """A model with every weight random: as initialized, biases are 0 and norms 1, which hides mistakes."""
+    config = AutoConfig.for_model(model_type, **fields)
     generator = torch.Generator().manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
