@@ -14,7 +14,7 @@ import uvloop
 from forebay.base.errors import ForebayError
 from forebay.base.log import setup_logging
 from forebay.cli.arguments import Parser
-from forebay.config.engine_config import Config
+from forebay.config.engine_config import Config, EngineConfig, EvictionPolicy, SchedulePolicy
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.launch import EngineProcess, configure
 from forebay.engine.spawn import Spawned, spawn
@@ -61,6 +61,7 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
         created=int(time.time()),
         settings=config.settings,
         max_queued_requests=config.engine.max_queued_requests,
+        uses_priority=_uses_priority(config.engine),
         stall_timeout_s=config.engine.stall_timeout_s,
     )
     telling: list[asyncio.Task[None]] = []
@@ -78,6 +79,10 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ForebayError):
                 await task
+
+
+def _uses_priority(config: EngineConfig) -> bool:
+    return config.schedule_policy is SchedulePolicy.PRIORITY or config.radix_eviction_policy is EvictionPolicy.PRIORITY
 
 
 async def _tell(config: Config, engine: AsyncEngine, url: str, started: float) -> None:

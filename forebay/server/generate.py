@@ -26,6 +26,7 @@ from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
 from forebay.server.http_protocol import Connection
 from forebay.server.logprobs import Scored
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
+from forebay.server.validation import UNSUPPORTED_FIELD
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
@@ -144,8 +145,14 @@ def _check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
 
 
 def _order(server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams) -> Order:
-    """Checked against the vocabulary."""
+    """Checked against the vocabulary, and against what the engine looks at."""
     params.check(server.engine.info.vocab_size)
+    if body.priority and not server.model.uses_priority:
+        raise InvalidRequest(
+            "no request goes before others on this server (--schedule-policy priority): leave priority out",
+            code=UNSUPPORTED_FIELD,
+            param="priority",
+        )
     return Order(
         params=params,
         stop=body.stop_strings,

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from forebay.cli.http_client import Origin, get_json, stream_json
@@ -46,6 +47,7 @@ def test_one_table_with_reasons_then_the_url(server: tuple[subprocess.Popen[str]
     assert printed.count("forebay serves SmolLM2-135M-Instruct") == 1
     assert printed.rstrip().splitlines()[-1].startswith(f"ready at {url}")
     assert all(word in printed for word in ("64.0 MiB", "planned", "the command line", "resident after warm-up"))
+    assert re.search(r"cache_isolation +none +all who hold the one key", printed)
 
 
 def test_the_key_is_shown_nowhere(server: tuple[subprocess.Popen[str], str, str]) -> None:
@@ -90,6 +92,14 @@ def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subpr
     assert re.search(r"Total generated tokens:\s+12", measured)
 
 
+def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Popen[str], str, str]) -> None:
+    body = {"prompt": "x", "max_tokens": 1, "priority": 5}
+    headers = {"authorization": f"Bearer {KEY}"}
+    answer = httpx.post(f"{server[1]}/v1/completions", json=body, headers=headers, timeout=HANGS_S, trust_env=False)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
+    assert "--schedule-policy priority" in answer.json()["error"]["message"]
+
+
 def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.Popen[str], str, str]) -> None:
     """F-4: without leaving an engine behind."""
     port = server[1].rpartition(":")[2]
@@ -113,7 +123,7 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
     process.stdout.close()
 
 
-@pytest.mark.parametrize("words", [["-", "--max-tokens", "4"], ["--max-new-tokens", "4"]], ids=["dash", "pipe"])
+@pytest.mark.parametrize("words", [["-", "--max-tokens", "4"], ["-n", "4"]], ids=["dash", "pipe"])
 def test_generate_continues_a_prompt_from_standard_input(words: list[str], embedded_model: Path) -> None:
     command = [*FOREBAY, "generate", *words, "--kv-cache-bytes", "32MiB"]
     done = subprocess.run(command, input="The capital of France is\n", capture_output=True, text=True, timeout=HANGS_S)
