@@ -45,6 +45,8 @@ def error_headers(error: ForebayError) -> dict[str, str]:
         return {"retry-after": str(error.retry_after_s)}
     if status_of(error) == 401:
         return {"www-authenticate": "Bearer"}
+    if error.code == "draining":
+        return {"retry-after": "1", "connection": "close"}  # the next request is another server's
     if status_of(error) == 503:
         return {"retry-after": "1"}
     return {}

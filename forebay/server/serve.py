@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import uvicorn
 
@@ -85,6 +86,7 @@ async def serve(
         finally:
             context.lifecycle.draining = True
             await _drain(context, server, clock)
+            await _close_the_door(server, sock)
             server.should_exit = True
             await running
             context.json_workers.close()
@@ -176,6 +178,42 @@ async def _drain(context: ServerContext, server: _Server, clock: LoopClock) -> N
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(empty, CLOSE_GRACE_S)
     log.info(event("drained", requests=context.lifecycle.num_inside))
+
+
+async def _close_the_door(server: _Server, sock: socket.socket) -> None:
+    """Take no more connections. Whoever has one already, or waits in the kernel's queue for one, is answered: a reset
+    would not say that the request can go to another server."""
+    loop, config = asyncio.get_running_loop(), server.config
+    queue = sock.dup()  # without it the queue would be reset together with the listener
+    for listener in server.servers:
+        listener.close()
+    with queue:
+        last = list(iter(lambda: _next_in(queue), None))
+    for connection in last:
+        await loop.connect_accepted_socket(
+            lambda: config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=server.server_state, app_state=server.lifespan.state
+            ),
+            connection,
+        )
+    if not server.force_exit:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_until(lambda: not any(map(_waits, server.server_state.connections))), CLOSE_GRACE_S)
+
+
+def _next_in(queue: socket.socket) -> socket.socket | None:
+    try:
+        connection, _ = queue.accept()
+    except OSError:  # it is empty, or this one is gone already
+        return None
+    connection.setblocking(False)
+    return connection
+
+
+def _waits(connection: Any) -> bool:
+    """Whether a connection has not been answered yet, or not its last request."""
+    cycle = connection.cycle
+    return not connection.transport.is_closing() and (cycle is None or not cycle.response_complete)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

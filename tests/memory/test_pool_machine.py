@@ -7,9 +7,16 @@ from array import array
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kv_allocator import PagedKvAllocator
@@ -200,9 +207,24 @@ class PoolMachine(RuleBasedStateMachine):
         return found
 
 
-TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(
+QUICK = settings(
     max_examples=150,
     stateful_step_count=40,
     derandomize=True,
 )
+FULL = settings(QUICK, max_examples=500, stateful_step_count=60)
+FULL_PARTS = 4  # the scorecard's 2,000 examples
+
+
+def run_at_full_size(machine: type[RuleBasedStateMachine], part: int) -> None:
+    run_state_machine_as_test(seed(part)(lambda: machine()), settings=FULL)
+
+
+TestPoolMachine = PoolMachine.TestCase
+TestPoolMachine.settings = QUICK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(FULL_PARTS))
+def test_a1_at_full_size(part):
+    run_at_full_size(PoolMachine, part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -174,3 +175,34 @@ def test_tokenize_and_detokenize_are_inverse(shared: Running) -> None:
         assert ids["count"] == len(ids["tokens"])
         text = http.post("/detokenize", json={"tokens": ids["tokens"]}).json()
     assert text == {"prompt": "hello <|im_end|> é"}
+
+
+def test_i4_whoever_has_connected_is_answered_before_the_door_closes(launch) -> None:
+    """A connection that is refused, or a 503, says that the request can go to another server; a reset does not."""
+    body = b'{"prompt": "hello", "max_tokens": 4}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    request = b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
+    server: Running = launch()
+    answers: list[bytes] = []
+
+    def knock() -> None:
+        while True:
+            try:
+                sock = server.connect()
+            except ConnectionRefusedError:
+                return
+            with sock:
+                try:
+                    sock.sendall(request)
+                    answers.append(sock.recv(1 << 16)[:12] or b"nothing")
+                except ConnectionResetError:
+                    answers.append(b"reset")
+
+    knockers = [threading.Thread(target=knock) for _ in range(4)]
+    for thread in knockers:
+        thread.start()
+    server.until(lambda: len(answers) > 100)
+    server.close()
+    for thread in knockers:
+        thread.join()
+    assert set(answers) <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
