@@ -26,12 +26,21 @@ from tests.memory.test_pool_machine import (
     MAX_PAGES_PER_REQUEST,
     NAMESPACES,
     NUM_ROWS,
-    PROMPTS,
     QUICK,
     run_at_full_size,
 )
 
 Prefix = tuple[str, bytes]
+WHICH = st.integers(0, NUM_ROWS - 1)
+LONGEST = MAX_PAGES_PER_REQUEST * 3
+# Two trunks, left anywhere: prompts share prefixes and part from each other all the time.
+TRUNKS = ([0] * LONGEST, [0, 1] * LONGEST)
+CONVERSATIONS = st.builds(
+    lambda trunk, shared, rest: [*trunk[:shared], *rest][:LONGEST],
+    st.sampled_from(TRUNKS),
+    st.integers(2, LONGEST),
+    st.lists(st.integers(0, 1), min_size=1, max_size=4),
+)
 
 
 class Tenant:
@@ -74,9 +83,14 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    @rule(tokens=PROMPTS, namespace=NAMESPACES)
-    def arrive(self, tokens: list[int], namespace: str) -> None:
-        self.admit(array("i", tokens).tobytes(), namespace)
+    @rule(prompts=st.lists(CONVERSATIONS, min_size=1, max_size=3), namespace=NAMESPACES, pages=st.integers(0, 5))
+    def arrive(self, prompts: list[list[int]], namespace: str, pages: int) -> None:
+        """Some requests, each with a first step that may write all of its prompt."""
+        for tokens in prompts:
+            known = len(self.tenants)
+            self.admit(array("i", tokens).tobytes(), namespace)
+            if pages and len(self.tenants) > known:
+                self.advance(self.tenants[-1], pages, adopts=True, snapshot=True)
 
     @precondition(lambda self: self.retracted)
     @rule(which=st.integers(0, 3))
@@ -91,7 +105,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.check_match(match, key, namespace)
         tenant.pin = self.cache.pin(match, namespace)
         total, held = -(-len(key) // self.page_bytes), len(match.pages)
-        needed = self.windows.first_needed(held * self.page_size)
+        needed = self.first_read(held * self.page_size)
         if held:
             self.cache.states.lock(tenant.pin.node)
         self.windows.lock(match.pages[needed:])
@@ -123,24 +137,21 @@ class HybridPoolMachine(RuleBasedStateMachine):
         return count <= self.windows.slots.num_free
 
     @precondition(lambda self: self.tenants)
-    @rule(which=st.integers(0, NUM_ROWS - 1), pages=st.integers(1, 3))
-    def compute(self, which: int, pages: int) -> None:
-        """A step writes some whole pages, and the live state moves with it."""
-        tenant = self.pick(which)
+    @rule(which=WHICH, pages=st.integers(1, 3), adopts=st.sampled_from([False, True, True]), snapshot=st.booleans())
+    def run(self, which: int, pages: int, adopts: bool, snapshot: bool) -> None:
+        """A step writes some whole pages and completes: the live state moves with it, the cache takes what is written,
+        and a snapshot of the state where there is a slot for one."""
+        self.advance(self.pick(which), pages, adopts=adopts, snapshot=snapshot)
+
+    def advance(self, tenant: Tenant, pages: int, *, adopts: bool, snapshot: bool) -> None:
         tenant.num_written = min(tenant.num_written + pages, len(tenant.key) // self.page_bytes)
         tenant.state_len = tenant.num_written
-
-    @precondition(lambda self: self.tenants)
-    @rule(which=st.integers(0, NUM_ROWS - 1), with_state=st.booleans())
-    def adopt(self, which: int, with_state: bool) -> None:
-        """The cache takes what is written, and a snapshot of the state where there is a slot for one."""
-        tenant = self.pick(which)
-        pin, start, stop = tenant.pin, tenant.pin.num_pages, tenant.num_written
-        if stop > start:
+        start, stop = tenant.pin.num_pages, tenant.num_written
+        if adopts and start < stop:
             self.take_over(tenant, start, stop)
-        if with_state and pin.num_pages and self.rows.mamba_pool.num_free:
-            slot = self.rows.mamba_pool.take_one(tenant.id)
-            self.give_state(tenant, slot)
+            if snapshot and self.rows.mamba_pool.num_free:
+                self.give_state(tenant, self.rows.mamba_pool.take_one(tenant.id))
+        self.slide(tenant)
 
     def take_over(self, tenant: Tenant, start: int, stop: int) -> None:
         own = np.array(tenant.pages[start:stop], dtype=np.int64)
@@ -173,12 +184,9 @@ class HybridPoolMachine(RuleBasedStateMachine):
         else:
             self.rows.mamba_pool.free([slot], tenant.id)
 
-    @precondition(lambda self: self.tenants)
-    @rule(which=st.integers(0, NUM_ROWS - 1))
-    def slide(self, which: int) -> None:
+    def slide(self, tenant: Tenant) -> None:
         """The window has moved past what is written."""
-        tenant = self.pick(which)
-        first = self.windows.first_needed(tenant.num_written * self.page_size)
+        first = self.first_read(tenant.num_written * self.page_size)
         if first > tenant.window_start:
             self.let_go_of_windows(tenant, tenant.window_start, first)
             tenant.window_start = first
@@ -190,7 +198,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.windows.slots.return_ids(self.windows.detach(pages[pinned:]), tenant.id)
 
     @precondition(lambda self: self.tenants)
-    @rule(which=st.integers(0, NUM_ROWS - 1), retracted=st.booleans(), keeps_state=st.booleans())
+    @rule(which=WHICH, retracted=st.booleans(), keeps_state=st.booleans())
     def leave(self, which: int, retracted: bool, keeps_state: bool) -> None:
         """The end of a request, or its retraction: its live state goes to the cache if a page ends there."""
         tenant = self.pick(which)
@@ -208,7 +216,12 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     # -- the cache's own ----------------------------------------------------------------------------------------------
 
-    @rule(num_pages=st.integers(0, 6))
+    @rule(num_pages=st.integers(0, 4), num_states=st.integers(0, 2), num_windows=st.integers(0, 4))
+    def make_room(self, num_pages: int, num_states: int, num_windows: int) -> None:
+        self.evict_windows(num_windows)
+        self.evict_states(num_states)
+        self.evict(num_pages)
+
     def evict(self, num_pages: int) -> None:
         pinned = {self.prefix(tenant, at + 1) for tenant in self.tenants for at in range(tenant.pin.num_pages)}
         before = len(self.cached)
@@ -221,7 +234,6 @@ class HybridPoolMachine(RuleBasedStateMachine):
         assert count >= num_pages or self.cache.num_evictable == 0
         self.cached, self.states = left, states
 
-    @rule(num_states=st.integers(0, 3))
     def evict_states(self, num_states: int) -> None:
         count = self.cache.evict_states(num_states)
         left, states = self.in_tree()
@@ -231,7 +243,6 @@ class HybridPoolMachine(RuleBasedStateMachine):
         assert count == num_states or self.cache.states.num_evictable == 0
         self.states = states
 
-    @rule(num_windows=st.integers(0, 4))
     def evict_windows(self, num_windows: int) -> None:
         locked = [page for page in self.cached.values() if self.windows.locks[page]]
         free = self.windows.slots.num_free
@@ -289,7 +300,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         assert match.kv_tokens == len(pages) * self.page_size
 
         def has_window(end: int) -> bool:
-            first = self.windows.first_needed(end * self.page_size)
+            first = self.first_read(end * self.page_size)
             return bool(self.windows.is_there(self.ids(pages[first:end])).all())
 
         def has_state(end: int) -> bool:
@@ -299,6 +310,10 @@ class HybridPoolMachine(RuleBasedStateMachine):
         assert match.pages.tolist() == pages[:end]
         assert match.state_tokens == self.page_size * max(e for e in range(len(pages) + 1) if has_state(e))
         assert match.window_tokens == self.page_size * max(e for e in range(len(pages) + 1) if has_window(e))
+
+    def first_read(self, kv_len: int) -> int:
+        """Index of the first page that the token at position `kv_len` attends to: itself and window - 1 before it."""
+        return max(0, kv_len - self.windows.window + 1) // self.page_size
 
     def prefix(self, tenant: Tenant, num_pages: int) -> Prefix:
         return tenant.namespace, tenant.key[: num_pages * self.page_bytes]
