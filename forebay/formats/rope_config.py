@@ -26,6 +26,9 @@ _ALLOWED: Final[dict[str, tuple[str, ...]]] = {
 # Of a model without one they have no effect.
 ROPE_FIELDS: Final = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 
+# What the angles of these are scaled from is the length of before: if need be, the model's own.
+TRAINED_LENGTH: Final = ("llama3", "yarn")
+
 _COMMON: Final = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
 
@@ -43,14 +46,18 @@ def rope_theta_and_scaling(
     if not isinstance(rope_type, str) or rope_type not in _NEEDED:
         raise ModelError(f"{where}: rope type {brief(rope_type)} is not supported; known are {', '.join(_NEEDED)}")
     _check_keys(parameters, rope_type, where)
+    trained = fields.get("original_max_position_embeddings")
     if rope_type == "default":
         return theta, None
     own = {*_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
     values = {key: value for key, value in parameters.items() if key in own and value is not None}
     if rope_type == "yarn" and "truncate" in parameters:
         values.setdefault("truncate", False)  # a null, as to transformers
-    if rope_type in ("llama3", "yarn"):
+    if rope_type in TRAINED_LENGTH:
         values.setdefault("original_max_position_embeddings", max_positions)
+        if trained not in (None, values["original_max_position_embeddings"]):
+            # transformers takes one or the other, by the order in which it meets them.
+            raise fields.wrong("original_max_position_embeddings", "within the object that describes the rope")
     return theta, {"rope_type": rope_type, **_checked(values, rope_type, where)}
 
 

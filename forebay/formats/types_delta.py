@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from forebay.formats.config_fields import Fields
 from forebay.formats.model_type import FULL, ModelType, parse_transformer
-from forebay.formats.rope_config import ROPE_FIELDS, rope_parameters, without_partial_rotary
+from forebay.formats.rope_config import ROPE_FIELDS, TRAINED_LENGTH, rope_parameters, without_partial_rotary
 from forebay.formats.tensor_names import TensorNames
 
 LINEAR: Final = "linear_attention"
@@ -135,6 +135,13 @@ def _kimi_layers(fields: Fields, num_layers: int) -> list[str]:
 def _parse_bailing_hybrid(kind: ModelType, fields: Fields) -> dict[str, Any]:
     fields = fields.renamed(_NAMES, nulls=True)
     fields.only("tie_word_embeddings", False)
+    rope = rope_parameters(fields)
+    if (
+        rope.get("rope_type", rope.get("type")) in TRAINED_LENGTH
+        and rope.get("original_max_position_embeddings") is None
+    ):
+        # transformers takes the length of another model, its default, where the file calls its own model_max_length.
+        raise fields.wrong("rope_parameters", "with its original_max_position_embeddings")
     values = _latent_transformer(kind, fields)
     # Where it is not a file of the model's makers, head_dim is what is rotated, and these are there as well.
     heads, head_dim = values["num_heads"], fields.size("head_dim", default=128)

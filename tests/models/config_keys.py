@@ -67,6 +67,19 @@ OPTIONS: dict[str, list[Any]] = {
     "max_position_embeddings": [128],
 }
 
+# Ropes that take several keys to describe.
+_SHORT_YARN = {"rope_type": "yarn", "factor": 4.0}
+ROPES: list[dict[str, Any]] = [
+    {"rope_parameters": _SHORT_YARN},
+    {"rope_parameters": _SHORT_YARN, "model_max_length": 64},
+    {"rope_parameters": _SHORT_YARN, "max_position_embeddings": 64},
+    {"rope_parameters": _SHORT_YARN, "original_max_position_embeddings": 16},
+    {"rope_parameters": None, "rope_scaling": {**_YARN, "mscale": 0.8, "mscale_all_dim": 0.8}},
+    {"rope_parameters": {**_SHORT_YARN, "original_max_position_embeddings": 16, "attention_factor": 1.3}},
+    {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}, "model_max_length": 64, "rope_theta": 777.0},
+    {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+]
+
 # What every model of transformers has and none computes with; the exhaustive run tries them too.
 COMMON = frozenset(
     {

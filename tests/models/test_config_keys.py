@@ -15,7 +15,7 @@ from forebay.base.errors import ModelError
 from forebay.formats.model_config import config_from_folder
 from forebay.formats.model_types import MODEL_TYPES
 from forebay.ops import Ops, make_ops
-from tests.models.config_keys import CASE_OF, COMMON, ChangedKeys
+from tests.models.config_keys import CASE_OF, COMMON, ROPES, ChangedKeys
 
 TOLERANCE = {"rtol": 0, "atol": 1.5e-4}
 
@@ -39,7 +39,11 @@ def quiet() -> Iterator[None]:
 
 
 def gives_other_results(keys: ChangedKeys, name: str, value: Any) -> bool:
-    fields = {**keys.fields, name: value}
+    return give_other_results(keys, {name: value})
+
+
+def give_other_results(keys: ChangedKeys, changes: dict[str, Any]) -> bool:
+    fields = {**keys.fields, **changes}
     try:
         ours = keys.ours(fields)
     except ModelError:
@@ -60,6 +64,12 @@ def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops,
     ]
     assert len(changes) > 30
     assert [change for change in changes if gives_other_results(keys, *change)] == []
+
+
+@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if "mamba" not in name])
+def test_no_part_of_a_rope_is_ignored(model_type, tmp_path, torch_ops, quiet):
+    keys = ChangedKeys(model_type, tmp_path, torch_ops)
+    assert [changes for changes in ROPES if give_other_results(keys, changes)] == []
 
 
 @pytest.mark.slow
