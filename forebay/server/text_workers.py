@@ -38,7 +38,8 @@ class TextWorkers:
             return await self._workers.run(call, TIMEOUT_S)
         except TimeoutError:
             raise InvalidRequest(
-                f"the text took longer than {TIMEOUT_S:g} s to tokenize: send a shorter one", code="tokenizer_timeout"
+                f"the text took longer than {TIMEOUT_S:g} s to render and tokenize: send a shorter one",
+                code="tokenizer_timeout",
             ) from None
 
     def close(self) -> None:

@@ -61,8 +61,15 @@ class Workers:
                 thread.start()
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """In a frame of its own: what the last call was given and has made goes before the next one comes."""
+        call = self._calls.get()
+        if call is not None:
             call.run()
+        return call is not None
 
 
 class _Call(Generic[T]):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -94,6 +97,27 @@ def test_a_call_over_its_time_is_left_to_itself() -> None:
             await pool.run(lambda: release.wait(HANGS_S), 0.01)
         assert await pool.run(lambda: 1, 60) == 1
         release.set()
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_nothing_of_a_call_stays_with_its_thread() -> None:
+    class Large:
+        pass
+
+    async def main() -> None:
+        pool = Workers("test", 1)
+        given, made = Large(), await pool.run(Large)
+        await pool.run(partial(id, given))
+        left = [weakref.ref(given), weakref.ref(made)]
+        del given, made
+        for _ in range(100):
+            gc.collect()
+            if not any(ref() for ref in left):
+                break
+            await asyncio.sleep(0.01)
+        assert not any(ref() for ref in left)
         pool.close()
 
     asyncio.run(main())
