@@ -167,7 +167,8 @@ def make_text(rng: random.Random) -> tuple[int, list[str]]:
 def written(kind: type[Any], parts: list[str]) -> list[bytes]:
     options = {"logprobs": False} if kind is ChatDialect else {"num_top": None, "echo": False}
     dialect = kind("id-1", 7, 'mo"del\n', TABLE, include_usage=True, **options)
-    choice = Choice(0, Prompt(token_ids=[5]), None, Order(params=SamplingParams()), TABLE)  # type: ignore[arg-type]
+    order = Order(params=SamplingParams(), namespace="", author="")
+    choice = Choice(0, Prompt(token_ids=[5]), None, order, TABLE)  # type: ignore[arg-type]
     first, *middle = parts
     chunks = [dialect.opening(choice), dialect.chunk(choice, Piece(first, [], None))]
     chunks += [dialect.text(choice, part) for part in middle]
