@@ -108,7 +108,7 @@ def _within_memory(config: EngineConfig) -> Iterator[None]:
         left = available_memory()
         raise ConfigError(
             f"the model and {human_bytes(config.kv_cache_bytes)} for its caches do not fit in memory; "
-            f"{human_bytes(left.value)} are {left.why}: lower --kv-cache-bytes, raise the limit, or use a smaller one"
+            f"{human_bytes(left.value)} are {left.why}: lower --kv-cache-bytes, raise the limit or take a smaller model"
         ) from error
 
 

@@ -66,4 +66,25 @@ ENGINE = (
         "            pass\n",
         "engine/test_async_engine.py::test_dropping_a_stream_aborts_its_request",
     ),
+    Mutant(
+        "C27 time in which nobody ran is not counted",
+        "base/clock.py",
+        "        return counted + min(self._source() - at, MOST_S)",
+        "        return counted + self._source() - at",
+        "engine/test_core.py::test_time_in_which_nobody_ran_ends_no_request",
+    ),
+    Mutant(
+        "C27 an engine whose loop hangs is given up although its thread speaks",
+        "engine/async_engine.py",
+        "        if turn_age_s > limit:\n",
+        "        if False:\n",
+        "engine/test_async_engine.py::test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well",
+    ),
+    Mutant(
+        "C27 a signal that ends processes ends streams typed",
+        "server/serve.py",
+        "    handled = set(ENDING) - ignored | {signal.SIGTERM, signal.SIGINT}\n",
+        "    handled = {signal.SIGTERM, signal.SIGINT}\n",
+        "server/test_signals.py::test_other_signals_that_end_processes_end_it_at_once_and_whoever_is_served_is_told",
+    ),
 )
