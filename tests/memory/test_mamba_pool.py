@@ -52,8 +52,8 @@ def test_c7_a_slot_may_be_freed_or_given_away_while_the_group_it_came_from_is_op
     pool = MambaPool(8)
     with pool.group(4):
         mine, theirs = pool.take_one(ALICE), pool.take_one(BOB)
+        pool.transfer(np.array([theirs]), BOB, ALICE)  # neither is booked yet
         pool.free(np.array([mine]), ALICE)
-        pool.transfer(np.array([theirs]), BOB, ALICE)
     assert pool.available_size() == 7
     assert pool.held_by(ALICE).tolist() == [theirs]
 

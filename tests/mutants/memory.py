@@ -105,6 +105,13 @@ MEMORY = (
         "memory/test_mamba_pool.py::test_c7_slots_drawn_from_a_group_are_booked_for_those_who_drew_them",
     ),
     Mutant(
+        "C7 a slot drawn from a group can be given away while that is open",
+        "memory/slots.py",
+        "        if self._drawn:\n            self._book_drawn()\n        if not _all_are",
+        "        if not _all_are",
+        "memory/test_mamba_pool.py::test_c7_a_slot_may_be_freed_or_given_away_while_the_group_it_came_from_is_open",
+    ),
+    Mutant(
         "C1 a request that holds a row keeps it",
         "memory/req_to_token_pool.py",
         "        new = [req for req in reqs if req.req_pool_idx == PAD]",

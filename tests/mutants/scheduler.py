@@ -241,6 +241,13 @@ SCHEDULER = (
         "scheduler/test_kept.py::test_an_aborted_request_drops_its_copy",
     ),
     Mutant(
+        "C26 what ends before the plan that copies it is not copied",
+        "scheduler/kept.py",
+        "            self._saves = [kept for kept in self._saves if kept.request_id != req.id]\n",
+        "            pass\n",
+        "scheduler/test_kept.py::test_what_ends_before_the_plan_that_copies_it_is_not_copied",
+    ),
+    Mutant(
         "C26 what is kept on the host stays within its limit",
         "scheduler/kept.py",
         "        if not worth_it or room <= 0 or num_bytes > room:",

@@ -4,7 +4,11 @@ import pytest
 
 from forebay.base.errors import EngineError
 from forebay.config.engine_config import StateConfig
-from forebay.requests.request import Status
+from forebay.memory.slots import PAD, as_ids
+from forebay.requests.request import Request, Status
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Kept
+from forebay.scheduler.kept import KeptOnHost
 from tests.scheduler.rig import Rig
 
 
@@ -52,7 +56,17 @@ def test_c26_the_windows_that_are_still_read_come_back_too():
     assert 0 not in load.window_pages
 
 
-def test_an_abort_before_the_plan_that_copies_makes_no_copy():
+def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
+    kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
+    req = Request(1, range(4), SamplingParams())
+    req.kv_len = 4
+    assert kept.save(req, Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD))
+    kept.drop(req)
+    assert kept.take_plan() == ((), (), ())
+    assert kept.num_bytes == 0
+
+
+def test_an_abort_of_the_one_that_stays_leaves_no_copy_behind():
     rig = pressed()
     while not rig.scheduler.counters.get("retractions"):
         if (plan := rig.launch()) and not plan.saves:
