@@ -28,7 +28,8 @@ from typing import Any, ClassVar
 
 def brief(value: object) -> str:
     """Somebody else's value as it stands in a message: on one line, and not the whole of it."""
-    return repr(str(value)[:80])
+    text = str(value)[:80]
+    return text if isinstance(value, int | float) else repr(text)
 
 
 class ForebayError(Exception):
