@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from forebay.base import fault
@@ -19,6 +20,7 @@ from forebay.requests.sampling_params import check_token_id
 from forebay.requests.step_plan import Launched, Runner, StepPlan
 from forebay.requests.updates import Failure, Update
 from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.suspects import RequestFault
 
 EXPIRE_INTERVAL_S: Final = 0.25
 MAX_FAILURES_IN_A_ROW: Final = 5  # a runner that fails that often without one success will not recover
@@ -36,8 +38,8 @@ class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
     says whether there is more.
 
-    A failing step costs the requests that were in it, each with a typed error, and nobody else. A failing scheduler
-    (`plan`, `commit`) is not survivable and propagates.
+    A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
+    which ends with a typed error; the others are run again without it and get the same tokens.
     """
 
     def __init__(
@@ -109,24 +111,38 @@ class EngineCore:
     def abort(self, request_id: int) -> list[Update]:
         """End a request by exact id, at any point; nothing if it has ended or never was."""
         self._progressed = True
-        return self.scheduler.abort(request_id, self._clock())
+        try:
+            self.scheduler.abort(request_id, self._clock())
+        except Exception as error:
+            return self._recover(error)
+        return self.scheduler.take_news()
 
     def step(self) -> list[Update]:
         """Plan and launch one step if there is one to do, and commit the oldest when `depth` more are in flight."""
+        updates: list[Update] = []
+        try:
+            self._turn(updates)
+        except EngineBroken:
+            raise
+        except Exception as error:
+            updates += self._recover(error)
+        return updates
+
+    def _turn(self, updates: list[Update]) -> None:
         now = self._clock()
-        updates = self._expire(now)
+        self._expire(now, updates)
         fault.point("engine.plan")
         plan = self.scheduler.plan(now)
+        updates += self.scheduler.take_news()
         self.stats.host_s += self._clock() - now
         ahead = [plan, *(launched for launched, _ in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
         if plan is not None:
-            updates += self._launch(plan)
+            self._launch(plan, updates)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
-            updates += self._land()
+            self._land(updates)
         self._progressed = plan is not None or bool(self._in_flight) or bool(updates)
         self.stats.busy_s += self._clock() - now
-        return updates
 
     def _check(self, wanted: AddRequest) -> None:
         """Every id that will index something, whoever sent it."""
@@ -135,48 +151,78 @@ class EngineCore:
             for token in (min(wanted.prompt_token_ids), max(wanted.prompt_token_ids)):
                 check_token_id("prompt", token, self._vocab_size)
 
-    def _expire(self, now: float) -> list[Update]:
-        if now < self._expire_at:
-            return []
-        self._expire_at = now + EXPIRE_INTERVAL_S
-        return self.scheduler.expire(now)
+    def _expire(self, now: float, updates: list[Update]) -> None:
+        if now >= self._expire_at:
+            self._expire_at = now + EXPIRE_INTERVAL_S
+            self.scheduler.expire(now)
+            updates += self.scheduler.take_news()
 
-    def _launch(self, plan: StepPlan) -> list[Update]:
+    def _launch(self, plan: StepPlan, updates: list[Update]) -> None:
         try:
             fault.point("engine.launch")
             self._in_flight.append((plan, self._runner.launch(plan)))
         except Exception as error:
-            updates: list[Update] = []
             while self._in_flight:  # steps end in the order they were planned
-                updates += self._land()
-            return updates + self._fail(plan, error)
-        return []
+                if not self._land(updates):
+                    return  # this one is void with the one that failed
+            self._fail(plan, error, updates)
 
-    def _land(self) -> list[Update]:
+    def _land(self, updates: list[Update]) -> bool:
+        """Commit the oldest step; False where it failed, and with it all those in flight."""
         plan, launched = self._in_flight.popleft()
         try:
             fault.point("engine.result")
             result = launched.result()
         except Exception as error:
-            return self._fail(plan, error)
+            self._fail(plan, error, updates)
+            return False
         now = self._clock()
         fault.point("engine.commit")
-        updates = self.scheduler.commit(plan, result, now)
+        self.scheduler.commit(plan, result, now)
+        updates += self.scheduler.take_news()
         self._failures_in_a_row = 0
         self._pace.ended(plan.num_tokens, now - self.stats.last_step_at)
         self.stats.count_step(now)
         self.stats.host_s += self._clock() - now
-        return updates
+        return True
 
-    def _fail(self, plan: StepPlan, error: Exception) -> list[Update]:
-        self._failures_in_a_row += 1
+    def _fail(self, plan: StepPlan, error: Exception, updates: list[Update]) -> None:
         self.stats.step_failures += 1
         log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
+        self._abandon()
+        self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"), self._clock())
+        ended = self.scheduler.take_news()
+        updates += ended
+        # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
+        if ended or not self.scheduler.suspects:
+            self._count_failure(error)
+
+    def _recover(self, error: Exception) -> list[Update]:
+        """Something failed that is no step: between steps, or in taking in what one brought."""
+        culprit = error.req if isinstance(error, RequestFault) else None
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        who = culprit.id if culprit else "unknown"
+        log.error(event("scheduling_failed", request=who), exc_info=cause)
+        self._abandon()
+        typed = _as_typed(cause, f"request {culprit.id}" if culprit else "a step")
+        self.scheduler.recover(typed, culprit)
+        self._progressed = True
+        self._count_failure(cause)
+        return self.scheduler.take_news()
+
+    def _abandon(self) -> None:
+        """What is in flight is void, but may write until it has ended."""
+        for _, launched in self._in_flight:
+            with suppress(Exception):
+                launched.result()
+        self._in_flight.clear()
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failures_in_a_row += 1
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise EngineBroken(
                 f"{self._failures_in_a_row} steps in a row failed, the last with {type(error).__name__}: {error}"
             ) from error
-        return self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"), self._clock())
 
 
 def _as_typed(error: Exception, where: str) -> ForebayError:

@@ -92,6 +92,12 @@ class CachedStates:
         del self._ranks[node.rank][node]
         self._count(node, -1)
 
+    def clear(self) -> None:
+        """Forget every state, locked or not; the slots are not returned."""
+        for rank in self._ranks:
+            rank.clear()
+        self.num_states = self.num_locked = self.num_dead_pages = 0
+
     # -- what the tree tells --------------------------------------------------------------------------------------
 
     def attached(self, node: Node) -> None:

@@ -56,6 +56,10 @@ class CachedWindows:
             del self._nodes[node]
         return num_windows - missing
 
+    def clear(self) -> None:
+        """Forget every node; the windows are not returned."""
+        self._nodes.clear()
+
     # -- what the tree tells --------------------------------------------------------------------------------------
 
     def attached(self, node: Node, owner: int) -> None:

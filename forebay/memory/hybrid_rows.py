@@ -53,13 +53,28 @@ class StateRows(ReqToTokenPool):
         if need > pool.num_free:
             raise OutOfSlots(pool.name, need, pool.num_free)
         rows = super().alloc(reqs)
-        if len(new) == 1:
-            req = new[0]
-            self._row_slots[req.req_pool_idx] = [pool.take_one(req.id) for _ in range(width)]
-        elif new:
-            owners = np.repeat(as_ids([req.id for req in new]), width)
-            self._row_slots[[req.req_pool_idx for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
+        with ExitStack() as undo:
+            undo.callback(self._free_rows, new)
+            if len(new) == 1:
+                self._row_slots[new[0].req_pool_idx] = self._take_one_by_one(width, new[0].id)
+            elif new:
+                owners = np.repeat(as_ids([req.id for req in new]), width)
+                self._row_slots[[req.req_pool_idx for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
+            undo.pop_all()
         return rows
+
+    def _free_rows(self, reqs: Sequence[RowHolder]) -> None:
+        for req in reqs:
+            self.free(req)
+
+    def _take_one_by_one(self, n: int, owner: int) -> list[int]:
+        """From the group, if there is one."""
+        slots: list[int] = []
+        with ExitStack() as undo:
+            undo.callback(lambda: self.mamba_pool.free(slots, owner))
+            slots.extend(self.mamba_pool.take_one(owner) for _ in range(n))
+            undo.pop_all()
+        return slots
 
     def slots_of(self, row: int) -> list[int]:
         """The row's slots, the live one first."""

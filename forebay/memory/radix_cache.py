@@ -202,6 +202,16 @@ class RadixCache(RadixIndex):
             self._forget_if_empty(root)
         return count
 
+    def clear(self) -> None:
+        """Forget everything, pins included; whose slots they were is for the pools' `clear` to forget."""
+        self._roots.clear()
+        self._heap.clear()
+        self.num_pages = self.num_evictable = 0
+        if self.states:
+            self.states.clear()
+        if self.windows:
+            self.windows.clear()
+
     def holders(self) -> list[Holder]:
         """What the cache holds, for an audit."""
         chunks = [node.pages for node in self._nodes()]

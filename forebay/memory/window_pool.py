@@ -117,6 +117,14 @@ class WindowPool:
         pages = written[0] if len(written) == 1 else np.unique(np.concatenate(written))
         return pages, self.full_to_window[pages].astype(np.int64)
 
+    def clear(self) -> None:
+        """No page has a window, and every one is free."""
+        self.slots.clear()
+        self.full_to_window[:] = PAD
+        self.locks[:] = 0
+        self.num_cached = self.num_locked = 0
+        self._written = []
+
     def write_again(self, pages: Ids) -> None:
         """Tell the device once more: the step that carried it may never have run."""
         self._written.append(np.unique(pages))

@@ -7,7 +7,7 @@ falls while nothing goes wrong, and rises after a retraction. The bounds are tho
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.policy import MAX_OVERTAKES, queue_order
 from forebay.scheduler.residency import Residencies
+from forebay.scheduler.suspects import blamed_on
 
 _FIRST_RATIO: Final = 0.7
 _LOWEST_FACTOR: Final = 0.14
@@ -97,7 +98,7 @@ class AdmissionPass:
         growing = total_growth_pages(np.maximum(remaining, 0), self._ratio, self._config.page_size)
         return growing + sum(self._growth(req) for req in extending)
 
-    def run(self, waiting: Sequence[Request], budget: int) -> Iterator[tuple[Request, CacheReport]]:
+    def run(self, waiting: Sequence[Request], budget: int) -> Generator[tuple[Request, CacheReport], None, None]:
         """Admit requests of `waiting`, which stand in the order of their rank, while `budget` prompt tokens, rows and
         pages last; yields each with its cache report.
 
@@ -114,11 +115,12 @@ class AdmissionPass:
                     return
                 if req.resume_after > held.last_committed:
                     continue
-                num_kept = held.kept.num_tokens(req)
-                match = no_match(MissReason.NONE) if num_kept else held.match(req)
-                if not num_kept and self._follows(req, match.num_tokens):
-                    continue
-                report = self._admit(req, match, waiting)
+                with blamed_on(req):
+                    num_kept = held.kept.num_tokens(req)
+                    match = no_match(MissReason.NONE) if num_kept else held.match(req)
+                    if not num_kept and self._follows(req, match.num_tokens):
+                        continue
+                    report = self._admit(req, match, waiting)
                 if report is None:
                     if req.overtaken >= MAX_OVERTAKES:
                         return

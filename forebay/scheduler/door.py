@@ -8,8 +8,9 @@ from forebay.memory.footprint import footprint
 from forebay.requests.request import Request, Status
 
 
-def check_fits(req: Request, config: SchedulerConfig) -> None:
-    """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine could not finish."""
+def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
+    """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine, with `num_pages` pages, could not
+    finish."""
     if req.num_prompt == 0:
         raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
     wanted = req.num_prompt + req.params.max_new_tokens
@@ -19,10 +20,10 @@ def check_fits(req: Request, config: SchedulerConfig) -> None:
             f"the context holds {config.context_length}: shorten the prompt or lower max_tokens"
         )
     pages = footprint(req.max_kv_len, config.page_size).pages
-    if pages > config.num_pages:
+    if pages > num_pages:
         raise RequestTooLarge(
             f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}: that can need "
-            f"{pages} KV pages of {config.page_size} tokens and there are {config.num_pages}: shorten the prompt, "
+            f"{pages} KV pages of {config.page_size} tokens and there are {num_pages}: shorten the prompt, "
             "lower max_tokens, or give the KV cache more memory (--kv-cache-bytes)",
             code="kv_capacity_exceeded",
         )
@@ -51,7 +52,7 @@ def overdue(req: Request, config: SchedulerConfig, now: float) -> str | None:
     age, still = now - req.arrival, now - req.last_progress
     if age > config.request_timeout_s:
         return f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
-    if req.status is Status.WAITING and not req.num_retractions:
+    if req.status is Status.WAITING and req.cache_report is None:  # it has never started
         if age > config.queue_timeout_s:
             return f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
     elif still > config.stall_timeout_s:

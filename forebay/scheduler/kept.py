@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.config.engine_config import StateConfig
@@ -83,10 +84,13 @@ class KeptOnHost:
                 if copy.req.status is Status.WAITING:
                     copy.req.resume_after = step
 
-    def failed(self, plan: StepPlan) -> None:
-        """The step that was to do this did not complete: nobody may rely on these copies."""
-        gone = (*plan.drops, *(kept.request_id for kept in plan.loads))
-        self._drops += [request_id for request_id in gone if request_id not in self._copies]  # a newer copy replaces it
-        for kept in plan.saves:
-            if kept.request_id in self._copies:
-                self.drop(self._copies[kept.request_id].req)
+    def start_over(self, void: Iterable[StepPlan], committed: int) -> None:
+        """The plans `void` do not count, nor does what is planned since: only copies that a step up to `committed` has
+        made can be relied on. All others are dropped, wherever those steps stopped."""
+        gone = {request_id for plan in void for request_id in plan.drops}
+        gone |= {kept.request_id for plan in void for kept in (*plan.saves, *plan.loads)}
+        gone |= {*self._drops, *(kept.request_id for kept in (*self._saves, *self._loads))}
+        gone |= {id for id, copy in self._copies.items() if copy.step is None or copy.step > committed}
+        for request_id in gone & self._copies.keys():
+            self.num_bytes -= self._copies.pop(request_id).num_bytes
+        self._saves, self._loads, self._drops = [], [], sorted(gone)

@@ -4,7 +4,7 @@ given back."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -24,7 +24,7 @@ from forebay.memory.tracking import Snapshot
 from forebay.memory.window_pool import WindowPool
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
-from forebay.requests.step_plan import Kept
+from forebay.requests.step_plan import Kept, StepPlan
 from forebay.scheduler.kept import KeptOnHost
 from forebay.scheduler.leaving import NOTHING, Leaving
 from forebay.scheduler.row_writes import RowWriter
@@ -95,6 +95,11 @@ class Residencies:
         return self.kv.num_free + self.cache.num_evictable
 
     @property
+    def usable_pages(self) -> int:
+        """Pages that a request could have if it were alone: all but those that are set aside for good."""
+        return self.kv.capacity - self.kv.num_quarantined
+
+    @property
     def leaving_pages(self) -> int:
         """Pages that will be available when the steps in flight have committed."""
         return sum(leaving.num_pages for leaving in self._leaving)
@@ -150,8 +155,7 @@ class Residencies:
             fault.point("residency.admit")
             self.rows.alloc([req])
             undo.pop_all()
-        req.pin = pin
-        req.num_pages = pin.num_pages + need
+        req.pin, req.num_pages = pin, pin.num_pages + need
         req.extend_target = len(req.tokens)
         req.kv_len = self.kept.num_tokens(req) or match.num_tokens
         req.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
@@ -250,10 +254,6 @@ class Residencies:
         short = num_pages - self.kv.num_free
         if short > 0:
             self.cache.evict(short)
-
-    def write_windows_again(self, pages: Ids) -> None:
-        if self.windows and len(pages):
-            self.windows.pool.write_again(pages)
 
     # -- going out ------------------------------------------------------------------------------------------------
 
@@ -377,6 +377,38 @@ class Residencies:
         if leaving.pin is not None:
             self.cache.unpin(leaving.pin)
 
+    def start_over(self, reqs: Iterable[Request], ended: Iterable[Request], void: Sequence[StepPlan]) -> None:
+        """Take back what everybody holds: of `reqs` what completed steps wrote is adopted, of `ended` nothing. The
+        steps of the plans `void`, all those in flight, and what is planned since do not count."""
+        for req in reqs:
+            self.release(req, req.committed_len)
+        for req in ended:
+            self.release(req)
+        self.kept.start_over(void, self.last_committed)
+        self.row_writes.take()
+        if self.states:
+            self.states.start_over()
+        self.committed(self.last_launched)
+        if self.windows:
+            # What the void steps were to tell the device; the rest does no harm.
+            self.windows.pool.write_again(np.flatnonzero(self.windows.pool.full_to_window))
+
+    def clear(self, void: Sequence[StepPlan]) -> None:
+        """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
+        plans `void`, all those in flight, counts."""
+        self.kept.start_over(void, committed=-1)
+        self.row_writes.take()
+        self._leaving.clear()
+        self.last_committed = self.last_launched
+        self.cache.clear()
+        self.kv.clear()
+        self.rows.clear()
+        if self.states:
+            self.states.take_snapshots()
+            self.states.sources = []
+        if self.windows:
+            self.windows.pool.clear()
+
     # -- checking -------------------------------------------------------------------------------------------------
 
     @property
@@ -414,9 +446,8 @@ class Residencies:
         """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
         num_lost = 0
         for slots, _ in self.pools:
-            if slots is not self.rows.slots:
-                lost = np.flatnonzero(slots.owner > 0)
-                for owner in np.unique(slots.owner[lost]).tolist():
-                    slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
-                num_lost += len(lost)
+            lost = np.flatnonzero(slots.owner > 0)
+            for owner in np.unique(slots.owner[lost]).tolist():
+                slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
+            num_lost += len(lost)
         return num_lost

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from forebay.memory.req_to_token_pool import ReqToTokenPool
@@ -31,13 +29,6 @@ class RowWriter:
         """One page for each of different rows."""
         self._rows.req_to_token[rows, columns] = pages
         self._writes.append((rows, columns, pages))
-
-    def write_again(self, rows: Iterable[int]) -> None:
-        """Tell the device once more what these rows hold: the step that carried it may never have run."""
-        for row in rows:
-            pages = self._rows.req_to_token[row]
-            num_pages = int(np.count_nonzero(pages))  # a row has no page 0 in it, and zeros after its last page
-            self.write(row, 0, pages[:num_pages].astype(np.int64))
 
     def forget(self, row: int) -> None:
         """Nobody reads this row before its next tenant writes it, and which of two writes to one entry in the same step

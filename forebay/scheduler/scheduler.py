@@ -9,14 +9,16 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Collection
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
 
-from forebay.base.errors import ForebayError, InvalidRequest, NumericalError, RequestTimeout
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest, NumericalError, RequestTimeout
+from forebay.base.log import event, get_logger
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.slots import Ids
+from forebay.memory.slots import PAD, Ids
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
@@ -28,6 +30,9 @@ from forebay.scheduler.plan_builder import build_plan
 from forebay.scheduler.policy import rank, victim
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.state import Counters, SchedulerState, page_map, pool_usage
+from forebay.scheduler.suspects import Suspects, blamed_on
+
+log = get_logger("scheduler")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.counters = Counters()
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self.suspects = Suspects()
+        self._news: list[Update] = []  # of the call under way, which may not come to its end, or of the last one
         self._finishing: list[Request] = []  # ended, but a step in flight makes a state of theirs worth keeping
         self._flights: deque[_Flight] = deque()
         self._num_submitted = 0
@@ -74,23 +81,25 @@ class Scheduler:
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
-        check_fits(req, self.config)
+        check_fits(req, self.config, self.held.usable_pages)
         check_room(req, self.config, len(self.requests), self._num_waiting_tokens)
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
-        self.requests[req.id] = req
         self._enqueue(req)
+        self.requests[req.id] = req
         self.counters.add("requests")
         self.counters.add("prompt_tokens", req.num_prompt)
 
     def abort(self, request_id: int, now: float) -> list[Update]:
         """End a request wherever it is; nothing if it ended already or never was."""
+        self._news = []
         req = self.requests.get(request_id)
         return [self._finish(req, FinishReason.ABORT)] if req else []
 
     def expire(self, now: float) -> list[Update]:
         """End the requests that queued, ran or stood still for too long."""
+        self._news = []
         late = [(req, why) for req in list(self.requests.values()) if (why := overdue(req, self.config, now))]
         return [self._finish(req, FinishReason.ERROR, _failure(RequestTimeout(why))) for req, why in late]
 
@@ -105,6 +114,9 @@ class Scheduler:
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step, or None when there is nothing that could be done before a commit."""
+        self._news = []
+        if self.suspects:
+            self._set_back_who_is_not_on_trial()
         may_admit = self._make_room_to_decode()
         active = self._decodable()
         if active is None or len(active):
@@ -113,6 +125,8 @@ class Scheduler:
         extends, admitted = self._plan_extends(now, may_admit)
         decoding = self.running.reqs if active is None else [self.running.reqs[i] for i in active.tolist()]
         if not extends.reqs and not decoding:
+            if may_admit:
+                self._end_who_is_stuck()
             return None
         self._step += 1
         plan = build_plan(self._step, extends, self.running, active, admitted, self.held)
@@ -120,6 +134,11 @@ class Scheduler:
         self._flights.append(_Flight(plan, extends.reqs + decoding))
         self._launch_extends(extends)
         return plan
+
+    def take_news(self) -> list[Update]:
+        """What the last call had to tell, once: what it returned, and of `plan` who ended because it is stuck."""
+        news, self._news = self._news, []
+        return news
 
     def _decodable(self) -> Ids | None:
         """Indices of the running requests that decode in this step; None for all of them.
@@ -161,16 +180,20 @@ class Scheduler:
         self._remove(req)
         if not req.wants_prompt_logprobs and self.held.keep(req):
             self.counters.add("retractions_kept")
-        self.held.release(req, req.committed_len)
-        req.move(Status.WAITING)
         req.num_retractions += 1
-        req.resume_after = self.held.last_launched
-        self._enqueue(req)
+        self._set_back(req)
         self.counters.add("retractions")
         stay = self.running.reqs
         self.ratio.after_retraction(
             sum(r.num_output for r in stay), sum(r.params.max_new_tokens for r in stay), len(stay)
         )
+
+    def _set_back(self, req: Request) -> None:
+        """Let a request that has left its batch wait; what completed steps computed for it stays in the cache."""
+        self.held.release(req, req.committed_len)
+        req.move(Status.WAITING)
+        req.resume_after = self.held.last_launched
+        self._enqueue(req)
 
     def _plan_extends(self, now: float, may_admit: bool) -> tuple[ScheduleBatch, list[Request]]:
         """Cut this step's chunks: first of the prompts under way, then of whoever can be admitted."""
@@ -181,17 +204,25 @@ class Scheduler:
         stops: list[int] = []
         self.held.slide(self.extending)
         for req in self.extending:
-            budget = self._cut(req, budget, reqs, stops)
+            with blamed_on(req):
+                budget = self._cut(req, budget, reqs, stops)
         admitted: list[Request] = []
         if self.waiting and may_admit and budget > 0:
             admission = AdmissionPass(self.config, self.held, self.running, self.extending, self.ratio.value)
-            for req, report in admission.run(self.waiting, budget):
-                self._start(req, report, now)
-                admitted.append(req)
-                budget = self._cut(req, budget, reqs, stops)
+            with closing(admission.run(self._candidates(), budget)) as started:
+                for req, report in started:
+                    with blamed_on(req):
+                        self._start(req, report, now)
+                        admitted.append(req)
+                        budget = self._cut(req, budget, reqs, stops)
         batch = ScheduleBatch(max(1, len(reqs)))
         batch.prepare_for_extend(reqs, stops)
         return batch, admitted
+
+    def _candidates(self) -> list[Request]:
+        if not self.suspects:
+            return self.waiting
+        return [req for req in self.waiting if req in self.suspects.on_trial]
 
     def _cut(self, req: Request, budget: int, reqs: list[Request], stops: list[int]) -> int:
         stop = min(req.extend_target, req.kv_len + budget)
@@ -234,6 +265,7 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
         """Take in what the oldest launched step sampled; the news of its requests, one update each at most."""
+        self._news = []
         flight = self._land(plan)
         # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
         failed = [flight.reqs[i] for i in result.failed]
@@ -252,26 +284,105 @@ class Scheduler:
         self.counters.add("steps")
         if not self.requests:
             self.ratio.when_idle()
+        if self.suspects:
+            self.suspects.acquit_who_passed()
         return updates
 
     def fail(self, plan: StepPlan, error: ForebayError, now: float) -> list[Update]:
-        """The oldest launched step did not complete: its requests end with `error`, all others go on.
+        """The oldest launched step did not complete, and none launched behind it counts (their results, if there are
+        any, have been waited for and thrown away).
 
-        Those retracted meanwhile end too: what later steps in flight sampled for them follows a token that is lost.
+        A request that was alone in it ends with `error`. Of several nobody knows which: all go back to what completed
+        steps left and are run again in halves, so that only who fails alone ends, and the others get the same tokens.
         """
-        flight = self._land(plan)
-        self._release_finished(flight, flight.reqs)
+        self._news = []
+        flight = self._flights[0]
+        assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
         self.counters.add("failed_steps")
-        failure = _failure(error)
-        here = [req for req in flight.reqs if req.status is not Status.FINISHED]
-        updates = [self._finish(req, FinishReason.ERROR, failure) for req in here]
-        # The plan may have carried row writes of requests that sat this step out.
-        written = set(plan.write_rows.tolist())
-        living = [req.req_pool_idx for req in [*self.running.reqs, *self.extending]]
-        self.held.row_writes.write_again(row for row in living if row in written)
-        self.held.write_windows_again(plan.map_pages)
-        self.held.kept.failed(plan)
-        return updates
+        accused = list(zip(flight.reqs, plan.seq_lens.tolist(), strict=True))
+        self._start_over()
+        accused = [(req, length) for req, length in accused if req.status is not Status.FINISHED]
+        if len(flight.reqs) > 1:
+            self.suspects.accuse(accused)
+            return []
+        return [self._finish(req, FinishReason.ERROR, _failure(error)) for req, _ in accused]
+
+    def recover(self, error: ForebayError, culprit: Request | None) -> None:
+        """Something raised `error`, a call of this scheduler perhaps, half-way, in work for `culprit` alone if that is
+        known. The results of the steps in flight have been waited for and thrown away. The culprit ends, and everybody
+        else starts over; where nobody is known to be to blame those that ran go on trial. `take_news` has what the call
+        had to tell as well."""
+        self.counters.add("recoveries")
+        ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
+        if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
+            culprit = ran[0]
+        accused = [(req, req.committed_len + 1) for req in ran]
+        self._start_over()
+        if culprit is None:
+            self.suspects.accuse(accused)
+        elif self.requests.get(culprit.id) is culprit:
+            told = next((update for update in self._news if update.request_id == culprit.id), None)
+            self._finish(culprit, FinishReason.ERROR, _failure(error), told)
+
+    def _start_over(self) -> None:
+        """Nobody runs, nothing is in flight: every living request waits, with the tokens that it has. What completed
+        steps computed for it stays in the cache, unless the books turn out to be wrong: then everything is free."""
+        plans = [flight.plan for flight in self._flights]
+        self._flights.clear()
+        try:
+            self._learn_holdings()
+            self.held.start_over([req for req in self.requests.values() if req.pin], self._finishing, plans)
+            audit(self.held, [])
+        except Exception as error:
+            log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
+            self.counters.add("books_cleared")
+            self.held.clear(plans)
+        self.running = ScheduleBatch(max(8, self.config.max_running_requests))
+        self.extending, self._finishing = [], []
+        for req in self.requests.values():
+            if req.status is not Status.WAITING:
+                req.move(Status.WAITING)
+            req.pin, req.req_pool_idx, req.num_pages, req.tracking = None, PAD, 0, None
+            req.resume_after = 0
+        self.waiting = sorted(self.requests.values(), key=self._rank)
+        self._num_waiting_tokens = sum(len(req.tokens) for req in self.waiting)
+
+    def _set_back_who_is_not_on_trial(self) -> None:
+        for req in [*self.running.reqs, *self.extending]:
+            if req not in self.suspects.on_trial:
+                self._remove(req)
+                self._set_back(req)
+
+    def _end_who_is_stuck(self) -> None:
+        """Nothing could be planned. Where nothing is on its way back either, some memory is lost: who needs more than
+        there is left ends now rather than with its time-out, and does not hold up the others."""
+        if self._flights or self._finishing or any(self.held.leaving):
+            return
+        if self.num_running:
+            stuck: list[tuple[Request, ForebayError]] = [(self.running.reqs[0], self._memory_lost())]
+        elif self.waiting:
+            self._quarantine_leaks()
+            stuck = self._who_no_longer_fits() or [(self._candidates()[0], self._memory_lost())]
+        else:
+            return
+        for req, why in stuck:
+            self._finish(req, FinishReason.ERROR, _failure(why))
+
+    def _who_no_longer_fits(self) -> list[tuple[Request, ForebayError]]:
+        found: list[tuple[Request, ForebayError]] = []
+        for req in self.waiting:
+            try:
+                check_fits(req, self.config, self.held.usable_pages)
+            except ForebayError as error:
+                found.append((req, error))
+        return found
+
+    def _memory_lost(self) -> EngineError:
+        lost = ", ".join(f"{slots.num_quarantined} of {slots.capacity} {slots.name}" for slots, _ in self.held.pools)
+        return EngineError(
+            f"the engine has lost memory (set aside: {lost}), and what is left is too little for this request: restart",
+            code="memory_lost",
+        )
 
     def _land(self, plan: StepPlan) -> _Flight:
         flight = self._flights.popleft()
@@ -308,9 +419,10 @@ class Scheduler:
             self.held.adopt(req, req.kv_committed)
 
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
+        update = Update(req.id, [token])
+        self._news.append(update)
         req.tokens.append(token)
         req.last_progress = now
-        update = Update(req.id, [token])
         if logprob is not None:
             update.logprobs = [logprob]
         if req.num_output == 1:
@@ -330,27 +442,33 @@ class Scheduler:
     def _finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
     ) -> Update:
-        """The one way out: everything is released, and the last update says why."""
-        if req.status is Status.WAITING:
-            self.waiting.remove(req)
-            self._num_waiting_tokens -= len(req.tokens)
-            self.held.kept.drop(req)
-        else:
-            self._remove(req)
-            if reason is not FinishReason.ERROR and self.held.is_finishing(req):
-                self._finishing.append(req)
-            else:
-                self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)
+        """The one way out: everything is released, and the last update says why. It is told first: what goes wrong in
+        releasing must not swallow it."""
+        if update is None:
+            update = Update(req.id, [], cache=req.cache_report)
+            self._news.append(update)
+        update.finish, update.failure = reason, failure
+        was = req.status
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.counters.add(f"finished.{reason}")
-        update = update or Update(req.id, [], cache=req.cache_report)
-        update.finish, update.failure = reason, failure
+        if self.suspects:
+            self.suspects.acquit(req)
+        if was is Status.WAITING:
+            self.waiting.remove(req)
+            self._num_waiting_tokens -= len(req.tokens)
+            self.held.kept.drop(req)
+            return update
+        self._remove(req, was)
+        if reason is not FinishReason.ERROR and self.held.is_finishing(req):
+            self._finishing.append(req)
+        else:
+            self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)
         return update
 
-    def _remove(self, req: Request) -> None:
-        """Take an admitted request out of its batch, and learn from that what it has."""
-        if req.status is Status.EXTENDING:
+    def _remove(self, req: Request, status: Status | None = None) -> None:
+        """Take an admitted request, which has or had this status, out of its batch, and learn from that what it has."""
+        if (status or req.status) is Status.EXTENDING:
             self.extending.remove(req)
             return
         i = self.running.index_of(req)
@@ -382,6 +500,9 @@ class Scheduler:
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
         assert self.idle, "only an idle engine can tell a leak from a page in use"
+        return self._quarantine_leaks()
+
+    def _quarantine_leaks(self) -> int:
         lost = self.held.reclaim_leaks()
         self.counters.add("leaked_pages", lost)
         return lost

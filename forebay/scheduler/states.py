@@ -130,6 +130,15 @@ class StateKeeper:
                 self._snapshots.append((req.req_pool_idx, length, slot))
                 self.num_taken += 1
 
+    def start_over(self) -> None:
+        """The step being planned will not be: nobody holds a slot any more."""
+        self.take_snapshots()
+        self.pool.take_clears()
+        self.pool.take_copies()
+        for source in self.sources:
+            self.cached.unlock(source)
+        self.sources = []
+
     def take_snapshots(self) -> Snapshots:
         snapshots, self._snapshots = self._snapshots, []
         return snapshots

@@ -49,6 +49,7 @@ class Rig:
 
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now)
+        self.updates += self.scheduler.take_news()
         if plan:
             self.flights.append(plan)
             self.plans.append(plan)

@@ -184,6 +184,7 @@ class HashRunner:
             row = admission.row
             self.tenant[row] = admission.request_id
             self.row_of[admission.request_id] = row
+            self.broken.discard(admission.request_id)  # it begins with what is trusted
             self.sampling[row] = False
             self.kv_len[row] = -1
             if list(plan.rows[: plan.num_extends]).count(row) != 1:

@@ -73,6 +73,8 @@ class Liveness:
         under_way = [req for req in scheduler.requests.values() if req.req_pool_idx in rows]
         under_way += [req for req in scheduler.extending if req.req_pool_idx not in rows]
         waiting = [req for req in sorted(scheduler.waiting, key=self._rank) if not self._may_wait(req, under_way)]
+        if scheduler.suspects:  # nobody else runs until it is known who is to blame for a failed step
+            waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
         started = [scheduler.requests[admission.request_id] for admission in plan.admissions] if plan else []
         for req in started:
             times = self._times[req.id]

@@ -13,6 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from random import Random
@@ -218,8 +219,12 @@ class Simulation:
         self._log_plan(plan)
         if self.rng.random() < self._launch_fails(plan):
             self.runner.launch_in_part(plan, self.rng.random())
+            for admission in plan.admissions:
+                at = plan.rows == admission.row
+                self.runner.cached.setdefault(admission.request_id, int((plan.seq_lens - plan.q_lens)[at][0]))
             while self.flights:  # steps end in the order they were planned
-                self.land()
+                if not self.land():
+                    return plan  # void with the one that failed
             ids = [int(self.runner.tenant[row]) for row in plan.rows.tolist()]
             self._fail(plan, ids + [admission.request_id for admission in plan.admissions])
         else:
@@ -236,7 +241,8 @@ class Simulation:
         others = np.isin(plan.write_rows, plan.rows, invert=True).any() or (owner[plan.map_pages] == CACHE).any()
         return max(chance, 0.8) if others else chance
 
-    def land(self) -> None:
+    def land(self) -> bool:
+        """Commit the oldest step; False where it failed."""
         plan, step = self.flights.popleft()
         rng, faults = self.rng, self.faults
         not_finite = ()
@@ -249,10 +255,11 @@ class Simulation:
             result = step.result(fails=fails, poisoned=not_finite)
         except StepFailed:
             self._fail(plan, step.tenants.tolist())
-        else:
-            updates = self.scheduler.commit(plan, result, self.now)
-            self.oracles.liveness.computed(plan, step, self.now)
-            self._heard(updates)
+            return False
+        updates = self.scheduler.commit(plan, result, self.now)
+        self.oracles.liveness.computed(plan, step, self.now)
+        self._heard(updates)
+        return True
 
     def _is_waiting(self, request_id: int) -> bool:
         """Whether a request was retracted while a step computed for it."""
@@ -260,8 +267,13 @@ class Simulation:
         return req is not None and req.status is Status.WAITING
 
     def _fail(self, plan: StepPlan, request_ids: list[int]) -> None:
-        for request_id in request_ids:
-            self._of(request_id, "may_fail")
+        """Only who was alone in a failed step may end with it. What was launched behind it is void."""
+        if plan.num_seqs == 1:
+            for request_id in request_ids:
+                self._of(request_id, "may_fail")
+        while self.flights:
+            with suppress(StepFailed):
+                self.flights.popleft()[1].result(fails=True)
         self._heard(self.scheduler.fail(plan, EngineError("injected"), self.now))
 
     def _of(self, request_id: int, may: str) -> None:

@@ -1,0 +1,68 @@
+"""Who is to blame for a step that failed: found by running its requests again in ever smaller groups."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+from forebay.requests.request import Request, Status
+
+Accused = Sequence[tuple[Request, int]]
+"""Requests in the order of the step that failed, each with the KV length at which it has got past that step."""
+
+
+class RequestFault(Exception):
+    """Something went wrong, as `__cause__` says, while work was done for one request alone."""
+
+    def __init__(self, req: Request) -> None:
+        super().__init__(f"request {req.id}")
+        self.req = req
+
+
+@contextmanager
+def blamed_on(req: Request) -> Iterator[None]:
+    """Whatever is raised inside is `req`'s fault."""
+    try:
+        yield
+    except Exception as error:
+        raise RequestFault(req) from error
+
+
+class Suspects:
+    """Groups of requests on trial, one group after the other; while there are any, nobody else runs.
+
+    A group whose members all got past the step that failed is innocent. One that fails is cut in halves, so that only
+    who fails alone is guilty: log2 of their number steps for each of those, and the others lose nothing but time.
+    """
+
+    def __init__(self) -> None:
+        self._groups: deque[dict[Request, int]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def on_trial(self) -> Collection[Request]:
+        return self._groups[0] if self._groups else ()
+
+    def accuse(self, accused: Accused) -> None:
+        """These were together in a step that failed."""
+        for req, _ in accused:
+            self.acquit(req)
+        half = -(-len(accused) // 2)
+        for part in (accused[half:], accused[:half]):
+            if part:
+                self._groups.appendleft(dict(part))
+
+    def acquit(self, req: Request) -> None:
+        """The request has ended, or is innocent; nothing where it was no suspect."""
+        for group in self._groups:
+            group.pop(req, None)
+        self._groups = deque(group for group in self._groups if group)
+
+    def acquit_who_passed(self) -> None:
+        running = (Status.EXTENDING, Status.DECODING)
+        passed = [req for req, mark in self._groups[0].items() if req.status in running and req.committed_len >= mark]
+        for req in passed:
+            self.acquit(req)

@@ -1,0 +1,68 @@
+"""Who is to blame for a step that failed (C27): groups on trial, in halves, with nobody else beside them."""
+
+import pytest
+
+from forebay.base.errors import EngineError
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import FinishReason
+from forebay.scheduler.suspects import RequestFault, Suspects, blamed_on
+from tests.scheduler.rig import Rig
+
+
+def suspects_of(n: int) -> tuple[Suspects, list[Request]]:
+    reqs = [Request(i + 1, [1], SamplingParams()) for i in range(n)]
+    suspects = Suspects()
+    suspects.accuse([(req, 1) for req in reqs])
+    return suspects, reqs
+
+
+def test_those_of_a_failed_step_are_tried_in_halves():
+    suspects, reqs = suspects_of(5)
+    assert list(suspects.on_trial) == reqs[:3]
+    suspects.accuse([(req, 1) for req in reqs[:3]])
+    assert list(suspects.on_trial) == reqs[:2]
+    for expected in (reqs[2:3], reqs[3:], []):
+        for req in list(suspects.on_trial):
+            suspects.acquit(req)
+        assert list(suspects.on_trial) == expected
+    assert not suspects
+
+
+def test_a_fault_names_the_request_that_work_was_done_for():
+    req = Request(7, [1], SamplingParams())
+    with pytest.raises(RequestFault) as caught, blamed_on(req):
+        raise MemoryError
+    assert caught.value.req is req
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("guilty", range(6))
+def test_nobody_else_runs_until_the_guilty_one_is_found(guilty, depth):
+    rig = Rig(depth=depth, num_pages=200)
+    reqs = [rig.add(5, max_new=6) for _ in range(6)]
+    culprit = reqs[guilty]
+    for _ in range(3):
+        rig.step()
+    late, steps, tried = None, 0, []
+    while culprit.id in rig.scheduler.requests:
+        plan = rig.launch()
+        here = {rig.scheduler.held.rows.holders[row].id for row in plan.rows.tolist()}
+        if rig.scheduler.suspects:
+            tried.append(here)
+        if culprit.id in here:
+            while len(rig.flights) > 1:
+                rig.commit()
+            rig.updates += rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
+            steps += 1
+            late = late or rig.add(5)
+        else:
+            rig.commit()
+    assert steps <= 4, "six requests: three halvings at most, and the end"
+    assert not any(late.id in here for here in tried)
+    assert tried[-1] == {culprit.id}
+    assert rig.finish_of(culprit) is FinishReason.ERROR
+    rig.run()
+    assert {rig.finish_of(req) for req in [*reqs, late] if req is not culprit} == {FinishReason.LENGTH}
+    assert [len(rig.tokens_of(req)) for req in reqs if req is not culprit] == [6] * 5
