@@ -21,6 +21,7 @@ from tests.engine.conftest import make_chat_model
 from tests.fuzz.mutants import seeds
 from tests.integration.rig import Rig
 from tests.integration.threaded import ThreadedEngine
+from tests.kernels import NATIVE
 from tests.server.conftest import Running, start
 
 CONTEXT = 256
@@ -131,7 +132,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A tiny random llama behind the real core, runner, channel and HTTP server."""
     threads = torch.get_num_threads()
     folder = make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
-    rig = Rig(folder, dtype=torch.float32, kernels="native", num_threads=1, context_length=CONTEXT)
+    rig = Rig(folder, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=CONTEXT)
     if not rig.ops.name.startswith("native"):
         pytest.skip("only the native kernels compute a row alike in every company")
     shape = {"page_size": 4, "num_tokens": 640, "chunked_prefill_size": 16, "schedule_conservativeness": 0.1}
