@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -13,16 +14,13 @@ _EARLY_S: Final = 0.01  # event loops keep time in milliseconds
 
 
 class LoopClock(RunClock):
-    """Ticked by the running event loop. A loop that was busy for a while has not heard anybody meanwhile either."""
+    """Ticked by the running event loop for as long as somebody has it. A loop that was busy for a while has not heard
+    anybody meanwhile either."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         super().__init__(source)
         self._loop = asyncio.get_running_loop()
-        self._again()
-
-    def _again(self) -> None:
-        self.tick()
-        self._loop.call_later(TICK_S, self._again)
+        _keep_ticking(weakref.ref(self), self._loop)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
         """As the loop's, in this clock's seconds."""
@@ -35,6 +33,13 @@ class LoopClock(RunClock):
             await done
         finally:
             timer.cancel()
+
+
+def _keep_ticking(wanted: weakref.ref[LoopClock], loop: asyncio.AbstractEventLoop) -> None:
+    clock = wanted()
+    if clock is not None:
+        clock.tick()
+        loop.call_later(TICK_S, _keep_ticking, wanted, loop)
 
 
 class Timer:

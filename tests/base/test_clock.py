@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
 from forebay.base.clock import MOST_S, RunClock
 from forebay.base.loop_clock import LoopClock
+from tests.deadlines import HANGS_S
 from tests.deadlines import HANGS_S
 
 
@@ -75,3 +78,24 @@ async def test_sleeping_by_a_clock_ends_when_it_has_counted_that_long() -> None:
     assert not sleeping.done()
     time.now += 0.02
     await asyncio.wait_for(sleeping, HANGS_S)
+
+
+async def test_a_clock_that_nobody_has_is_not_ticked_for_ever() -> None:
+    """An event loop may see many engines come and go."""
+    clock = LoopClock()
+    gone = weakref.ref(clock)
+    del clock
+    gc.collect()
+    assert gone() is None
+
+
+async def test_the_loop_ticks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("forebay.base.loop_clock.TICK_S", 0.001)
+    time = Time()
+    clock = LoopClock(time)
+    for passed in range(1, 4):
+        time.now += MOST_S
+        async with asyncio.timeout(HANGS_S):
+            while clock._tick[1] < passed * MOST_S:
+                await asyncio.sleep(0.001)
+    assert clock() == 3 * MOST_S
