@@ -11,7 +11,6 @@ import pytest
 from forebay.base.clock import MOST_S, RunClock
 from forebay.base.loop_clock import LoopClock
 from tests.deadlines import HANGS_S
-from tests.deadlines import HANGS_S
 
 
 class Time:
