@@ -16,10 +16,9 @@ from forebay.base.log import setup_logging
 from forebay.config.engine_config import Config
 from forebay.config.flag import AUTO, Flag
 from forebay.config.resolve import HERE, Survey, resolve, written_values
-from forebay.config.server_args import BY_NAME, HTTP, LIMITS, LOGGING, SECURITY
+from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, SERVER_GROUPS
 from forebay.config.sources import Once, add_flags, refuse_unknown
 
-SERVER_GROUPS: Final = (HTTP, SECURITY, LIMITS)
 _FOLDED: Final = (LIMITS, LOGGING)  # too many, too seldom used for the short help
 _WIDTH: Final = 36
 

@@ -32,6 +32,7 @@ HTTP: Final = "http"
 SECURITY: Final = "security"
 LIMITS: Final = "limits of the http server"
 LOGGING: Final = "logging and checks"
+SERVER_GROUPS: Final = (HTTP, SECURITY, LIMITS)  # an engine without a server has no use for these
 
 _MODEL: Final = (
     Flag(

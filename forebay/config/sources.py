@@ -15,7 +15,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.fault import FAULT_VARIABLES
 from forebay.config.elsewhere import as_key, why_absent
 from forebay.config.flag import AUTO, BOOL, SECRET, Auto, Flag, Value
-from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
+from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS, SERVER_GROUPS
 
 PREFIX: Final = "FOREBAY_"
 _OTHER_VARIABLES: Final = (CONFIG_VARIABLE, *FAULT_VARIABLES)
@@ -80,6 +80,13 @@ def from_flags(flags: Mapping[str, object]) -> dict[str, Given]:
             origin = flag.option if name == flag.name else name
             _add(given, flag, Given(flag.read(raw, origin), "flag", origin))
     return given
+
+
+def refuse_server_settings(names: Iterable[str]) -> None:
+    """ConfigError for the first that an engine without a server would do nothing about."""
+    for name in names:
+        if name in BY_KEY and BY_KEY[name].group in SERVER_GROUPS:
+            raise ConfigError(f"{name} is a setting of the HTTP server (forebay serve), and here is none: leave it out")
 
 
 def from_environment(environment: Mapping[str, str]) -> tuple[dict[str, Given], list[str]]:

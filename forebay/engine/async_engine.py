@@ -88,7 +88,9 @@ class AsyncEngine:
         """An engine for the length of an `async with`, ready when the body begins. `flags` are those of the command
         line, with underscores: `AsyncEngine.start(model="...", context_length=4096)`."""
         from forebay.config.resolve import resolve
+        from forebay.config.sources import refuse_server_settings
 
+        refuse_server_settings(flags)
         engine = await cls.connect(launch(resolve({"model": model, **flags}).engine))
         try:
             await engine.ready()

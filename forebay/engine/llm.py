@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from forebay.base.errors import ForebayError, GenerationError, InvalidRequest, from_code
 from forebay.config.resolve import resolve
+from forebay.config.sources import refuse_server_settings
 from forebay.engine.build import build_engine
 from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
@@ -77,6 +78,7 @@ class LLM:
     """
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
+        refuse_server_settings(flags)
         config = resolve({"model": model, **flags})
         patient = replace(
             config.engine,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.base.errors import GenerationError, InvalidRequest, ModelError, RequestTooLarge
+from forebay.base.errors import ConfigError, GenerationError, InvalidRequest, ModelError, RequestTooLarge
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
@@ -74,6 +74,18 @@ def test_a_prompt_that_can_never_fit_fails_alone_and_is_told_of_when_all_have_en
     assert long.finish_reason is FinishReason.ERROR
     assert fine.token_ids == greedy(checkpoint, [5, 6], 8)
     assert other.text == llm.tokenizer.decode(other.token_ids) != ""
+
+
+@pytest.mark.parametrize("setting", ["port", "max_n", "cache_isolation", "allowed_host"])
+def test_a_setting_of_the_server_is_refused_where_there_is_none(checkpoint: Tiny, setting: str) -> None:
+    async def start() -> None:
+        async with AsyncEngine.start(str(checkpoint.path), **{setting: 1}):
+            pass
+
+    with pytest.raises(ConfigError, match=f"^{setting} is a setting of the HTTP server"):
+        LLM(str(checkpoint.path), **{setting: 1})
+    with pytest.raises(ConfigError, match=f"^{setting} is a setting of the HTTP server"):
+        asyncio.run(start())
 
 
 def test_a_failed_conversation_raises_too(llm: LLM) -> None:
