@@ -138,6 +138,18 @@ class Liveness:
                     before[req.id] < policy.MAX_OVERTAKES, f"{starter} overtakes {req} after {before[req.id]} others"
                 )
                 self._times[req.id].overtaken += 1
+                fits = self._needs_no_more(req, starter)
+                require(not fits, f"{starter} starts although {req} is ahead of it and needs no more")
+
+    def _needs_no_more(self, req: Request, starter: Request) -> bool:
+        """Whether the room in which `starter` starts, with no hit, would have been enough for `req`."""
+        if req.num_retractions or starter.num_retractions or not starter.cache_report:
+            return False
+        return (
+            starter.cache_report.cached_tokens == 0
+            and self._pages(len(req.tokens)) <= self._pages(len(starter.tokens))
+            and req.params.max_new_tokens <= starter.params.max_new_tokens
+        )
 
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:
         """Nobody waits in vain: where the first in rank has all that it could ever need, it starts."""
