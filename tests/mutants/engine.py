@@ -18,13 +18,6 @@ ENGINE = (
         "engine/test_core.py::test_a_fault_while_adding_fails_that_request_only",
     ),
     Mutant(
-        "C27 steps end in the order they were planned, also where a launch fails",
-        "engine/core.py",
-        "            while self._in_flight:  # steps end in the order they were planned\n",
-        "            while False:\n",
-        "engine/test_core.py::test_a_failing_step_costs_its_own_requests_and_nobody_elses",
-    ),
-    Mutant(
         "C27 an engine whose steps only fail ends",
         "engine/core.py",
         "        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:",

@@ -78,18 +78,6 @@ def lpm_passes_over_whoever_has_no_hit(patch: Patch) -> None:
     patch.setattr(admission, "queue_order", mutated)
 
 
-def a_prompt_waits_for_another_tenants(patch: Patch) -> None:
-    gives = admission.AdmissionPass._gives
-
-    def mutated(self, leader, req, *lengths):
-        namespace, req.namespace = req.namespace, leader.namespace
-        found = gives(self, leader, req, *lengths)
-        req.namespace = namespace
-        return found
-
-    patch.setattr(admission.AdmissionPass, "_gives", mutated)
-
-
 FAIRNESS_MUTATIONS = {
     name: apply
     for name, apply in list(globals().items())
