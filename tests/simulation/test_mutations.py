@@ -17,6 +17,7 @@ FOUND_AT = {
     "a_copy_that_a_failed_step_was_to_make_is_relied_on": 37,
     "a_hit_begins_with_the_state_of_a_shorter_prefix": 23,
     "a_pinned_leaf_is_evicted": 19,
+    "a_prompt_waits_for_another_tenants": 856,
     "a_request_retracted_often_never_starts_again": 24,
     "a_retracted_request_has_all_the_time": 36,
     "a_retracted_request_is_queued_anew": 29,
