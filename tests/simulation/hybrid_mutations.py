@@ -239,7 +239,7 @@ def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
 
 
 def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
-    patch.setattr(KeptOnHost, "failed", lambda self, plan: None)
+    patch.setattr(KeptOnHost, "start_over", lambda self, void, committed: None)
 
 
 def a_copy_outlives_its_request(patch: Patch) -> None:

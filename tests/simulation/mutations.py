@@ -14,11 +14,11 @@ import pytest
 from forebay.memory import slots
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
+from forebay.memory.window_pool import WindowPool
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission, residency, scheduler
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.row_writes import RowWriter
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.fairness_mutations import FAIRNESS_MUTATIONS
 from tests.simulation.hybrid_mutations import HYBRID_MUTATIONS
@@ -413,13 +413,8 @@ def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
 
 
 @mutation
-def row_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
-    patch.setattr(RowWriter, "write_again", lambda self, rows: None)
-
-
-@mutation
 def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
-    patch.setattr(Residencies, "write_windows_again", lambda self, pages: None)
+    patch.setattr(WindowPool, "write_again", lambda self, pages: None)
 
 
 MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS

@@ -31,7 +31,6 @@ FOUND_AT = {
     "only_those_who_decode_give_way": 35,
     "only_what_samples_is_looked_at": 43,
     "prompt_logprobs_are_sent_twice_after_a_retraction": 24,
-    "row_writes_of_a_failed_launch_are_swallowed": 85,
     "splitting_an_edge_leaves_the_state_with_the_upper_part": 19,
     "the_prompt_is_compared_with_what_its_admission_left_of_the_cache": 118,
     "the_queue_counts_as_time_without_a_token": 29,
