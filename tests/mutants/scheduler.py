@@ -187,7 +187,7 @@ SCHEDULER = (
         "scheduler/residency.py",
         "            self.windows.pool.write_again(np.flatnonzero(self.windows.pool.full_to_window))\n",
         "            pass\n",
-        "simulation/test_found_bugs.py::test_window_writes_that_a_failed_launch_swallowed_are_sent_again",
+        "scheduler/test_windows.py::test_window_pages_of_a_failed_step_are_written_again",
     ),
     Mutant(
         "C26 C30 nobody relies on a copy that a failed step was to make",
