@@ -110,7 +110,7 @@ def test_no_host_module_names_torch() -> None:
     assert named == set()
 
 
-@pytest.mark.parametrize(("arguments", "libraries"), HELP_LIBRARIES.items(), ids=" ".join)
+@pytest.mark.parametrize(("arguments", "libraries"), HELP_LIBRARIES.items(), ids=map(" ".join, HELP_LIBRARIES))
 def test_help_loads_little(arguments: tuple[str, ...], libraries: set[str]) -> None:
     """It answers at once where nothing is imported that takes time: torch would be a second, a web framework half."""
     code = (
