@@ -22,7 +22,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `temperature` 0 is greedy. `top_k` 0 keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the number
     of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
     request's random draws whatever the batch around it; without one the engine draws one for each request
-    (`with_seed`). Stop strings are the detokenizer's business and not known here.
+    that is not greedy (`with_seed`). Stop strings are the detokenizer's business and not known here.
     """
 
     max_new_tokens: int = 128
@@ -41,8 +41,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     prompt_logprobs: int = -1
 
     def with_seed(self) -> SamplingParams:
-        """These, with a fresh seed where there is none."""
-        return msgspec.structs.replace(self, seed=secrets.randbits(63)) if self.seed == RANDOM_SEED else self
+        """These, with a fresh seed where there is none and one is needed: greedy choices draw nothing."""
+        if self.seed != RANDOM_SEED or self.greedy:
+            return self
+        return msgspec.structs.replace(self, seed=secrets.randbits(63))
 
     @property
     def greedy(self) -> bool:

@@ -50,6 +50,15 @@ def test_a_request_without_a_seed_gets_one_of_its_own_and_keeps_a_given_one() ->
     assert seeds[3:] == [0, 7]
 
 
+def test_a_greedy_request_is_the_same_each_time_since_no_seed_is_drawn_for_it() -> None:
+    core, runner = fake_core()
+    for request_id in (1, 2):
+        assert core.add(wanted(request_id, [1], temperature=0.0)) == []
+    core.step()
+    first, second = [admission.params for admission in runner.plans[0].admissions]
+    assert first == second == SamplingParams(max_new_tokens=6, temperature=0.0)
+
+
 class Client:
     """Collects updates and holds every request to: tokens in order, then exactly one end, then nothing."""
 
