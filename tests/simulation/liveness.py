@@ -143,10 +143,13 @@ class Liveness:
 
     def _needs_no_more(self, req: Request, starter: Request) -> bool:
         """Whether the room in which `starter` starts, with no hit, would have been enough for `req`."""
-        if req.num_retractions or starter.num_retractions or not starter.cache_report:
+        report = starter.cache_report
+        if req.num_retractions or starter.num_retractions or not report:
             return False
+        # A hit that it is tried for first may be given up for lack of a slot when it starts.
+        hits = [report.kv_tokens, report.window_tokens, report.state_tokens]
         return (
-            starter.cache_report.cached_tokens == 0
+            0 in hits
             and self._pages(len(req.tokens)) <= self._pages(len(starter.tokens))
             and req.params.max_new_tokens <= starter.params.max_new_tokens
         )
