@@ -11,7 +11,7 @@ import msgspec
 
 MAX_OUTPUT_CHARS: Final = 4 << 20
 MAX_CPU_S: Final = 1.0  # of compiling, and of each rendering: the kernel ends who takes longer
-MAX_MEMORY_BYTES: Final = 256 << 20  # of address space, the interpreter's own included
+MAX_MEMORY_BYTES: Final = 256 << 20  # of data, the interpreter's own included
 
 _MAX_ANSWER_BYTES: Final = 4 * MAX_OUTPUT_CHARS + 4096
 _LENGTH: Final = struct.Struct(">I")

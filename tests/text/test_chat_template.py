@@ -151,11 +151,27 @@ def test_memory_is_limited_from_the_beginning() -> None:
         assert process.ask(encode(Compile("x", {})), HANGS_S) is not None
         limits = Path(f"/proc/{process._child.pid}/limits").read_text()
         assert any(
-            line.split()[:5] == ["Max", "address", "space", str(MAX_MEMORY_BYTES), str(MAX_MEMORY_BYTES)]
+            line.split()[:5] == ["Max", "data", "size", str(MAX_MEMORY_BYTES), str(MAX_MEMORY_BYTES)]
             for line in limits.splitlines()
         )
     finally:
         process.end()
+
+
+def test_what_the_interpreter_maps_and_nobody_writes_leaves_a_template_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some distributions' archive of all languages has 220 MB, and every process that has set a locale maps it."""
+    archive = tmp_path / "archive"
+    with archive.open("wb") as file:
+        file.truncate(MAX_MEMORY_BYTES)
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import mmap\nfile = open({str(archive)!r}, 'rb')\n"
+        "mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    turn = "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
+    assert render(turn * 200) == "a<b" * 200
 
 
 def test_a_process_that_does_not_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
