@@ -79,15 +79,18 @@ class Overlay:
     def _fails(self, test: str) -> bool:
         """Whether a test fails here: not its module, its fixtures or its name, which would prove nothing."""
         options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", ""]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, f"tests/{test}"],
-            cwd=self.root,
-            # Bytecode is known by its source's second and size: two mutants within one second could be mixed up.
-            env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=_HANGS_S,
-        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *options, f"tests/{test}"],
+                cwd=self.root,
+                # Bytecode is known by its source's second and size: two mutants within one second could be mixed up.
+                env={**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"},
+                capture_output=True,
+                text=True,
+                timeout=_HANGS_S,
+            )
+        except subprocess.TimeoutExpired as hangs:
+            raise Stale(f"{test} hangs, where it should fail") from hangs
         if done.returncode == 1 and f"FAILED tests/{test}" in done.stdout:
             return True
         if done.returncode == 0 and " passed" in done.stdout:

@@ -56,10 +56,10 @@ def test_nobody_else_runs_until_the_guilty_one_is_found(guilty, depth):
                 rig.commit()
             rig.updates += rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
             steps += 1
+            assert steps <= 4, "six requests: three halvings at most, and the end"
             late = late or rig.add(5)
         else:
             rig.commit()
-    assert steps <= 4, "six requests: three halvings at most, and the end"
     assert not any(late.id in here for here in tried)
     assert tried[-1] == {culprit.id}
     assert rig.finish_of(culprit) is FinishReason.ERROR
