@@ -413,6 +413,18 @@ def a_request_retracted_often_never_starts_again(patch: Patch) -> None:
 
 
 @mutation
+def a_failed_step_loses_a_page(patch: Patch) -> None:
+    start_over = Residencies.start_over
+
+    def mutated(self, reqs, *args):
+        start_over(self, reqs, *args)
+        if self.kv.num_free:
+            self.kv.take_ids(1, 1)
+
+    patch.setattr(Residencies, "start_over", mutated)
+
+
+@mutation
 def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
     patch.setattr(WindowPool, "write_again", lambda self, pages: None)
 

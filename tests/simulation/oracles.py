@@ -193,6 +193,10 @@ class Oracles:
         """The pools, the queues and the cache agree with each other and with the clients."""
         scheduler = self.scheduler
         scheduler.audit()
+        require(
+            not scheduler.counters.get("books_cleared"),
+            "the books were wrong when a step failed: the engine survives that by emptying its cache, and hides it",
+        )
         self.runner.check_in_flight()
         require(scheduler.requests.keys() == self.live.keys(), "the scheduler lost a request, or kept one too long")
         waiting = scheduler.waiting
