@@ -27,7 +27,7 @@ from forebay.base.errors import EngineError
 from forebay.cli.http_client import Connection, Origin, encode_request
 from forebay.engine.async_engine import AsyncEngine
 from forebay.text.tokenizer import Tokenizer
-from tests.deadlines import HANGS_S
+from tests.deadlines import HANGS_S, NEVER_S
 from tests.server.conftest import Running, start
 from tests.server.process_status import num_fds, rss_bytes
 from tests.soak.hash_engine import CONTEXT, EOS, VOCAB, SoakedRunner, hash_engine, reference
@@ -79,7 +79,9 @@ class Soak:
         self.num_requests = 0
 
     def __enter__(self) -> Soak:
-        self.server: Running = start(self.tokenizer, self.engine.connect)
+        # Clients and server share a process: what it gives up by the clock would be given up for both.
+        patience = {"header_timeout_s": NEVER_S, "keep_alive_s": NEVER_S, "write_timeout_s": NEVER_S}
+        self.server: Running = start(self.tokenizer, self.engine.connect, **patience)
         self.origin = Origin(self.server.url)
         return self
 
