@@ -205,9 +205,10 @@ class EngineCore:
         log.error(event("scheduling_failed", request=who), exc_info=cause)
         self._abandon()
         typed = _as_typed(cause, f"request {culprit.id}" if culprit else "a step")
-        self.scheduler.recover(typed, culprit)
+        several = self.scheduler.recover(typed, culprit)
         self._progressed = True
-        self._count_failure(cause)
+        if not several:  # as for a step that failed for many
+            self._count_failure(cause)
         return self.scheduler.take_news()
 
     def _abandon(self) -> None:

@@ -69,15 +69,15 @@ class KeptOnHost:
         else:
             self._drops.append(req.id)
 
-    def take_plan(self) -> tuple[tuple[Kept, ...], tuple[Kept, ...], tuple[int, ...]]:
+    @property
+    def planned(self) -> tuple[tuple[Kept, ...], tuple[Kept, ...], tuple[int, ...]]:
         """What the next step saves, loads and drops."""
-        plan = tuple(self._saves), tuple(self._loads), tuple(self._drops)
-        if self._saves or self._loads or self._drops:
-            self._saves, self._loads, self._drops = [], [], []
-        return plan
+        return tuple(self._saves), tuple(self._loads), tuple(self._drops)
 
     def launched(self, step: int) -> None:
-        """The copies that were not planned yet are made by `step`: a request can rely on its own when that commits."""
+        """`step` does what was planned. A request can rely on its copy when that commits."""
+        if self._saves or self._loads or self._drops:
+            self._saves, self._loads, self._drops = [], [], []
         for copy in self._copies.values():
             if copy.step is None:
                 copy.step = step

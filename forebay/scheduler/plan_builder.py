@@ -47,7 +47,7 @@ def build_plan(
         sample_mask = np.concatenate([stops == ends, sample_mask])
         seq_lens = np.concatenate([stops, seq_lens])
     write_rows, write_columns, write_pages = held.row_writes.take()
-    saves, loads, drops = held.kept.take_plan()
+    saves, loads, drops = held.kept.planned
     return StepPlan(
         step=step,
         num_extends=num_extends,

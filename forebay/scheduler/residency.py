@@ -155,10 +155,10 @@ class Residencies:
             fault.point("residency.admit")
             self.rows.alloc([req])
             undo.pop_all()
-        req.pin, req.num_pages = pin, pin.num_pages + need
         req.extend_target = len(req.tokens)
         req.kv_len = self.kept.num_tokens(req) or match.num_tokens
         req.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
+        req.pin, req.num_pages = pin, pin.num_pages + need
         self.row_writes.write(req.req_pool_idx, 0, np.concatenate([match.pages, pages.ids]))
         if self.windows:
             req.window_start = self.windows.pool.first_needed(req.kv_len)

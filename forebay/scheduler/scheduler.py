@@ -86,10 +86,14 @@ class Scheduler:
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
-        self._enqueue(req)
-        self.requests[req.id] = req
         self.counters.add("requests")
         self.counters.add("prompt_tokens", req.num_prompt)
+        self.requests[req.id] = req
+        try:
+            self._enqueue(req)
+        except Exception:
+            del self.requests[req.id]
+            raise
 
     def abort(self, request_id: int, now: float) -> list[Update]:
         """End a request wherever it is; nothing if it ended already or never was."""
@@ -130,8 +134,8 @@ class Scheduler:
             return None
         self._step += 1
         plan = build_plan(self._step, extends, self.running, active, admitted, self.held)
-        self.held.launched(self._step)
         self._flights.append(_Flight(plan, extends.reqs + decoding))
+        self.held.launched(self._step)
         self._launch_extends(extends)
         return plan
 
@@ -271,6 +275,7 @@ class Scheduler:
         failed = [flight.reqs[i] for i in result.failed]
         living = [req for req in failed if req.status is not Status.FINISHED]
         updates = [self._finish(req, FinishReason.ERROR, _failure(_not_finite(req))) for req in living]
+        self.held.committed(plan.step)
         self._commit_chunks(flight, result, now)
         self._release_finished(flight, failed)
         logprobs = result.logprobs
@@ -307,11 +312,11 @@ class Scheduler:
             return []
         return [self._finish(req, FinishReason.ERROR, _failure(error)) for req, _ in accused]
 
-    def recover(self, error: ForebayError, culprit: Request | None) -> None:
+    def recover(self, error: ForebayError, culprit: Request | None) -> bool:
         """Something raised `error`, a call of this scheduler perhaps, half-way, in work for `culprit` alone if that is
         known. The results of the steps in flight have been waited for and thrown away. The culprit ends, and everybody
         else starts over; where nobody is known to be to blame those that ran go on trial. `take_news` has what the call
-        had to tell as well."""
+        had to tell as well. Returns whether several go on trial: smaller groups will tell more."""
         self.counters.add("recoveries")
         ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
         if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
@@ -323,6 +328,7 @@ class Scheduler:
         elif self.requests.get(culprit.id) is culprit:
             told = next((update for update in self._news if update.request_id == culprit.id), None)
             self._finish(culprit, FinishReason.ERROR, _failure(error), told)
+        return culprit is None and len(accused) > 1
 
     def _start_over(self) -> None:
         """Nobody runs, nothing is in flight: every living request waits, with the tokens that it has. What completed
@@ -387,7 +393,6 @@ class Scheduler:
     def _land(self, plan: StepPlan) -> _Flight:
         flight = self._flights.popleft()
         assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
-        self.held.committed(plan.step)
         return flight
 
     def _release_finished(self, flight: _Flight, failed: Collection[Request]) -> None:
@@ -419,17 +424,22 @@ class Scheduler:
             self.held.adopt(req, req.kv_committed)
 
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
-        update = Update(req.id, [token])
-        self._news.append(update)
-        req.tokens.append(token)
-        req.last_progress = now
-        if logprob is not None:
-            update.logprobs = [logprob]
-        if req.num_output == 1:
+        """One token more, known and told: both or, where memory is short, neither, so that it is never told twice.
+        What needs memory comes first."""
+        update = Update(req.id, [token], logprobs=None if logprob is None else [logprob])
+        if not req.num_output:
             update.cache = req.cache_report
             if req.params.prompt_logprobs >= 0:
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-                req.prompt_logprobs = []
+        self._news.append(update)
+        try:
+            req.tokens.append(token)
+        except Exception:
+            self._news.pop()
+            raise
+        req.last_progress = now
+        if req.prompt_logprobs:
+            req.prompt_logprobs = []
         if req.status is Status.WAITING:
             self._num_waiting_tokens += 1
         if token in req.stop_ids:

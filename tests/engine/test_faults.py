@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_params
 
 from forebay.base import fault
 from forebay.config.engine_config import Ledger, SchedulerConfig
@@ -19,6 +23,7 @@ from forebay.engine.build import build_engine
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.memory.slots import OutOfSlots, Slots
+from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
@@ -70,6 +75,8 @@ class Engine:
         self.asked: list[AddRequest] = []
         self.tokens: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, Update] = {}
+        self.num_logprobs: dict[int, int] = defaultdict(int)
+        self.num_prompt_logprobs: dict[int, list[int]] = defaultdict(list)
 
     def wanted(self, request_id: int, prompt: list[int], max_new_tokens: int) -> AddRequest:
         params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
@@ -79,6 +86,9 @@ class Engine:
         for update in updates:
             assert update.request_id not in self.ends, update
             self.tokens[update.request_id] += update.token_ids
+            self.num_logprobs[update.request_id] += len(update.logprobs or ())
+            if update.prompt_logprobs is not None:
+                self.num_prompt_logprobs[update.request_id].append(len(update.prompt_logprobs))
             if update.finish is not None:
                 self.ends[update.request_id] = update
 
@@ -246,6 +256,96 @@ def test_any_allocation_may_fail(kind: str, seed: int) -> None:
     k = 1
     while run_with_kth_allocation_failing(kind, seed, k):
         k += 1
+
+
+def prepared_lines(function: Callable[..., Any], last: str) -> list[int]:
+    """The lines of `function` up to the one with `last` in it, behind which nothing needs memory any more."""
+    lines, first = inspect.getsourcelines(function)
+    body = next((i for i, line in enumerate(lines) if line.rstrip().endswith('"""')), 0) + 1
+    stop = next(i for i, line in enumerate(lines) if last in line)
+    return [first + i for i in range(body, stop + 1) if lines[i].strip() not in ("", "try:")]
+
+
+def run_with_a_line_failing(engine: Engine, function: Callable[..., Any], line: int, nth: int) -> None:
+    """The nth time that `line` of `function` is to run, there is no memory."""
+    kth = Kth(nth, MemoryError)
+
+    def on_line(frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line" and frame.f_lineno == line:
+            kth()
+        return on_line
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: on_line if frame.f_code is function.__code__ else None)
+    try:
+        engine.run()
+    finally:
+        sys.settrace(before)
+    assert kth.calls >= 1
+
+
+@pytest.mark.parametrize("line", prepared_lines(Scheduler._append, "req.tokens.append(token)"))
+@pytest.mark.parametrize("nth", [1, 4])
+def test_a_token_is_told_once_with_all_that_belongs_to_it_whatever_fails(line: int, nth: int) -> None:
+    engine = Engine(CONFIGS["both"])
+    for i, wanted in enumerate(engine.todo):
+        params = replace_params(wanted.params, prompt_logprobs=0, logprobs=0)
+        engine.todo[i] = replace_params(wanted, params=params)
+    run_with_a_line_failing(engine, Scheduler._append, line, nth)
+    for wanted in engine.asked:
+        assert engine.num_prompt_logprobs[wanted.request_id] == [len(wanted.prompt_token_ids)]
+        assert engine.num_logprobs[wanted.request_id] == len(engine.tokens[wanted.request_id])
+
+
+@pytest.mark.parametrize("code", ["self.requests[req.id] = req", "self._enqueue(req)"])
+def test_what_could_not_be_queued_is_not_there(code: str) -> None:
+    engine = Engine(CONFIGS["plain"])
+    run_with_a_line_failing(engine, Scheduler.add, prepared_lines(Scheduler.add, code)[-1], 3)
+    assert engine.codes() == {3: "out_of_memory"}
+    assert engine.tokens[3] == []
+
+
+def test_what_the_engine_cannot_take_in_for_one_ends_that_one_however_many_run() -> None:
+    """Nothing says for whom it failed: it is found in halves, and that is not counted as so many failures in a row."""
+    engine = Engine(config(num_pages=200, max_running_requests=40), num_requests=0)
+    engine.todo = [engine.wanted(i, [i, 1, 2], 60) for i in range(1, 41)]
+    append = engine.scheduler._append
+
+    def failing(req: Request, *args: Any) -> Update:
+        if req.id == 1 and not engine.todo:  # when all forty run
+            raise ValueError
+        return append(req, *args)
+
+    engine.scheduler._append = failing  # type: ignore[method-assign]
+    engine.run()
+    assert engine.codes() == {1: "step_failed"}
+
+
+def test_nothing_of_a_step_that_was_not_finite_is_kept_if_taking_it_in_fails() -> None:
+    """C30: of two whose chunks were not finite the first cannot even be ended. Both run again, from the start."""
+    engine = Engine(replace(CONFIGS["states"], chunked_prefill_size=64), num_requests=0)
+    launch, finish = engine.runner.launch, engine.scheduler._finish
+    failing = Kth(1, MemoryError)
+
+    def poisoning(plan: StepPlan) -> Any:
+        step = launch(plan)
+        result = step.result
+        if plan.step == 1:
+            step.result = lambda **_: result(poisoned=tuple(range(plan.num_extends)))  # type: ignore[method-assign]
+        return step
+
+    def finishing(*args: Any, **more: Any) -> Update:
+        failing()
+        return finish(*args, **more)
+
+    engine.runner.launch = poisoning  # type: ignore[method-assign]
+    engine.scheduler._finish = finishing  # type: ignore[method-assign]
+    for i in (1, 2):
+        engine.asked.append(engine.wanted(i, list(range(100 * i, 100 * i + 23)), 4))
+        engine.take(engine.core.add(engine.asked[-1]))
+    engine.run()
+    assert failing.calls > 1
+    assert not engine.codes()
 
 
 # -- memory that is lost ----------------------------------------------------------------------------------------------

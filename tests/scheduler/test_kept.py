@@ -62,7 +62,7 @@ def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
     req.kv_len = 4
     assert kept.save(req, Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD))
     kept.drop(req)
-    assert kept.take_plan() == ((), (), ())
+    assert kept.planned == ((), (), ())
     assert kept.num_bytes == 0
 
 
@@ -114,3 +114,17 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
     rig.run()
     assert len(rig.tokens_of(req)) == 9
     assert not any(plan.loads for plan in rig.plans)
+
+
+def test_a_drop_is_done_though_the_plan_that_was_to_do_it_never_came_to_be():
+    kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
+    req = Request(1, range(4), SamplingParams())
+    req.kv_len = 4
+    kept.save(req, Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD))
+    kept.launched(1)
+    kept.drop(req)
+    for _ in range(2):
+        assert kept.planned == ((), (), (1,)), "the first time something fails before the plan is whole"
+        kept.start_over((), committed=1)
+    kept.launched(2)
+    assert kept.planned == ((), (), ())
