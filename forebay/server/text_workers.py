@@ -6,13 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.errors import ForebayError, InvalidRequest, Overloaded
 from forebay.base.log import event, get_logger
 from forebay.server.workers import Workers
 
 T = TypeVar("T")
 INLINE_CHARS: Final = 2048  # tokenizing that much takes less than a millisecond, a hop to a thread and back 0.1
-TIMEOUT_S: Final = 2.0
+TIMEOUT_S: Final = 30.0  # what is bounded in itself takes that long only on a machine with no time for it
 NUM_THREADS: Final = 2  # one long prompt does not hold up everybody else's
 
 log = get_logger("server")
@@ -37,8 +37,8 @@ class TextWorkers:
         try:
             return await self._workers.run(call, TIMEOUT_S)
         except TimeoutError:
-            raise InvalidRequest(
-                f"the text took longer than {TIMEOUT_S:g} s to render and tokenize: send a shorter one",
+            raise Overloaded(
+                f"the text was not rendered and tokenized within {TIMEOUT_S:g} s: the server is busy, try again later",
                 code="tokenizer_timeout",
             ) from None
 

@@ -13,7 +13,7 @@ from forebay.text.template_frames import Compile, Failed, Render, Rendered, enco
 from forebay.text.template_process import TemplateProcess
 
 MAX_SOURCE_CHARS: Final = 1 << 20
-MAX_WAIT_S: Final = 10.0  # by the clock, for what may take `MAX_CPU_S` of the processor
+MAX_WAIT_S: Final = 20.0  # by the clock, for what may take `MAX_CPU_S` of the processor
 MAX_START_S: Final = 60.0  # the same for a process that is yet to import jinja2
 
 

@@ -37,8 +37,7 @@ def test_as_many_conversations_as_there_are_workers_hang_and_the_next_is_answere
         answers = list(pool.map(lambda _: chat(server, "hang"), range(2)))
     for answer in answers:
         assert answer.status_code == 400
-        # On a busy machine the client is answered before the template has had all its time.
-        assert answer.json()["error"]["code"] in ("chat_template_error", "tokenizer_timeout")
+        assert answer.json()["error"]["code"] == "chat_template_error"
     assert chat(server, "hi").status_code == 200
     assert chat(server, "hi", "/tokenize").status_code == 200
 

@@ -15,7 +15,8 @@ from functools import partial
 import pytest
 
 from forebay.base.errors import Overloaded
-from forebay.server import workers
+from forebay.server import text_workers, workers
+from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
 from tests.deadlines import HANGS_S
 
@@ -50,6 +51,22 @@ def test_a_call_returns_or_raises_what_its_function_does() -> None:
         pool.close()
 
     asyncio.run(main())
+
+
+def test_who_has_a_text_that_a_busy_machine_has_no_time_for_is_asked_to_come_again(monkeypatch) -> None:
+    """What a text may take is bounded before: the client has nothing to mend, and its request may be sent again."""
+    monkeypatch.setattr(text_workers, "TIMEOUT_S", 0.0)
+    release = threading.Event()
+
+    async def main() -> None:
+        pool = TextWorkers()
+        with pytest.raises(Overloaded) as told:
+            await pool.run(release.wait, size=text_workers.INLINE_CHARS + 1)
+        assert told.value.code == "tokenizer_timeout"
+        pool.close()
+
+    asyncio.run(main())
+    release.set()
 
 
 def test_the_queue_has_an_end() -> None:
