@@ -4,6 +4,7 @@ import pytest
 
 from tests.mutants import MUTANTS
 from tests.mutants.contracts import CONTRACTS, PAGE, page
+from tests.mutants.mutant import REPOSITORY
 
 
 def test_the_page_is_what_the_mutants_make_it() -> None:
@@ -22,3 +23,8 @@ def test_no_rule_stands_twice_and_each_is_of_a_contract_that_exists() -> None:
     for mutant in MUTANTS:
         assert set(mutant.contracts) <= CONTRACTS.keys(), mutant.rule
         assert mutant.contracts, mutant.rule
+
+
+def test_each_rule_stands_in_the_code_as_its_mutant_has_it() -> None:
+    for mutant in MUTANTS:
+        mutant.text((REPOSITORY / "forebay" / mutant.file).read_text())
