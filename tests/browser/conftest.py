@@ -18,6 +18,7 @@ from tests.server.fake_engine import FakeEngine
 
 __all__ = ["launch", "tokenizer"]  # fixtures
 
+ENDING = ("503", "ERR_CONNECTION_", "ERR_EMPTY_RESPONSE")  # what a page sees of a server that ends, and then of none
 END = 2  # the tiny tokenizer's end of sequence
 ARGUMENTS = [
     "--no-sandbox",

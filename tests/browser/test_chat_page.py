@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import Open, Watch
+from tests.browser.conftest import ENDING, Open, Watch
 from tests.server.fake_engine import FakeEngine
 
 HOSTILE = """Before <img src=x onerror="window.hacked=1"> and <script>window.hacked=1</script>
@@ -115,7 +115,7 @@ def test_server_error_is_shown_in_its_own_words(open_console: Open, page: Page, 
 
 
 def test_error_in_the_middle_of_an_answer_keeps_what_was_said(open_console: Open, page: Page, watch: Watch) -> None:
-    watch.expected = ("503",)  # /ready, once the engine is dead
+    watch.expected = ENDING  # the page asks for /ready
     server = open_console("word " * 400)
     ask(page)
     answer = page.get_by_role("article", name="Answer")

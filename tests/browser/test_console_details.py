@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from forebay.engine.frames import State
-from tests.browser.conftest import Open, Watch
+from tests.browser.conftest import ENDING, Open, Watch
 from tests.browser.test_chat_page import ask
 from tests.server.fake_engine import FakeEngine
 
@@ -119,7 +119,7 @@ def test_key_is_asked_for_used_and_kept_for_the_tab_only(open_console: Open, pag
 
 
 def test_server_that_went_away_is_shown_as_offline(open_console: Open, page: Page, watch: Watch) -> None:
-    watch.expected = ("503", "ERR_CONNECTION_REFUSED")
+    watch.expected = ENDING
     server = open_console()
     expect(page.locator("#ready")).to_have_text("ready")
     server.close()
