@@ -40,7 +40,7 @@ from tests.simulation.workload import Conversations, Faults, Traffic, random_con
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a run did. `digest` is the hash of its event log (B-7)."""
+    """What a run did. `digest` is the hash of its event log (B-7), of several runs their exclusive or."""
 
     seeds: int = 1
     requests: int = 0
@@ -55,11 +55,11 @@ class Outcome:
     window_hits: int = 0
     checkpoints: int = 0
     evicted_states: int = 0
-    digest: str = ""
+    digest: str = "0" * 64
 
     def __add__(self, other: Outcome) -> Outcome:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
-        return Outcome(**sums)
+        return Outcome(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
 
 
 # Prompts here are too short, and queues too small, for what is worth it in earnest.
@@ -435,6 +435,7 @@ def _summary(total: Outcome, failures: list[str], seconds: float) -> None:
         print("    replay: python -m tests.simulation.simulator --seed", line.split()[1].rstrip(":"))
     counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name != "digest"}
     print("  ".join(f"{name} {value:,}" for name, value in counts.items()))
+    print(f"event log {total.digest}")
     print(f"{len(failures)} failed, {seconds:.1f} s, {total.steps / seconds:,.0f} steps/s")
 
 
