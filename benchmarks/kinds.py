@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers import places
-from forebay import __version__
+from forebay.base.package import __version__
 from forebay.formats.store import find_model
 
 # For servers that divide their memory among a fixed number of streams: how many there are, and the tokens of each.

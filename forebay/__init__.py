@@ -9,13 +9,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from forebay.base.package import __version__
+
 if TYPE_CHECKING:
     from forebay.base.errors import GenerationError
     from forebay.engine.async_engine import AsyncEngine
     from forebay.engine.llm import LLM
     from forebay.requests.sampling_params import SamplingParams
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "AsyncEngine", "GenerationError", "SamplingParams", "__version__"]
 
 _HOMES = {

@@ -1,4 +1,4 @@
-"""Imports point down only, and the host tower never meets torch."""
+"""Imports point down only, no file's imports lead back to it, and the host tower never meets torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import ast
 import importlib.metadata
 import subprocess
 import sys
+from collections.abc import Iterable
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "forebay"
 
 FLOORS = {
     "base": 0, "formats": 1, "config": 2, "ops": 2, "text": 2, "memory": 3, "requests": 4, "pools": 4, "scheduler": 5,
-    "layers": 5, "models": 6, "runtime": 7, "engine": 9, "server": 10, "cli": 11,
+    "layers": 5, "models": 6, "runtime": 7, "engine": 9, "server": 10, "cli": 11, "__init__.py": 12,
 }  # fmt: skip
 
 HOST_PACKAGES = ("base", "formats", "config", "text", "memory", "requests", "scheduler", "server", "cli")
@@ -27,18 +29,18 @@ HELP_LIBRARIES: dict[tuple[str, ...], set[str]] = {
 
 
 def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE)
+    return sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(source: str) -> set[str]:
-    """Every module that is imported anywhere in it, inside functions and under TYPE_CHECKING too."""
+    """What is imported anywhere in it: modules and members of modules, in functions and under TYPE_CHECKING too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {"." * node.level + (node.module or "")}
-            names |= {f"{node.module}.{alias.name}" for alias in node.names if node.module == "forebay"}
+            module = "." * node.level + (node.module or "")
+            names |= {f"{module}.{alias.name}" for alias in node.names}
     return names
 
 
@@ -50,6 +52,8 @@ def violations(package: str, source: str) -> list[str]:
             wrong.append(f"{name}: relative")
         top, _, rest = name.partition(".")
         other = rest.partition(".")[0]
+        if top == "forebay" and other not in FLOORS:
+            wrong.append(f"{name}: the package itself, whose names reach up to the engine")
         if top == "forebay" and other in FLOORS and other != package and FLOORS[other] >= FLOORS[package]:
             wrong.append(f"{name}: floor {FLOORS[other]} from floor {FLOORS[package]}")
     return wrong
@@ -62,6 +66,8 @@ def violations(package: str, source: str) -> list[str]:
         "def f():\n    import forebay.server.app",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from forebay.cli import main",
         "from forebay import server",
+        "from forebay import __version__",
+        "import forebay",
         "from ..base import errors",
     ],
 )
@@ -70,7 +76,8 @@ def test_an_import_that_points_up_is_found_wherever_it_stands(source: str) -> No
 
 
 def test_every_package_has_a_floor() -> None:
-    assert {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()} == set(FLOORS)
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert {*packages, "__init__.py"} == set(FLOORS)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -78,12 +85,41 @@ def test_imports_point_down_only(path: Path) -> None:
     assert violations(path.relative_to(PACKAGE).parts[0], path.read_text()) == []
 
 
+def circle(sources: dict[str, str]) -> list[str]:
+    """Modules each of which imports the next, the last being the first; nothing where there are none."""
+    imports = {name: {target(found, sources) for found in imported(source)} for name, source in sources.items()}
+    try:
+        TopologicalSorter({name: found - {name, ""} for name, found in imports.items()}).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def target(name: str, modules: Iterable[str]) -> str:
+    """The module that importing `name` runs: itself, or whose member it is."""
+    return name if name in modules else name.rpartition(".")[0] if name.rpartition(".")[0] in modules else ""
+
+
+def test_a_circle_is_found_on_one_floor_too() -> None:
+    one = "def f():\n    from forebay.memory.two import X"
+    assert circle({"forebay.memory.one": one, "forebay.memory.two": "from forebay.memory import one"})
+    assert not circle({"forebay.memory.one": one, "forebay.memory.two": "from forebay.base import errors"})
+
+
+def test_no_file_imports_what_imports_it() -> None:
+    assert circle({name_of(path): path.read_text() for path in modules()}) == []
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
 def host_modules() -> list[str]:
     found = []
     for path in modules():
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] in HOST_PACKAGES or (parts[0] == "engine" and parts[-1] in HOST_ENGINE_FILES):
-            found.append(".".join(("forebay", *parts)).removesuffix(".__init__"))
+        package = path.relative_to(PACKAGE).parts[0]
+        if package in HOST_PACKAGES or (package == "engine" and path.stem in HOST_ENGINE_FILES):
+            found.append(name_of(path))
     return found
 
 

@@ -6,10 +6,9 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
-import forebay
 from forebay.base.fault import FAULT_VARIABLES
+from forebay.base.package import ROOT
 
 
 @contextlib.contextmanager
@@ -26,7 +25,6 @@ def held_back(*signals: signal.Signals) -> Iterator[None]:
 def environment() -> dict[str, str]:
     """Ours without FOREBAY_* (keys may be among them, and a child reads none), able to import this package."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_") or k in FAULT_VARIABLES}
-    root = str(Path(forebay.__file__).parent.parent)
     inherited = kept.get("PYTHONPATH")
-    kept["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else root
+    kept["PYTHONPATH"] = f"{ROOT}{os.pathsep}{inherited}" if inherited else str(ROOT)
     return kept

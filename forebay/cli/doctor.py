@@ -19,7 +19,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-import forebay
+from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
@@ -99,7 +99,7 @@ def _torch() -> Finding:
 
 def _packages() -> Finding:
     """Installed versions against the pins of the checkout that we run from."""
-    pins = Path(forebay.__file__).parent.parent / "requirements.txt"
+    pins = ROOT / "requirements.txt"
     if not pins.is_file():
         return Finding("packages", Verdict.OK, "installed without a checkout: no pins to compare with")
     wrong = [problem for line in pins.read_text().splitlines() if (problem := _pin_problem(line))]

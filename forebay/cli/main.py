@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from forebay import __version__
 from forebay.base.errors import ConfigError, ForebayError, ModelError
+from forebay.base.package import __version__
 
 COMMANDS: Final = {
     "serve": ("forebay.cli.serve", "serve a model over HTTP (OpenAI's API, and a page at /)"),

@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from forebay import __version__
 from forebay.base.errors import ForebayError
+from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.server import generate, information
 from forebay.server.bodies import Bodies

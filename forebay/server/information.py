@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forebay import __version__
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
+from forebay.base.package import __version__
 from forebay.engine.frames import Ready, State
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol import DetokenizeRequest, TokenizeRequest

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 from pydantic.json_schema import models_json_schema
 
-from forebay import __version__
+from forebay.base.package import __version__
 from forebay.server import answers
 from forebay.server.protocol import REQUEST_TYPES, Strict
 
