@@ -31,7 +31,7 @@ check: dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -n 0 tests/test_floors.py tests/test_bans.py tests/test_clocks.py
+	@$(BIN)/python -m pytest -q -n 0 $(wildcard tests/test_*.py)
 
 # The target table of docs/benchmarks.md, some minutes; make bench ARGS="--only streams-16 --repeats 5"
 bench: dev
