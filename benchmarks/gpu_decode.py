@@ -31,7 +31,7 @@ from forebay.config.resolve import Survey, resolve
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
-from forebay.formats.model_config import ModelConfig, config_from_folder
+from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.layers.params import LinearParam, TensorParam
 from forebay.memory.budget import divide_memory

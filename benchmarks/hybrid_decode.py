@@ -263,7 +263,7 @@ def _bytes_of(cache: Any) -> tuple[int, int]:
 
 def make_checkpoint(kind: str, folder: Path) -> int:
     """Write a random model of the kind; how many weights it has."""
-    from forebay.formats.model_config import config_from_folder
+    from forebay.families.model_config import config_from_folder
     from forebay.formats.safetensors import SINGLE_NAME
     from forebay.models.random_weights import write_random_weights
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from forebay import models
 from forebay.base.units import human_bytes
-from forebay.formats.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
 from forebay.layers.context import ForwardContext, PagedKv

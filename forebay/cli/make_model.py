@@ -15,10 +15,10 @@ from forebay.base.errors import ConfigError
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
 from forebay.cli.progress import byte_progress
+from forebay.families.model_config import config_from_folder, config_from_gguf
+from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, SMALL_TYPES, small_config
 from forebay.formats.gguf import GgufFile
-from forebay.formats.model_config import config_from_folder, config_from_gguf
 from forebay.formats.safetensors import SINGLE_NAME
-from forebay.formats.small_configs import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, SMALL_TYPES, small_config
 from forebay.formats.store import find_model, models_folder
 from forebay.text.tokenizer_saving import save_tokenizer
 

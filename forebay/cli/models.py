@@ -17,7 +17,7 @@ from forebay.cli.make_model import add_options, make
 from forebay.cli.progress import pull_default_model
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
-from forebay.formats.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.store import cached, find_model, models_folder, short_name
 from forebay.pools.cache_spec import cache_sizes
 

@@ -18,9 +18,9 @@ from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
 from forebay.engine.sizing import Capacity, capacity, memory_demand, sizes_of
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
-from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.quantized import joined_codes
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory

@@ -30,8 +30,8 @@ from forebay.config.gpu import GpuMemory, gpu_memory
 from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes, weight_bytes
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.model_config import ModelConfig
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
 from forebay.formats.weight_shapes import WeightShapes

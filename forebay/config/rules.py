@@ -13,7 +13,7 @@ from forebay.config.engine_config import CacheIsolation, KernelBackend, StateStr
 from forebay.config.flag import Value
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import short_name
 from forebay.formats.weight_shapes import WeightShapes

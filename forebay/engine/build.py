@@ -21,8 +21,8 @@ from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
 from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
-from forebay.formats.checkpoint import Checkpoint, open_checkpoint
-from forebay.formats.model_config import ModelConfig
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import describe, load
 from forebay.models.model import Model

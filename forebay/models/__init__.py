@@ -1,8 +1,8 @@
 """The model families, one file each, named by their `model_type`.
 
 To add one, write `<model_type>.py` with `describe(config) -> DecoderSpec`, which says which layers it has and what the
-checkpoint calls their weights, and give the type's configuration defaults a line in `formats/model_types.py`, without
-which no checkpoint of that type is opened (and, to serve GGUF files of it, its names one in `formats/gguf_names.py`).
+checkpoint calls their weights, and give the type's configuration defaults a line in `families/model_types.py`, without
+which no checkpoint of that type is opened (and, to serve GGUF files of it, its names one in `families/gguf_names.py`).
 `tests/models/` then compares it with transformers once it has a tiny configuration there.
 
     checkpoint = open_checkpoint(path)
@@ -18,9 +18,9 @@ import importlib
 import torch
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import Checkpoint
-from forebay.formats.model_config import ModelConfig
-from forebay.formats.model_types import MODEL_TYPES
+from forebay.families.checkpoint import Checkpoint
+from forebay.families.model_config import ModelConfig
+from forebay.families.model_types import MODEL_TYPES
 from forebay.formats.quantized import Quantization
 from forebay.models.decoder import Decoder, DecoderSpec
 from forebay.models.loader import Loader, Progress, check_names

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec, Parts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.latent_attention import LatentAttentionSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.blocks import PreNormSpec, SandwichSpec
 from forebay.layers.build import BlockSpec, PartSpec

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import Checkpoint
+from forebay.families.checkpoint import Checkpoint
 from forebay.formats.quantized import GroupQuantized, Quantization, StoredCodes
 from forebay.layers.params import LinearParam, TensorParam
 from forebay.models.weight_codes import codes_of

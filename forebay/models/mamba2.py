@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.blocks import SingleSpec
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import DecoderSpec

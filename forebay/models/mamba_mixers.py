@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba1 import Mamba1Spec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.blocks import PostNormSpec, PreNormSpec
 from forebay.layers.build import BlockSpec

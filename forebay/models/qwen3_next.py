@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import DecoderSpec, mlp_spec

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.formats.safetensors_writer import write_safetensors
 from forebay.models import describe
 from forebay.models.loader import Progress

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from forebay.formats.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec

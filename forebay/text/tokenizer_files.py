@@ -13,9 +13,9 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
 from forebay.base.errors import ModelError, brief
+from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.files import is_there, read_json, read_large_json, read_text
 from forebay.formats.gguf import GgufFile
-from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.text.pre_tokenizers import ignores_merges, normalizer, pre_tokenizer
 from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cli.main import main
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.text.tokenizer import Tokenizer
 
 SMALL = ["--hidden-size", "32", "--num-layers", "3"]

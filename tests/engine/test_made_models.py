@@ -8,7 +8,7 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.engine.llm import LLM
-from forebay.formats.small_configs import SMALL_TYPES
+from forebay.families.small import SMALL_TYPES
 from forebay.requests.sampling_params import SamplingParams
 from tests.kernels import NATIVE
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.small_configs import small_config
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.small import small_config
 from forebay.text.tokenizer import Tokenizer
 from forebay.text.tokenizer_saving import save_tokenizer
 from tests.text.tiny_tokenizer import tiny_metadata

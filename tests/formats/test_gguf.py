@@ -12,7 +12,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.gguf import GgufFile
 from forebay.formats.gguf_types import GGML_TYPES, dequantize
 from forebay.formats.stored_tensor import read_tensor
@@ -61,7 +61,7 @@ def test_a_tensor_is_the_same_in_one_piece_and_in_many(name, sound, monkeypatch)
     tensor = open_checkpoint(sound).tensors[f"model.layers.0.{name}.weight"]
     assert [len(piece) for piece in tensor.pieces()] == [256]
     whole = read_tensor(tensor)
-    monkeypatch.setattr("forebay.formats.checkpoint.PIECE_ELEMENTS", 100 * 256)
+    monkeypatch.setattr("forebay.families.checkpoint.PIECE_ELEMENTS", 100 * 256)
     assert [len(piece) for piece in tensor.pieces()] == [100, 100, 56]
     np.testing.assert_array_equal(read_tensor(tensor), whole)
 

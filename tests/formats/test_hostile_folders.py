@@ -13,14 +13,14 @@ import pytest
 from safetensors.numpy import save_file
 
 from forebay.base.errors import ModelError
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.fields import Fields
+from forebay.families.model_config import config_from_folder
+from forebay.families.small import small_config
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, SLIDING
 from forebay.formats import files
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.config_fields import Fields
-from forebay.formats.model_config import config_from_folder
-from forebay.formats.model_type import FULL, SLIDING
 from forebay.formats.safetensors import MAX_TENSORS, SafetensorsFile
-from forebay.formats.small_configs import small_config
-from forebay.formats.tensor_names import TensorNames
 from forebay.models import describe
 from forebay.text.tokenizer import Tokenizer
 from tests.formats.hostile import (
@@ -173,7 +173,7 @@ def test_a_header_of_too_many_tensors_is_refused_before_it_is_parsed(tmp_path, m
 
 
 def test_the_tensors_of_all_files_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("forebay.formats.checkpoint.MAX_CHECKPOINT_TENSORS", 5)
+    monkeypatch.setattr("forebay.families.checkpoint.MAX_CHECKPOINT_TENSORS", 5)
     sound_folder(tmp_path)
     names = [f"model-{i}.safetensors" for i in range(3)]
     for name in names:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import config_from_gguf
 from forebay.formats.gguf import MAX_STRINGS, MAX_TENSORS, GgufFile
-from forebay.formats.model_config import config_from_gguf
 from forebay.text.tokenizer import Tokenizer
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
 from tests.formats.hostile import NOT_FILES

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
-from forebay.formats.config_fields import Fields
-from forebay.formats.model_config import ModelConfig, config_from_folder
-from forebay.formats.model_type import parse_transformer
-from forebay.formats.model_types import MODEL_TYPES
+from forebay.families.fields import Fields
+from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.model_types import MODEL_TYPES
+from forebay.families.transformer import parse_transformer
 
 FULL = ["full_attention"] * 4
 

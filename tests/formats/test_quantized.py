@@ -8,7 +8,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.gguf_types import GGML_TYPES, dequantize, split
 from forebay.formats.quantized import (
     CodeFormat,

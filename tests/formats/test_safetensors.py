@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save, save_file
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile
 from forebay.formats.stored_tensor import read_tensor
 from tests.formats.test_model_config import llama_json

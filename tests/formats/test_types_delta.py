@@ -10,8 +10,8 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.formats.model_config import ModelConfig, config_from_folder
-from forebay.formats.types_delta import TYPES
+from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.types_delta import TYPES
 
 LINEAR, FULL = "linear_attention", "full_attention"
 

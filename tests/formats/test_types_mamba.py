@@ -11,8 +11,8 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.formats.model_config import ModelConfig, config_from_folder
-from forebay.formats.types_mamba import TYPES
+from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.types_mamba import TYPES
 
 GIVEN: dict[str, Any] = {
     "vocab_size": 100,

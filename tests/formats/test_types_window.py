@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
-from forebay.formats.model_config import ModelConfig, config_from_folder
-from forebay.formats.types_window import TYPES
+from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.families.types_window import TYPES
 
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
 

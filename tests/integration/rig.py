@@ -12,7 +12,7 @@ from forebay import models
 from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import cache_sizes

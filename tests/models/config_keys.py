@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.model_config import ModelConfig
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig
 from forebay.ops import Ops
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, make_oracle, random_ids

@@ -12,8 +12,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from forebay.base.errors import ModelError
-from forebay.formats.model_config import config_from_folder
-from forebay.formats.model_types import MODEL_TYPES
+from forebay.families.model_config import config_from_folder
+from forebay.families.model_types import MODEL_TYPES
 from forebay.ops import Ops, make_ops
 from tests.models.config_keys import CASE_OF, COMMON, ROPES, ChangedKeys
 

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from tests.models.drive import Driver
 
 PATH = Path.home() / ".cache/forebay/models/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,8 +15,8 @@ import torch
 from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.model_config import ModelConfig
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.test_gguf import stacked_experts

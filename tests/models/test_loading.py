@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.model_types import MODEL_TYPES
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_types import MODEL_TYPES
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import FullAttention, SlidingWindow
 from tests.models.drive import Driver

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from forebay.base.errors import ModelError
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from tests.models.drive import Driver
 from tests.models.tiny import BASE, CASES, random_ids
 

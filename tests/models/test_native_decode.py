@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from tests.models.drive import Driver
 from tests.models.tiny import CASES
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from tests.models.drive import Driver
 from tests.models.tiny import BASE, CASES, random_ids
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.small_configs import SMALL_TYPES, small_config
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.small import SMALL_TYPES, small_config
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, Tiny, make_random, random_ids
 

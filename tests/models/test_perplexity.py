@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import perplexity
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.quantized import Quantization
 from forebay.ops import make_ops
 from tests.models.test_embedded import PATH

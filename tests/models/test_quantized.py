@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from forebay import models
-from forebay.formats.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.gguf import GgufFile
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import Quantization

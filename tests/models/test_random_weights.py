@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
-from forebay.formats.model_config import config_from_folder
-from forebay.formats.model_types import MODEL_TYPES
-from forebay.formats.small_configs import SMALL_TYPES, small_config
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import config_from_folder
+from forebay.families.model_types import MODEL_TYPES
+from forebay.families.small import SMALL_TYPES, small_config
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, random_ids

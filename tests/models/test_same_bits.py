@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.tiny import CASES, random_ids

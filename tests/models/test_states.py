@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.test_oracle import TOLERANCE

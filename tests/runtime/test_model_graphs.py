@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CpuGraphs, Eager

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.ops import make_ops
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, random_ids, shared_tiny

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from forebay.requests.step_plan import StepResult
 from tests.models.tiny import VOCAB, random_ids, shared_tiny

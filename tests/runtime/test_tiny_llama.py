@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from forebay.ops import Ops
 from forebay.requests.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forebay import models
-from forebay.formats.checkpoint import open_checkpoint
+from forebay.families.checkpoint import open_checkpoint
 from forebay.ops import Ops
 from forebay.ops.reference import TorchOps
 from forebay.requests.step_plan import StepResult

@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
+from forebay.families.architecture import TOP_NAMES, Architecture, Tensors
 from forebay.formats.gguf import GgufFile
-from forebay.formats.gguf_architecture import TOP_NAMES, Architecture, Tensors
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, less_one, read_tensor
 
 _SIGMOID: Final = 2  # llama.cpp's number of that gating function

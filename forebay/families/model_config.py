@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ModelError
-from forebay.formats.config_fields import Fields
-from forebay.formats.config_options import unknown_options
+from forebay.families.fields import Fields
+from forebay.families.gguf_names import hf_config
+from forebay.families.model_types import MODEL_TYPES, model_type_of
+from forebay.families.nested import text_config
+from forebay.families.options import unknown_options
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
-from forebay.formats.gguf_names import hf_config
-from forebay.formats.model_types import MODEL_TYPES, model_type_of
-from forebay.formats.nested import text_config
 from forebay.formats.safetensors import checkpoint_files
 
 MAX_EXPERTS: Final = 1 << 17

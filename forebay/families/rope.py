@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats.config_fields import MAX_NUMBER, Fields, is_number
+from forebay.families.fields import MAX_NUMBER, Fields, is_number
 
 # What each type needs, and what it may have besides. `frequency_factors` is how GGUF files store llama3 scaling.
 _NEEDED: Final[dict[str, tuple[str, ...]]] = {

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats import gguf_delta, gguf_mamba, gguf_window
+from forebay.families import gguf_delta, gguf_mamba, gguf_window
+from forebay.families.architecture import Architecture
 from forebay.formats.gguf import GgufFile
-from forebay.formats.gguf_architecture import Architecture
 
 _ATTENTION: Final = {
     "attn_q": "self_attn.q_proj",

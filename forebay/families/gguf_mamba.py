@@ -14,9 +14,8 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats.gguf import GgufFile
-from forebay.formats.gguf_architecture import TOP_NAMES, Architecture
-from forebay.formats.gguf_mixers import (
+from forebay.families.architecture import TOP_NAMES, Architecture
+from forebay.families.gguf_mixers import (
     restore_falcon_h1,
     restore_granite,
     restore_mamba1,
@@ -24,8 +23,9 @@ from forebay.formats.gguf_mixers import (
     restore_nemotron_h,
     with_backbone,
 )
-from forebay.formats.mamba_fields import MAMBA, MLP, MOE
-from forebay.formats.model_type import FULL
+from forebay.families.mamba_fields import MAMBA, MLP, MOE
+from forebay.families.transformer import FULL
+from forebay.formats.gguf import GgufFile
 
 _SIGMOID: Final = 2  # llama.cpp's number of that gating function
 

@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
+from forebay.families.architecture import Architecture
+from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
+from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.families.model_types import MODEL_TYPES
+from forebay.families.tensor_names import GATE_UP
 from forebay.formats.gguf import GgufFile, GgufTensor
-from forebay.formats.gguf_architecture import Architecture
-from forebay.formats.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.formats.gguf_types import U8, dequantize, split
-from forebay.formats.model_config import ModelConfig, config_from_folder, config_from_gguf
-from forebay.formats.model_types import MODEL_TYPES
 from forebay.formats.mxfp4 import unpacked
 from forebay.formats.quantized import HEAD_BITS, StoredCodes
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
-from forebay.formats.tensor_names import GATE_UP
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of

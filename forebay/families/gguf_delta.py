@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError, brief
+from forebay.families.architecture import Architecture, Tensors
+from forebay.families.gguf_mixers import restore_mamba2
 from forebay.formats.gguf import GgufFile
-from forebay.formats.gguf_architecture import Architecture, Tensors
-from forebay.formats.gguf_mixers import restore_mamba2
 from forebay.formats.stored_tensor import (
     F32,
     ComputedTensor,

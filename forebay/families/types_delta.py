@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from forebay.formats.config_fields import Fields
-from forebay.formats.model_type import FULL, ModelType, parse_transformer
-from forebay.formats.rope_config import ROPE_FIELDS, TRAINED_LENGTH, rope_parameters, without_partial_rotary
-from forebay.formats.tensor_names import TensorNames
+from forebay.families.fields import Fields
+from forebay.families.rope import ROPE_FIELDS, TRAINED_LENGTH, rope_parameters, without_partial_rotary
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, ModelType, parse_transformer
 
 LINEAR: Final = "linear_attention"
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.formats.gguf_architecture import Tensors
+from forebay.families.architecture import Tensors
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, one_below_the_other
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from forebay.formats.config_fields import MAX_LAYERS, MAX_SIZE, Fields
-from forebay.formats.model_type import FULL, SLIDING, ModelType, parse_transformer
-from forebay.formats.rope_config import rope_theta_and_scaling
-from forebay.formats.tensor_names import TensorNames
+from forebay.families.fields import MAX_LAYERS, MAX_SIZE, Fields
+from forebay.families.rope import rope_theta_and_scaling
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, SLIDING, ModelType, parse_transformer
 
 CONV: Final = "conv"
 

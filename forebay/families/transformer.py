@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from forebay.formats.config_fields import MAX_LAYERS, Fields
-from forebay.formats.rope_config import rope_theta_and_scaling
-from forebay.formats.tensor_names import AS_STORED, TensorNames
+from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.rope import rope_theta_and_scaling
+from forebay.families.tensor_names import AS_STORED, TensorNames
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.formats import types_delta, types_mamba, types_window
-from forebay.formats.config_fields import Fields
-from forebay.formats.model_type import ModelType
+from forebay.families import types_delta, types_mamba, types_window
+from forebay.families.fields import Fields
+from forebay.families.transformer import ModelType
 
 
 def _smollm3_extra(fields: Fields, num_layers: int) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from forebay.formats.config_fields import MAX_LAYERS, Fields
-from forebay.formats.mamba_fields import (
+from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.mamba_fields import (
     HYBRID,
     MAMBA,
     MLP,
@@ -24,9 +24,9 @@ from forebay.formats.mamba_fields import (
     rank_of,
     step_limit,
 )
-from forebay.formats.model_type import FULL, ModelType
-from forebay.formats.rope_config import ROPE_FIELDS, without_partial_rotary
-from forebay.formats.tensor_names import DOWN, GATE_UP, TensorNames
+from forebay.families.rope import ROPE_FIELDS, without_partial_rotary
+from forebay.families.tensor_names import DOWN, GATE_UP, TensorNames
+from forebay.families.transformer import FULL, ModelType
 
 _FALCON_H1_FACTORS: Final = (
     "lm_head_multiplier",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from forebay.formats.config_fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
-from forebay.formats.model_type import FULL, ModelType, parse_transformer
+from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
+from forebay.families.transformer import FULL, ModelType, parse_transformer
 
 MAMBA: Final = "linear_attention"
 HYBRID: Final = "hybrid"
