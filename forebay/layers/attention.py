@@ -135,16 +135,16 @@ class Attention:
         self._layer = parts.keep(*spec.cache_specs())
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self._scale = spec.scale or spec.head_dim**-0.5
-        self._qkv = weights.linear(spec.qkv)
-        self._output = weights.linear(spec.output)
+        self._qkv = parts.linear(spec.qkv)
+        self._output = parts.linear(spec.output)
         self._norms = tuple(weights.tensor(param) for param in spec.norms)
-        self._gate = weights.linear(spec.gate) if spec.head_gate else None
+        self._gate = parts.linear(spec.gate) if spec.head_gate else None
         self._sinks = weights.tensor(spec.sink_logits, float32=True) if spec.sinks else None
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
         spec, ops = self._spec, self._ops
-        q, k, v, gate = self._project(x)
+        q, k, v, gate = self._project(ctx, x)
         k_cache, v_cache = ctx.cache.kv(self._layer)
         scales = ctx.cache.scales(self._layer)
         paged = ctx.window if spec.sliding_window else ctx.full
@@ -170,15 +170,15 @@ class Attention:
         if spec.output_gate:
             out = ops.mul_sigmoid(out, gate)
         if self._gate is not None:
-            out = ops.mul_sigmoid(out, ops.linear(x, self._gate))
-        return ops.linear(out, self._output)
+            out = ops.mul_sigmoid(out, self._gate(ctx, x))
+        return self._output(ctx, out)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _project(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so, and the gates [T, Hq * D]
         where there are any, or [T, 0]."""
         spec, ops = self._spec, self._ops
         gates = spec.q_size if spec.output_gate else 0
-        q, k, v, gate = torch.split(ops.linear(x, self._qkv), [spec.q_size, spec.kv_size, spec.kv_size, gates], dim=-1)
+        q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, spec.kv_size, gates], dim=-1)
         if spec.qk_norm is QkNorm.FULL:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         q = q.view(len(x), spec.num_heads, spec.head_dim)

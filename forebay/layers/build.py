@@ -12,7 +12,8 @@ from typing import Protocol
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import TensorParam, Weights
+from forebay.layers.linear import Linear
+from forebay.layers.params import LinearParam, TensorParam, Weights
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec
@@ -25,6 +26,9 @@ class Parts:
         self.ops, self.weights = ops, weights
         self._ropes = ropes
         self.kept: list[CacheSpec] = []
+
+    def linear(self, param: LinearParam) -> Linear:
+        return Linear(self.ops, self.weights.linear(param))
 
     def rope(self, spec: RopeSpec) -> Tensor:
         return self._ropes.table(spec)

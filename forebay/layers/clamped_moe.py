@@ -70,7 +70,7 @@ class ClampedMoe:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self._ops.fused_experts(x, self._experts, *self._router(x))
+        return self._ops.fused_experts(x, self._experts, *self._router(ctx, x))
 
 
 def _halves_from_turns(x: Tensor) -> Tensor:

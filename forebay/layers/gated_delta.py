@@ -97,8 +97,8 @@ class GatedDelta:
         self._spec = spec
         self._ops = parts.ops
         self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = weights.linear(spec.input_layer)
-        self._output = weights.linear(spec.output_layer)
+        self._inputs = parts.linear(spec.input_layer)
+        self._output = parts.linear(spec.output_layer)
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         a_log, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
         self._decay = -a_log.exp()
@@ -109,7 +109,7 @@ class GatedDelta:
         spec, ops, tokens = self._spec, self._ops, len(x)
         heads, key_heads = spec.num_value_heads, spec.num_key_heads
         mixed, gate, beta, decay = torch.split(
-            ops.linear(x, self._inputs), [spec.channels, spec.value_size, heads, heads], dim=-1
+            self._inputs(ctx, x), [spec.channels, spec.value_size, heads, heads], dim=-1
         )
         state = ctx.cache.state(self._layer)
         mixed = ops.causal_conv(mixed, self._kernel, None, state.conv, ctx.states, silu=True)
@@ -134,4 +134,4 @@ class GatedDelta:
             norm_first=True,
             sigmoid=False,
         )
-        return ops.linear(normed, self._output)
+        return self._output(ctx, normed)

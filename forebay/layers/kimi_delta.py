@@ -104,9 +104,9 @@ class KimiDelta:
         self._spec = spec
         self._ops = parts.ops
         self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = weights.linear(spec.inputs)
-        self._second_layers = tuple(weights.linear(layer) for layer in spec.second_layers)
-        self._output = weights.linear(spec.output)
+        self._inputs = parts.linear(spec.inputs)
+        self._second_layers = tuple(parts.linear(layer) for layer in spec.second_layers)
+        self._output = parts.linear(spec.output)
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         rate = weights.tensor(spec.a_log, float32=True).flatten().exp().repeat_interleave(spec.head_dim)
         bounded = spec.lowest_log_decay != 0
@@ -119,10 +119,10 @@ class KimiDelta:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         spec, ops, rank = self._spec, self._ops, self._spec.gate_rank
         mixed, decay, gate, beta = torch.split(
-            ops.linear(x, self._inputs), [3 * spec.size, rank, rank, spec.num_heads], dim=-1
+            self._inputs(ctx, x), [3 * spec.size, rank, rank, spec.num_heads], dim=-1
         )
         if self._second_layers:
-            decay, gate = (ops.linear(y, w) for y, w in zip((decay, gate), self._second_layers, strict=True))
+            decay, gate = (layer(ctx, y) for layer, y in zip(self._second_layers, (decay, gate), strict=True))
         state = ctx.cache.state(self._layer)
         mixed = ops.causal_conv(mixed, self._kernel, None, state.conv, ctx.states, silu=True)
         heads = (len(x), spec.num_heads, spec.head_dim)
@@ -147,4 +147,4 @@ class KimiDelta:
             norm_first=True,
             sigmoid=True,
         )
-        return ops.linear(normed, self._output)
+        return self._output(ctx, normed)

@@ -113,10 +113,10 @@ class LatentAttentionLayer:
         self._ops = ops
         self._layer = parts.keep(*spec.cache_specs())
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
-        self._q_layers = tuple(weights.linear(layer) for layer in spec.q_layers)
-        self._kv_layer = weights.linear(spec.kv_layer)
-        self._output = weights.linear(spec.output)
-        self._gate = weights.linear(spec.gate) if spec.head_gate else None
+        self._q_layers = tuple(parts.linear(layer) for layer in spec.q_layers)
+        self._kv_layer = parts.linear(spec.kv_layer)
+        self._output = parts.linear(spec.output)
+        self._gate = parts.linear(spec.gate) if spec.head_gate else None
         self._norms = tuple(weights.tensor(norm) for norm in spec.norms)
         heads = weights.tensor(spec.expansion).view(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank)
         self._into_latent = ops.pack_heads([ops.pack_linear(head[: spec.nope_dim].T.contiguous()) for head in heads])
@@ -125,8 +125,8 @@ class LatentAttentionLayer:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the latent vectors of the step's tokens, then attends over all of the rows'."""
         ops = self._ops
-        q_nope, q_rope = self._queries(x)
-        latent, k_rope = self._keys(x)
+        q_nope, q_rope = self._queries(ctx, x)
+        latent, k_rope = self._keys(ctx, x)
         if self._cos_sin is not None:
             ops.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
         k_cache, v_cache = ctx.cache.kv(self._layer)
@@ -148,20 +148,20 @@ class LatentAttentionLayer:
         )
         out = ops.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:
-            out = ops.mul_sigmoid(out, ops.linear(x, self._gate))
-        return ops.linear(out, self._output)
+            out = ops.mul_sigmoid(out, self._gate(ctx, x))
+        return self._output(ctx, out)
 
-    def _queries(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _queries(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> [T, Hq, N] and [T, Hq, R]."""
         spec, ops = self._spec, self._ops
-        q = ops.linear(x, self._q_layers[0])
+        q = self._q_layers[0](ctx, x)
         if spec.q_rank:
-            q = ops.linear(ops.rms_norm(q, self._norms[1], _NORM_EPS), self._q_layers[1])
+            q = self._q_layers[1](ctx, ops.rms_norm(q, self._norms[1], _NORM_EPS))
         nope, rope = torch.split(q, [spec.num_heads * spec.nope_dim, spec.num_heads * spec.rope_dim], dim=-1)
         return nope.view(len(x), spec.num_heads, spec.nope_dim), rope.view(len(x), spec.num_heads, spec.rope_dim)
 
-    def _keys(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _keys(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> the latent vectors [T, 1, C] and what all heads' keys have besides [T, 1, R]."""
         spec, ops = self._spec, self._ops
-        latent, rope = torch.split(ops.linear(x, self._kv_layer), [spec.rank, spec.rope_dim], dim=-1)
+        latent, rope = torch.split(self._kv_layer(ctx, x), [spec.rank, spec.rope_dim], dim=-1)
         return ops.rms_norm(latent, self._norms[0], _NORM_EPS).unsqueeze(1), rope.unsqueeze(1)

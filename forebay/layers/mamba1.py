@@ -107,7 +107,7 @@ class Mamba1:
         self._ops = parts.ops
         self._layer = parts.keep(*spec.cache_specs())
         self._inputs, self._selection, self._steps, self._output = (
-            weights.linear(layer) for layer in (spec.inputs, spec.selection, spec.steps, spec.output)
+            parts.linear(layer) for layer in (spec.inputs, spec.selection, spec.steps, spec.output)
         )
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
@@ -120,18 +120,18 @@ class Mamba1:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         ops, state = self._ops, ctx.cache.state(self._layer)
-        mixed, gate = ops.linear(x, self._inputs).chunk(2, dim=-1)
+        mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
         mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
-        steps, b, c = self._select(mixed)
+        steps, b, c = self._select(ctx, mixed)
         y = ops.mamba1_scan(
-            mixed, ops.linear(steps, self._steps), self._a, b, c, self._d, self._dt_bias, state.ssm, ctx.states
+            mixed, self._steps(ctx, steps), self._a, b, c, self._d, self._dt_bias, state.ssm, ctx.states
         )
-        return ops.linear(ops.mul_silu(y, gate), self._output)
+        return self._output(ctx, ops.mul_silu(y, gate))
 
-    def _select(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, I] -> the step widths in their rank [T, R], b and c [T, D], normed where the family does so."""
         spec, ops = self._spec, self._ops
-        parts = torch.split(ops.linear(x, self._selection), [spec.rank, spec.state_size, spec.state_size], dim=-1)
+        parts = torch.split(self._selection(ctx, x), [spec.rank, spec.state_size, spec.state_size], dim=-1)
         if self._norms:
             parts = tuple(
                 ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip(parts, self._norms, strict=True)

@@ -129,8 +129,8 @@ class Mamba2:
         self._spec = spec
         self._ops = parts.ops
         self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = weights.linear(spec.inputs)
-        self._output = weights.linear(spec.output)
+        self._inputs = parts.linear(spec.inputs)
+        self._output = parts.linear(spec.output)
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
         a_log, self._d, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
@@ -141,7 +141,7 @@ class Mamba2:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         spec, ops = self._spec, self._ops
         gate, mixed, dt = torch.split(
-            ops.linear(x, self._inputs), [spec.intermediate_size, spec.channels, spec.num_heads], dim=-1
+            self._inputs(ctx, x), [spec.intermediate_size, spec.channels, spec.num_heads], dim=-1
         )
         state = ctx.cache.state(self._layer)
         mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
@@ -160,7 +160,7 @@ class Mamba2:
             dt_min=low,
             dt_max=high,
         )
-        return ops.linear(self._gated(scanned.flatten(1), gate), self._output)
+        return self._output(ctx, self._gated(scanned.flatten(1), gate))
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
         """y and gate [T, I] -> [T, I]."""

@@ -62,15 +62,14 @@ class MlpSpec:
 
 class Mlp:
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
-        ops = self._ops = parts.ops
+        ops = parts.ops
         self._activate = ops.silu_and_mul if spec.activation is Activation.SILU else ops.gelu_and_mul
-        self._gate_up = parts.weights.linear(spec.gate_up)
-        self._down = parts.weights.linear(spec.down)
+        self._gate_up = parts.linear(spec.gate_up)
+        self._down = parts.linear(spec.down)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """down(activation(gate(x)) * up(x)): x [T, H] -> [T, H]."""
-        ops = self._ops
-        return ops.linear(self._activate(ops.linear(x, self._gate_up)), self._down)
+        return self._down(ctx, self._activate(self._gate_up(ctx, x)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,4 +115,4 @@ class Moe:
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
-        return self._ops.fused_experts(x, self._experts, *self._router(x))
+        return self._ops.fused_experts(x, self._experts, *self._router(ctx, x))

@@ -46,13 +46,12 @@ class Relu2MlpSpec:
 class Relu2Mlp:
     def __init__(self, spec: Relu2MlpSpec, parts: Parts) -> None:
         self._ops = parts.ops
-        self._up = parts.weights.linear(spec.up)
-        self._down = parts.weights.linear(spec.down)
+        self._up = parts.linear(spec.up)
+        self._down = parts.linear(spec.down)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """down(relu(up(x))^2): x [T, H] -> [T, H]."""
-        ops = self._ops
-        return ops.linear(ops.relu2(ops.linear(x, self._up)), self._down)
+        return self._down(ctx, self._ops.relu2(self._up(ctx, x)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +108,7 @@ class Relu2Moe:
         self._ops = parts.ops
         self._router = spec.router.build(parts)
         self._shared = spec.shared.build(parts)
-        self._latent = tuple(weights.linear(layer) for layer in spec.latent)
+        self._latent = tuple(parts.linear(layer) for layer in spec.latent)
         packed = [(weights.linear(expert.up), weights.linear(expert.down)) for expert in spec.experts]
         self._experts = parts.ops.pack_experts(
             [up for up, _ in packed], [down for _, down in packed], ExpertActivation.RELU2
@@ -118,10 +117,10 @@ class Relu2Moe:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says, plus the shared one."""
         ops = self._ops
-        ids, weights = self._router(x)
+        ids, weights = self._router(ctx, x)
         if not self._latent:
             routed = ops.fused_experts(x, self._experts, ids, weights)
         else:
             into, out_of = self._latent
-            routed = ops.linear(ops.fused_experts(ops.linear(x, into), self._experts, ids, weights), out_of)
+            routed = out_of(ctx, ops.fused_experts(into(ctx, x), self._experts, ids, weights))
         return ops.add_(routed, self._shared(ctx, x))

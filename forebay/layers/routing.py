@@ -11,12 +11,13 @@ from typing import Protocol
 from torch import Tensor
 
 from forebay.layers.build import Parts
+from forebay.layers.context import ForwardContext
 from forebay.layers.params import LinearParam, TensorParam, linear, vector
 from forebay.ops import Gating, Scoring
 
 
 class Router(Protocol):
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> the experts' numbers [T, k] int64 and their weights [T, k] float32."""
         ...
 
@@ -100,5 +101,5 @@ class TopkRouter:
         self._logits = parts.weights.linear(logits)
         self._corrections = None if corrections is None else parts.weights.tensor(corrections, float32=True)
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         return self._ops.topk_gating(self._ops.linear_f32(x, self._logits), self._gating, self._corrections)

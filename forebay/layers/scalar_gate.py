@@ -40,9 +40,9 @@ class ScalarGateSpec:
 class ScalarGate:
     def __init__(self, spec: ScalarGateSpec, parts: Parts) -> None:
         self._ops = parts.ops
-        self._gate = parts.weights.linear(spec.gate_layer)
+        self._gate = parts.linear(spec.gate_layer)
         self._part = spec.part.build(parts)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""
-        return self._ops.mul_sigmoid(self._part(ctx, x), self._ops.linear(x, self._gate))
+        return self._ops.mul_sigmoid(self._part(ctx, x), self._gate(ctx, x))

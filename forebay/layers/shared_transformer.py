@@ -122,20 +122,19 @@ class SharedTransformer:
         self.spec = spec
         self.cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self.qkv, self.output, self.gate_up, self.down = (
-            weights.linear(layer) for layer in (spec.qkv, spec.output, spec.gate_up, spec.down)
+            parts.linear(layer) for layer in (spec.qkv, spec.output, spec.gate_up, spec.down)
         )
         self.input_norm, self.mlp_norm = (weights.tensor(param) for param in spec.norms)
 
 
 class Use:
     def __init__(self, spec: UseSpec, shared: SharedTransformer, parts: Parts) -> None:
-        weights = parts.weights
         self._ops = parts.ops
         self._shared = shared
         self._layer = parts.keep(*spec.cache_specs())
-        self._output = weights.linear(spec.output)
+        self._output = parts.linear(spec.output)
         self._mlp_adapter, *self._attention_adapters = (
-            (weights.linear(into), weights.linear(out_of)) for into, out_of in spec.adapters
+            (parts.linear(into), parts.linear(out_of)) for into, out_of in spec.adapters
         )
 
     def __call__(self, ctx: ForwardContext, x: Tensor, embedded: Tensor) -> Tensor:
@@ -145,15 +144,15 @@ class Use:
         x = self._attention(ctx, ops.rms_norm(ops.concat([x, embedded]), shared.input_norm, eps))
         x = ops.rms_norm(x, shared.mlp_norm, eps)
         into, out_of = self._mlp_adapter
-        gate_up = ops.add_(ops.linear(x, shared.gate_up), ops.linear(ops.linear(x, into), out_of))
-        return ops.linear(ops.linear(ops.gelu_and_mul(gate_up, exact=True), shared.down), self._output)
+        gate_up = ops.add_(shared.gate_up(ctx, x), out_of(ctx, into(ctx, x)))
+        return self._output(ctx, shared.down(ctx, ops.gelu_and_mul(gate_up, exact=True)))
 
     def _attention(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, 2H] -> [T, H]. Scores are scaled as if heads were half as long."""
         ops, shared, spec = self._ops, self._shared, self._shared.spec
-        qkv = ops.linear(x, shared.qkv)
+        qkv = shared.qkv(ctx, x)
         if self._attention_adapters:
-            added = [ops.linear(ops.linear(x, into), out_of) for into, out_of in self._attention_adapters]
+            added = [out_of(ctx, into(ctx, x)) for into, out_of in self._attention_adapters]
             ops.add_(qkv, ops.concat(added))
         q, k, v = (part.view(len(x), -1, spec.head_dim) for part in torch.split(qkv, list(spec.qkv_sizes), dim=-1))
         k_cache, v_cache = ctx.cache.kv(self._layer)
@@ -178,4 +177,4 @@ class Use:
             k_scale=scales.k,
             v_scale=scales.v,
         )
-        return ops.linear(out.flatten(1), shared.output)
+        return shared.output(ctx, out.flatten(1))

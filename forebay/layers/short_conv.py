@@ -56,15 +56,15 @@ class ShortConv:
         weights = parts.weights
         self._ops = parts.ops
         self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = weights.linear(spec.inputs)
-        self._output = weights.linear(spec.output)
+        self._inputs = parts.linear(spec.inputs)
+        self._output = parts.linear(spec.output)
         self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
         self._bias = weights.tensor(spec.kernel_bias) if spec.bias else None
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """out(c * conv(b * y)), with b, c and y = in(x): x [T, H] -> [T, H]."""
         ops = self._ops
-        b, c, y = ops.linear(x, self._inputs).chunk(3, dim=-1)
+        b, c, y = self._inputs(ctx, x).chunk(3, dim=-1)
         state = ctx.cache.state(self._layer).conv
         mixed = ops.causal_conv(ops.mul(b, y), self._kernel, self._bias, state, ctx.states, silu=False)
-        return ops.linear(ops.mul(c, mixed), self._output)
+        return self._output(ctx, ops.mul(c, mixed))
