@@ -21,13 +21,19 @@ _ATTENTION = [
 ]
 _DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
 _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
-_SIGNATURES: dict[str, list[Any]] = {
+# As the `extern "C"` functions of `cpu/` have them: tests/ops/test_signatures.py compares.
+SIGNATURES: dict[str, list[Any]] = {
+    "fb_cpu_init": [],
+    "fb_pool_create": [c_int],
+    "fb_pool_destroy": [_P],
     "fb_fill": [_P, _P, _L, _L, c_uint64],
     "fb_copy_rows": [_P, _P, _L, _P, _L, _L, _L],
     "fb_gather": [_P, _P, _P, _P, _L],
     "fb_scatter": [_P, _P, _P, _P, _L],
     "fb_query_bounds": [_P, _P, _P, _P, _P, _L, _L],
+    "fb_tape_create": [],
     "fb_tape_destroy": [_P],
+    "fb_tape_length": [_P],
     "fb_tape_record": [_P],
     "fb_tape_replay": [_P],
     "fb_pack_{}": [_P, _P, _P, _L, _L],
@@ -69,6 +75,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "fb_mamba2_scan_{}_{}": [*_SCAN, _L, _L, _L, _L, _F, _F],
     "fb_gated_delta_rule_{}_{}": _DELTA,
 }
+# Of those that return anything.
+RESULTS = {"fb_cpu_init": c_int, "fb_pool_create": _P, "fb_tape_create": _P, "fb_tape_length": _L}
 _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -79,30 +87,17 @@ class Kernels:
     """
 
     def __init__(self, path: Path, variant: str, num_threads: int) -> None:
-        self._lib = lib = ctypes.CDLL(str(path))
-        if lib.fb_cpu_init() != 0:
+        self._lib = ctypes.CDLL(str(path))
+        if self.bind("fb_cpu_init")() != 0:
             raise OSError(f"the operating system refuses the registers that the {variant} kernels need")
-        lib.fb_pool_create.argtypes, lib.fb_pool_create.restype = [c_int], c_void_p
-        lib.fb_pool_destroy.argtypes, lib.fb_pool_destroy.restype = [c_void_p], None
-        self.pool: int = lib.fb_pool_create(num_threads)
-        weakref.finalize(self, lib.fb_pool_destroy, self.pool)
-
-    def new_tape(self) -> int:
-        """To be given back to `fb_tape_destroy`."""
-        create = self._lib.fb_tape_create
-        create.argtypes, create.restype = [], c_void_p
-        return int(create())
-
-    def tape_length(self, tape: int) -> int:
-        length = self._lib.fb_tape_length
-        length.argtypes, length.restype = [c_void_p], c_long
-        return int(length(tape))
+        self.pool: int = self.bind("fb_pool_create")(num_threads)
+        weakref.finalize(self, self.bind("fb_pool_destroy"), self.pool)
 
     def bind(self, name: str, pattern: str | None = None) -> Any:
         """The function `name`, whose parameters are those of `pattern`."""
         function = getattr(self._lib, name)
-        function.argtypes = _SIGNATURES[pattern or name]
-        function.restype = None
+        function.argtypes = SIGNATURES[pattern or name]
+        function.restype = RESULTS.get(name)
         return function
 
     def addresses(self, pattern: str) -> dict[torch.dtype, int]:

@@ -18,7 +18,7 @@ class Tape:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._replay = kernels.bind("fb_tape_replay")
-        self._tape: int = kernels.new_tape()
+        self._tape: int = kernels.bind("fb_tape_create")()
         weakref.finalize(self, kernels.bind("fb_tape_destroy"), self._tape)
 
     @contextmanager
@@ -33,7 +33,7 @@ class Tape:
             record(None)
 
     def __len__(self) -> int:
-        return self._kernels.tape_length(self._tape)
+        return int(self._kernels.bind("fb_tape_length")(self._tape))
 
     def replay(self) -> None:
         self._replay(self._tape)
