@@ -1,0 +1,113 @@
+"""No flag is without effect: set off its default it changes the configuration, and what it changes is read below.
+
+That a limit of the server is what its flag says is tested by asking, in `tests/server/test_limit_flags.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.config.flag import BOOL, BYTES, PATH, Flag
+from forebay.config.gpu import GpuMemory
+from forebay.config.machine import Amount
+from forebay.config.resolve import HERE, Survey, resolve
+from forebay.config.server_args import FLAGS
+from forebay.formats.store import find_model
+
+PACKAGE = Path(__file__).parent.parent.parent / "forebay"
+
+# A value off its default where the flag's kind does not say one.
+VALUES: dict[str, Any] = {
+    "allowed_hosts": "forebay.test",
+    "api_key": "sk-canary-0123456789",
+    "admin_api_key": "sk-canary-0123456789",
+    "cache_isolation": "user",
+    "context_length": 64,
+    "cors_origins": "https://forebay.test",
+    "device": "cuda",
+    "dtype": "float32",
+    "host": "127.0.0.2",
+    "kernels": "torch",
+    "kv_cache_dtype": "int8",
+    "ledger": "raise",
+    "log_level": "debug",
+    "mamba_scheduler_strategy": "no_buffer",
+    "mamba_ssm_dtype": "bfloat16",
+    "mamba_track_interval": 4096,
+    "mem_fraction_static": 0.11,
+    "overlap_depth": 1,
+    "quantization": "int8",
+    "radix_eviction_policy": "lfu",
+    "schedule_policy": "lpm",
+    "served_model_name": "another",
+    "swa_full_tokens_ratio": 0.125,
+}
+GPU = GpuMemory(total=80 << 30, free=79 << 30)
+SURVEY = Survey(model=cache(HERE.model), memory=lambda: Amount(64 << 30, "on a machine of the test's"), gpu=lambda: GPU)
+
+
+@pytest.fixture(autouse=True)
+def _with_model(embedded_model: Path) -> None:
+    """The rules look at a checkpoint."""
+
+
+def off_default(flag: Flag, folder: Path) -> object:
+    if flag.name in VALUES:
+        return VALUES[flag.name]
+    if flag.kind is PATH:
+        path = folder / "forebay.txt"
+        path.write_text("sk-canary-0123456789")
+        return path
+    if flag.kind is BOOL:
+        return not flag.default
+    low = max(flag.low or 0, 1)
+    return low + 0.75 if flag.kind.type is float else 2 * low if flag.kind is BYTES else 3 * low
+
+
+def leaves(part: Any, path: str = "") -> Iterator[tuple[str, object]]:
+    """Every field of the configuration, those of its parts among them."""
+    for field in fields(part):
+        value, name = getattr(part, field.name), f"{path}.{field.name}"
+        if is_dataclass(value):
+            yield from leaves(value, name)
+        else:
+            yield name, value
+
+
+def configuration(**flags: object) -> dict[str, object]:
+    config = resolve(flags, survey=SURVEY)
+    return {**dict(leaves(config.engine, "engine")), **dict(leaves(config.server, "server"))}
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_flag_changes_the_configuration(flag: Flag, tmp_path: Path) -> None:
+    if flag.name == "model_path":
+        shutil.copy(find_model(None), tmp_path / "another.gguf")
+        value: object = tmp_path / "another.gguf"
+    else:
+        value = off_default(flag, tmp_path)
+    assert configuration(**{flag.name: value}) != configuration(), value
+
+
+def read(source: str) -> set[str]:
+    """The attributes that it reads."""
+    nodes = ast.walk(ast.parse(source))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+
+
+def test_what_is_only_written_is_not_read() -> None:
+    assert read("x.written = x.read\nf(passed=x)") == {"read"}
+
+
+def test_every_field_of_the_configuration_is_read_where_it_acts() -> None:
+    texts = (path.read_text() for path in PACKAGE.rglob("*.py") if PACKAGE / "config" not in path.parents)
+    used = set().union(*map(read, texts))
+    assert {name for name in configuration() if name.rpartition(".")[2] not in used} == set()
