@@ -1,7 +1,7 @@
 """Named places where a test can make production code fail.
 
-`fault.point("kv.alloc")` costs one dictionary look-up while nothing is armed. Points are armed from code, or in a child
-process through FOREBAY_FAULTS ("name=kind@k,..."), which is refused unless FOREBAY_TEST_FAULTS=1 is set too.
+`fault.point("engine.plan")` costs one dictionary look-up while nothing is armed. Points are armed from code, or in a
+child process through FOREBAY_FAULTS ("name=kind@k,..."), which is refused unless FOREBAY_TEST_FAULTS=1 is set too.
 """
 
 from __future__ import annotations

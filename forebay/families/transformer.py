@@ -87,7 +87,7 @@ class ModelType:
     `uses_window` whether its `sliding_window` counts at all; `window` is the window of a file without that field, which
     a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
     `parse` returns `ModelConfig`'s values, without its model_type. `harmless` names fields that it does not ask for and
-    that change nothing of what this type computes, see `config_options`. `names` is about the tensors of safetensors
+    that change nothing of what this type computes, see `families.options`. `names` is about the tensors of safetensors
     files.
     """
 

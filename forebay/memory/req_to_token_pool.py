@@ -104,7 +104,7 @@ class ReqToTokenPool:
 
 class DecodeReqToTokenPool(ReqToTokenPool):
     """Rows of a decode server: `size` for running requests and `pre_alloc_size` more, so that the KV of future requests
-    can arrive while the batch is full. Who may run is admission's business; `running_size` tells it the limit.
+    can arrive while the batch is full. Who may run is admission's business.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ which no checkpoint of that type is opened (and, to serve GGUF files of it, its 
 
     checkpoint = open_checkpoint(path)
     model = load(checkpoint, ops=ops, dtype=torch.bfloat16, device="cpu")
-    hidden = model.forward(ctx, input_ids)       # [T] -> [T, H]; KV goes to ctx.kv, one buffer pair per cache spec
+    hidden = model.forward(ctx, input_ids)       # [T] -> [T, H]; KV and states go to ctx.cache, as cache_specs() says
     logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
 """
 

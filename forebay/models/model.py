@@ -25,7 +25,7 @@ class Model(Protocol):
         ...
 
     def cache_specs(self) -> Sequence[CacheSpec]:
-        """What each layer keeps, in the order of `ForwardContext.kv`'s layers."""
+        """What each layer keeps, in the order of the layers of `ForwardContext.cache`."""
         ...
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:

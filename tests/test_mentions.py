@@ -1,0 +1,120 @@
+"""What documentation mentions in backticks is there: in `docs/`, the README and the package's docstrings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.cli.main import COMMANDS
+from tests.mentions import Tree, missing
+
+ROOT = Path(__file__).parent.parent
+MENTION = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+FENCED = re.compile(r"```.*?```", re.DOTALL)
+
+# Each reviewed: what belongs to others, or is a pattern and no name.
+NOT_OURS = {
+    *("llama-model.cpp", "llama-vocab.cpp", "ggml-common.h", "conversion/qwen.py", "deepseek.py", "docs/gguf.md"),
+    *("memcmp", "clear_page_erms", "CLOCK_BOOTTIME", "CLOCK_MONOTONIC", "/proc/PID/smaps_rollup", "perf", "nohup"),
+    *("tensor.fill_(value)", "to.copy_(source)", "torch._meta_registrations", "Sec-Fetch-Site", "pylock.toml"),
+    *(
+        "experts.gate_up_proj",
+        "experts.down_proj",
+        "x_blocks",
+        "x_scales",
+        "tokenizer.ggml.token_type",
+    ),  # names in files
+    *("--context-length/--ctx-size/-c", "iB", "Ġthe"),
+}
+
+
+def read_tree() -> Tree:
+    tree = Tree()
+    for path in sorted(
+        path for top in ("forebay", "tests", "benchmarks", "scripts") for path in (ROOT / top).rglob("*")
+    ):
+        name = str(path.relative_to(ROOT))
+        tree.files.add(name)
+        if path.suffix == ".py":
+            module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            tree.add_python(module, path.read_text(), with_texts=not module.startswith("tests."))
+        elif path.suffix in (".cpp", ".h", ".js", ".html", ".css"):
+            tree.add_other(path.read_text())
+    tree.files |= {str(path.relative_to(ROOT)) for path in (*ROOT.glob("*"), *(ROOT / "docs").rglob("*"))}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    tree.commands |= {*(("make", name) for name in targets), *(("forebay", name) for name in COMMANDS)}
+    return tree
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """The texts that mention, each with its place."""
+    for path in (*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"):
+        text = FENCED.sub("", path.read_text())
+        if path.name == "glossary.md":  # its last column is what others call it
+            text = "\n".join(line.rpartition("|")[0].rpartition("|")[0] or line for line in text.splitlines())
+        yield str(path.relative_to(ROOT)), text
+    for path in sorted((ROOT / "forebay").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield str(path.relative_to(ROOT)), ast.get_docstring(node) or ""
+
+
+def gone(text: str, tree: Tree) -> list[str]:
+    mentions = (mention for mention in MENTION.findall(text) if mention not in NOT_OURS)
+    return [name for mention in mentions for name in missing(mention, tree)]
+
+
+SMALL = Tree()
+SMALL.add_python(
+    "forebay.memory.pool",
+    "class Base:\n    size: int\nclass Pool(Base):\n    def __init__(self): self.rows = 'a reason'\n"
+    "    def take(self, pool: Pool, count=0):\n        'documentation'\n        point('pool.take')\n",
+)
+SMALL.texts |= {"--page-size", "config.json", "/health"}
+SMALL.files |= {"forebay/memory/pool.py"}
+SMALL.commands |= {("make", "test"), ("forebay", "serve")}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "`Pools`",
+            "`Pool.give`",
+            "`pool.give()`",
+            "`memory.pool.take`",
+            "`pool.Pools`",
+            "`size_of`",
+            "`documentation`",
+        ),
+        *("`take(number=1)`", "`point('pool.give')`", "`[rows + 1, columns]`"),
+        *("`memory/pools.py`", "`pools.py`", "`memory/pool/`", "`config.toml`", "`/healthy`"),
+        *("`--page-length`", "`--page-length 16`", "`make tests`", "`forebay server`", "`python memory/pools.py`"),
+    ],
+)
+def test_what_has_drifted_is_found(text: str) -> None:
+    assert gone(text, SMALL)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("`Pool`", "`Pool.take`", "`pool.take()`", "`pool.rows`", "`Pool.size`", "`memory.pool.Pool`", "`reason`"),
+        *("`take(count=1)`", "`point('pool.take')`", "`[rows + 1, size]`", "`take -> Pool`"),
+        *("`memory/pool.py`", "`pool.py`", "`memory/`", "`forebay/*/pool.py`", "`config.json`", "`/health`"),
+        *("`--page-size`", "`--page-size 16`", "`make test`", "`forebay serve --page-size 1`"),
+        *("no code", "`1.5 KiB`", "```gone```", "`time.monotonic`", "`memcmp`"),
+    ],
+)
+def test_what_is_there_is_not(text: str) -> None:
+    assert not gone(text, SMALL)
+
+
+def test_all_that_is_mentioned_is_there() -> None:
+    tree = read_tree()
+    drifted = {(place, name) for place, text in pages() for name in gone(text, tree)}
+    assert drifted == set()
