@@ -1,25 +1,24 @@
-"""The radix prefix cache over all that layers keep: full KV, sliding windows, recurrent states (C18, C19, C20).
+"""The radix prefix cache: full KV, and whatever else layers keep beside it (C18, C19, C20).
 
 A tree per namespace; an edge holds whole pages of tokens and the pages that keep their KV. Keys are the exact tokens as
 bytes (int32, little endian): comparing is a memcmp, a child is found by its first page's bytes, and no hash ever stands
 in for the tokens. Only full pages that completed steps wrote are adopted; the request that computed them goes on using
-them under a pin. A hit ends where every kind can be resumed: at the end of a node with a state, behind a whole window.
+them under a pin. A hit ends where every kind can be resumed.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from forebay.config.engine_config import EvictionPolicy
-from forebay.memory.mamba_pool import MambaPool
+from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import NO_PAGES, NOWHERE, OPERATOR, Adoption, Match, Node, Pin, Root
-from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
-from forebay.memory.window_pool import WindowPool
+from forebay.memory.slots import CACHE, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
@@ -48,8 +47,7 @@ class RadixCache(RadixIndex):
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
-    (`evict`). `states` and `windows` are there where layers keep such things. Units are pages except where a name says
-    tokens.
+    (`evict`). Units are pages except where a name says tokens.
     """
 
     def __init__(
@@ -58,11 +56,13 @@ class RadixCache(RadixIndex):
         page_size: int,
         *,
         policy: EvictionPolicy = EvictionPolicy.LRU,
-        states: MambaPool | None = None,
-        windows: WindowPool | None = None,
+        kinds: Sequence[Kind] = (),
     ) -> None:
-        super().__init__(page_size, states=states, windows=windows)
+        super().__init__(page_size, kinds)
+        for kind in kinds:
+            kind.tree = self
         self._slots = slots
+        self._cuts_leaves = not any(kind.whole_leaves for kind in kinds)
         self._order = _EVICTION_ORDER[policy]
         self._clock = 0
         self._heap: list[Any] = []  # (*order, stamp, node)
@@ -77,6 +77,7 @@ class RadixCache(RadixIndex):
         """Hold what `match` found (of this very state of the tree) for `author`: refresh its path, and keep it from
         eviction."""
         node = match.node
+        assert node is NOWHERE or match.version == self.version, "the tree has changed since the match"
         if node is NOWHERE:
             node = self._root(namespace)
         elif match.inside < len(node.key):
@@ -91,10 +92,8 @@ class RadixCache(RadixIndex):
             step = step.parent
         self._lock(node)
         num_pages = match.num_tokens // self.page_size
-        if self.states and node.state != PAD:
-            self.states.touch(node)
-        if self.windows:
-            self.windows.touch(node, num_pages)
+        for kind in self.kinds:
+            kind.touch(node, num_pages)
         return Pin(node, num_pages, author)
 
     def unpin(self, pin: Pin) -> None:
@@ -105,29 +104,21 @@ class RadixCache(RadixIndex):
         completed steps. The pin moves to the end of them.
         """
         start = pin.num_pages
-        node, position = pin.node, start * self._page_bytes
-        end = position + len(pages) * self._page_bytes
-        replaced: list[Ids] = []
-        while position < end:
-            child = node.children.get(key[position : position + self._page_bytes])
-            if child is None:
-                break
-            length = self._common(key, child.key, position, end)
-            if length < len(child.key):
-                child = self._split(child, length)
-            if self.windows:
-                at = position // self._page_bytes - start
-                self.windows.pool.replace(pages[at : at + len(child.pages)], child.pages, owner)
-                self.windows.replaced(child)
-            replaced.append(child.pages)
-            node, position = child, position + length
-        num_replaced = position // self._page_bytes - start
-        adopted = pages[num_replaced:]
+        end = (start + len(pages)) * self._page_bytes
+        nodes, inside, position = self._walk(pin.node, key, start * self._page_bytes, end)
+        if nodes and inside < len(nodes[-1].key):
+            nodes[-1] = self._split(nodes[-1], inside)
+        node, replaced = pin.node, NO_PAGES
+        if nodes:
+            node, replaced = nodes[-1], np.concatenate([passed.pages for passed in nodes])
+            for kind in self.kinds:
+                kind.replaced(nodes, replaced, pages[: len(replaced)], owner)
+        adopted = pages[len(replaced) :]
         if len(adopted):
             self._slots.transfer(adopted, owner, CACHE)
             node = self._attach(node, key[position:end], adopted, pin.author)
-            if self.windows:
-                self.windows.attached(node, owner)
+            for kind in self.kinds:
+                kind.attached(node, owner)
         if node is not pin.node:
             self._clock += 1
             node.last_access = self._clock
@@ -136,16 +127,7 @@ class RadixCache(RadixIndex):
             self._unlock(pin.node)
             pin.node = node
         pin.num_pages = end // self._page_bytes
-        return Adoption(np.concatenate(replaced) if replaced else NO_PAGES, len(adopted))
-
-    def attach_state(self, pin: Pin, slot: int, length: int, owner: int) -> bool:
-        """Adopt `owner`'s slot, which holds the state after the `length` tokens of the pinned prefix and was written by
-        a completed step. False, and the slot stays the owner's, where the cache has that state already."""
-        assert self.states is not None
-        prefix_len = pin.num_pages * self.page_size
-        assert prefix_len == length, f"a state after {length} tokens for a prefix of {prefix_len}"
-        assert pin.node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
-        return self.states.attach(pin.node, slot, owner)
+        return Adoption(replaced, len(adopted))
 
     def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "", author: str = OPERATOR) -> Adoption:
         """Adopt a whole prefix without keeping a pin on it."""
@@ -168,7 +150,7 @@ class RadixCache(RadixIndex):
             node: Node = entry[-1]
             if node.stamp != entry[-2]:
                 continue
-            if len(node.pages) > missing and self.states is None:  # a leaf cut short loses its state, and its use
+            if len(node.pages) > missing and self._cuts_leaves:
                 self._split(node, len(node.key) - missing * self._page_bytes)
             freed.append(node.pages)
             missing -= len(node.pages)
@@ -181,23 +163,18 @@ class RadixCache(RadixIndex):
             self._slots.return_ids(np.concatenate(freed), CACHE)
         return count
 
-    def evict_states(self, num_slots: int) -> int:
-        """Free `num_slots` states that no step will copy, or all there are, the useless first; how many.
-
-        Their KV stays until its pages are wanted: it goes before any that can be resumed.
-        """
-        assert self.states is not None
-        nodes = self.states.evict(num_slots)
+    def lost(self, nodes: Iterable[Node]) -> None:
+        """The cache gave up what a kind kept: matches made before are void, and of `nodes` the rank has changed."""
+        self.version += 1
         for node in nodes:
             if not node.children and not node.locks:
                 self._offer(node)
-        return len(nodes)
 
     def flush(self) -> int:
         """Evict everything that is not pinned, and forget that it was there; how many pages."""
         count = self.evict(self.num_pages)
         for root in list(self._roots.values()):
-            for node in self._walk(root):
+            for node in self._subtree(root):
                 node.tombstones.clear()
             self._forget_if_empty(root)
         return count
@@ -207,21 +184,13 @@ class RadixCache(RadixIndex):
         self._roots.clear()
         self._heap.clear()
         self.num_pages = self.num_evictable = 0
-        if self.states:
-            self.states.clear()
-        if self.windows:
-            self.windows.clear()
+        self.version += 1
+        for kind in self.kinds:
+            kind.clear()
 
-    def holders(self) -> list[Holder]:
-        """What the cache holds, for an audit."""
-        chunks = [node.pages for node in self._nodes()]
-        return [Holder(CACHE, np.concatenate(chunks))] if chunks else []
-
-    def state_holders(self) -> list[Holder]:
-        return [self.states.holder()] if self.states else []
-
-    def window_holders(self) -> list[Holder]:
-        return [self.windows.holder(self._nodes())] if self.windows else []
+    def holder(self) -> Holder:
+        """The pages that the cache holds, for an audit."""
+        return Holder(CACHE, np.concatenate([NO_PAGES, *(node.pages for node in self.nodes())]))
 
     def check(self, pins: list[Pin]) -> None:
         """Assert the tree's invariants against the pins that exist: for tests and audits."""
@@ -230,7 +199,7 @@ class RadixCache(RadixIndex):
             own[id(pin.node)] = own.get(id(pin.node), 0) + 1
         pages = evictable = 0
         for root in self._roots.values():
-            for node in self._walk(root):
+            for node in self._subtree(root):
                 locked_children = sum(child.locks > 0 for child in node.children.values())
                 assert node.locks == own.pop(id(node), 0) + locked_children, "a lock count differs from its holders"
                 assert len(node.key) == len(node.pages) * self._page_bytes, (
@@ -242,8 +211,8 @@ class RadixCache(RadixIndex):
                 pages += len(node.pages)
                 evictable += len(node.pages) if node.locks == 0 else 0
         assert not own, "a pin's node is not in the tree"
-        if self.states:
-            self.states.check(self._nodes())
+        for kind in self.kinds:
+            kind.check(self.nodes())
         assert (pages, evictable) == (self.num_pages, self.num_evictable), (
             f"counted {pages} pages, {evictable} evictable; booked {self.num_pages}, {self.num_evictable}"
         )
@@ -270,8 +239,6 @@ class RadixCache(RadixIndex):
         parent.stamp = 0  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
-        if self.states:
-            self.states.attached(node)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
@@ -284,10 +251,9 @@ class RadixCache(RadixIndex):
         parent.children[node.key[: self._page_bytes]] = upper
         node.key, node.pages, node.parent = node.key[at:], node.pages[num_pages:], upper
         upper.children[node.key[: self._page_bytes]] = node
-        if self.states:
-            self.states.split(upper, node)
-        if self.windows:
-            self.windows.split(upper, node)
+        self.version += 1
+        for kind in self.kinds:
+            kind.split(upper, node)
         return upper
 
     def _lock(self, node: Node) -> None:
@@ -318,8 +284,8 @@ class RadixCache(RadixIndex):
         """Make a leaf a candidate for eviction. Entries whose stamp the node no longer carries are void."""
         self._stamps += 1
         leaf.stamp = self._stamps
-        resumable = leaf.num_states > 0  # where layers have states, what nobody can resume goes first
-        heapq.heappush(self._heap, (resumable, *self._order(leaf), leaf.stamp, leaf))
+        useful = all(kind.is_useful(leaf) for kind in self.kinds)  # what nobody can resume goes first
+        heapq.heappush(self._heap, (useful, *self._order(leaf), leaf.stamp, leaf))
         if len(self._heap) > 64 + 4 * self.num_pages:
             self._heap = [entry for entry in self._heap if entry[-1].stamp == entry[-2]]
             heapq.heapify(self._heap)
@@ -327,10 +293,9 @@ class RadixCache(RadixIndex):
     def _remove_leaf(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        if self.windows:
-            self.windows.removed(node)
-        if self.states:
-            self.states.removed(node)
+        self.version += 1
+        for kind in self.kinds:
+            kind.removed(node)
         first = node.key[: self._page_bytes]
         del parent.children[first]
         node.stamp = 0

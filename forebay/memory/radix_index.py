@@ -2,110 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from typing import Final
 
 import numpy as np
 
-from forebay.memory.cached_states import CachedStates
-from forebay.memory.cached_windows import CachedWindows
-from forebay.memory.mamba_pool import MambaPool
+from forebay.memory.kinds.kind import Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import OPERATOR, TOKEN_BYTES, Match, Node, Root, no_match
-from forebay.memory.slots import PAD, Ids
-from forebay.memory.window_pool import WindowPool
 
 _MAX_SIBLINGS: Final = 32  # children that are looked at to say where a prompt left the nearest
 
 
 class RadixIndex:
-    """A tree per namespace. `states` and `windows` are there where layers keep such things."""
+    """A tree per namespace. `kinds` are what layers keep besides full KV; `version` grows whenever a match made before
+    may no longer be right."""
 
-    def __init__(self, page_size: int, *, states: MambaPool | None, windows: WindowPool | None) -> None:
-        self.states = CachedStates(states) if states else None
-        self.windows = CachedWindows(windows) if windows else None
+    def __init__(self, page_size: int, kinds: Sequence[Kind]) -> None:
+        self.kinds = tuple(kinds)
         self.page_size = page_size
+        self.version = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, Root] = {}
 
     def match(self, key: bytes, namespace: str = "", max_tokens: int | None = None) -> Match:
         """The longest cached prefix of `key` in whole pages that can be resumed, at most `max_tokens` long. Changes
         nothing."""
-        page_bytes = self._page_bytes
         end = len(key) if max_tokens is None else min(len(key), max_tokens * TOKEN_BYTES)
-        end -= end % page_bytes
+        end -= end % self._page_bytes
         root = self._roots.get(namespace)
-        if root is None:
+        if root is None or not end:
             return no_match(MissReason.EMPTY if end else MissReason.BELOW_PAGE)
-        node: Node = root
-        position, inside = 0, 0
-        chunks: list[Ids] = []
-        reason = MissReason.NONE if end else MissReason.BELOW_PAGE
+        nodes, inside, position = self._walk(root, key, 0, end)
+        reason = MissReason.NONE if position == end else self._reason(root, nodes, inside, key, position)
+        if not nodes:
+            return no_match(reason)
+        tokens = position // TOKEN_BYTES
+        chunks = [node.pages for node in nodes]
+        if inside < len(nodes[-1].key):
+            chunks[-1] = chunks[-1][: inside // self._page_bytes]
+        match = Match(nodes[-1], inside, chunks, tokens, reason, tokens, reason, version=self.version)
+        return self._cut(match, nodes) if self.kinds else match
+
+    def _walk(self, node: Node, key: bytes, position: int, end: int) -> tuple[list[Node], int, int]:
+        """Down from `node`, whose edge ends at `position` of `key`, along `key[position:end]` as far as whole pages of
+        it are there: the nodes, how many bytes of the last one's edge, and the position reached."""
+        page_bytes = self._page_bytes
+        nodes: list[Node] = []
+        inside = 0
         while position < end:
-            first = key[position : position + page_bytes]
-            child = node.children.get(first)
+            child = node.children.get(key[position : position + page_bytes])
             if child is None:
-                reason = self._reason_at(node, first, node is root)
                 break
             edge = child.key
-            length = len(edge)
-            if position + length <= end and key.startswith(edge, position):
-                chunks.append(child.pages)
-            else:
-                length = self._common(key, edge, position, end)
-                chunks.append(child.pages[: length // page_bytes])
-                if position + length < end:
-                    reason = MissReason.DIVERGED
-            node, inside = child, length
-            position += length
-            if length < len(edge):
+            inside = len(edge)
+            if position + inside > end or not key.startswith(edge, position):
+                inside = self._common(key, edge, position, end)
+            nodes.append(child)
+            position += inside
+            if inside < len(edge):
                 break
-        tokens = position // TOKEN_BYTES
-        match = Match(node, inside, chunks, tokens, reason, tokens, tokens, tokens, reason)
-        return match if self.states is None and self.windows is None else self._resumable(match)
+            node = child
+        return nodes, inside, position
 
-    def _resumable(self, match: Match) -> Match:
-        """Cut a match back to where every kind can be resumed."""
+    def _reason(self, root: Root, nodes: list[Node], inside: int, key: bytes, position: int) -> MissReason:
+        """Why a walk ended at `position`."""
+        last = nodes[-1] if nodes else root
+        if inside < len(last.key):
+            return MissReason.DIVERGED
+        if key[position : position + self._page_bytes] in last.tombstones:
+            return MissReason.EVICTED
+        if last is root:
+            return MissReason.EMPTY
+        return MissReason.DIVERGED if last.children else MissReason.NOT_CACHED
+
+    def _cut(self, match: Match, nodes: list[Node]) -> Match:
+        """Cut a match back to the last place where every kind can be resumed."""
         pages, whole = match.pages, match.num_tokens // self.page_size
-        state_ends = [whole] if self.states is None else self._state_ends(match)
-        end = resumable = state_ends[0]
-        window_end = whole
-        if (windows := self.windows) is not None:
-            window_end = windows.last_resumable(pages, whole)
-            end = window_end
-            if self.states is not None:
-                end = next(at for at in state_ends if windows.last_resumable(pages, at) == at)
+        ends = [kind.last_resumable(nodes, pages, whole) for kind in self.kinds]
+        match = match._replace(
+            resumable={kind.name: at * self.page_size for kind, at in zip(self.kinds, ends, strict=True)}
+        )
+        reason = self.kinds[ends.index(min(ends))].missing
+        while (end := min(ends)) < max(ends):
+            ends = [kind.last_resumable(nodes, pages, end) for kind in self.kinds]
         if end == whole:
             return match
-        node, start = match.node, whole - match.inside // self._page_bytes
-        while start >= end and node.parent is not None:
-            node = node.parent
-            start -= len(node.pages)
-        return Match(
-            node,
-            (end - start) * self._page_bytes,
-            [pages[:end]],
-            end * self.page_size,
-            MissReason.STATE_MISSING if resumable <= window_end else MissReason.WINDOW_MISSING,
-            match.kv_tokens,
-            window_end * self.page_size,
-            resumable * self.page_size,
-            match.reason,
+        if not end:
+            return match.given_up(reason)
+        start = 0
+        for node in nodes:
+            if start + len(node.pages) >= end:
+                break
+            start += len(node.pages)
+        return match._replace(
+            node=node,
+            inside=(end - start) * self._page_bytes,
+            chunks=[pages[:end]],
+            num_tokens=end * self.page_size,
+            reason=reason,
         )
-
-    def _state_ends(self, match: Match) -> list[int]:
-        """The numbers of pages after which there is a state on the matched path, the greatest first, and 0."""
-        node, end, ends = match.node, match.num_tokens // self.page_size, []
-        if match.inside < len(node.key) and node.parent is not None:
-            end -= match.inside // self._page_bytes
-            node = node.parent
-        while node.parent is not None:
-            if node.state != PAD:
-                ends.append(end)
-            end -= len(node.pages)
-            node = node.parent
-        return [*ends, 0]
 
     def differs(self, key: bytes, namespace: str = "", author: str = OPERATOR) -> tuple[int, int]:
         """Where `key` leaves the nearest cached prompt: the position in tokens, and the token there.
@@ -113,52 +110,32 @@ class RadixIndex:
         (-1, -1) where it does not, because it or the cached one ends first, and where the token there is not
         `author`'s: even the position would tell somebody else's prompt, one guess at a time (C29).
         """
-        node: Node | None = self._roots.get(namespace)
-        position = 0
-        while node is not None:
-            nearest, shared = self._nearest_child(node, key, position, author)
-            if nearest is None:
-                break
-            position += shared
-            if shared < len(nearest.key):
-                if position >= len(key) or not _may_see(author, nearest):
-                    break
-                token = nearest.key[shared : shared + TOKEN_BYTES]
-                return position // TOKEN_BYTES, int.from_bytes(token, "little", signed=True)
-            node = nearest
-        return -1, -1
-
-    def _nearest_child(self, node: Node, key: bytes, position: int, author: str) -> tuple[Node | None, int]:
-        """The child that shares most with `key` from `position` on, and how many bytes: the one that shares a page, or
-        one of those that `author` may see."""
-        child = node.children.get(key[position : position + self._page_bytes])
-        if child is not None:
-            return child, _shared(key, position, child.key)
-        near = islice(node.children.values(), _MAX_SIBLINGS)
-        return max(
-            ((other, _shared(key, position, other.key)) for other in near if _may_see(author, other)),
-            key=lambda found: found[1],
-            default=(None, 0),
-        )
+        root = self._roots.get(namespace)
+        if root is None:
+            return -1, -1
+        nodes, inside, position = self._walk(root, key, 0, len(key) - len(key) % self._page_bytes)
+        nearest: Node | None
+        if nodes and inside < len(nodes[-1].key):
+            nearest, position = nodes[-1], position - inside
+            shared = _shared(key, position, nearest.key)
+        else:
+            nearest, shared = _nearest_child(nodes[-1] if nodes else root, key, position, author)
+        position += shared
+        if nearest is None or position >= len(key) or not _may_see(author, nearest):
+            return -1, -1
+        token = nearest.key[shared : shared + TOKEN_BYTES]
+        return position // TOKEN_BYTES, int.from_bytes(token, "little", signed=True)
 
     def _common(self, key: bytes, edge: bytes, position: int, end: int) -> int:
         """Bytes of whole pages that `edge` and `key[position:end]` share; the first page is known to be shared."""
         shared = min(_shared(key, position, edge), end - position)
         return shared - shared % self._page_bytes
 
-    @staticmethod
-    def _reason_at(node: Node, first: bytes, at_root: bool) -> MissReason:
-        if first in node.tombstones:
-            return MissReason.EVICTED
-        if at_root:
-            return MissReason.EMPTY
-        return MissReason.DIVERGED if node.children else MissReason.NOT_CACHED
-
-    def _nodes(self) -> Iterator[Node]:
-        return chain.from_iterable(map(self._walk, self._roots.values()))
+    def nodes(self) -> Iterator[Node]:
+        return chain.from_iterable(map(self._subtree, self._roots.values()))
 
     @staticmethod
-    def _walk(root: Node) -> Iterator[Node]:
+    def _subtree(root: Node) -> Iterator[Node]:
         stack = [root]
         while stack:
             node = stack.pop()
@@ -168,6 +145,17 @@ class RadixIndex:
 
 def _may_see(author: str, node: Node) -> bool:
     return author in (OPERATOR, node.author)
+
+
+def _nearest_child(node: Node, key: bytes, position: int, author: str) -> tuple[Node | None, int]:
+    """Of the children that share no page with `key` from `position` on and that `author` may see, the one that shares
+    most, and how many bytes."""
+    near = islice(node.children.values(), _MAX_SIBLINGS)
+    return max(
+        ((other, _shared(key, position, other.key)) for other in near if _may_see(author, other)),
+        key=lambda found: found[1],
+        default=(None, 0),
+    )
 
 
 def _shared(key: bytes, position: int, edge: bytes) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.slots import PAD, Ids
+from forebay.memory.slots import Ids
 
 TOKEN_BYTES: Final = 4
 NO_PAGES: Final[Ids] = np.empty(0, dtype=np.int64)
+_NONE: Final[Mapping[str, int]] = {}
 OPERATOR: Final = ""  # the author who may see what any author has put into the cache
 
 
@@ -19,9 +21,8 @@ class Node:
     """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
 
     `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
-    and a pin or an unpin stops at the first ancestor whose locks do not change. `state` is the slot with the recurrent
-    state after the node's last token, PAD for none, and `num_states` how many states there are here and below. `author`
-    is who put these tokens here, all of them.
+    and a pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here,
+    all of them.
     """
 
     __slots__ = (
@@ -31,14 +32,10 @@ class Node:
         "key",
         "last_access",
         "locks",
-        "num_states",
         "pages",
         "parent",
         "priority",
-        "rank",
         "stamp",
-        "state",
-        "state_locks",
         "tombstones",
     )
 
@@ -51,10 +48,6 @@ class Node:
         self.priority = 0
         self.stamp = 0
         self.tombstones: set[bytes] = set()
-        self.state = PAD
-        self.state_locks = 0
-        self.num_states = 0
-        self.rank = 0
 
 
 class Root(Node):
@@ -68,11 +61,11 @@ class Root(Node):
 
 
 class Match(NamedTuple):
-    """How far a prompt is cached and can be resumed. `pages` and `num_tokens` say what; `reason` why not more.
+    """How far a prompt is cached and can be resumed: `num_tokens`, whose pages are `pages`; `reason` says why not more.
 
-    `inside` is how many bytes of `node`'s key match (all of them, unless the prompt diverges within the edge). The KV
-    of `kv_tokens` is there, `kv_reason` says why not more; the last places in it at which windows and recurrent states
-    allow to go on are `window_tokens` and `state_tokens`, equal to `kv_tokens` where layers keep no such thing.
+    It ends `inside` bytes of the key of `node` (all of them, unless the prompt diverges within the edge). The KV of
+    `kv_tokens` is there, `kv_reason` says why not more; `resumable` has by kind's name the last place in it at which
+    that allows to go on. `version` is that of the tree.
     """
 
     node: Node
@@ -81,29 +74,29 @@ class Match(NamedTuple):
     num_tokens: int
     reason: MissReason
     kv_tokens: int
-    window_tokens: int
-    state_tokens: int
     kv_reason: MissReason
+    resumable: Mapping[str, int] = _NONE
+    version: int = 0
 
     @property
     def is_branch(self) -> bool:
         """Whether the KV ends where cached prompts go on without this one, rather than where they end."""
         return self.kv_reason in (MissReason.NONE, MissReason.DIVERGED)
 
-    def given_up(self) -> Match:
-        """What to go on with when the state it ends at cannot be kept: nothing."""
-        return self._replace(node=NOWHERE, inside=0, chunks=[], num_tokens=0, reason=MissReason.STATE_MISSING)
+    def given_up(self, reason: MissReason) -> Match:
+        """What to go on with when what it ends at cannot be kept: nothing."""
+        return self._replace(node=NOWHERE, inside=0, chunks=[], num_tokens=0, reason=reason)
 
     @property
     def pages(self) -> Ids:
         return np.concatenate(self.chunks) if self.chunks else NO_PAGES
 
 
-NOWHERE: Final = Root("")  # where a match ends in a namespace that does not exist yet
+NOWHERE: Final = Root("")  # where a match ends that found nothing
 
 
 def no_match(reason: MissReason) -> Match:
-    return Match(NOWHERE, 0, [], 0, reason, 0, 0, 0, reason)
+    return Match(NOWHERE, 0, [], 0, reason, 0, reason)
 
 
 @dataclass(slots=True, eq=False)

@@ -138,8 +138,8 @@ class AdmissionPass:
             cached_tokens=held.kept.num_tokens(req) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
-            window_tokens=match.window_tokens if held.windows else None,
-            state_tokens=match.state_tokens if held.states else None,
+            window_tokens=match.resumable.get("window", 0) if held.windows else None,
+            state_tokens=match.resumable.get("state", 0) if held.states else None,
             differs_at=differs_at,
             token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
             token_there=there,
@@ -176,7 +176,7 @@ class AdmissionPass:
         if not held.can_have_states and match.num_tokens:
             # The state it would go on from takes the slot that it needs for its own: better to start than to wait.
             held.unpin(pin, match)
-            match = match.given_up()
+            match = match.given_up(MissReason.STATE_MISSING)
             pin = held.pin(req, match)
         need, growth = held.pages_to_admit(req, pin), self._growth(req)
         reserve = 0 if self._alone else self._promised + growth

@@ -37,14 +37,14 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
         slots.append(Holder(leaving.request_id, leaving.state_slots))
     held.rows.audit(rows)
     held.cache.check(pins)
-    held.kv.audit([*_by_owner(pages), *held.cache.holders()])
+    held.kv.audit([*_by_owner(pages), held.cache.holder()])
     if held.windows:
         _audit_locks(held, reqs)
-        held.windows.pool.slots.audit([*_by_owner(windows), *held.cache.window_holders()])
+        held.windows.pool.slots.audit([*_by_owner(windows), held.windows.pool.cached(held.cache.nodes())])
     if held.states:
         locked = {id(leaving.source) for leaving in held.leaving if leaving.source}
         assert held.states.cached.num_locked == len(locked), "a cached state is locked although no step copies it"
-        held.states.pool.audit([*_by_owner(slots), *held.cache.state_holders()])
+        held.states.pool.audit([*_by_owner(slots), held.states.cached.cached(held.cache.nodes())])
 
 
 def _windows_of(held: Residencies, request_id: int, own: Ids) -> Holder:

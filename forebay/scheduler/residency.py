@@ -14,6 +14,9 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.footprint import footprint, tracking_slots, window_margin
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
+from forebay.memory.kinds.kind import Kind
+from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
@@ -21,7 +24,6 @@ from forebay.memory.radix_node import Match, Pin, no_match
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, Ids, Slots, as_ids
 from forebay.memory.tracking import Snapshot
-from forebay.memory.window_pool import WindowPool
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import Kept, StepPlan
@@ -56,7 +58,8 @@ class Residencies:
         ps, kept = config.page_size, config.state
         rows, context, ledger = config.max_running_requests, config.context_length, config.ledger
         hybrid: HybridReqToTokenPool | None = None
-        windows: WindowPool | None = None
+        states: States | None = None
+        windows: Windows | None = None
         if kept.num_slots:
             extra_buffer = kept.strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
             hybrid = HybridReqToTokenPool(
@@ -67,8 +70,9 @@ class Residencies:
                 page_size=ps,
                 ledger=ledger,
             )
+            states = States(hybrid.mamba_pool)
         if kept.num_window_pages:
-            windows = WindowPool(
+            windows = Windows(
                 kept.num_window_pages,
                 config.num_pages,
                 page_size=ps,
@@ -77,17 +81,12 @@ class Residencies:
                 ledger=ledger,
             )
         self.rows = hybrid or ReqToTokenPool(rows, context, page_size=ps, ledger=ledger)
-        self.cache = RadixCache(
-            self.kv,
-            ps,
-            policy=config.radix_eviction_policy,
-            states=hybrid.mamba_pool if hybrid else None,
-            windows=windows,
-        )
-        if hybrid:
-            self.states = StateKeeper(config, hybrid, self.cache)
-        if self.cache.windows:
-            self.windows = WindowKeeper(self.cache.windows, self.rows)
+        self.kinds: tuple[Kind, ...] = tuple(kind for kind in (states, windows) if kind)
+        self.cache = RadixCache(self.kv, ps, policy=config.radix_eviction_policy, kinds=self.kinds)
+        if hybrid and states:
+            self.states = StateKeeper(config, hybrid, states)
+        if windows:
+            self.windows = WindowKeeper(windows, self.rows)
 
     @property
     def available_pages(self) -> int:
@@ -136,7 +135,7 @@ class Residencies:
     @property
     def can_have_states(self) -> bool:
         """Whether one more request can be given its state slots, with the cached states that are locked staying."""
-        return self.states is None or self.states.num_available >= self.states.rows.slots_per_req
+        return self.states is None or self.states.cached.num_available >= self.states.rows.slots_per_req
 
     def admit(self, req: Request, match: Match, pin: Pin, branches: Iterable[int] = ()) -> None:
         """Give the request a row, pages for all its known tokens and state slots, all or nothing; the pin becomes the
@@ -150,7 +149,7 @@ class Residencies:
             undo.callback(self.unpin, pin, match)
             self._make_room(need)
             if self.states:
-                self.states.make_room(self.states.rows.slots_per_req)
+                self.states.cached.make_room(self.states.rows.slots_per_req)
             pages = undo.enter_context(self.kv.take(need, req.id))
             fault.point("residency.admit")
             self.rows.alloc([req])
@@ -173,7 +172,7 @@ class Residencies:
         """Bring back what the request kept on the host."""
         stop = ceil_div(req.kv_len, self.page_size)
         if self.windows:
-            self.windows.take(self.rows.pages(req.req_pool_idx, req.window_start, stop), req.id)
+            self.windows.pool.take(self.rows.pages(req.req_pool_idx, req.window_start, stop), req.id)
         self.kept.load(self._what_is_kept(req))
 
     def _what_is_kept(self, req: Request) -> Kept:
@@ -241,7 +240,7 @@ class Residencies:
         rows, columns = batch.req_pool_indices_cpu[at], batch.seq_lens_cpu[at] // self.page_size
         self.row_writes.write_each(rows, columns, pages)
         if self.windows:
-            self.windows.take(pages, batch.request_ids_cpu[at])
+            self.windows.pool.take(pages, batch.request_ids_cpu[at])
 
     def page_openers(self, batch: ScheduleBatch, active: Ids | None) -> Ids:
         """Indices of the requests whose next token is the first of a page."""
@@ -304,7 +303,8 @@ class Residencies:
 
     def _give_state(self, req: Request, snapshot: Snapshot) -> bool:
         assert req.pin is not None
-        return self.cache.attach_state(req.pin, snapshot.slot, snapshot.length, req.id)
+        assert self.states is not None
+        return self.states.cached.attach(req.pin, snapshot.slot, snapshot.length, req.id)
 
     def is_finishing(self, req: Request) -> bool:
         """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
@@ -406,8 +406,6 @@ class Residencies:
         if self.states:
             self.states.take_snapshots()
             self.states.sources = []
-        if self.windows:
-            self.windows.pool.clear()
 
     # -- checking -------------------------------------------------------------------------------------------------
 
@@ -420,11 +418,7 @@ class Residencies:
     def pools(self) -> list[tuple[Slots, int]]:
         """Every pool, and how many of its slots the prefix cache has."""
         found: list[tuple[Slots, int]] = [(self.kv, self.cache.num_pages), (self.rows.slots, 0)]
-        if self.windows:
-            found.append((self.windows.pool.slots, self.windows.pool.num_cached))
-        if self.states:
-            found.append((self.states.pool, self.states.cached.num_states))
-        return found
+        return [*found, *((kind.slots, kind.num_cached) for kind in reversed(self.kinds))]
 
     @property
     def counters(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.checkpoints import Checkpoint, Reason, plan_checkpoints
 from forebay.memory.hybrid_rows import StateRows
-from forebay.memory.radix_cache import RadixCache
+from forebay.memory.kinds.recurrent import States
 from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import Holder, Ids, as_ids
 from forebay.memory.tracking import Snapshot, Tracking
@@ -27,24 +27,13 @@ class StateKeeper:
     chunks end there, and the next plan copies the live state; the last state is given away when the request leaves.
     """
 
-    def __init__(self, config: SchedulerConfig, rows: StateRows, cache: RadixCache) -> None:
-        assert cache.states is not None
-        self.rows, self.pool, self.cached = rows, rows.mamba_pool, cache.states
-        self._cache, self._config = cache, config
+    def __init__(self, config: SchedulerConfig, rows: StateRows, cached: States) -> None:
+        self.rows, self.pool, self.cached = rows, rows.mamba_pool, cached
+        self._config = config
         self._extra_buffer = config.state.strategy is StateStrategy.EXTRA_BUFFER
         self._snapshots: Snapshots = []
         self.sources: list[Node] = []  # states that the step being planned copies
         self.num_taken = self.num_skipped = 0
-
-    @property
-    def num_available(self) -> int:
-        """Slots that can be had now: free, or cached and not about to be copied."""
-        return self.pool.num_free + self.cached.num_evictable
-
-    def make_room(self, num_slots: int) -> None:
-        short = num_slots - self.pool.num_free
-        if short > 0:
-            self._cache.evict_states(short)
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
@@ -57,7 +46,7 @@ class StateKeeper:
         """The request begins with the state at the end of `pin`, which is locked, or with none."""
         assert req.tracking is not None
         if pin.num_pages:
-            self.pool.copy_from(pin.node.state, req.tracking.live)
+            self.pool.copy_from(self.cached.slot_of(pin.node), req.tracking.live)
             self.sources.append(pin.node)
         else:
             self.pool.clear_state(req.tracking.live)
@@ -105,7 +94,7 @@ class StateKeeper:
         free or useless: one long prompt would otherwise push out as many conversations as it has messages.
         """
         if reason is Reason.BRANCH or self.cached.has_useless:
-            self.make_room(1)
+            self.cached.make_room(1)
         if not self.pool.num_free:
             self.num_skipped += 1
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from forebay.base.units import ceil_div
-from forebay.memory.cached_windows import CachedWindows
+from forebay.memory.kinds.window import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
@@ -20,10 +20,10 @@ class WindowKeeper:
     be given back at once; and what a step in flight writes has its whole window when the cache adopts it.
     """
 
-    def __init__(self, cached: CachedWindows, rows: ReqToTokenPool) -> None:
-        self.pool, self.cached = cached.pool, cached
+    def __init__(self, pool: Windows, rows: ReqToTokenPool) -> None:
+        self.pool = pool
         self._rows = rows
-        self._page_size = cached.pool.page_size
+        self._page_size = pool.page_size
 
     def lock(self, pages: Ids) -> None:
         """Lock the last windows of a cached prefix's pages, from whose end somebody will go on."""
@@ -33,17 +33,11 @@ class WindowKeeper:
         """Take back a `lock` of these pages."""
         self.pool.unlock(pages[self.pool.first_needed(len(pages) * self._page_size) :])
 
-    def take(self, pages: Ids, owner: int | Ids) -> None:
-        short = len(pages) - self.pool.slots.num_free
-        if short > 0:
-            self.cached.evict(short)
-        self.pool.take(pages, owner)
-
     def extend(self, req: Request, stop: int) -> None:
         """A step computes the request's tokens up to `stop`."""
         first, last = ceil_div(req.kv_len, self._page_size), ceil_div(stop, self._page_size)
         if first < last:
-            self.take(self._rows.pages(req.req_pool_idx, first, last), req.id)
+            self.pool.take(self._rows.pages(req.req_pool_idx, first, last), req.id)
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """A step will decode the requests (at the indices `active`): the window of each may have moved on."""

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
+from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Node, Pin
 from forebay.memory.slots import PAD, Holder, Ids
-from forebay.memory.window_pool import WindowPool
 from tests.memory.test_pool_machine import (
     FULL_PARTS,
     MAX_PAGES_PER_REQUEST,
@@ -73,8 +74,9 @@ class HybridPoolMachine(RuleBasedStateMachine):
             mamba_size=NUM_ROWS + spare_states,
             num_tracking=0,
         )
-        self.windows = WindowPool(num_pages, num_pages, page_size=page_size, window=window)
-        self.cache = RadixCache(self.kv, page_size, states=self.rows.mamba_pool, windows=self.windows)
+        self.windows = Windows(num_pages, num_pages, page_size=page_size, window=window)
+        self.kept = States(self.rows.mamba_pool)
+        self.cache = RadixCache(self.kv, page_size, kinds=[self.kept, self.windows])
         self.tenants: list[Tenant] = []
         self.retracted: list[tuple[bytes, str]] = []
         self.cached: dict[Prefix, int] = {}
@@ -107,14 +109,14 @@ class HybridPoolMachine(RuleBasedStateMachine):
         total, held = -(-len(key) // self.page_bytes), len(match.pages)
         needed = self.first_read(held * self.page_size)
         if held:
-            self.cache.states.lock(tenant.pin.node)
+            self.kept.lock(tenant.pin.node)
         self.windows.lock(match.pages[needed:])
-        num_states = self.rows.mamba_pool.num_free + self.cache.states.num_evictable
+        num_states = self.rows.mamba_pool.num_free + self.kept.num_evictable
         fits = total - held <= self.kv.num_free + self.cache.num_evictable and num_states
         if not fits or not self.rows.available_size() or not self.take_windows_of(total - held):
             self.windows.unlock(match.pages[needed:])
             if held:
-                self.cache.states.unlock(tenant.pin.node)
+                self.kept.unlock(tenant.pin.node)
             self.cache.unpin(tenant.pin)
             return
         self.evict(max(0, total - held - self.kv.num_free))
@@ -123,7 +125,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.windows.take(own, tenant.id)
         self.rows.alloc([tenant])
         if held:  # the state is copied by the first step
-            self.cache.states.unlock(tenant.pin.node)
+            self.kept.unlock(tenant.pin.node)
         tenant.pages = [*match.pages.tolist(), *own.tolist()]
         tenant.num_written = tenant.state_len = held
         tenant.window_start = needed
@@ -177,7 +179,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     def give_state(self, tenant: Tenant, slot: int) -> None:
         prefix = self.prefix(tenant, tenant.pin.num_pages)
-        taken = self.cache.attach_state(tenant.pin, slot, tenant.pin.num_pages * self.page_size, tenant.id)
+        taken = self.kept.attach(tenant.pin, slot, tenant.pin.num_pages * self.page_size, tenant.id)
         assert taken == (prefix not in self.states)
         if taken:
             self.states[prefix] = slot
@@ -235,18 +237,18 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.cached, self.states = left, states
 
     def evict_states(self, num_states: int) -> None:
-        count = self.cache.evict_states(num_states)
+        count = self.kept.evict(num_states)
         left, states = self.in_tree()
         assert left == self.cached
         assert states.items() <= self.states.items()
         assert count == len(self.states) - len(states)
-        assert count == num_states or self.cache.states.num_evictable == 0
+        assert count == num_states or self.kept.num_evictable == 0
         self.states = states
 
     def evict_windows(self, num_windows: int) -> None:
         locked = [page for page in self.cached.values() if self.windows.locks[page]]
         free = self.windows.slots.num_free
-        count = self.cache.windows.evict(num_windows)
+        count = self.windows.evict(num_windows)
         assert self.windows.slots.num_free == free + count
         assert count == num_windows or self.windows.num_evictable == 0
         assert self.windows.is_there(self.ids(locked)).all()
@@ -272,9 +274,9 @@ class HybridPoolMachine(RuleBasedStateMachine):
             there = self.windows.full_to_window[own]
             windows.append(Holder(tenant.id, there[there != PAD].astype(np.int64)))
             slots.append(Holder(tenant.id, self.ids(self.rows.slots_of(tenant.req_pool_idx))))
-        self.kv.audit([*pages, *self.cache.holders()])
-        self.windows.slots.audit([*windows, *self.cache.window_holders()])
-        self.rows.mamba_pool.audit([*slots, *self.cache.state_holders()])
+        self.kv.audit([*pages, self.cache.holder()])
+        self.windows.slots.audit([*windows, self.windows.cached(self.cache.nodes())])
+        self.rows.mamba_pool.audit([*slots, self.kept.cached(self.cache.nodes())])
 
     @invariant()
     def the_tree_holds_exactly_what_was_adopted(self) -> None:
@@ -308,8 +310,10 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
         end = max(end for end in range(len(pages) + 1) if has_state(end) and has_window(end))
         assert match.pages.tolist() == pages[:end]
-        assert match.state_tokens == self.page_size * max(e for e in range(len(pages) + 1) if has_state(e))
-        assert match.window_tokens == self.page_size * max(e for e in range(len(pages) + 1) if has_window(e))
+        assert match.resumable.get("state", 0) == self.page_size * max(e for e in range(len(pages) + 1) if has_state(e))
+        assert match.resumable.get("window", 0) == self.page_size * max(
+            e for e in range(len(pages) + 1) if has_window(e)
+        )
 
     def first_read(self, kv_len: int) -> int:
         """Index of the first page that the token at position `kv_len` attends to: itself and window - 1 before it."""
@@ -332,8 +336,8 @@ class HybridPoolMachine(RuleBasedStateMachine):
         def walk(node: Node, namespace: str, key: bytes) -> None:
             for at, page in enumerate(node.pages.tolist()):
                 pages[namespace, key + node.key[: (at + 1) * self.page_bytes]] = page
-            if node.state != PAD:
-                states[namespace, key + node.key] = node.state
+            if slot := self.kept.slot_of(node):
+                states[namespace, key + node.key] = slot
             for child in node.children.values():
                 walk(child, namespace, key + node.key)
 

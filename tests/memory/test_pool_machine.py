@@ -172,7 +172,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.rows.audit([tenant.req_pool_idx for tenant in self.tenants])
         self.cache.check([tenant.pin for tenant in self.tenants])
         held = [Holder(tenant.id, tenant.own) for tenant in self.tenants]
-        self.kv.audit([*held, *self.cache.holders()])
+        self.kv.audit([*held, self.cache.holder()])
         owned = sum(len(tenant.own) for tenant in self.tenants)
         assert self.kv.num_free + owned + len(self.cached) == self.kv.capacity
 

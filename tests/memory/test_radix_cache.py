@@ -43,7 +43,7 @@ class Rig:
 
     def check(self, *pins: Pin) -> None:
         self.cache.check(list(pins))
-        self.slots.audit(self.cache.holders())
+        self.slots.audit([self.cache.holder()])
 
 
 def test_a_prefix_is_found_in_whole_pages_with_its_pages():
@@ -144,6 +144,17 @@ def test_a_pinned_leaf_is_not_evicted_although_it_was_next():
     rig.check(pin)
 
 
+@pytest.mark.parametrize("change", ["split", "evict", "clear"])
+def test_a_match_is_of_one_state_of_the_tree(change):
+    rig = Rig(page_size=1)
+    rig.insert(1, 2, 3, 4)
+    match = rig.cache.match(key(1, 2, 3, 4))
+    changes = {"split": lambda: rig.pin(1, 2), "evict": lambda: rig.cache.evict(1), "clear": rig.cache.clear}
+    changes[change]()
+    with pytest.raises(AssertionError, match="changed since"):
+        rig.cache.pin(match)
+
+
 def test_both_parts_of_a_split_node_stay_pinned():
     rig = Rig(page_size=1)
     rig.insert(1, 2, 3, 4)
@@ -199,7 +210,7 @@ def test_two_requests_that_computed_the_same_end_up_with_one_copy():
     assert adoption.replaced.tolist() == a[:2].tolist()
     assert adoption.num_adopted == 2
     rig.cache.check([pin_a, pin_b])
-    rig.slots.audit([*rig.cache.holders(), Holder(BOB, b[:2])])
+    rig.slots.audit([rig.cache.holder(), Holder(BOB, b[:2])])
 
 
 def test_adopting_nothing_new_moves_only_the_pin():

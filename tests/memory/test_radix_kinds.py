@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.window import Windows
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import OPERATOR, Match, Pin
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.memory.window_pool import WindowPool
 
 ALICE = 1
 
@@ -24,9 +25,10 @@ class Rig:
 
     def __init__(self, page_size: int = 1, num_slots: int = 8, window: int = 0, num_pages: int = 100) -> None:
         self.kv = Slots("kv", num_pages)
-        self.states = MambaPool(num_slots) if num_slots else None
-        self.windows = WindowPool(num_pages, num_pages, page_size=page_size, window=window) if window else None
-        self.cache = RadixCache(self.kv, page_size, states=self.states, windows=self.windows)
+        self.states = States(MambaPool(num_slots)) if num_slots else None
+        self.windows = Windows(num_pages, num_pages, page_size=page_size, window=window) if window else None
+        kinds = [kind for kind in (self.states, self.windows) if kind]
+        self.cache = RadixCache(self.kv, page_size, kinds=kinds)
 
     def insert(self, tokens: list[int], *state_at: int, author: str = OPERATOR) -> Pin:
         """Compute and adopt a prefix, with states after so many tokens; the pin at its end, which is let go."""
@@ -49,20 +51,18 @@ class Rig:
 
     def attach(self, pin: Pin) -> None:
         assert self.states is not None
-        slot = self.states.take_one(ALICE)
-        if not self.cache.attach_state(pin, slot, pin.num_pages * self.cache.page_size, ALICE):
-            self.states.free(np.array([slot]), ALICE)
+        slot = self.states.pool.take_one(ALICE)
+        if not self.states.attach(pin, slot, pin.num_pages * self.cache.page_size, ALICE):
+            self.states.pool.free(np.array([slot]), ALICE)
 
     def match(self, tokens: list[int]) -> Match:
         return self.cache.match(key(tokens))
 
     def check(self) -> None:
         self.cache.check([])
-        self.kv.audit(self.cache.holders())
-        if self.states:
-            self.states.audit(self.cache.state_holders())
-        if self.windows:
-            self.windows.slots.audit(self.cache.window_holders())
+        self.kv.audit([self.cache.holder()])
+        for kind in self.cache.kinds:
+            kind.slots.audit([kind.cached(self.cache.nodes())])
 
 
 A = list(range(100, 120))
@@ -79,7 +79,7 @@ def test_c20_kv_without_a_state_is_reported_by_kind():
     rig = Rig()
     rig.insert(A, 6)
     match = rig.match(A)
-    assert (match.num_tokens, match.kv_tokens, match.state_tokens) == (6, 20, 6)
+    assert (match.num_tokens, match.kv_tokens, match.resumable["state"]) == (6, 20, 6)
     assert match.reason is MissReason.STATE_MISSING
     assert len(match.pages) == 6
 
@@ -100,14 +100,14 @@ def test_c18_a_state_of_another_length_is_not_adopted():
     pin = rig.cache.pin(rig.cache.match(b""))
     rig.cache.extend_pin(pin, key(A), rig.kv.take_ids(20, ALICE), ALICE)
     with pytest.raises(AssertionError, match="after 19 tokens"):
-        rig.cache.attach_state(pin, rig.states.take_one(ALICE), 19, ALICE)
+        rig.states.attach(pin, rig.states.pool.take_one(ALICE), 19, ALICE)
 
 
 def test_a_state_that_is_there_already_stays_the_requests():
     rig = Rig(num_slots=2)
     rig.insert(A, 20)
     rig.insert(A, 20)
-    assert rig.states.num_free == 1
+    assert rig.states.slots.num_free == 1
     rig.check()
 
 
@@ -115,15 +115,15 @@ def test_useless_states_are_evicted_first_then_ends_then_branching_points():
     rig = Rig()
     rig.insert(A, 5, 12, 20)  # 12 is passed by: whoever comes this way takes 20, or parts at 5
     rig.insert(A[:5] + [7] * 9, 14)
-    assert rig.cache.evict_states(1) == 1
+    assert rig.states.evict(1) == 1
     assert rig.match(A[:12]).num_tokens == 5
     rig.cache.unpin(rig.cache.pin(rig.match(A)))  # used now: the other end goes first
-    rig.cache.evict_states(1)
+    rig.states.evict(1)
     assert rig.match(A[:5] + [7] * 9).num_tokens == 5
     assert rig.match(A).num_tokens == 20
-    rig.cache.evict_states(1)
+    rig.states.evict(1)
     assert rig.match(A).num_tokens == 5
-    assert rig.cache.states.num_evicted == 3
+    assert rig.states.num_evicted == 3
     rig.check()
 
 
@@ -133,7 +133,7 @@ def test_branching_points_go_before_ends_when_they_are_most_of_what_there_is():
         rig.insert([first, 1, 2], 1)
         rig.insert([first, 3, 4], 1)
     rig.insert([70, 1], 2)
-    rig.cache.evict_states(1)
+    rig.states.evict(1)
     assert rig.match([70, 1]).num_tokens == 2
     rig.check()
 
@@ -141,23 +141,33 @@ def test_branching_points_go_before_ends_when_they_are_most_of_what_there_is():
 def test_c6_a_locked_state_is_never_evicted():
     rig = Rig()
     pin = rig.insert(A, 20)
-    rig.cache.states.lock(pin.node)
-    assert rig.cache.evict_states(5) == 0
-    assert rig.cache.states.num_evictable == 0
-    rig.cache.states.unlock(pin.node)
-    assert rig.cache.evict_states(5) == 1
+    rig.states.lock(pin.node)
+    assert rig.states.evict(5) == 0
+    assert rig.states.num_evictable == 0
+    rig.states.unlock(pin.node)
+    assert rig.states.evict(5) == 1
+
+
+@pytest.mark.parametrize("kind", ["states", "windows"])
+def test_a_match_is_void_when_a_kind_has_lost_something(kind):
+    rig = Rig(window=4)
+    rig.insert(A, 6, 20)
+    match = rig.match(A)
+    getattr(rig, kind).evict(1)
+    with pytest.raises(AssertionError, match="changed since"):
+        rig.cache.pin(match)
 
 
 def test_dead_kv_is_counted_and_goes_first():
     rig = Rig()
     rig.insert(A, 20)
     rig.insert([1, 2, 3, 4], 4)  # younger
-    rig.cache.evict_states(1)
-    assert rig.cache.states.num_dead_pages == 20
+    rig.states.evict(1)
+    assert rig.states.num_dead_pages == 20
     rig.cache.unpin(rig.cache.pin(rig.match([1, 2, 3, 4])))
     rig.insert([5, 6], 2)
     rig.cache.evict(1)
-    assert rig.cache.states.num_dead_pages == 0
+    assert rig.states.num_dead_pages == 0
     assert rig.match(A).kv_tokens == 0
     assert rig.match([1, 2, 3, 4]).num_tokens == 4
     rig.check()
@@ -175,9 +185,9 @@ def test_kv_that_nobody_can_go_on_from_goes_before_older_kv_that_can_be_resumed(
 def test_dead_kv_lives_again_when_a_state_is_attached_below_it():
     rig = Rig()
     rig.insert(A, 20)
-    rig.cache.evict_states(1)
+    rig.states.evict(1)
     rig.insert(A, 20)
-    assert rig.cache.states.num_dead_pages == 0
+    assert rig.states.num_dead_pages == 0
     assert rig.match(A).num_tokens == 20
     assert rig.kv.num_free == 80
     rig.check()
@@ -187,7 +197,7 @@ def test_evicting_a_leaf_frees_its_state_and_its_windows():
     rig = Rig(window=4)
     rig.insert(A, 20)
     rig.cache.evict(1)
-    assert (rig.kv.num_free, rig.states.num_free, rig.windows.slots.num_free) == (100, 8, 100)
+    assert (rig.kv.num_free, rig.states.slots.num_free, rig.windows.slots.num_free) == (100, 8, 100)
     rig.check()
 
 
@@ -197,7 +207,7 @@ def test_evicting_a_leaf_frees_its_state_and_its_windows():
 def evict_windows(rig: Rig, tokens: list[int], first: int, count: int) -> None:
     """The windows of tokens [first, first + count) go (page size 1)."""
     pages = _all_pages(rig, tokens)[first : first + count]
-    assert rig.windows.evict(pages, count) == count
+    assert rig.windows.evict_from(pages, count) == count
 
 
 def _all_pages(rig: Rig, tokens: list[int]) -> np.ndarray:
@@ -220,7 +230,7 @@ def test_c18_a_hit_needs_one_whole_window(first, count, resumes):
     rig.insert(A)
     evict_windows(rig, A, first, count)
     match = rig.match([*A, 1])
-    assert (match.num_tokens, match.kv_tokens, match.window_tokens) == (resumes, 20, resumes)
+    assert (match.num_tokens, match.kv_tokens, match.resumable["window"]) == (resumes, 20, resumes)
     if resumes < 20:
         assert match.reason is MissReason.WINDOW_MISSING
 
@@ -230,7 +240,8 @@ def test_c18_states_and_windows_must_agree():
     rig.insert(A, 6, 14, 20)
     evict_windows(rig, A, 12, 7)
     match = rig.match(A)
-    assert (match.num_tokens, match.window_tokens, match.state_tokens) == (6, 12, 20)
+    assert match.num_tokens == 6
+    assert match.resumable == {"window": 12, "state": 20}
     assert match.reason is MissReason.WINDOW_MISSING
 
 
@@ -239,7 +250,7 @@ def test_windows_of_the_least_recently_used_go_first_and_of_a_node_the_first_one
     rig.insert(A)
     rig.insert(A[:1] + [7] * 9)
     rig.cache.unpin(rig.cache.pin(rig.match(A)))
-    rig.cache.windows.evict(25)
+    rig.windows.evict(25)
     assert rig.match(A[:1] + [7] * 9).num_tokens == 0
     assert rig.match(A).num_tokens == 20
     rig.check()
@@ -250,12 +261,12 @@ def test_windows_of_both_parts_of_a_split_node_can_be_evicted_the_upper_ones_fir
     rig.insert(A)
     other = A[:10] + [7] * 10
     rig.insert(other)
-    assert rig.cache.windows.evict(10) == 10
+    assert rig.windows.evict(10) == 10
     assert [rig.match(tokens).num_tokens for tokens in (A, other)] == [20, 20], (
         "nobody who goes on needs the upper ones"
     )
     assert rig.match(A[:10]).num_tokens == 0
-    assert rig.cache.windows.evict(100) == 20
+    assert rig.windows.evict(100) == 20
     rig.check()
 
 
@@ -320,11 +331,11 @@ def test_hits_are_those_of_a_list_of_what_is_there(data, page_size, window, slot
         rig.cache.evict(max(0, whole // page_size - rig.kv.num_free))
         states = [n for n in range(page_size, whole + 1, page_size) if slots and data.draw(st.booleans())]
         if states and slots:
-            rig.cache.evict_states(max(0, len(states) - rig.states.num_free))
-            states = states[: rig.states.num_free]
+            rig.states.evict(max(0, len(states) - rig.states.slots.num_free))
+            states = states[: rig.states.slots.num_free]
         rig.insert(tokens, *states)
         if window and data.draw(st.booleans()):
-            rig.cache.windows.evict(data.draw(st.integers(0, 4)))
+            rig.windows.evict(data.draw(st.integers(0, 4)))
         rig.check()
         prompt = data.draw(st.lists(token, max_size=10))
         assert rig.match(prompt).num_tokens == _resumable(rig, prompt, page_size, window, slots)
@@ -344,7 +355,7 @@ def _resumable(rig: Rig, prompt: list[int], page_size: int, window: int, slots: 
             last = i == len(node.pages) - 1
             needed = pages[max(0, at - window + 1) // page_size :] if window else []
             whole = all(rig.windows.full_to_window[page] != PAD for page in needed)
-            if whole and (not slots or (last and node.state != PAD)):
+            if whole and (not slots or (last and rig.states.last_resumable([node], node.pages, len(node.pages)))):
                 best = at
     return best
 
@@ -352,6 +363,6 @@ def _resumable(rig: Rig, prompt: list[int], page_size: int, window: int, slots: 
 def test_the_cache_owns_what_it_adopted():
     rig = Rig(window=4)
     rig.insert(A, 20)
-    assert np.count_nonzero(rig.states.owner == CACHE) == 1
+    assert np.count_nonzero(rig.states.pool.owner == CACHE) == 1
     assert np.count_nonzero(rig.windows.slots.owner == CACHE) == 20
     assert np.count_nonzero(rig.kv.owner == CACHE) == 20

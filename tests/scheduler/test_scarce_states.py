@@ -44,7 +44,7 @@ def test_a_conversation_that_lost_its_state_takes_nobodys_to_have_it_back_in_its
     run(rig, [*range(100, 160)])
     for i in (200, 300, 400):
         run(rig, [*range(i, i + 60)])
-    states = rig.scheduler.held.cache.states
+    states = rig.scheduler.held.states.cached
     evicted = states.num_evicted
     again = rig.add([*range(100, 160), 1000, *range(10)], max_new=1)
     rig.step()

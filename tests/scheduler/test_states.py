@@ -64,11 +64,11 @@ def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
     rig.add(list(range(20)), max_new=2)
     plan = rig.launch()
     (_, length, slot) = snapshots(plan)[-1]
-    pool, states = rig.scheduler.held.states.pool, rig.scheduler.held.cache.states
-    assert (length, states.num_states) == (16, 0)
+    pool, states = rig.scheduler.held.states.pool, rig.scheduler.held.states.cached
+    assert (length, states.num_cached) == (16, 0)
     assert pool.owner[slot] == 1
     rig.commit()
-    assert states.num_states == 1
+    assert states.num_cached == 1
     assert pool.owner[slot] == CACHE
 
 
@@ -132,7 +132,7 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
     rig.scheduler.abort(first.id, rig.now)
     rig.run()
     assert (held.states.pool.owner[live] == CACHE) == (depth == 0)
-    assert held.states.cached.num_states == held.states.pool.capacity - held.states.pool.num_free
+    assert held.states.cached.num_cached == held.states.pool.capacity - held.states.pool.num_free
     again = rig.add([*range(7), *[500] * 10], max_new=1)
     rig.run()
     assert again.cache_report.cached_tokens == 16
@@ -188,7 +188,7 @@ def test_c8_an_aborted_prompt_gives_back_every_slot():
     rig.scheduler.audit()
     rig.run()
     held = rig.scheduler.held
-    assert held.states.pool.num_free + held.states.cached.num_states == 24
+    assert held.states.pool.num_free + held.states.cached.num_cached == 24
 
 
 def test_a_failed_step_leaves_nothing_behind():
@@ -242,7 +242,7 @@ def test_equal_prompts_under_way_leave_one_state_in_the_cache():
     rig.add(list(range(20)), max_new=1)
     rig.add(list(range(20)), max_new=1)
     rig.run()
-    assert rig.scheduler.held.states.cached.num_states == 2, "after 16 tokens, and after the last"
+    assert rig.scheduler.held.states.cached.num_cached == 2, "after 16 tokens, and after the last"
     assert rig.scheduler.held.states.pool.num_free == 22
 
 

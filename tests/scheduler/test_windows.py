@@ -129,7 +129,7 @@ def test_windows_that_were_evicted_are_computed_again_and_kept():
     rig = windowed(rows=1, chunk=16)
     rig.add(list(range(40)), max_new=1)
     rig.run()
-    rig.scheduler.held.cache.windows.evict(100)
+    rig.scheduler.held.windows.pool.evict(100)
     again = rig.add([*range(40), 1], max_new=1)
     rig.run()
     report = again.cache_report

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.memory.window_pool import WindowPool
 from forebay.requests.step_plan import I64, Kept, StepPlan, StepResult, TokenLogprob
 from forebay.scheduler.residency import Residencies
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_unique
@@ -55,7 +55,7 @@ class Pools:
 
     kv: Slots
     rows: Slots
-    windows: WindowPool | None = None
+    windows: Windows | None = None
     states: Slots | None = None
 
     @classmethod

@@ -7,12 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from forebay.memory.cached_states import CachedStates
-from forebay.memory.cached_windows import CachedWindows
+from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.window import Windows
 from forebay.memory.mamba_pool import MambaPool
-from forebay.memory.slots import CACHE, PAD
+from forebay.memory.slots import CACHE
 from forebay.memory.tracking import Snapshot, Tracking
-from forebay.memory.window_pool import WindowPool
 from forebay.scheduler import states
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.kept import KeptOnHost
@@ -47,9 +46,9 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
     def mutated(self, req, pin):
         begin(self, req, pin)
         above = pin.node.parent
-        if pin.num_pages and above.state:
+        if pin.num_pages and self.cached.slot_of(above):
             self.pool.take_copies()
-            copy_from(self.pool, above.state, req.tracking.live)
+            copy_from(self.pool, self.cached.slot_of(above), req.tracking.live)
 
     patch.setattr(StateKeeper, "begin", mutated)
 
@@ -66,33 +65,33 @@ def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
 
 
 def a_state_is_evicted_while_it_is_locked(patch: Patch) -> None:
-    patch.setattr(CachedStates, "lock", lambda self, node: None)
-    patch.setattr(CachedStates, "unlock", lambda self, node: None)
+    patch.setattr(States, "lock", lambda self, node: None)
+    patch.setattr(States, "unlock", lambda self, node: None)
 
 
 def an_evicted_state_is_still_found(patch: Patch) -> None:
-    drop = CachedStates.drop
+    drop = States._drop
 
     def mutated(self, node):
-        slot = node.state
+        cached = self._at[node]
         drop(self, node)
-        node.state = slot
+        self._at[node] = cached
 
-    patch.setattr(CachedStates, "drop", mutated)
+    patch.setattr(States, "_drop", mutated)
 
 
 def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None:
-    split = CachedStates.split
+    split = States.split
 
     def mutated(self, upper, lower):
         split(self, upper, lower)
-        if lower.state != PAD:
-            upper.state, lower.state = lower.state, PAD
-            del self._ranks[lower.rank][lower]
-            lower.num_states -= 1
+        if lower in self._at:
+            self._at[upper] = self._at.pop(lower)
+            del self._ranks[self._at[upper].rank][lower]
+            self._below[lower] -= 1
             self._place(upper)
 
-    patch.setattr(CachedStates, "split", mutated)
+    patch.setattr(States, "split", mutated)
 
 
 def a_state_slot_leaks(patch: Patch) -> None:
@@ -173,27 +172,27 @@ def chunks_run_past_the_checkpoints_of_live_states(patch: Patch) -> None:
 
 
 def a_window_page_is_freed_a_page_early(patch: Patch) -> None:
-    patch.setattr(WindowPool, "first_kept", lambda self, kv_len: self.first_needed(kv_len) + 1)
+    patch.setattr(Windows, "first_kept", lambda self, kv_len: self.first_needed(kv_len) + 1)
 
 
 def a_window_moves_on_with_a_step_in_flight(patch: Patch) -> None:
     def mutated(self, kv_len):
         return np.maximum(np.asarray(kv_len) - self.window + 2, 0) // self.page_size
 
-    patch.setattr(WindowPool, "first_kept", mutated)
+    patch.setattr(Windows, "first_kept", mutated)
 
 
 def a_window_with_a_hole_is_a_hit(patch: Patch) -> None:
-    patch.setattr(CachedWindows, "last_resumable", lambda self, pages, longest: longest)
+    patch.setattr(Windows, "last_resumable", lambda self, nodes, pages, longest: longest)
 
 
 def the_windows_of_a_hit_are_not_locked(patch: Patch) -> None:
-    patch.setattr(WindowPool, "lock", lambda self, pages: None)
-    patch.setattr(WindowPool, "unlock", lambda self, pages: None)
+    patch.setattr(Windows, "lock", lambda self, pages: None)
+    patch.setattr(Windows, "unlock", lambda self, pages: None)
 
 
 def a_row_turns_to_cached_pages_that_have_lost_their_windows(patch: Patch) -> None:
-    patch.setattr(WindowPool, "replace", lambda self, own, cached, owner: None)
+    patch.setattr(Windows, "replaced", lambda self, nodes, cached, own, owner: None)
 
 
 def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
@@ -203,7 +202,7 @@ def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
         self.slots.return_ids(self.full_to_window[free].astype(np.int64), CACHE)
         return len(free)
 
-    patch.setattr(WindowPool, "evict", mutated)
+    patch.setattr(Windows, "evict_from", mutated)
 
 
 # -- copies on the host -----------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from dataclasses import replace
 import pytest
 
 from forebay.memory import slots
+from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.window_pool import WindowPool
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission, residency, scheduler
@@ -426,7 +426,7 @@ def a_failed_step_loses_a_page(patch: Patch) -> None:
 
 @mutation
 def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
-    patch.setattr(WindowPool, "write_again", lambda self, pages: None)
+    patch.setattr(Windows, "write_again", lambda self, pages: None)
 
 
 MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS

@@ -232,8 +232,9 @@ class Oracles:
             end = start + len(tokens)
             self._check_pages(child, right)
             after = int(state_values(tokens, state, salt)[-1]) if self.runner.states else 0
-            if child.state != PAD:
-                self._check_state(child.state, after, end)
+            states = self.scheduler.held.states
+            if states and (slot := states.cached.slot_of(child)):
+                self._check_state(slot, after, end)
             self._check_below(child, end, int(right[-1]), after, salt)
 
     def _check_pages(self, node: Node, right: U64) -> None:
@@ -265,7 +266,7 @@ class Oracles:
         require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
         if held.states:
             cached = held.states.cached
-            require(held.states.pool.num_free + cached.num_states == config.state.num_slots, "a state slot is lost")
+            require(held.states.pool.num_free + cached.num_cached == config.state.num_slots, "a state slot is lost")
             require(cached.num_locked == 0, "a state is locked although nobody runs")
         if held.windows:
             pool = held.windows.pool

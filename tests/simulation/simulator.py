@@ -196,7 +196,7 @@ class Simulation:
             self.scheduler.flush_cache()
         windows = self.scheduler.held.windows
         if windows and rng.random() < faults.windows_lost:
-            windows.cached.evict(windows.pool.num_cached)
+            windows.pool.evict(windows.pool.num_cached)
         if rng.random() < faults.expire:
             self.expire()
         plan = self.launch()

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
+from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, Slots
-from forebay.memory.window_pool import WindowPool
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, Kept, StepPlan
 from tests.simulation.device_memory import RunnerError
@@ -41,7 +41,7 @@ class Device:
 
     def __init__(self, model=MODEL):
         self.kv, self.rows, self.states = Slots("kv", 40), Slots("rows", 4), Slots("state", 12)
-        self.windows = WindowPool(40, 40, page_size=PAGE, window=WINDOW)
+        self.windows = Windows(40, 40, page_size=PAGE, window=WINDOW)
         config = SchedulerConfig(
             page_size=PAGE,
             num_pages=40,

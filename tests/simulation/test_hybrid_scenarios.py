@@ -51,8 +51,8 @@ def not_admitted(sim: Simulation) -> None:
 
 def evicted(sim: Simulation) -> None:
     """Every other cached state."""
-    cached = sim.scheduler.held.cache
-    cached.evict_states(cached.states.num_states // 2)
+    cached = sim.scheduler.held.states.cached
+    cached.evict(cached.num_cached // 2)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -158,7 +158,12 @@ def resumable(sim: Simulation, prompt: list[int]) -> int:
             for end in ends:
                 needed = held_pages[max(0, end - WINDOW + 1) // ps : end // ps]
                 there = held.windows is None or held.windows.pool.full_to_window[needed].all()
-                if path[:end] == prompt[:end] and end < len(prompt) and there and (child.state or not held.states):
+                if (
+                    path[:end] == prompt[:end]
+                    and end < len(prompt)
+                    and there
+                    and (not held.states or held.states.cached.slot_of(child))
+                ):
                     best = max(best, end)
             look(child, path, held_pages)
 
@@ -203,9 +208,9 @@ def test_c3_c20_of_a_partly_evicted_prefix_what_can_be_resumed_is_still_hit(kind
         sim.add(prompt, greedy(2))
         sim.drain()
         if held.states:
-            held.cache.evict_states(held.states.cached.num_states // fraction)
+            held.states.cached.evict(held.states.cached.num_cached // fraction)
         if held.windows:
-            held.windows.cached.evict(held.windows.pool.num_cached // fraction)
+            held.windows.pool.evict(held.windows.pool.num_cached // fraction)
         expected = resumable(sim, prompt)
         again = sim.add(prompt, greedy(2))
         sim.drain()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.memory.window_pool import WindowPool
 from forebay.requests.step_plan import I64, StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
 from tests.simulation.hashing import U64, WINDOW_WEIGHT, unwindowed, windowed
@@ -35,7 +35,7 @@ class WindowReads:
 class WindowMemory:
     """Changes by plans only: the map by `map_pages` and `map_windows`, the KV at `out_window_loc`."""
 
-    def __init__(self, pool: WindowPool, kv_slots: Slots, page_size: int, context: int) -> None:
+    def __init__(self, pool: Windows, kv_slots: Slots, page_size: int, context: int) -> None:
         self._pool, self._kv_slots = pool, kv_slots
         self.page_size, self.window = page_size, pool.window
         self.full_to_window = np.zeros(kv_slots.num_rows, dtype=np.int32)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, Holder, OutOfSlots
-from forebay.memory.window_pool import WindowPool
 
 ALICE, BOB = 1, 2
 
@@ -13,8 +13,8 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def make(num_window_pages: int = 6, page_size: int = 4, window: int = 6) -> WindowPool:
-    return WindowPool(num_window_pages, 20, page_size=page_size, window=window)
+def make(num_window_pages: int = 6, page_size: int = 4, window: int = 6) -> Windows:
+    return Windows(num_window_pages, 20, page_size=page_size, window=window)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_locked_windows_are_not_evicted_until_the_last_reader_has_gone():
     pool.lock(ids(2, 3))
     pool.lock(ids(3))
     assert (pool.num_cached, pool.num_evictable) == (3, 1)
-    assert pool.evict(ids(1, 2, 3), 3) == 1
+    assert pool.evict_from(ids(1, 2, 3), 3) == 1
     pool.unlock(ids(2, 3))
-    assert pool.evict(ids(1, 2, 3), 3) == 1
+    assert pool.evict_from(ids(1, 2, 3), 3) == 1
     pool.unlock(ids(3))
-    assert pool.evict(ids(1, 2, 3), 3) == 1
+    assert pool.evict_from(ids(1, 2, 3), 3) == 1
     assert pool.slots.num_free == 6
 
 
@@ -77,10 +77,10 @@ def test_the_cache_takes_over_windows_that_it_had_lost():
     pool = make()
     pool.take(ids(1, 2), ALICE)
     pool.give_to_cache(ids(1, 2), ALICE)
-    pool.evict(ids(1), 1)
+    pool.evict_from(ids(1), 1)
     pool.take(ids(11, 12), BOB)
     window = int(pool.full_to_window[11])
-    pool.replace(ids(11, 12), ids(1, 2), BOB)
+    pool.replaced([], ids(1, 2), ids(11, 12), BOB)
     assert pool.full_to_window[1] == window
     assert pool.is_there(ids(11, 12)).tolist() == [False, True]
     assert pool.slots.owner[window] == CACHE
