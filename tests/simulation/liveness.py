@@ -76,10 +76,10 @@ class Liveness:
         if scheduler.suspects:  # nobody else runs until it is known who is to blame for a failed step
             waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
         started = [scheduler.requests[admission.request_id] for admission in plan.admissions] if plan else []
+        self._overtake(started, waiting)
         for req in started:
             times = self._times[req.id]
             times.started, times.progress = True, now
-        self._overtake(started, waiting)
         retracted, self._num_retracted = self._num_retracted, 0
         if waiting and not retracted:
             self._check_head(waiting, plan, started)
@@ -144,8 +144,13 @@ class Liveness:
     def _needs_no_more(self, req: Request, starter: Request) -> bool:
         """Whether the room in which `starter` starts, with no hit, would have been enough for `req`."""
         report = starter.cache_report
-        if req.num_retractions or starter.num_retractions or not report:
-            return False
+        if req.num_retractions or self._times[starter.id].started or not report:
+            return False  # the report is of the first start: this one may find what the one before left
+        if (
+            self._config.schedule_policy is SchedulePolicy.LPM
+            and self._times[starter.id].overtaken >= policy.MAX_OVERTAKES
+        ):
+            return False  # then it is the starter's turn
         # A hit that it is tried for first may be given up for lack of a slot when it starts.
         hits = [report.kv_tokens, report.window_tokens, report.state_tokens]
         return (
