@@ -325,7 +325,7 @@ SCHEDULER = (
     Mutant(
         "C6 a hit copies the cached state",
         "scheduler/states.py",
-        "            self.pool.copy_from(pin.node.state, req.tracking.live)\n",
+        "            self.pool.copy_from(self.cached.slot_of(pin.node), req.tracking.live)\n",
         "",
         "scheduler/test_states.py::test_c18_a_hit_copies_the_cached_state_and_clears_nothing",
     ),
