@@ -17,10 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
+from forebay.memory.holding import Residency, RowTable
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.radix_cache import RadixCache
+from forebay.memory.radix_node import NOWHERE, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
@@ -42,18 +44,19 @@ def median_us(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float
     return statistics.median(times) / 1e3
 
 
-def requests(n: int) -> list[Request]:
-    return [Request(i + 1, [1, 2, 3], _PARAMS) for i in range(n)]
+def residencies(n: int) -> list[Residency]:
+    table = RowTable(512, 1)
+    return [Residency(table, i + 1, Pin(NOWHERE, 0), 3) for i in range(n)]
 
 
 def rows(n: int, rounds: int) -> float:
     pool = ReqToTokenPool(512, 128, ledger=Ledger.COUNT)
-    held: list[Request] = []
+    held: list[Residency] = []
 
     def prepare() -> Callable[[], object]:
         for req in held:
             pool.free(req)
-        held[:] = requests(n)
+        held[:] = residencies(n)
         return lambda: pool.alloc(held)
 
     return median_us(rounds, prepare)
@@ -62,7 +65,7 @@ def rows(n: int, rounds: int) -> float:
 def hybrid_rows(n: int, rounds: int) -> tuple[float, float]:
     """Rows with a live and a tracking slot each: handing them out together, and taking them back one by one."""
     pool = HybridReqToTokenPool(512, 128, mamba_size=1024, num_tracking=1, ledger=Ledger.COUNT)
-    held: list[Request] = []
+    held: list[Residency] = []
 
     def release() -> None:
         for req in held:
@@ -72,11 +75,11 @@ def hybrid_rows(n: int, rounds: int) -> tuple[float, float]:
 
     def alloc() -> Callable[[], object]:
         release()
-        held.extend(requests(n))
+        held.extend(residencies(n))
         return lambda: pool.alloc(held)
 
     def free() -> Callable[[], object]:
-        held.extend(requests(n))
+        held.extend(residencies(n))
         pool.alloc(held)
         return release
 
@@ -143,8 +146,11 @@ def kv(n: int, rounds: int) -> tuple[float, float]:
 
 def batches(rounds: int) -> tuple[float, float]:
     def batch(n: int) -> ScheduleBatch:
-        made = ScheduleBatch(256)
-        made.prepare_for_prebuilt(requests(n))
+        made = ScheduleBatch(RowTable(512, 1))
+        reqs = [Request(i + 1, [1, 2, 3], _PARAMS) for i in range(n)]
+        for req, held in zip(reqs, residencies(n), strict=True):
+            req.held = held
+        made.prepare_for_prebuilt(reqs)
         return made
 
     keep = np.delete(np.arange(64), 17)

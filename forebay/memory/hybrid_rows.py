@@ -47,7 +47,7 @@ class StateRows(ReqToTokenPool):
 
         A slot's content is undefined: clear it or copy into it before a step reads it.
         """
-        new = [req for req in reqs if req.req_pool_idx == PAD]
+        new = [req for req in reqs if req.row == PAD]
         width, pool = self.slots_per_req, self.mamba_pool
         need = len(new) * width
         if need > pool.num_free:
@@ -56,10 +56,10 @@ class StateRows(ReqToTokenPool):
         with ExitStack() as undo:
             undo.callback(self._free_rows, new)
             if len(new) == 1:
-                self._row_slots[new[0].req_pool_idx] = self._take_one_by_one(width, new[0].id)
+                self._row_slots[new[0].row] = self._take_one_by_one(width, new[0].id)
             elif new:
                 owners = np.repeat(as_ids([req.id for req in new]), width)
-                self._row_slots[[req.req_pool_idx for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
+                self._row_slots[[req.row for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
             undo.pop_all()
         return rows
 
@@ -89,7 +89,7 @@ class StateRows(ReqToTokenPool):
 
     def free_mamba_cache(self, req: RowHolder) -> None:
         """Free the slots of a request, which keeps its row."""
-        self.mamba_pool.free(as_ids(self.take_slots(req.req_pool_idx)), req.id)
+        self.mamba_pool.free(as_ids(self.take_slots(req.row)), req.id)
 
     def clear(self) -> None:
         """Every row and slot is free, and every mapping zero."""

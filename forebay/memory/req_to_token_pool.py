@@ -15,12 +15,12 @@ from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
 from forebay.memory.slots import PAD, Holder, Ids, OutOfSlots, Slots
 
-_HELD = 1  # rows name their holder by object, see `holders`; the ledger only has to know that they are held
+_HELD = 1  # who runs in a row is `RowTable`'s to know; the ledger only has to know that it is held
 
 
 class RowHolder(Protocol):
     id: int
-    req_pool_idx: int  # PAD when it holds no row
+    row: int  # PAD when it holds none
 
 
 class ReqToTokenPool:
@@ -36,7 +36,6 @@ class ReqToTokenPool:
         self.req_to_token: npt.NDArray[np.int32] = np.zeros(
             (self.slots.num_rows, ceil_div(max_context_len, page_size)), dtype=np.int32
         )
-        self.holders: list[RowHolder | None] = [None] * self.slots.num_rows
 
     def _num_slots(self) -> int:
         return self.size
@@ -53,16 +52,14 @@ class ReqToTokenPool:
 
         Raises OutOfSlots, with nothing changed, when there are too few for all.
         """
-        new = [req for req in reqs if req.req_pool_idx == PAD]
+        new = [req for req in reqs if req.row == PAD]
         if len(new) == 1:
             rows = [self.slots.take_one(_HELD)]
         else:
             rows = self.slots.take_ids(len(new), _HELD).tolist()
-        holders = self.holders
         for req, row in zip(new, rows, strict=True):
-            req.req_pool_idx = row
-            holders[row] = req
-        return rows if len(new) == len(reqs) else [req.req_pool_idx for req in reqs]
+            req.row = row
+        return rows if len(new) == len(reqs) else [req.row for req in reqs]
 
     @contextmanager
     def group(self, n: int) -> Iterator[None]:
@@ -72,7 +69,7 @@ class ReqToTokenPool:
 
     def free(self, req: RowHolder) -> None:
         """Take the row back from a request that holds one."""
-        row, req.req_pool_idx = req.req_pool_idx, PAD
+        row, req.row = req.row, PAD
         self.free_row(row)
 
     def free_row(self, row: int) -> None:
@@ -80,7 +77,6 @@ class ReqToTokenPool:
         self.slots.return_ids(np.array([row], dtype=np.int64), _HELD)
         if row != PAD:
             self.req_to_token[row] = 0
-            self.holders[row] = None
 
     def write(self, row: int, start: int, pages: Ids) -> None:
         """Record pages of `row` from its page number `start` on."""
@@ -94,7 +90,6 @@ class ReqToTokenPool:
         """Every row is free and zero; generations go on."""
         self.slots.clear()
         self.req_to_token[:] = 0
-        self.holders = [None] * self.slots.num_rows
 
     def audit(self, rows: Sequence[int]) -> None:
         """Raise LedgerError unless exactly `rows` are held and the padding row is zero."""

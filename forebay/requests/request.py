@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from forebay.memory.footprint import final_kv_len
-from forebay.memory.radix_node import OPERATOR, Pin
-from forebay.memory.slots import PAD
-from forebay.memory.tracking import Tracking
+from forebay.memory.holding import Residency
+from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport
@@ -33,8 +32,8 @@ _MOVES: dict[Status, tuple[Status, ...]] = {
 class Request:
     """One request, from `Scheduler.add` to its last update.
 
-    `tokens` are the prompt and the output so far (int32). What it holds: a row (`req_pool_idx`, PAD for none), the
-    first `pin.num_pages` pages of that row through the prefix cache, and the rest up to `num_pages` itself.
+    `tokens` are the prompt and the output so far (int32). `held` is there exactly while it holds something: from its
+    admission until it is retracted or released.
     """
 
     __slots__ = (
@@ -42,29 +41,22 @@ class Request:
         "author",
         "cache_report",
         "checkpoints",
-        "extend_target",
+        "held",
         "id",
-        "kv_committed",
-        "kv_len",
         "last_progress",
         "max_kv_len",
         "namespace",
-        "num_pages",
         "num_prompt",
         "num_retractions",
         "order",
         "overtaken",
         "params",
-        "pin",
         "priority",
         "prompt_logprobs",
-        "req_pool_idx",
         "resume_after",
         "status",
         "stop_ids",
         "tokens",
-        "tracking",
-        "window_start",
     )
 
     def __init__(
@@ -103,14 +95,7 @@ class Request:
         self.cache_report: CacheReport | None = None  # of the first admission; sent with the first token
         self.prompt_logprobs: list[TokenLogprob | None] = []
 
-        self.req_pool_idx = PAD
-        self.pin: Pin | None = None
-        self.tracking: Tracking | None = None  # where the model has recurrent layers
-        self.num_pages = 0  # pages in its row; while it decodes, see `ScheduleBatch`
-        self.window_start = 0  # the first page whose window it holds; while it decodes, see `ScheduleBatch`
-        self.extend_target = 0  # tokens known at its admission: extends go up to here
-        self.kv_len = 0  # positions that launched extends write
-        self.kv_committed = 0  # positions that completed extends wrote
+        self.held: Residency | None = None
 
     @property
     def num_output(self) -> int:
@@ -121,9 +106,10 @@ class Request:
         return self.params.prompt_logprobs >= 0 and self.num_output == 0
 
     @property
-    def committed_len(self) -> int:
-        """Tokens whose KV completed steps have written: all but the last, once its extends are through."""
-        return len(self.tokens) - 1 if self.kv_committed == self.extend_target else self.kv_committed
+    def residency(self) -> Residency:
+        """What it holds, of a request that holds something."""
+        assert self.held is not None, f"{self} holds nothing"
+        return self.held
 
     def key(self, num_tokens: int) -> bytes:
         """The first `num_tokens` tokens as the prefix cache wants them."""

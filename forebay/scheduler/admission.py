@@ -113,10 +113,10 @@ class AdmissionPass:
             for req in candidates:
                 if budget <= 0 or not held.rows.available_size() or num_passed > MAX_PASSED:
                     return
-                if req.resume_after > held.last_committed:
+                if held.computes_for(req):
                     continue
                 with blamed_on(req):
-                    num_kept = held.kept.num_tokens(req)
+                    num_kept = held.kept.num_tokens(req.id)
                     match = no_match(MissReason.NONE) if num_kept else held.match(req)
                     if not num_kept and self._follows(req, match.num_tokens):
                         continue
@@ -128,14 +128,14 @@ class AdmissionPass:
                     continue
                 for earlier in waiting[: waiting.index(req)]:
                     earlier.overtaken += 1
-                budget -= req.extend_target - req.kv_len
+                budget -= req.residency.extend_target - req.residency.kv_len
                 yield req, report
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held
         differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.namespace, req.author)
         return CacheReport(
-            cached_tokens=held.kept.num_tokens(req) or match.num_tokens,
+            cached_tokens=held.kept.num_tokens(req.id) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
             window_tokens=match.resumable.get("window", 0) if held.windows else None,
@@ -156,12 +156,12 @@ class AdmissionPass:
 
     def _gives(self, leader: Request, req: Request, start: int, stop: int) -> bool:
         """Whether `leader` will leave something in the cache from which `req` can go on at `stop` or later."""
-        if leader.namespace != req.namespace or leader.extend_target < stop:
+        under_way = leader.residency
+        if leader.namespace != req.namespace or under_way.extend_target < stop:
             return False
-        if self._held.states:
-            assert leader.tracking is not None
-            stop = next((length for length in leader.tracking.to_come if length >= stop), len(req.tokens))
-        elif leader.kv_committed >= stop:
+        if under_way.tracking:
+            stop = next((length for length in under_way.tracking.to_come if length >= stop), len(req.tokens))
+        elif under_way.kv_committed >= stop:
             return False
         return (
             stop < len(req.tokens)

@@ -21,14 +21,13 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
     windows: list[Holder] = []
     slots: list[Holder] = []
     for req in reqs:
-        assert req.req_pool_idx != PAD, f"{req} holds nothing"
-        assert req.pin is not None, f"{req} has no pin"
-        rows.append(req.req_pool_idx)
-        pins.append(req.pin)
-        own = held.rows.pages(req.req_pool_idx, req.pin.num_pages, req.num_pages)
+        its = req.residency
+        rows.append(its.row)
+        pins.append(its.pin)
+        own = held.rows.pages(its.row, its.pin.num_pages, its.num_pages)
         pages.append(Holder(req.id, own))
         windows += [_windows_of(held, req.id, own)] if held.windows else []
-        slots += [held.states.holder(req)] if held.states else []
+        slots += [held.states.holder(its)] if held.states else []
     for leaving in held.leaving:
         rows += [leaving.row] if leaving.row != PAD else []
         pins += [leaving.pin] if leaving.pin else []
@@ -47,6 +46,17 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
         held.states.pool.audit([*_by_owner(slots), held.states.cached.cached(held.cache.nodes())])
 
 
+def reclaim_leaks(held: Residencies) -> int:
+    """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
+    num_lost = 0
+    for slots, _ in held.pools:
+        lost = np.flatnonzero(slots.owner > 0)
+        for owner in np.unique(slots.owner[lost]).tolist():
+            slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
+        num_lost += len(lost)
+    return num_lost
+
+
 def _windows_of(held: Residencies, request_id: int, own: Ids) -> Holder:
     assert held.windows is not None
     ids = held.windows.pool.full_to_window[own]
@@ -58,8 +68,8 @@ def _audit_locks(held: Residencies, reqs: Sequence[Request]) -> None:
     pool = held.windows.pool
     locks = np.zeros_like(pool.locks)
     for req in reqs:
-        assert req.pin is not None
-        locks[held.rows.pages(req.req_pool_idx, req.window_start, req.pin.num_pages)] += 1
+        its = req.residency
+        locks[held.rows.pages(its.row, its.window_start, its.pin.num_pages)] += 1
     for leaving in held.leaving:
         locks[leaving.unlocked] += 1
     assert (locks == pool.locks).all(), "a cached window is locked by nobody, or read and not locked"

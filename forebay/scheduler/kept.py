@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.config.engine_config import StateConfig
-from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import Kept, StepPlan
 
 
 @dataclass(slots=True)
 class _Copy:
-    req: Request
     num_tokens: int
     num_bytes: int
     step: int | None = None  # that makes the copy; None while it is not planned
@@ -30,25 +28,31 @@ class KeptOnHost:
         self.num_bytes = 0
         self.num_kept = 0
 
-    def num_tokens(self, req: Request) -> int:
+    def num_tokens(self, request_id: int) -> int:
         """Tokens whose KV and state are on the host; 0 where nothing is."""
-        copy = self._copies.get(req.id)
+        copy = self._copies.get(request_id)
         return copy.num_tokens if copy else 0
 
-    def save(self, req: Request, kept: Kept) -> bool:
-        """Copy in the next plan what `req`, which is being retracted, has computed; False where that is not worth it.
+    def made_by(self, request_id: int) -> int:
+        """The step when whose commit the request's copy is there; 0 where none is awaited."""
+        copy = self._copies.get(request_id)
+        return copy.step or 0 if copy else 0
+
+    def save(self, kept: Kept, num_tokens: int) -> bool:
+        """Copy in the next plan what a request that is being retracted has of so many tokens; False where that is not
+        worth it.
 
         Worth it is what takes less time to copy out and back than to compute, as long as the host has room.
         """
         config = self._config
         num_bytes = len(kept.pages) * config.page_bytes + len(kept.window_pages) * config.window_page_bytes
         num_bytes += config.slot_bytes if kept.state_slot else 0
-        worth_it = num_bytes <= req.kv_len * config.recompute_bytes_per_token
+        worth_it = num_bytes <= num_tokens * config.recompute_bytes_per_token
         room = config.retraction_host_bytes - self.num_bytes
         if not worth_it or room <= 0 or num_bytes > room:
             return False
         self._saves.append(kept)
-        self._copies[req.id] = _Copy(req, req.kv_len, num_bytes)
+        self._copies[kept.request_id] = _Copy(num_tokens, num_bytes)
         self.num_bytes += num_bytes
         self.num_kept += 1
         return True
@@ -58,16 +62,16 @@ class KeptOnHost:
         self._loads.append(kept)
         self.num_bytes -= self._copies.pop(kept.request_id).num_bytes
 
-    def drop(self, req: Request) -> None:
+    def drop(self, request_id: int) -> None:
         """The request will not come back, or must compute everything again."""
-        copy = self._copies.pop(req.id, None)
+        copy = self._copies.pop(request_id, None)
         if copy is None:
             return
         self.num_bytes -= copy.num_bytes
         if copy.step is None:
-            self._saves = [kept for kept in self._saves if kept.request_id != req.id]
+            self._saves = [kept for kept in self._saves if kept.request_id != request_id]
         else:
-            self._drops.append(req.id)
+            self._drops.append(request_id)
 
     @property
     def planned(self) -> tuple[tuple[Kept, ...], tuple[Kept, ...], tuple[int, ...]]:
@@ -81,8 +85,6 @@ class KeptOnHost:
         for copy in self._copies.values():
             if copy.step is None:
                 copy.step = step
-                if copy.req.status is Status.WAITING:
-                    copy.req.resume_after = step
 
     def start_over(self, void: Iterable[StepPlan], committed: int) -> None:
         """The plans `void` do not count, nor does what is planned since: only copies that a step up to `committed` has

@@ -3,54 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from forebay.memory.kv_allocator import decode_locations, extend_locations
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
-from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.scheduler.residency import Residencies
 
 
+class Chunk(NamedTuple):
+    """The next step computes a request's known tokens from position `start` up to `stop`."""
+
+    req: Request
+    start: int
+    stop: int
+
+
 def build_plan(
-    step: int,
-    extends: ScheduleBatch,
-    decodes: ScheduleBatch,
-    active: Ids | None,
-    admitted: Sequence[Request],
-    held: Residencies,
+    step: int, chunks: Sequence[Chunk], rows: Ids, admitted: Sequence[Request], held: Residencies
 ) -> StepPlan:
-    """The plan of `extends` and of `decodes` (those at the indices `active`, or all), both prepared for this step."""
-    rows, seq_lens = decodes.req_pool_indices_cpu, decodes.seq_lens_cpu
-    rows, seq_lens = (rows.copy(), seq_lens.copy()) if active is None else (rows[active], seq_lens[active])
+    """The plan of `chunks` and of the decodes in `rows`, whose lengths count this step already."""
+    seq_lens = held.table.kv_len[rows]
     locations = decode_locations(held.rows.req_to_token, rows, seq_lens - 1, held.page_size)
     q_lens = np.ones(len(rows), dtype=np.int64)
     sample_mask = np.ones(len(rows), dtype=np.bool_)
     input_ids = np.empty(0, dtype=np.int64)
-    num_extends = len(extends)
-    if num_extends:
-        starts, stops = extends.prefix_lens_cpu, extends.seq_lens_cpu
-        spans = list(zip(extends.reqs, starts.tolist(), stops.tolist(), strict=True))
+    if chunks:
         table = held.rows.req_to_token
+        extends = np.array(
+            [(req.residency.row, start, stop, req.residency.extend_target) for req, start, stop in chunks],
+            dtype=np.int64,
+        )
+        extended, starts, stops, targets = extends.T
         locations = np.concatenate(
-            [extend_locations(table[req.req_pool_idx], start, stop, held.page_size) for req, start, stop in spans]
+            [extend_locations(table[row], start, stop, held.page_size) for row, start, stop, _ in extends.tolist()]
             + [locations]
         )
         input_ids = np.concatenate(
-            [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in spans], dtype=np.int64
+            [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in chunks], dtype=np.int64
         )
-        ends = np.array([req.extend_target for req in extends.reqs], dtype=np.int64)
-        rows = np.concatenate([extends.req_pool_indices_cpu, rows])
+        rows = np.concatenate([extended, rows])
         q_lens = np.concatenate([stops - starts, q_lens])
-        sample_mask = np.concatenate([stops == ends, sample_mask])
+        sample_mask = np.concatenate([stops == targets, sample_mask])
         seq_lens = np.concatenate([stops, seq_lens])
     write_rows, write_columns, write_pages = held.row_writes.take()
     saves, loads, drops = held.kept.planned
     return StepPlan(
         step=step,
-        num_extends=num_extends,
+        num_extends=len(chunks),
         rows=rows,
         q_lens=q_lens,
         seq_lens=seq_lens,
@@ -66,7 +69,7 @@ def build_plan(
         **_windows(held, locations),
         **_states(held, rows),
         admissions=tuple(_admission(req) for req in admitted),
-        prompt_logprobs=tuple(i for i, req in enumerate(extends.reqs) if req.wants_prompt_logprobs),
+        prompt_logprobs=tuple(i for i, (req, _, _) in enumerate(chunks) if req.wants_prompt_logprobs),
     )
 
 
@@ -106,7 +109,7 @@ def _states(held: Residencies, rows: Ids) -> dict[str, Ids]:
 
 def _admission(req: Request) -> Admission:
     return Admission(
-        row=req.req_pool_idx,
+        row=req.residency.row,
         request_id=req.id,
         params=req.params,
         token_ids=req.tokens.tolist(),

@@ -1,18 +1,18 @@
-"""Everything that admitted requests hold: rows, pages, pins, windows and states; how they come by it, and when it is
-given back."""
+"""How admitted requests come by what they hold (rows, pages, pins, windows and states), and when it is given back."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.base import fault
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.footprint import footprint, tracking_slots, window_margin
+from forebay.memory.holding import NOTHING, Leaving, Residency, RowTable, Steps
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.recurrent import States
@@ -28,7 +28,6 @@ from forebay.requests.request import Request
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.scheduler.kept import KeptOnHost
-from forebay.scheduler.leaving import NOTHING, Leaving
 from forebay.scheduler.row_writes import RowWriter
 from forebay.scheduler.states import StateKeeper
 from forebay.scheduler.windows import WindowKeeper
@@ -37,8 +36,8 @@ from forebay.scheduler.windows import WindowKeeper
 class Residencies:
     """Rows, KV pages and prefix cache of one engine; windows and states where the model's layers keep such things.
 
-    A request holds its row, its first `pin.num_pages` pages through the cache, and the rest itself. What a step in
-    flight may still write is not released: it waits for the commit of the last step launched before it was let go.
+    What each request holds is its `Residency`. What a step in flight may still write is not released: it waits for the
+    commit of the last step launched before it was let go.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -48,10 +47,10 @@ class Residencies:
         self.states: StateKeeper | None = None
         self.windows: WindowKeeper | None = None
         self._reuse = config.radix_cache
-        self._leaving: deque[Leaving] = deque()
-        self.last_launched = 0
-        self.last_committed = 0
+        self.steps = Steps()
+        self.leaving: list[Leaving] = []  # what has been let go of and is not released yet
         self._make_pools(config)
+        self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.row_writes = RowWriter(self.rows)
 
     def _make_pools(self, config: SchedulerConfig) -> None:
@@ -101,7 +100,7 @@ class Residencies:
     @property
     def leaving_pages(self) -> int:
         """Pages that will be available when the steps in flight have committed."""
-        return sum(leaving.num_pages for leaving in self._leaving)
+        return sum(leaving.num_pages for leaving in self.leaving)
 
     # -- coming in ------------------------------------------------------------------------------------------------
 
@@ -129,6 +128,10 @@ class Residencies:
             self.windows.unlock(match.pages)
         self.cache.unpin(pin)
 
+    def computes_for(self, req: Request) -> bool:
+        """Whether a step in flight still computes for a request that waits, or copies to the host what it keeps."""
+        return max(req.resume_after, self.kept.made_by(req.id)) > self.steps.committed
+
     def pages_to_admit(self, req: Request, pin: Pin) -> int:
         return footprint(len(req.tokens), self.page_size, held_pages=pin.num_pages).pages
 
@@ -144,6 +147,7 @@ class Residencies:
 
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
         """
+        held = Residency(self.table, req.id, pin, len(req.tokens))
         need = self.pages_to_admit(req, pin)
         with ExitStack() as undo:
             undo.callback(self.unpin, pin, match)
@@ -152,102 +156,102 @@ class Residencies:
                 self.states.cached.make_room(self.states.rows.slots_per_req)
             pages = undo.enter_context(self.kv.take(need, req.id))
             fault.point("residency.admit")
-            self.rows.alloc([req])
+            self.rows.alloc([held])
             undo.pop_all()
-        req.extend_target = len(req.tokens)
-        req.kv_len = self.kept.num_tokens(req) or match.num_tokens
-        req.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
-        req.pin, req.num_pages = pin, pin.num_pages + need
-        self.row_writes.write(req.req_pool_idx, 0, np.concatenate([match.pages, pages.ids]))
+        req.held = held
+        self.table.move_in(held, req.max_kv_len)
+        num_kept = self.kept.num_tokens(req.id)
+        held.kv_len = num_kept or match.num_tokens
+        held.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
+        self.row_writes.write(held.row, 0, np.concatenate([match.pages, pages.ids]))
         if self.windows:
-            req.window_start = self.windows.pool.first_needed(req.kv_len)
+            held.window_start = self.windows.pool.first_needed(held.kv_len)
         if self.states:
-            self.states.admit(req, branches)
-        if self.kept.num_tokens(req):
-            self._load(req)
+            self.states.admit(held, num_prompt=req.num_prompt, hints=req.checkpoints, branches=branches)
+        if num_kept:
+            self._load(held)
         elif self.states:
-            self.states.begin(req, pin)
+            self.states.begin(held)
 
-    def _load(self, req: Request) -> None:
+    def _load(self, held: Residency) -> None:
         """Bring back what the request kept on the host."""
-        stop = ceil_div(req.kv_len, self.page_size)
+        stop = ceil_div(held.kv_len, self.page_size)
         if self.windows:
-            self.windows.pool.take(self.rows.pages(req.req_pool_idx, req.window_start, stop), req.id)
-        self.kept.load(self._what_is_kept(req))
+            self.windows.pool.take(self.rows.pages(held.row, held.window_start, stop), held.id)
+        self.kept.load(self._what_is_kept(held))
 
-    def _what_is_kept(self, req: Request) -> Kept:
+    def _what_is_kept(self, held: Residency) -> Kept:
         """The places of the KV and state of the request's first `kv_len` tokens."""
-        stop = ceil_div(req.kv_len, self.page_size)
-        pages = self.rows.pages(req.req_pool_idx, 0, stop)
+        stop = ceil_div(held.kv_len, self.page_size)
+        pages = self.rows.pages(held.row, 0, stop)
         windows = NOTHING
         if self.windows:
             pool = self.windows.pool
-            windows = pool.full_to_window[pages[pool.first_needed(req.kv_len) :]].astype(np.int64)
+            windows = pool.full_to_window[pages[pool.first_needed(held.kv_len) :]].astype(np.int64)
         return Kept(
-            request_id=req.id,
+            request_id=held.id,
             pages=pages,
             window_pages=windows,
-            state_slot=req.tracking.live if req.tracking else PAD,
+            state_slot=held.tracking.live if held.tracking else PAD,
         )
 
-    def keep(self, req: Request) -> bool:
+    def keep(self, held: Residency) -> bool:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
-        return self.kept.save(req, self._what_is_kept(req))
+        return self.kept.save(self._what_is_kept(held), held.kv_len)
 
     def slide(self, extending: Iterable[Request]) -> None:
         """Before chunks are cut: let go of what the chunks before have moved the windows past."""
         if self.windows:
             for req in extending:
-                self.windows.slide(req)
+                self.windows.slide(req.residency)
 
-    def extend(self, req: Request, stop: int) -> None:
+    def extend(self, held: Residency, stop: int) -> None:
         """The next step computes the request's tokens up to `stop`."""
         if self.windows:
-            self.windows.extend(req, stop)
+            self.windows.extend(held, stop)
         if self.states:
-            self.states.extend(req, stop, self.last_launched + 1)
+            self.states.extend(held, stop, self.steps.launched + 1)
 
-    def limit(self, req: Request, stop: int) -> int:
+    def limit(self, held: Residency, stop: int) -> int:
         """Where a chunk up to `stop` has to end."""
-        return self.states.limit(req, stop) if self.states else stop
+        return self.states.limit(held, stop) if self.states else stop
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """The next step decodes the requests (at the indices `active`): one page more for each whose token opens one,
         and the batch is prepared."""
+        rows = batch.req_pool_indices_cpu if active is None else batch.req_pool_indices_cpu[active]
         if self.windows:
-            self.windows.decode(batch, active)
-        self.grow(batch, active)
+            self.windows.decode(self.table, rows)
+        self.grow(rows)
         batch.prepare_for_decode(active)
         if self.states:
-            self.states.decode(batch, active, self.last_launched + 1, self.last_committed)
+            self.states.decode(self.table, rows, self.steps)
 
     def launched(self, step: int) -> None:
         """The plan of `step` is complete."""
-        self.last_launched = step
+        self.steps.launched = step
         self.kept.launched(step)
         if self.states and self.states.sources:
             sources, self.states.sources = self.states.sources, []
             for source in sources:
-                self._let_go(Leaving(after_step=step, request_id=PAD, source=source))
+                self.let_go(Leaving(fence=self.steps.fence(), request_id=PAD, source=source))
 
-    def grow(self, batch: ScheduleBatch, active: Ids | None) -> None:
-        """One page more for each request (of the indices `active`) whose next token opens one."""
-        at = self.page_openers(batch, active)
-        if not len(at):
+    def grow(self, rows: Ids) -> None:
+        """One page more for each of the rows whose next token opens one."""
+        rows = rows[self.opens_page(rows)]
+        if not len(rows):
             return
-        self._make_room(len(at))
-        pages = self.kv.take_ids(len(at), batch.request_ids_cpu[at])
-        rows, columns = batch.req_pool_indices_cpu[at], batch.seq_lens_cpu[at] // self.page_size
-        self.row_writes.write_each(rows, columns, pages)
+        self._make_room(len(rows))
+        owners = self.table.request_id[rows]
+        pages = self.kv.take_ids(len(rows), owners)
+        self.row_writes.write_each(rows, self.table.kv_len[rows] // self.page_size, pages)
         if self.windows:
-            self.windows.pool.take(pages, batch.request_ids_cpu[at])
+            self.windows.pool.take(pages, owners)
 
-    def page_openers(self, batch: ScheduleBatch, active: Ids | None) -> Ids:
-        """Indices of the requests whose next token is the first of a page."""
-        if active is None:
-            return np.flatnonzero(batch.seq_lens_cpu % self.page_size == 0)
-        openers: Ids = active[batch.seq_lens_cpu[active] % self.page_size == 0]
-        return openers
+    def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:
+        """Of each row, whether its next token is the first of a page."""
+        opens: npt.NDArray[np.bool_] = self.table.kv_len[rows] % self.page_size == 0
+        return opens
 
     def _make_room(self, num_pages: int) -> None:
         short = num_pages - self.kv.num_free
@@ -264,51 +268,48 @@ class Residencies:
         if self.states is None:
             self._adopt(req, num_committed // self.page_size)
             return
-        tracking = req.tracking
+        held = req.residency
+        tracking = held.tracking
         assert tracking is not None
-        tracking.complete(self.last_committed)
+        tracking.complete(self.steps.committed)
         while tracking.ready:
             snapshot = tracking.ready.pop(0)
             self._adopt(req, snapshot.length // self.page_size)
-            if not self._give_state(req, snapshot):
-                self._let_go(
-                    Leaving(after_step=self.last_launched, request_id=req.id, state_slots=as_ids([snapshot.slot]))
-                )
+            if not self._give_state(held, snapshot):
+                self.let_go(Leaving(fence=self.steps.fence(), request_id=req.id, state_slots=as_ids([snapshot.slot])))
 
     def _adopt(self, req: Request, stop: int) -> None:
         """Let the cache have the request's pages up to `stop`. Where it has such pages already, the request's row turns
         to those and its own copies are let go."""
-        pin = req.pin
-        assert pin is not None
-        start = pin.num_pages
+        held = req.residency
+        start = held.pin.num_pages
         if stop <= start:
             return
-        own = self.rows.pages(req.req_pool_idx, start, stop)
-        adoption = self.cache.extend_pin(pin, req.key(stop * self.page_size), own, req.id)
+        own = self.rows.pages(held.row, start, stop)
+        adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
         num_replaced = len(adoption.replaced)
         if num_replaced:
-            self.row_writes.write(req.req_pool_idx, start, adoption.replaced)
+            self.row_writes.write(held.row, start, adoption.replaced)
         if self.windows:
-            self.windows.adopted(req, start, stop)
+            self.windows.adopted(held, start, stop)
         if num_replaced:
             pages = own[:num_replaced]
-            self._let_go(
+            self.let_go(
                 Leaving(
-                    after_step=self.last_launched,
+                    fence=self.steps.fence(),
                     request_id=req.id,
                     pages=pages,
                     window_pages=self.windows.pool.detach(pages) if self.windows else NOTHING,
                 )
             )
 
-    def _give_state(self, req: Request, snapshot: Snapshot) -> bool:
-        assert req.pin is not None
+    def _give_state(self, held: Residency, snapshot: Snapshot) -> bool:
         assert self.states is not None
-        return self.states.cached.attach(req.pin, snapshot.slot, snapshot.length, req.id)
+        return self.states.cached.attach(held.pin, snapshot.slot, snapshot.length, held.id)
 
     def is_finishing(self, req: Request) -> bool:
         """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
-        return self.states is not None and self.states.is_finishing(req)
+        return self.states is not None and self.states.is_finishing(req.residency, len(req.tokens))
 
     def release(self, req: Request, num_committed: int | None = None) -> None:
         """Take back all that the request holds, now or when no step in flight can touch it any more.
@@ -318,23 +319,23 @@ class Residencies:
         given: int | None = None
         if num_committed is not None and self._reuse:
             given = self._adopt_last(req, num_committed)
-        pin, row = req.pin, req.req_pool_idx
-        assert pin is not None
-        own = self.rows.pages(row, pin.num_pages, req.num_pages)
+        held = req.residency
+        own = self.rows.pages(held.row, held.pin.num_pages, held.num_pages)
         windows, unlocked = NOTHING, NOTHING
         if self.windows:
-            self.windows.slide(req)
-            windows, unlocked = self.windows.leave(req, req.window_start, req.num_pages)
-        slots = self.states.take_slots(req, given) if self.states else NOTHING
-        req.pin, req.req_pool_idx, req.num_pages = None, PAD, 0
-        self.row_writes.forget(row)
-        self._let_go(
+            self.windows.slide(held)
+            windows, unlocked = self.windows.leave(held, held.window_start, held.num_pages)
+        slots = self.states.take_slots(held, given) if self.states else NOTHING
+        req.held = None
+        self.table.move_out(held.row)
+        self.row_writes.forget(held.row)
+        self.let_go(
             Leaving(
-                after_step=self.last_launched,
+                fence=self.steps.fence(),
                 request_id=req.id,
-                row=row,
+                row=held.row,
                 pages=own,
-                pin=pin,
+                pin=held.pin,
                 window_pages=windows,
                 unlocked=unlocked,
                 state_slots=slots,
@@ -344,25 +345,36 @@ class Residencies:
     def _adopt_last(self, req: Request, num_committed: int) -> int | None:
         """Adopt what a leaving request computed; the slot that became the cache's."""
         self.adopt(req, num_committed)
-        last = self.states.last(req, num_committed) if self.states else None
+        last = self.states.last(req.residency, num_committed) if self.states else None
         if last is None:
             return None
         self._adopt(req, last.length // self.page_size)
-        return last.slot if self._give_state(req, last) else None
+        return last.slot if self._give_state(req.residency, last) else None
 
-    def _let_go(self, leaving: Leaving) -> None:
-        if leaving.after_step <= self.last_committed:
-            self._release(leaving)
+    def let_go(self, leaving: Leaving) -> None:
+        """Release this, as soon as its fence is open."""
+        if leaving.fence.is_open:
+            self.take_back(leaving)
         else:
-            self._leaving.append(leaving)
+            self.leaving.append(leaving)
 
-    def committed(self, step: int) -> None:
-        """`step` and all before it have completed: what only they could write is released."""
-        self.last_committed = step
-        while self._leaving and self._leaving[0].after_step <= step:
-            self._release(self._leaving.popleft())
+    def committed(self, plan: StepPlan) -> None:
+        """This step and all before it have completed: what they wrote counts, and what only they could write is
+        released."""
+        self.table.commit(plan.rows, plan.seq_lens)
+        self.steps.committed = plan.step
+        self._take_back_what_is_free()
 
-    def _release(self, leaving: Leaving) -> None:
+    def _take_back_what_is_free(self) -> None:
+        """Fences need not open in the order in which they were set."""
+        at = 0
+        while at < len(self.leaving):
+            if self.leaving[at].fence.is_open:
+                self.take_back(self.leaving.pop(at))
+            else:
+                at += 1
+
+    def take_back(self, leaving: Leaving) -> None:
         if len(leaving.pages):
             self.kv.return_ids(leaving.pages, leaving.request_id)
         if leaving.row != PAD:
@@ -381,14 +393,15 @@ class Residencies:
         """Take back what everybody holds: of `reqs` what completed steps wrote is adopted, of `ended` nothing. The
         steps of the plans `void`, all those in flight, and what is planned since do not count."""
         for req in reqs:
-            self.release(req, req.committed_len)
+            self.release(req, req.residency.kv_committed)
         for req in ended:
             self.release(req)
-        self.kept.start_over(void, self.last_committed)
+        self.kept.start_over(void, self.steps.committed)
         self.row_writes.take()
         if self.states:
             self.states.start_over()
-        self.committed(self.last_launched)
+        self.steps.committed = self.steps.launched
+        self._take_back_what_is_free()
         if self.windows:
             # What the void steps were to tell the device; the rest does no harm.
             self.windows.pool.write_again(np.flatnonzero(self.windows.pool.full_to_window))
@@ -398,21 +411,17 @@ class Residencies:
         plans `void`, all those in flight, counts."""
         self.kept.start_over(void, committed=-1)
         self.row_writes.take()
-        self._leaving.clear()
-        self.last_committed = self.last_launched
+        self.leaving.clear()
+        self.steps.committed = self.steps.launched
         self.cache.clear()
         self.kv.clear()
         self.rows.clear()
+        self.table.clear()
         if self.states:
             self.states.take_snapshots()
             self.states.sources = []
 
     # -- checking -------------------------------------------------------------------------------------------------
-
-    @property
-    def leaving(self) -> Iterable[Leaving]:
-        """What has been let go of and is not released yet."""
-        return self._leaving
 
     @property
     def pools(self) -> list[tuple[Slots, int]]:
@@ -435,13 +444,3 @@ class Residencies:
                 "dead_kv_tokens": self.states.cached.num_dead_pages * self.page_size,
             }
         return counted
-
-    def reclaim_leaks(self) -> int:
-        """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
-        num_lost = 0
-        for slots, _ in self.pools:
-            lost = np.flatnonzero(slots.owner > 0)
-            for owner in np.unique(slots.owner[lost]).tolist():
-                slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
-            num_lost += len(lost)
-        return num_lost

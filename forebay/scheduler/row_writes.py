@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from forebay.memory.holding import NOTHING
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import Ids
-from forebay.scheduler.leaving import NOTHING
 
 RowWrites = tuple[Ids, Ids, Ids]
 """Rows, columns and pages."""

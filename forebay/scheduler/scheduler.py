@@ -8,31 +8,33 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest, NumericalError, RequestTimeout
 from forebay.base.log import event, get_logger
-from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.slots import PAD, Ids
+from forebay.memory.slots import Ids, as_ids
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
-from forebay.scheduler.audit import audit
+from forebay.scheduler.audit import audit, reclaim_leaks
 from forebay.scheduler.door import check_fits, check_room, overdue
-from forebay.scheduler.plan_builder import build_plan
+from forebay.scheduler.plan_builder import Chunk, build_plan
 from forebay.scheduler.policy import rank, victim
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.state import Counters, SchedulerState, page_map, pool_usage
 from forebay.scheduler.suspects import Suspects, blamed_on
 
 log = get_logger("scheduler")
+
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.held = Residencies(config)
-        self.running = ScheduleBatch(max(8, config.max_running_requests))
+        self.running = ScheduleBatch(self.held.table)
         self.extending: list[Request] = []
         self.waiting: list[Request] = []
         self.requests: dict[int, Request] = {}
@@ -126,17 +128,20 @@ class Scheduler:
         if active is None or len(active):
             self.held.decode(self.running, active)
             self.ratio.after_decode()
-        extends, admitted = self._plan_extends(now, may_admit)
-        decoding = self.running.reqs if active is None else [self.running.reqs[i] for i in active.tolist()]
-        if not extends.reqs and not decoding:
+        chunks, admitted = self._plan_extends(now, may_admit)
+        decoding, rows = self.running.reqs, self.running.req_pool_indices_cpu
+        if active is not None:
+            decoding, rows = [decoding[i] for i in active.tolist()], rows[active]
+        if not chunks and not decoding:
             if may_admit:
                 self._end_who_is_stuck()
             return None
         self._step += 1
-        plan = build_plan(self._step, extends, self.running, active, admitted, self.held)
-        self._flights.append(_Flight(plan, extends.reqs + decoding))
+        plan = build_plan(self._step, chunks, rows, admitted, self.held)
+        self._flights.append(_Flight(plan, [*(chunk.req for chunk in chunks), *decoding]))
         self.held.launched(self._step)
-        self._launch_extends(extends)
+        if chunks:
+            self._launch_extends(chunks)
         return plan
 
     def take_news(self) -> list[Update]:
@@ -150,39 +155,45 @@ class Scheduler:
         Left out are those that a step in flight brings to their end, and, when pages are short because they are still
         leaving, the youngest of those that would need one.
         """
-        batch = self.running
-        active: Ids | None = None
-        if self._flights and (batch.seq_lens_cpu >= batch.max_kv_lens_cpu).any():
-            active = np.flatnonzero(batch.seq_lens_cpu < batch.max_kv_lens_cpu)
-        openers = self.held.page_openers(batch, active)
-        excess = len(openers) - self.held.available_pages
+        active, opens = self._who_goes_on()
+        excess = int(np.count_nonzero(opens)) - self.held.available_pages
         if excess > 0:
-            youngest = sorted(openers.tolist(), key=lambda i: self._rank(batch.reqs[i]))[-excess:]
-            everyone = np.arange(len(batch)) if active is None else active
+            everyone = np.arange(len(self.running)) if active is None else active
+            reqs = self.running.reqs
+            youngest = sorted(everyone[opens].tolist(), key=lambda i: self._rank(reqs[i]))[-excess:]
             active = np.setdiff1d(everyone, youngest)
         return active
+
+    def _who_goes_on(self) -> tuple[Ids | None, Bools]:
+        """Indices of the running requests that no step in flight brings to their end, None for all; and of each of
+        them, whether its next token opens a page."""
+        batch, active = self.running, None
+        rows = batch.req_pool_indices_cpu
+        if self._flights and (ended := batch.seq_lens_cpu >= batch.max_kv_lens_cpu).any():
+            active = np.flatnonzero(~ended)
+            rows = rows[active]
+        return active, self.held.opens_page(rows)
 
     def _make_room_to_decode(self) -> bool:
         """Retract requests until the others can decode; True when none had to go, so that more may be admitted."""
         roomy = True
-        finishing = sum(req.num_pages for req in self._finishing)
+        finishing = sum(req.residency.num_pages for req in self._finishing)
         while self._pages_short() > self.held.leaving_pages + finishing and self.num_running > 1:
             self._retract(victim([*self.running.reqs, *self.extending], self.config.schedule_policy))
             roomy = False
         return roomy
 
     def _pages_short(self) -> int:
-        batch = self.running
-        if not len(batch):
+        if not len(self.running):
             return 0
-        live = np.flatnonzero(batch.seq_lens_cpu < batch.max_kv_lens_cpu) if self._flights else None
-        return len(self.held.page_openers(batch, live)) - self.held.available_pages
+        _, opens = self._who_goes_on()
+        return int(np.count_nonzero(opens)) - self.held.available_pages
 
     def _retract(self, req: Request) -> None:
         """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper
         way to have it again; what else of it the cache has stays there as long as there is room."""
         self._remove(req)
-        if not req.wants_prompt_logprobs and self.held.keep(req):
+        if not req.wants_prompt_logprobs and self.held.keep(req.residency):
             self.counters.add("retractions_kept")
         req.num_retractions += 1
         self._set_back(req)
@@ -194,22 +205,21 @@ class Scheduler:
 
     def _set_back(self, req: Request) -> None:
         """Let a request that has left its batch wait; what completed steps computed for it stays in the cache."""
-        self.held.release(req, req.committed_len)
+        self.held.release(req, req.residency.kv_committed)
         req.move(Status.WAITING)
-        req.resume_after = self.held.last_launched
+        req.resume_after = self.held.steps.launched
         self._enqueue(req)
 
-    def _plan_extends(self, now: float, may_admit: bool) -> tuple[ScheduleBatch, list[Request]]:
+    def _plan_extends(self, now: float, may_admit: bool) -> tuple[list[Chunk], list[Request]]:
         """Cut this step's chunks: first of the prompts under way, then of whoever can be admitted."""
         budget = self.config.chunked_prefill_size
         if len(self.running):
             budget = min(budget, self.config.mixed_chunk_size)
-        reqs: list[Request] = []
-        stops: list[int] = []
+        chunks: list[Chunk] = []
         self.held.slide(self.extending)
         for req in self.extending:
             with blamed_on(req):
-                budget = self._cut(req, budget, reqs, stops)
+                budget = self._cut(req, budget, chunks)
         admitted: list[Request] = []
         if self.waiting and may_admit and budget > 0:
             admission = AdmissionPass(self.config, self.held, self.running, self.extending, self.ratio.value)
@@ -218,25 +228,24 @@ class Scheduler:
                     with blamed_on(req):
                         self._start(req, report, now)
                         admitted.append(req)
-                        budget = self._cut(req, budget, reqs, stops)
-        batch = ScheduleBatch(max(1, len(reqs)))
-        batch.prepare_for_extend(reqs, stops)
-        return batch, admitted
+                        budget = self._cut(req, budget, chunks)
+        return chunks, admitted
 
     def _candidates(self) -> list[Request]:
         if not self.suspects:
             return self.waiting
         return [req for req in self.waiting if req in self.suspects.on_trial]
 
-    def _cut(self, req: Request, budget: int, reqs: list[Request], stops: list[int]) -> int:
-        stop = min(req.extend_target, req.kv_len + budget)
-        if stop == req.kv_len:
+    def _cut(self, req: Request, budget: int, chunks: list[Chunk]) -> int:
+        held = req.residency
+        start = held.kv_len
+        stop = min(held.extend_target, start + budget)
+        if stop == start:
             return budget
-        stop = self.held.limit(req, stop)
-        self.held.extend(req, stop)
-        reqs.append(req)
-        stops.append(stop)
-        return budget - (stop - req.kv_len)
+        stop = self.held.limit(held, stop)
+        self.held.extend(held, stop)
+        chunks.append(Chunk(req, start, stop))
+        return budget - (stop - start)
 
     def _start(self, req: Request, report: CacheReport, now: float) -> None:
         self.waiting.remove(req)
@@ -252,18 +261,16 @@ class Scheduler:
         else:
             self.counters.add("recomputed_tokens", len(req.tokens) - report.cached_tokens)
 
-    def _launch_extends(self, extends: ScheduleBatch) -> None:
+    def _launch_extends(self, chunks: Sequence[Chunk]) -> None:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""
-        complete: list[int] = []
-        for i, (req, stop) in enumerate(zip(extends.reqs, extends.seq_lens_cpu.tolist(), strict=True)):
-            req.kv_len = stop
-            if stop == req.extend_target:
-                complete.append(i)
-                req.move(Status.DECODING)
-                self.extending.remove(req)
-        if complete:
-            extends.filter_batch(np.array(complete, dtype=np.int64))
-            self.running.merge_batch(extends)
+        extends = ScheduleBatch(self.held.table)
+        extends.prepare_for_extend([chunk.req for chunk in chunks], [chunk.stop for chunk in chunks])
+        complete = [i for i, (req, _, stop) in enumerate(chunks) if stop == req.residency.extend_target]
+        extends.filter_batch(as_ids(complete))
+        for req in extends.reqs:
+            req.move(Status.DECODING)
+            self.extending.remove(req)
+        self.running.merge_batch(extends)
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -275,7 +282,7 @@ class Scheduler:
         failed = [flight.reqs[i] for i in result.failed]
         living = [req for req in failed if req.status is not Status.FINISHED]
         updates = [self._finish(req, FinishReason.ERROR, _failure(_not_finite(req))) for req in living]
-        self.held.committed(plan.step)
+        self.held.committed(plan)
         self._commit_chunks(flight, result, now)
         self._release_finished(flight, failed)
         logprobs = result.logprobs
@@ -321,7 +328,7 @@ class Scheduler:
         ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
         if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
             culprit = ran[0]
-        accused = [(req, req.committed_len + 1) for req in ran]
+        accused = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
         self._start_over()
         if culprit is None:
             self.suspects.accuse(accused)
@@ -336,19 +343,18 @@ class Scheduler:
         plans = [flight.plan for flight in self._flights]
         self._flights.clear()
         try:
-            self._learn_holdings()
-            self.held.start_over([req for req in self.requests.values() if req.pin], self._finishing, plans)
+            self.held.start_over([req for req in self.requests.values() if req.held], self._finishing, plans)
             audit(self.held, [])
         except Exception as error:
             log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
             self.counters.add("books_cleared")
             self.held.clear(plans)
-        self.running = ScheduleBatch(max(8, self.config.max_running_requests))
+        self.running = ScheduleBatch(self.held.table)
         self.extending, self._finishing = [], []
         for req in self.requests.values():
             if req.status is not Status.WAITING:
                 req.move(Status.WAITING)
-            req.pin, req.req_pool_idx, req.num_pages, req.tracking = None, PAD, 0, None
+            req.held = None
             req.resume_after = 0
         self.waiting = sorted(self.requests.values(), key=self._rank)
         self._num_waiting_tokens = sum(len(req.tokens) for req in self.waiting)
@@ -362,7 +368,7 @@ class Scheduler:
     def _end_who_is_stuck(self) -> None:
         """Nothing could be planned. Where nothing is on its way back either, some memory is lost: who needs more than
         there is left ends now rather than with its time-out, and does not hold up the others."""
-        if self._flights or self._finishing or any(self.held.leaving):
+        if self._flights or self._finishing or self.held.leaving:
             return
         if self.num_running:
             stuck: list[tuple[Request, ForebayError]] = [(self.running.reqs[0], self._memory_lost())]
@@ -400,7 +406,7 @@ class Scheduler:
         for req in [req for req in self._finishing if req in flight.reqs]:
             if req in failed or not any(req in later.reqs for later in self._flights):
                 self._finishing.remove(req)
-                self.held.release(req, None if req in failed else req.kv_len)
+                self.held.release(req, None if req in failed else req.residency.kv_len)
 
     def _sampled(self, flight: _Flight) -> list[Request]:
         plan = flight.plan
@@ -418,10 +424,9 @@ class Scheduler:
                 req.prompt_logprobs += result.prompt_logprobs[i]
             if req.status is Status.WAITING:
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
-            req.kv_committed = int(plan.seq_lens[i])
             req.last_progress = now
             self.counters.add("computed_prompt_tokens", int(plan.q_lens[i]))
-            self.held.adopt(req, req.kv_committed)
+            self.held.adopt(req, int(plan.seq_lens[i]))
 
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
         """One token more, known and told: both or, where memory is short, neither, so that it is never told twice.
@@ -467,23 +472,22 @@ class Scheduler:
         if was is Status.WAITING:
             self.waiting.remove(req)
             self._num_waiting_tokens -= len(req.tokens)
-            self.held.kept.drop(req)
+            self.held.kept.drop(req.id)
             return update
         self._remove(req, was)
         if reason is not FinishReason.ERROR and self.held.is_finishing(req):
+            self.held.table.move_out(req.residency.row)
             self._finishing.append(req)
         else:
-            self.held.release(req, None if reason is FinishReason.ERROR else req.committed_len)
+            self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)
         return update
 
     def _remove(self, req: Request, status: Status | None = None) -> None:
-        """Take an admitted request, which has or had this status, out of its batch, and learn from that what it has."""
+        """Take an admitted request, which has or had this status, out of its batch."""
         if (status or req.status) is Status.EXTENDING:
             self.extending.remove(req)
-            return
-        i = self.running.index_of(req)
-        self._learn(i)
-        self.running.filter_batch(np.delete(np.arange(len(self.running)), i))
+        else:
+            self.running.filter_batch(np.flatnonzero(self.running.req_pool_indices_cpu != req.residency.row))
 
     # -- looking after itself -------------------------------------------------------------------------------------
 
@@ -493,19 +497,7 @@ class Scheduler:
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
-        self._learn_holdings()
         audit(self.held, [*self.running.reqs, *self.extending, *self._finishing])
-
-    def _learn_holdings(self) -> None:
-        """Tell the running requests what their batch knows of them."""
-        for i in range(len(self.running)):
-            self._learn(i)
-
-    def _learn(self, i: int) -> None:
-        req = self.running.reqs[i]
-        req.kv_len = int(self.running.seq_lens_cpu[i])
-        req.num_pages = ceil_div(req.kv_len, self.config.page_size)
-        req.window_start = int(self.running.window_starts_cpu[i])
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
@@ -513,7 +505,7 @@ class Scheduler:
         return self._quarantine_leaks()
 
     def _quarantine_leaks(self) -> int:
-        lost = self.held.reclaim_leaks()
+        lost = reclaim_leaks(self.held)
         self.counters.add("leaked_pages", lost)
         return lost
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.checkpoints import Checkpoint, Reason, plan_checkpoints
+from forebay.memory.holding import Residency, RowTable, Steps
 from forebay.memory.hybrid_rows import StateRows
 from forebay.memory.kinds.recurrent import States
-from forebay.memory.radix_node import Node, Pin
+from forebay.memory.radix_node import Node
 from forebay.memory.slots import Holder, Ids, as_ids
 from forebay.memory.tracking import Snapshot, Tracking
-from forebay.requests.request import Request
-from forebay.requests.schedule_batch import ScheduleBatch
 
 Snapshots = list[tuple[int, int, int]]
 """Row, KV length and slot of each."""
@@ -37,57 +34,54 @@ class StateKeeper:
 
     # -- coming in ----------------------------------------------------------------------------------------------------
 
-    def admit(self, req: Request, branches: Iterable[int]) -> None:
-        """The request has its row and slots. `branches` are lengths at which other prompts part from its own."""
-        live, *buffers = self.rows.slots_of(req.req_pool_idx)
-        req.tracking = Tracking(live, buffers, self._ahead(req, branches))
+    def admit(self, held: Residency, *, num_prompt: int, hints: Iterable[int], branches: Iterable[int]) -> None:
+        """The request has its row and slots. `hints` are lengths from which others are likely to go on, `branches`
+        those at which other prompts part from its own."""
+        live, *buffers = self.rows.slots_of(held.row)
+        ahead: list[Checkpoint] = []
+        if self._config.radix_cache:
+            ahead = plan_checkpoints(
+                start=held.kv_len,
+                num_prompt=num_prompt,
+                page_size=self._config.page_size,
+                hints=hints,
+                branches=branches,
+                interval=self._config.state.checkpoint_interval,
+            )
+        held.tracking = Tracking(live, buffers, ahead)
 
-    def begin(self, req: Request, pin: Pin) -> None:
-        """The request begins with the state at the end of `pin`, which is locked, or with none."""
-        assert req.tracking is not None
+    def begin(self, held: Residency) -> None:
+        """The request begins with the state at the end of its pin, which is locked, or with none."""
+        tracking, pin = _tracking(held), held.pin
         if pin.num_pages:
-            self.pool.copy_from(self.cached.slot_of(pin.node), req.tracking.live)
+            self.pool.copy_from(self.cached.slot_of(pin.node), tracking.live)
             self.sources.append(pin.node)
         else:
-            self.pool.clear_state(req.tracking.live)
-
-    def _ahead(self, req: Request, branches: Iterable[int]) -> list[Checkpoint]:
-        if not self._config.radix_cache:
-            return []
-        return plan_checkpoints(
-            start=req.kv_len,
-            num_prompt=req.num_prompt,
-            page_size=self._config.page_size,
-            hints=req.checkpoints,
-            branches=branches,
-            interval=self._config.state.checkpoint_interval,
-        )
+            self.pool.clear_state(tracking.live)
 
     # -- a step's snapshots -------------------------------------------------------------------------------------------
 
-    def limit(self, req: Request, stop: int) -> int:
+    def limit(self, held: Residency, stop: int) -> int:
         """Where a chunk up to `stop` has to end."""
-        tracking = req.tracking
-        assert tracking is not None
         if self._extra_buffer:
             return stop
-        return next((point.length for point in tracking.ahead if req.kv_len < point.length < stop), stop)
+        start = held.kv_len
+        return next((point.length for point in _tracking(held).ahead if start < point.length < stop), stop)
 
-    def extend(self, req: Request, stop: int, step: int) -> None:
+    def extend(self, held: Residency, stop: int, step: int) -> None:
         """`step` computes the request's tokens up to `stop`."""
-        tracking = req.tracking
-        assert tracking is not None
-        for length, reason in tracking.pop_ahead(stop if self._extra_buffer else req.kv_len):
-            slot = self._take(req, reason)
+        tracking = _tracking(held)
+        for length, reason in tracking.pop_ahead(stop if self._extra_buffer else held.kv_len):
+            slot = self._take(held.id, reason)
             if slot is None:
                 continue
             tracking.track(Snapshot(step, length, slot))
             if self._extra_buffer:
-                self._snapshots.append((req.req_pool_idx, length, slot))
+                self._snapshots.append((held.row, length, slot))
             else:
                 self.pool.copy_from(tracking.live, slot)
 
-    def _take(self, req: Request, reason: Reason) -> int | None:
+    def _take(self, request_id: int, reason: Reason) -> int | None:
         """A slot for a snapshot, as long as there is one that nobody needs more.
 
         Only where prompts are known to part does a state give way that somebody may come back to. A guess takes what is
@@ -99,24 +93,20 @@ class StateKeeper:
             self.num_skipped += 1
             return None
         self.num_taken += 1
-        return self.pool.take_one(req.id)
+        return self.pool.take_one(request_id)
 
-    def decode(self, batch: ScheduleBatch, active: Ids | None, step: int, committed: int) -> None:
-        """`step` decodes the requests (at the indices `active`), some of which reach a length at which they are
-        tracked; `committed` is the last step that has completed."""
+    def decode(self, table: RowTable, rows: Ids, steps: Steps) -> None:
+        """The next step decodes these rows, some of which reach a length at which they are tracked."""
         if not (self._extra_buffer and self._config.radix_cache):
             return
-        lens = batch.seq_lens_cpu
-        due = lens % self._config.state.track_interval == 0
-        for i in np.flatnonzero(due).tolist() if active is None else active[due[active]].tolist():
-            req, length = batch.reqs[i], int(lens[i])
-            tracking = req.tracking
-            assert tracking is not None
-            tracking.complete(committed)
+        for row in rows[table.kv_len[rows] % self._config.state.track_interval == 0].tolist():
+            held = table.resident(row)
+            tracking, length = _tracking(held), held.kv_len
+            tracking.complete(steps.committed)
             slot = tracking.next_buffer()
             if slot is not None:
-                tracking.track(Snapshot(step, length, slot))
-                self._snapshots.append((req.req_pool_idx, length, slot))
+                tracking.track(Snapshot(steps.launched + 1, length, slot))
+                self._snapshots.append((row, length, slot))
                 self.num_taken += 1
 
     def start_over(self) -> None:
@@ -134,40 +124,39 @@ class StateKeeper:
 
     # -- going out ----------------------------------------------------------------------------------------------------
 
-    def last(self, req: Request, num_committed: int) -> Snapshot | None:
+    def last(self, held: Residency, num_committed: int) -> Snapshot | None:
         """Of a request that leaves: the latest state within its first `num_committed` tokens that is worth keeping.
 
         The live one, if no step in flight has taken it further and a page ends there; else the tracked one.
         """
-        tracking, pin = req.tracking, req.pin
-        assert tracking is not None
-        assert pin is not None
-        page_size = self._config.page_size
-        known = pin.num_pages * page_size
-        if req.kv_len == num_committed and num_committed % page_size == 0 and num_committed > known:
+        tracking, page_size = _tracking(held), self._config.page_size
+        known = held.pin.num_pages * page_size
+        if held.kv_len == num_committed and num_committed % page_size == 0 and num_committed > known:
             return Snapshot(0, num_committed, tracking.live)
         if tracking.tracked and known < tracking.tracked.length <= num_committed:
             return tracking.tracked
         return None
 
-    def is_finishing(self, req: Request) -> bool:
-        """Whether the steps in flight will leave the state of a request that ends now where the cache can take it:
-        behind tokens that are known, at a page's end."""
+    def is_finishing(self, held: Residency, num_tokens: int) -> bool:
+        """Whether the steps in flight will leave the state of a request that ends now, with `num_tokens`, where the
+        cache can take it: behind tokens that are known, at a page's end."""
+        kv_len = held.kv_len
         return (
             self._config.radix_cache
-            and req.committed_len < req.kv_len <= len(req.tokens)
-            and req.kv_len % self._config.page_size == 0
+            and held.kv_committed < kv_len <= num_tokens
+            and kv_len % self._config.page_size == 0
         )
 
-    def take_slots(self, req: Request, given: int | None) -> Ids:
+    def take_slots(self, held: Residency, given: int | None) -> Ids:
         """All slots of a request that leaves, but the one that was given to the cache."""
-        tracking = req.tracking
-        assert tracking is not None
-        slots = [*self.rows.take_slots(req.req_pool_idx), *tracking.own_slots]
-        req.tracking = None
+        slots = [*self.rows.take_slots(held.row), *_tracking(held).own_slots]
         return as_ids([slot for slot in slots if slot != given])
 
-    def holder(self, req: Request) -> Holder:
-        tracking = req.tracking
-        assert tracking is not None
-        return Holder(req.id, as_ids([tracking.live, *tracking.buffers, *tracking.own_slots]))
+    def holder(self, held: Residency) -> Holder:
+        tracking = _tracking(held)
+        return Holder(held.id, as_ids([tracking.live, *tracking.buffers, *tracking.own_slots]))
+
+
+def _tracking(held: Residency) -> Tracking:
+    assert held.tracking is not None, f"request {held.id} has no state"
+    return held.tracking

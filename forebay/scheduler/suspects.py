@@ -63,6 +63,8 @@ class Suspects:
 
     def acquit_who_passed(self) -> None:
         running = (Status.EXTENDING, Status.DECODING)
-        passed = [req for req, mark in self._groups[0].items() if req.status in running and req.committed_len >= mark]
+        passed = [
+            req for req, mark in self._groups[0].items() if req.status in running and req.residency.kv_committed >= mark
+        ]
         for req in passed:
             self.acquit(req)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from forebay.base.units import ceil_div
+from forebay.memory.holding import Residency, RowTable
 from forebay.memory.kinds.window import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import Ids
-from forebay.requests.request import Request
-from forebay.requests.schedule_batch import ScheduleBatch
 
 
 class WindowKeeper:
@@ -33,39 +30,36 @@ class WindowKeeper:
         """Take back a `lock` of these pages."""
         self.pool.unlock(pages[self.pool.first_needed(len(pages) * self._page_size) :])
 
-    def extend(self, req: Request, stop: int) -> None:
+    def extend(self, held: Residency, stop: int) -> None:
         """A step computes the request's tokens up to `stop`."""
-        first, last = ceil_div(req.kv_len, self._page_size), ceil_div(stop, self._page_size)
+        first, last = ceil_div(held.kv_len, self._page_size), ceil_div(stop, self._page_size)
         if first < last:
-            self.pool.take(self._rows.pages(req.req_pool_idx, first, last), req.id)
+            self.pool.take(self._rows.pages(held.row, first, last), held.id)
 
-    def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
-        """A step will decode the requests (at the indices `active`): the window of each may have moved on."""
-        moved = self.pool.first_kept(batch.seq_lens_cpu) > batch.window_starts_cpu
-        for i in np.flatnonzero(moved).tolist() if active is None else active[moved[active]].tolist():
-            req = batch.reqs[i]
-            req.window_start = int(batch.window_starts_cpu[i])
-            self.slide(req)
-            batch.window_starts_cpu[i] = req.window_start
+    def decode(self, table: RowTable, rows: Ids) -> None:
+        """A step will decode these rows: the window of each may have moved on."""
+        moved = self.pool.first_kept(table.kv_committed[rows]) > table.window_start[rows]
+        for row in rows[moved].tolist():
+            self.slide(table.resident(row))
 
-    def slide(self, req: Request) -> None:
+    def slide(self, held: Residency) -> None:
         """Give back what lies behind the window of the request's last completed token."""
-        first = int(self.pool.first_kept(req.committed_len))
-        if first > req.window_start:
-            own, unlocked = self.leave(req, req.window_start, first)
-            self.pool.slots.return_ids(own, req.id)
+        first = int(self.pool.first_kept(held.kv_committed))
+        start = held.window_start
+        if first > start:
+            own, unlocked = self.leave(held, start, first)
+            self.pool.slots.return_ids(own, held.id)
             self.pool.unlock(unlocked)
-            req.window_start = first
+            held.window_start = first
 
-    def leave(self, req: Request, start: int, stop: int) -> tuple[Ids, Ids]:
+    def leave(self, held: Residency, start: int, stop: int) -> tuple[Ids, Ids]:
         """Detach the windows of its own pages in [start, stop); they, and the pinned pages there, to be unlocked."""
-        assert req.pin is not None
-        pages = self._rows.pages(req.req_pool_idx, start, stop)
-        num_pinned = min(max(req.pin.num_pages - start, 0), len(pages))
+        pages = self._rows.pages(held.row, start, stop)
+        num_pinned = min(max(held.pin.num_pages - start, 0), len(pages))
         return self.pool.detach(pages[num_pinned:]), pages[:num_pinned]
 
-    def adopted(self, req: Request, start: int, stop: int) -> None:
+    def adopted(self, held: Residency, start: int, stop: int) -> None:
         """The cache has adopted the request's pages [start, stop): the request goes on reading the last of them."""
-        first = max(start, req.window_start)
+        first = max(start, held.window_start)
         if first < stop:
-            self.pool.lock(self._rows.pages(req.req_pool_idx, first, stop))
+            self.pool.lock(self._rows.pages(held.row, first, stop))

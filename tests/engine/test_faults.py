@@ -132,7 +132,7 @@ def fail_with(engine: Engine, guilty: set[int], *, when: str, after: int = 0) ->
     launch = engine.runner.launch
 
     def is_hit(plan: StepPlan) -> bool:
-        reqs = [engine.scheduler.held.rows.holders[row] for row in plan.rows.tolist()]
+        reqs = [engine.scheduler.held.table.residents[row] for row in plan.rows.tolist()]
         return any(req.id in guilty and n > after for req, n in zip(reqs, plan.seq_lens.tolist(), strict=True) if req)
 
     def failing(plan: StepPlan) -> Any:
@@ -177,7 +177,7 @@ def test_innocents_of_a_real_model_get_their_tokens(tmp_path: Path) -> None:
         launch = core._runner.launch
 
         def failing(plan: StepPlan) -> Any:
-            holders = core.scheduler.held.rows.holders
+            holders = core.scheduler.held.table.residents
             step = launch(plan)
             if any(getattr(holders[row], "id", 0) == guilty for row in plan.rows.tolist()) and plan.step > 4:
                 return _Fails(step)

@@ -49,7 +49,7 @@ class Tenant:
 
     def __init__(self, id: int, key: bytes, namespace: str) -> None:
         self.id, self.namespace, self.key = id, namespace, key
-        self.req_pool_idx = PAD
+        self.row = PAD
         self.pages: list[int] = []
         self.num_written = 0  # pages that completed steps have written
         self.window_start = 0
@@ -205,7 +205,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         """The end of a request, or its retraction: its live state goes to the cache if a page ends there."""
         tenant = self.pick(which)
         self.tenants.remove(tenant)
-        slots = self.rows.take_slots(tenant.req_pool_idx)
+        slots = self.rows.take_slots(tenant.row)
         if keeps_state and 0 < tenant.state_len == tenant.pin.num_pages:
             self.give_state(tenant, slots.pop())
         self.rows.mamba_pool.free(slots, tenant.id)
@@ -265,7 +265,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_slot_of_every_pool_has_one_holder(self) -> None:
-        self.rows.audit([tenant.req_pool_idx for tenant in self.tenants])
+        self.rows.audit([tenant.row for tenant in self.tenants])
         self.cache.check([tenant.pin for tenant in self.tenants])
         pages, windows, slots = [], [], []
         for tenant in self.tenants:
@@ -273,7 +273,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
             pages.append(Holder(tenant.id, own))
             there = self.windows.full_to_window[own]
             windows.append(Holder(tenant.id, there[there != PAD].astype(np.int64)))
-            slots.append(Holder(tenant.id, self.ids(self.rows.slots_of(tenant.req_pool_idx))))
+            slots.append(Holder(tenant.id, self.ids(self.rows.slots_of(tenant.row))))
         self.kv.audit([*pages, self.cache.holder()])
         self.windows.slots.audit([*windows, self.windows.cached(self.cache.nodes())])
         self.rows.mamba_pool.audit([*slots, self.kept.cached(self.cache.nodes())])

@@ -14,7 +14,7 @@ from forebay.memory.slots import GROUP, PAD, Holder, OutOfSlots
 @dataclass
 class Req:
     id: int
-    req_pool_idx: int = PAD
+    row: int = PAD
 
 
 def make(size: int = 4, mamba_size: int = 20, num_tracking: int = 2) -> HybridReqToTokenPool:
@@ -53,7 +53,7 @@ def test_c3_no_row_is_lost_when_a_state_slot_cannot_be_had():
     late = Req(3)
     with pytest.raises(OutOfSlots, match="state: wanted 3 slots, 2 are free"):
         pool.alloc([late])
-    assert late.req_pool_idx == PAD
+    assert late.row == PAD
     assert pool.available_size() == 2
     assert pool.mamba_pool.available_size() == 2
 

@@ -38,7 +38,7 @@ class Tenant:
     def __init__(self, id: int, tokens: list[int], namespace: str) -> None:
         self.id, self.namespace = id, namespace
         self.key = array("i", tokens).tobytes()
-        self.req_pool_idx = PAD
+        self.row = PAD
         self.pin = None
         self.own = np.empty(0, dtype=np.int64)
 
@@ -169,7 +169,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_row_and_page_has_one_holder(self) -> None:
-        self.rows.audit([tenant.req_pool_idx for tenant in self.tenants])
+        self.rows.audit([tenant.row for tenant in self.tenants])
         self.cache.check([tenant.pin for tenant in self.tenants])
         held = [Holder(tenant.id, tenant.own) for tenant in self.tenants]
         self.kv.audit([*held, self.cache.holder()])

@@ -11,7 +11,7 @@ from forebay.memory.slots import PAD, LedgerError, OutOfSlots
 class Req:
     def __init__(self, id: int) -> None:
         self.id = id
-        self.req_pool_idx = PAD
+        self.row = PAD
 
 
 def reqs(n: int) -> list[Req]:
@@ -28,8 +28,7 @@ def test_c1_rows_come_in_request_order_and_a_row_already_held_is_kept():
     pool = ReqToTokenPool(4, 10)
     a, b, c = reqs(3)
     (row,) = pool.alloc([b])
-    assert pool.alloc([a, b, c]) == [a.req_pool_idx, row, c.req_pool_idx]
-    assert pool.holders[row] is b
+    assert pool.alloc([a, b, c]) == [a.row, row, c.row]
     assert pool.available_size() == 1
 
 
@@ -39,7 +38,7 @@ def test_c1_alloc_is_all_or_nothing():
     with pytest.raises(OutOfSlots):
         pool.alloc(three)
     assert pool.available_size() == 2
-    assert all(req.req_pool_idx == PAD for req in three)
+    assert all(req.row == PAD for req in three)
 
 
 def test_c1_asking_for_none_returns_none():
@@ -70,7 +69,6 @@ def test_c1_clear_restores_everything():
     pool.clear()
     assert pool.available_size() == 2
     assert not pool.req_to_token.any()
-    assert pool.holders == [None] * 3
     assert (pool.generation == generation).all()
 
 

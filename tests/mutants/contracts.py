@@ -65,12 +65,13 @@ CONTRACTS: Final = {
         "Conservation",
         "Each row, page and slot is in exactly one of free, one request's, the cache's, a group's, quarantined. "
         "What goes wrong is found and attributed; in production it is counted, quarantined, and survived.",
-        "memory/slots.py, scheduler/audit.py",
+        "memory/slots.py, memory/holding.py, scheduler/audit.py",
     ),
     "C9": Contract(
         "The batch's columns",
-        "Declared once; filtering, merging and every `prepare_for_*` are derived, so that none forgets a column.",
-        "requests/columns.py, requests/schedule_batch.py",
+        "By row, as the device's are; a batch is an array of rows, so that filtering, merging and every "
+        "`prepare_for_*` move ids, and none can forget a column.",
+        "memory/holding.py, requests/schedule_batch.py",
     ),
     "C10": Contract(
         "The host owns the ids",
@@ -84,8 +85,9 @@ CONTRACTS: Final = {
     ),
     "C12": Contract(
         "Outrun values",
-        "A host value that the device knows better cannot be read by mistake.",
-        "requests/columns.py",
+        "",
+        "",
+        "speculation; while a step decodes one token, the host knows every length that it has promised",
     ),
     "C13": Contract(
         "Padded rows",

@@ -114,7 +114,7 @@ MEMORY = (
     Mutant(
         "C1 a request that holds a row keeps it",
         "memory/req_to_token_pool.py",
-        "        new = [req for req in reqs if req.req_pool_idx == PAD]",
+        "        new = [req for req in reqs if req.row == PAD]",
         "        new = list(reqs)",
         "memory/test_req_to_token_pool.py::test_c1_rows_come_in_request_order_and_a_row_already_held_is_kept",
     ),
@@ -122,7 +122,7 @@ MEMORY = (
         "C1 a freed row is zero",
         "memory/req_to_token_pool.py",
         "            self.req_to_token[row] = 0\n",
-        "",
+        "            pass\n",
         "memory/test_req_to_token_pool.py::test_c1_a_freed_row_is_zero_and_its_generation_tells_the_next_tenant_apart",
     ),
     Mutant(

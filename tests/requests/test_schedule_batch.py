@@ -1,112 +1,108 @@
-"""The batch's columns (C9, C12)."""
+"""Batches are arrays of rows (C9); how requests move and end."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.requests.columns import OutrunError
+from forebay.memory.holding import Residency, RowTable
+from forebay.memory.radix_node import NOWHERE, Pin
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.schedule_batch import ForwardMode, ScheduleBatch
+from forebay.requests.schedule_batch import ScheduleBatch
+
+NUM_ROWS = 200
 
 
-def request(id: int, num_tokens: int = 5, max_new: int = 4) -> Request:
-    req = Request(id, range(num_tokens), SamplingParams(max_new_tokens=max_new))
-    req.req_pool_idx, req.window_start = 100 + id, 200 + id
+def request(table: RowTable, row: int, num_tokens: int = 5, max_new: int = 4) -> Request:
+    """A request, whose id is 100 more than its row's."""
+    req = Request(100 + row, range(num_tokens), SamplingParams(max_new_tokens=max_new))
+    req.held = Residency(table, req.id, Pin(NOWHERE, 0), num_tokens)
+    req.held.row = row
+    table.move_in(req.held, req.max_kv_len)
     return req
 
 
-def prebuilt(*ids: int) -> ScheduleBatch:
-    batch = ScheduleBatch(1)
-    batch.prepare_for_prebuilt([request(i, num_tokens=i + 1) for i in ids])
+def prebuilt(table: RowTable, *rows: int) -> ScheduleBatch:
+    batch = ScheduleBatch(table)
+    batch.prepare_for_prebuilt([request(table, row, num_tokens=row + 1) for row in rows])
     return batch
 
 
 def entries(batch: ScheduleBatch) -> list[tuple[int, ...]]:
-    columns = [column.__get__(batch, ScheduleBatch).tolist() for column in ScheduleBatch.declared]
-    return list(zip(*columns, strict=True))
+    """Of each request its id, its row, and what the columns say of that."""
+    ids = [req.id for req in batch.reqs]
+    columns = (batch.req_pool_indices_cpu, batch.seq_lens_cpu, batch.max_kv_lens_cpu)
+    return list(zip(ids, *(column.tolist() for column in columns), strict=True))
 
 
 def test_c9_extend_computes_from_what_has_kv_to_the_stop():
-    req = request(1)
-    req.kv_len = 2
-    batch = ScheduleBatch()
+    table = RowTable(NUM_ROWS, page_size=4)
+    req = request(table, 1)
+    req.held.kv_len = 2
+    batch = ScheduleBatch(table)
     batch.prepare_for_extend([req], [4])
-    assert batch.forward_mode is ForwardMode.EXTEND
-    assert batch.prefix_lens_cpu.tolist() == [2]
-    assert batch.seq_lens_cpu.tolist() == [4]
-    assert batch.req_pool_indices_cpu.tolist() == [101]
-    assert batch.max_kv_lens_cpu.tolist() == [8]
+    assert entries(batch) == [(101, 1, 4, 8)]
+    assert req.held.kv_len == 4
 
 
 def test_c9_decode_adds_one_token_to_each_or_to_the_active_ones():
-    batch = prebuilt(1, 2, 3)
+    batch = prebuilt(RowTable(NUM_ROWS, page_size=4), 1, 2, 3)
+    assert batch.seq_lens_cpu.tolist() == [1, 2, 3]
     batch.prepare_for_decode()
-    assert batch.prefix_lens_cpu.tolist() == [1, 2, 3]
     assert batch.seq_lens_cpu.tolist() == [2, 3, 4]
     batch.prepare_for_decode(np.array([1]))
     assert batch.seq_lens_cpu.tolist() == [2, 4, 4]
-    assert batch.forward_mode is ForwardMode.DECODE
+    assert [req.held.kv_len for req in batch.reqs] == [2, 4, 4]
 
 
 def test_c9_an_idle_batch_is_empty_in_every_column():
-    batch = prebuilt(1, 2)
+    batch = prebuilt(RowTable(NUM_ROWS, page_size=4), 1, 2)
     batch.prepare_for_idle()
-    assert batch.is_empty
+    assert len(batch) == 0
     assert entries(batch) == []
-    assert batch.forward_mode is ForwardMode.IDLE
 
 
-@given(first=st.lists(st.integers(1, 99)), second=st.lists(st.integers(1, 99)), data=st.data())
-def test_c9_filter_and_merge_keep_every_column_with_its_request(first, second, data):
-    a, b = prebuilt(*first), prebuilt(*second)
-    expected = entries(a) + entries(b)
+@given(rows=st.lists(st.integers(1, NUM_ROWS - 1), unique=True), at=st.integers(0, 99), data=st.data())
+def test_c9_filter_and_merge_keep_every_column_with_its_request(rows, at, data):
+    table = RowTable(NUM_ROWS, page_size=4)
+    a, b = prebuilt(table, *rows[:at]), prebuilt(table, *rows[at:])
     a.merge_batch(b)
+    expected = [(100 + row, row, row, row + 4) for row in rows]
     assert entries(a) == expected
     keep = data.draw(st.lists(st.sampled_from(range(len(a))), unique=True) if len(a) else st.just([]))
     a.filter_batch(np.array(keep, dtype=np.int64))
     assert entries(a) == [expected[i] for i in keep]
-    assert [req.id for req in a.reqs] == a.request_ids_cpu.tolist()
 
 
-def test_c9_filtering_everybody_out_leaves_nothing_stale():
-    batch = prebuilt(1, 2)
+def test_c9_filtering_everybody_out_leaves_nothing():
+    batch = prebuilt(RowTable(NUM_ROWS, page_size=4), 1, 2)
     batch.filter_batch(np.array([], dtype=np.int64))
     assert entries(batch) == []
-    assert batch.forward_mode is ForwardMode.IDLE
 
 
-def test_what_a_launched_step_took_is_not_changed_by_later_merges():
-    batch = prebuilt(1)
-    taken = batch.seq_lens_cpu.copy()
-    batch.merge_batch(prebuilt(2, 3, 4))
+def test_what_a_launched_step_took_is_not_changed_by_later_steps():
+    table = RowTable(NUM_ROWS, page_size=4)
+    batch = prebuilt(table, 1)
+    lens, rows = batch.seq_lens_cpu, batch.req_pool_indices_cpu
+    batch.merge_batch(prebuilt(table, 2, 3, 4))
     batch.prepare_for_decode()
-    assert taken.tolist() == [1]
-
-
-def test_c12_a_value_the_device_has_outrun_cannot_be_read():
-    batch = prebuilt(1, 2)
-    batch.mark_outrun(ScheduleBatch.seq_lens_cpu)
-    with pytest.raises(OutrunError, match="seq_lens_cpu"):
-        _ = batch.seq_lens_cpu
-    assert batch.req_pool_indices_cpu.tolist() == [101, 102]
-    merged = prebuilt(3)
-    merged.merge_batch(batch)
-    with pytest.raises(OutrunError):
-        _ = merged.seq_lens_cpu
-    batch.settle(ScheduleBatch.seq_lens_cpu, np.array([4, 5]))
-    assert batch.seq_lens_cpu.tolist() == [4, 5]
+    assert (lens.tolist(), rows.tolist()) == ([1], [1])
 
 
 def test_a_request_moves_only_along_the_allowed_ways():
-    req = request(1)
+    req = Request(1, [1], SamplingParams())
     with pytest.raises(AssertionError, match="WAITING -> DECODING"):
         req.move(Status.DECODING)
     req.move(Status.FINISHED)
     with pytest.raises(AssertionError, match="FINISHED -> WAITING"):
         req.move(Status.WAITING)
     assert "FINISHED" in repr(req)
+
+
+def test_what_a_request_holds_is_asked_only_of_one_that_holds_something():
+    with pytest.raises(AssertionError, match="holds nothing"):
+        _ = Request(1, [1], SamplingParams()).residency
 
 
 def test_end_tokens_stop_a_request_unless_it_ignores_them():

@@ -5,8 +5,7 @@ import pytest
 from forebay.base.errors import EngineError
 from forebay.config.engine_config import StateConfig
 from forebay.memory.slots import PAD, as_ids
-from forebay.requests.request import Request, Status
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.request import Status
 from forebay.requests.step_plan import Kept
 from forebay.scheduler.kept import KeptOnHost
 from tests.scheduler.rig import Rig
@@ -58,10 +57,8 @@ def test_c26_the_windows_that_are_still_read_come_back_too():
 
 def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
     kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
-    req = Request(1, range(4), SamplingParams())
-    req.kv_len = 4
-    assert kept.save(req, Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD))
-    kept.drop(req)
+    assert kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4)
+    kept.drop(1)
     assert kept.planned == ((), (), ())
     assert kept.num_bytes == 0
 
@@ -110,7 +107,7 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
     assert plan.saves
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"), rig.now)
-    assert rig.scheduler.held.kept.num_tokens(req) == 0
+    assert rig.scheduler.held.kept.num_tokens(req.id) == 0
     rig.run()
     assert len(rig.tokens_of(req)) == 9
     assert not any(plan.loads for plan in rig.plans)
@@ -118,11 +115,9 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
 
 def test_a_drop_is_done_though_the_plan_that_was_to_do_it_never_came_to_be():
     kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
-    req = Request(1, range(4), SamplingParams())
-    req.kv_len = 4
-    kept.save(req, Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD))
+    kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4)
     kept.launched(1)
-    kept.drop(req)
+    kept.drop(1)
     for _ in range(2):
         assert kept.planned == ((), (), (1,)), "the first time something fails before the plan is whole"
         kept.start_over((), committed=1)

@@ -24,7 +24,7 @@ def stopped(depth: int, **changes) -> tuple[Rig, int]:
     live = 0
     while not (rig.updates and rig.updates[-1].finish):
         rig.step()
-        live = rig.reqs[1].tracking.live if rig.reqs[1].tracking else live
+        live = rig.reqs[1].held.tracking.live if rig.reqs[1].held else live
     return rig, live
 
 

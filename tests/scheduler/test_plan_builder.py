@@ -13,9 +13,9 @@ def test_c10_rows_and_locations_of_a_plan_are_those_of_the_hosts_table():
     held = rig.scheduler.held
     while not rig.scheduler.idle:
         plan = rig.launch()
-        decodes = [req for req in rig.scheduler.running.reqs if req.req_pool_idx not in plan.rows[: plan.num_extends]]
-        tenants = {req.req_pool_idx: req for req in rig.reqs.values() if req.req_pool_idx}
-        assert plan.rows[plan.num_extends :].tolist() == [req.req_pool_idx for req in decodes]
+        decodes = [req for req in rig.scheduler.running.reqs if req.held.row not in plan.rows[: plan.num_extends]]
+        tenants = {req.held.row: req for req in rig.reqs.values() if req.held}
+        assert plan.rows[plan.num_extends :].tolist() == [req.held.row for req in decodes]
         positions = [
             (row, position)
             for row, count, stop in zip(plan.rows.tolist(), plan.q_lens.tolist(), plan.seq_lens.tolist(), strict=True)

@@ -128,7 +128,7 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
     first = rig.add(list(range(7)), max_new=30)
     while first.num_output < 10:
         rig.step()
-    live, held = first.tracking.live, rig.scheduler.held
+    live, held = first.held.tracking.live, rig.scheduler.held
     rig.scheduler.abort(first.id, rig.now)
     rig.run()
     assert (held.states.pool.owner[live] == CACHE) == (depth == 0)

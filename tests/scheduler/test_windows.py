@@ -72,7 +72,7 @@ def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_siz
     while not rig.scheduler.idle:
         plan = rig.launch()
         for req in given_up if plan and plan.num_extends else []:
-            if req.req_pool_idx and req.kv_len < 100:
+            if req.held and req.held.kv_len < 100:
                 rig.scheduler.abort(req.id, rig.now)
         if rig.flights and (len(rig.flights) > depth or plan is None):
             rig.commit()
@@ -103,10 +103,10 @@ def test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads(depth):
     held = rig.scheduler.held
     while not rig.scheduler.idle:
         launched = rig.launch()
-        if req.req_pool_idx:
+        if req.held:
             for plan in rig.flights:
                 first = held.windows.pool.first_needed(int(plan.seq_lens[0] - plan.q_lens[0]))
-                read = held.rows.pages(req.req_pool_idx, first, -(-int(plan.seq_lens[0]) // 4))
+                read = held.rows.pages(req.held.row, first, -(-int(plan.seq_lens[0]) // 4))
                 assert held.windows.pool.is_there(read).all()
         if len(rig.flights) > depth or not launched:
             rig.commit()
@@ -172,7 +172,7 @@ def test_window_pages_of_a_failed_step_are_written_again():
     assert (staying.status, failing.status) == (Status.WAITING, Status.WAITING)
     cached = np.flatnonzero(rig.scheduler.held.windows.pool.full_to_window).tolist()
     again = rig.step()
-    assert set(writes(again)) >= {*cached, *rig.scheduler.held.rows.pages(failing.req_pool_idx, 0, 2).tolist()}
+    assert set(writes(again)) >= {*cached, *rig.scheduler.held.rows.pages(failing.held.row, 0, 2).tolist()}
     assert cached
     rig.run()
     assert (len(rig.tokens_of(staying)), len(rig.tokens_of(failing))) == (3, 3)

@@ -31,10 +31,10 @@ def a_state_is_not_cleared_for_its_next_tenant(patch: Patch) -> None:
 def a_state_is_cleared_although_it_is_copied_to(patch: Patch) -> None:
     begin = StateKeeper.begin
 
-    def mutated(self, req, pin):
-        begin(self, req, pin)
-        if pin.num_pages:
-            self.pool.clear_state(req.tracking.live)
+    def mutated(self, held):
+        begin(self, held)
+        if held.pin.num_pages:
+            self.pool.clear_state(held.tracking.live)
 
     patch.setattr(StateKeeper, "begin", mutated)
 
@@ -43,12 +43,12 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
     copy_from = MambaPool.copy_from
     begin = StateKeeper.begin
 
-    def mutated(self, req, pin):
-        begin(self, req, pin)
-        above = pin.node.parent
-        if pin.num_pages and self.cached.slot_of(above):
+    def mutated(self, held):
+        begin(self, held)
+        above = held.pin.node.parent
+        if held.pin.num_pages and self.cached.slot_of(above):
             self.pool.take_copies()
-            copy_from(self.pool, self.cached.slot_of(above), req.tracking.live)
+            copy_from(self.pool, self.cached.slot_of(above), held.tracking.live)
 
     patch.setattr(StateKeeper, "begin", mutated)
 
@@ -56,8 +56,8 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
 def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
     begin = StateKeeper.begin
 
-    def mutated(self, req, pin):
-        begin(self, req, pin)
+    def mutated(self, held):
+        begin(self, held)
         while self.sources:
             self.cached.unlock(self.sources.pop())
 
@@ -96,17 +96,23 @@ def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None
 
 def a_state_slot_leaks(patch: Patch) -> None:
     take_slots = StateKeeper.take_slots
-    patch.setattr(StateKeeper, "take_slots", lambda self, req, given: take_slots(self, req, given)[1:])
+    patch.setattr(StateKeeper, "take_slots", lambda self, held, given: take_slots(self, held, given)[1:])
 
 
 def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
     take_slots = StateKeeper.take_slots
-    patch.setattr(StateKeeper, "take_slots", lambda self, req, given: take_slots(self, req, None))
+    patch.setattr(StateKeeper, "take_slots", lambda self, held, given: take_slots(self, held, None))
 
 
 def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:
-    begin = StateKeeper.begin
-    patch.setattr(StateKeeper, "begin", lambda self, req, pin: None if req.num_retractions else begin(self, req, pin))
+    begin, admit = StateKeeper.begin, Residencies.admit
+
+    def mutated(self, req, *args):
+        with Patch.context() as inside:
+            inside.setattr(StateKeeper, "begin", (lambda self, held: None) if req.num_retractions else begin)
+            admit(self, req, *args)
+
+    patch.setattr(Residencies, "admit", mutated)
 
 
 # -- snapshots --------------------------------------------------------------------------------------------------------
@@ -120,8 +126,8 @@ def a_snapshot_is_adopted_before_its_step_committed(patch: Patch) -> None:
 def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
     last = StateKeeper.last
 
-    def mutated(self, req, num_committed):
-        snapshot = last(self, req, num_committed)
+    def mutated(self, held, num_committed):
+        snapshot = last(self, held, num_committed)
         page_size = self._config.page_size
         return snapshot and snapshot._replace(length=num_committed // page_size * page_size)
 
@@ -131,11 +137,11 @@ def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
 def a_live_state_is_donated_although_a_step_in_flight_takes_it_further(patch: Patch) -> None:
     last = StateKeeper.last
 
-    def mutated(self, req, num_committed):
+    def mutated(self, held, num_committed):
         page_size = self._config.page_size
-        if num_committed % page_size == 0 and num_committed > req.pin.num_pages * page_size:
-            return Snapshot(0, num_committed, req.tracking.live)
-        return last(self, req, num_committed)
+        if num_committed % page_size == 0 and num_committed > held.pin.num_pages * page_size:
+            return Snapshot(0, num_committed, held.tracking.live)
+        return last(self, held, num_committed)
 
     patch.setattr(StateKeeper, "last", mutated)
 
@@ -165,7 +171,7 @@ def checkpoints_are_not_cut_to_whole_pages(patch: Patch) -> None:
 
 
 def chunks_run_past_the_checkpoints_of_live_states(patch: Patch) -> None:
-    patch.setattr(StateKeeper, "limit", lambda self, req, stop: stop)
+    patch.setattr(StateKeeper, "limit", lambda self, held, stop: stop)
 
 
 # -- windows ----------------------------------------------------------------------------------------------------------
@@ -232,7 +238,7 @@ def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
 
     def mutated(self, req, *args):
         admit(self, req, *args)
-        req.kv_committed = req.kv_len
+        req.residency.kv_committed = req.residency.kv_len
 
     patch.setattr(Residencies, "admit", mutated)
 
@@ -242,8 +248,8 @@ def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
 
 
 def a_copy_outlives_its_request(patch: Patch) -> None:
-    def mutated(self, req):
-        self.num_bytes -= self._copies.pop(req.id).num_bytes if req.id in self._copies else 0
+    def mutated(self, request_id):
+        self.num_bytes -= self._copies.pop(request_id).num_bytes if request_id in self._copies else 0
 
     patch.setattr(KeptOnHost, "drop", mutated)
 
@@ -251,8 +257,8 @@ def a_copy_outlives_its_request(patch: Patch) -> None:
 def a_request_is_kept_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
     keep = Residencies._what_is_kept
 
-    def mutated(self, req):
-        kept = keep(self, req)
+    def mutated(self, held):
+        kept = keep(self, held)
         return dataclasses.replace(kept, pages=kept.pages[-1:])
 
     patch.setattr(Residencies, "_what_is_kept", mutated)

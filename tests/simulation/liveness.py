@@ -70,8 +70,8 @@ class Liveness:
         """A plan was made, or none could be."""
         scheduler = self._scheduler
         rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
-        under_way = [req for req in scheduler.requests.values() if req.req_pool_idx in rows]
-        under_way += [req for req in scheduler.extending if req.req_pool_idx not in rows]
+        under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
+        under_way += [req for req in scheduler.extending if req.residency.row not in rows]
         waiting = [req for req in sorted(scheduler.waiting, key=self._rank) if not self._may_wait(req, under_way)]
         if scheduler.suspects:  # nobody else runs until it is known who is to blame for a failed step
             waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
@@ -121,7 +121,7 @@ class Liveness:
     def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
         """Whether a step in flight still computes for the request, or a prompt under way will give it a part of its
         own."""
-        return req.resume_after > self._scheduler.held.last_committed or any(
+        return self._scheduler.held.computes_for(req) or any(
             leader.namespace == req.namespace
             and admission.num_common(leader.tokens, req.tokens) >= admission.SHARE_WORTH_WAITING
             for leader in under_way
@@ -182,12 +182,12 @@ class Liveness:
         if plan is None:
             return self._config.mixed_chunk_size
         extended = set(plan.rows[: plan.num_extends].tolist())
-        mixed = any(req.req_pool_idx not in extended for req in self._scheduler.running.reqs)
+        mixed = any(req.residency.row not in extended for req in self._scheduler.running.reqs)
         most = self._config.mixed_chunk_size if mixed else self._config.chunked_prefill_size
         used = int(plan.q_lens[: plan.num_extends].sum())
         # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
         for req in started:
-            used += max(0, req.extend_target - req.kv_len)
+            used += max(0, req.residency.extend_target - req.residency.kv_len)
         return min(most, self._config.chunked_prefill_size) - used
 
     def _pages(self, num_tokens: int) -> int:
@@ -200,5 +200,5 @@ class Liveness:
         growing = lens < ends if scheduler._flights else np.ones(len(lens), dtype=bool)
         wanted = int(np.count_nonzero(growing & (lens % self._config.page_size == 0)))
         leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.leaving)
-        leaving += sum(req.num_pages for req in scheduler._finishing)
+        leaving += sum(req.residency.num_pages for req in scheduler._finishing)
         return wanted - held.kv.num_free - held.cache.num_evictable - leaving

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from forebay.memory import slots
+from forebay.memory.holding import RowTable, StepFence
 from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
@@ -58,9 +59,9 @@ def found_after(name: str, seeds: Iterable[int]) -> int | None:
 def a_row_write_is_forgotten(patch: Patch) -> None:
     grow = Residencies.grow
 
-    def mutated(self, batch, active):
+    def mutated(self, rows):
         known = len(self.row_writes._writes)
-        grow(self, batch, active)
+        grow(self, rows)
         del self.row_writes._writes[known:]
 
     patch.setattr(Residencies, "grow", mutated)
@@ -68,42 +69,42 @@ def a_row_write_is_forgotten(patch: Patch) -> None:
 
 @mutation
 def pages_are_released_under_a_step_in_flight(patch: Patch) -> None:
-    patch.setattr(Residencies, "_let_go", Residencies._release)
+    patch.setattr(StepFence, "is_open", True)
 
 
 @mutation
 def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
-    let_go = Residencies._let_go
+    let_go = Residencies.let_go
 
     def mutated(self, leaving):
         if leaving.row != slots.PAD:
             self.rows.free_row(leaving.row)
         let_go(self, replace(leaving, row=slots.PAD))
 
-    patch.setattr(Residencies, "_let_go", mutated)
+    patch.setattr(Residencies, "let_go", mutated)
 
 
 @mutation
 def pages_are_released_twice(patch: Patch) -> None:
-    release = Residencies._release
+    take_back = Residencies.take_back
 
     def mutated(self, leaving):
-        release(self, leaving)
+        take_back(self, leaving)
         if len(leaving.pages) > 3:
             self.kv.return_ids(leaving.pages[:1], leaving.request_id)
 
-    patch.setattr(Residencies, "_release", mutated)
+    patch.setattr(Residencies, "take_back", mutated)
 
 
 @mutation
 def a_page_leaks(patch: Patch) -> None:
-    release = Residencies._release
+    take_back = Residencies.take_back
 
     def mutated(self, leaving):
         kept = leaving.pages[:-1] if len(leaving.pages) > 3 else leaving.pages
-        release(self, replace(leaving, pages=kept))
+        take_back(self, replace(leaving, pages=kept))
 
-    patch.setattr(Residencies, "_release", mutated)
+    patch.setattr(Residencies, "take_back", mutated)
 
 
 @mutation
@@ -143,18 +144,18 @@ def one_table_entry_is_written_twice_in_a_step(patch: Patch) -> None:
 def an_uncommitted_page_is_adopted(patch: Patch) -> None:
     launch = Scheduler._launch_extends
 
-    def mutated(self, extends):
-        reqs = list(extends.reqs)
-        launch(self, extends)
-        for req in reqs:
-            self.held.adopt(req, req.kv_len)
+    def mutated(self, chunks):
+        launch(self, chunks)
+        for req, _, stop in chunks:
+            self.held.adopt(req, stop)
 
     patch.setattr(Scheduler, "_launch_extends", mutated)
 
 
 @mutation
 def the_last_tokens_page_is_adopted_before_it_has_kv(patch: Patch) -> None:
-    patch.setattr(Request, "committed_len", property(lambda self: len(self.tokens)))
+    commit = RowTable.commit
+    patch.setattr(RowTable, "commit", lambda self, rows, kv_lens: commit(self, rows, kv_lens + 1))
 
 
 @mutation
@@ -162,7 +163,7 @@ def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
     release = Residencies.release
 
     def mutated(self, req, num_committed=None):
-        release(self, req, min(req.kv_len, len(req.tokens)) if num_committed is None else num_committed)
+        release(self, req, min(req.residency.kv_len, len(req.tokens)) if num_committed is None else num_committed)
 
     patch.setattr(Residencies, "release", mutated)
 

@@ -1,0 +1,154 @@
+"""What one request holds, in one place, for exactly as long as it holds something; and what it let go of too early.
+
+Of a row, from its beginning (tokens above, pages below; a page belongs where its first token does):
+
+    0                      pin               kv_committed            kv_len           extend_target
+    |  cached and pinned    |  ours, written  |  ours, promised       |  ours, to come  |
+    0 ................ pin.num_pages ............................................. num_pages
+
+The cache owns the first part, others may read it too. Of the second, completed steps wrote every token, and its whole
+pages are the cache's to adopt. The third is promised: a step in flight writes it, so it can be neither adopted nor
+released yet. The last has pages and no launched step: known tokens whose turn has not come. Decoding moves `kv_len` on
+beyond `extend_target`, and the pages with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from forebay.base.units import ceil_div
+from forebay.memory.radix_node import Node, Pin
+from forebay.memory.slots import PAD, Ids
+from forebay.memory.tracking import Tracking
+
+NOTHING: Final[Ids] = np.empty(0, dtype=np.int64)
+
+
+class RowTable:
+    """What the host knows of its rows: a column of int64 for each quantity, indexed by row as the device's are.
+
+    A batch is an array of rows into it: filtering and merging batches moves ids, and no column can be forgotten (C9).
+    Row 0 stays zero.
+    """
+
+    def __init__(self, num_rows: int, page_size: int) -> None:
+        self.page_size = page_size
+        self._block: Ids = np.zeros((5, num_rows), dtype=np.int64)
+        self.request_id, self.kv_len, self.kv_committed, self.max_kv_len, self.window_start = self._block
+        self.residents: list[Residency | None] = [None] * num_rows  # who runs in each row
+
+    def move_in(self, held: Residency, max_kv_len: int) -> None:
+        """`held` has this row from now on; all that is known is that its request ends at `max_kv_len`."""
+        self.residents[held.row] = held
+        self._block[:, held.row] = (held.id, 0, 0, max_kv_len, 0)
+
+    def move_out(self, row: int) -> None:
+        """Nobody runs in this row any more, though steps in flight may still compute there."""
+        self.request_id[row] = PAD
+        self.residents[row] = None
+
+    def resident(self, row: int) -> Residency:
+        held = self.residents[row]
+        assert held is not None, f"nobody runs in row {row}"
+        return held
+
+    def commit(self, rows: Ids, kv_lens: Ids) -> None:
+        """A step has completed that computed `rows` up to `kv_lens`: it counts for those who still run there."""
+        run = self.request_id[rows] != PAD
+        self.kv_committed[rows[run]] = kv_lens[run]
+
+    def clear(self) -> None:
+        self._block[:] = 0
+        self.residents = [None] * len(self.residents)
+
+
+class _Entry:
+    """A residency's entry of one column of the table."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+
+    def __get__(self, held: Residency, owner: type[Residency]) -> int:
+        return int(getattr(held.table, self._column)[held.row])
+
+    def __set__(self, held: Residency, value: int) -> None:
+        getattr(held.table, self._column)[held.row] = value
+
+
+class Residency:
+    """What request `id` holds: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
+    `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there.
+    """
+
+    __slots__ = ("extend_target", "id", "pin", "row", "table", "tracking")
+
+    kv_len = _Entry("kv_len")  # tokens that launched steps write
+    kv_committed = _Entry("kv_committed")  # of them, those that completed steps wrote
+    window_start = _Entry("window_start")  # the first page whose window it holds, where layers have windows
+
+    def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
+        self.table, self.id, self.pin, self.extend_target = table, id, pin, extend_target
+        self.row = PAD
+        self.tracking: Tracking | None = None  # where layers have recurrent states
+
+    @property
+    def num_pages(self) -> int:
+        return ceil_div(max(self.kv_len, self.extend_target), self.table.page_size)
+
+
+class Fence(Protocol):
+    """Somebody who may still touch what its owner let go of. Once it is open, nobody does, for ever."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+
+class Steps:
+    """Which step was launched last, and which of them committed last."""
+
+    def __init__(self) -> None:
+        self.launched = self.committed = 0
+
+    def fence(self) -> StepFence:
+        """Open when all that is launched by now has committed."""
+        return StepFence(self, self.launched)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFence:
+    """Open when `step`, and with it all before it, has committed."""
+
+    steps: Steps
+    step: int
+
+    @property
+    def is_open(self) -> bool:
+        return self.step <= self.steps.committed
+
+
+def _nothing() -> Ids:
+    return NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """What is left of a residency, or a part that it gave up: released when `fence` is open. Whatever it did not have
+    is empty."""
+
+    fence: Fence
+    request_id: int
+    row: int = PAD  # PAD when it kept its row
+    pages: Ids = field(default_factory=_nothing)  # its own KV pages
+    pin: Pin | None = None
+    window_pages: Ids = field(default_factory=_nothing)  # its own, by their numbers in the window pool
+    unlocked: Ids = field(default_factory=_nothing)  # the cache's pages whose windows it no longer reads
+    state_slots: Ids = field(default_factory=_nothing)
+    source: Node | None = None  # whose state a step copied
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that become available when this is released, at most."""
+        return len(self.pages) + (self.pin.num_pages if self.pin else 0)
