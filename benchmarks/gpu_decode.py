@@ -30,7 +30,7 @@ from forebay.config.engine_config import EngineConfig
 from forebay.config.resolve import Survey, resolve
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
-from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
+from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.layers.params import LinearParam, TensorParam
@@ -39,7 +39,7 @@ from forebay.models import describe
 from forebay.models.decoder import Decoder, DecoderSpec
 from forebay.models.random_weights import random_tensor
 from forebay.ops import LinearWeight, Ops, make_ops
-from forebay.pools.cache_spec import CacheSizes
+from forebay.pools.cache_spec import CacheSizes, cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.runtime import ModelRunner, build_runner
@@ -159,7 +159,7 @@ class Bench:
         weights: Any = RandomWeights(self.spec, self.ops, self.device)
         with torch.inference_mode():
             self.model = Decoder(self.spec, self.ops, weights, num_positions=self.config.max_position_embeddings)
-        self.sizes = sizes_of(self.engine, self.spec.cache_specs())
+        self.sizes = cache_sizes(self.spec.cache_specs(), self.engine.types)
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:
         """The median of `--repeats` runs of `--steps` steps of a batch whose prompts are done."""
@@ -174,7 +174,7 @@ class Bench:
             context_length=budget.context_length,
             max_num_tokens=config.chunked_prefill_size + batch,
             vocab_size=self.config.vocab_size,
-            dtype=DTYPE,
+            types=config.types,
             device=self.device,
             num_window_pages=budget.num_window_pages,
             num_state_slots=budget.num_state_slots,

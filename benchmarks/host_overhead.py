@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
+from forebay.config.engine_config import CacheTypes, Ledger, SchedulerConfig, StateConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
@@ -72,7 +72,7 @@ def runner(config: SchedulerConfig) -> ModelRunner:
         context_length=config.context_length,
         max_num_tokens=config.chunked_prefill_size + config.max_running_requests,
         vocab_size=50_000,
-        dtype=torch.float32,
+        types=CacheTypes(),
         device="cpu",
     )
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from forebay import models
 from forebay.base.units import human_bytes
+from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
@@ -85,14 +86,14 @@ def model_logits(model: Model, dtype: torch.dtype) -> Logits:
 
 def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
     """A single sequence of `length` tokens in pages 1, 2, 3.. and state slot 1."""
-    num_pages = -(-length // _PAGE)
+    num_pages, name = -(-length // _PAGE), str(dtype).removeprefix("torch.")
     cache = CachePool(
         model.cache_specs(),
+        CacheTypes(dtype=name, kv_cache_dtype=name),
         num_pages=num_pages,
         page_size=_PAGE,
         num_window_pages=num_pages,
         num_slots=1,
-        dtype=dtype,
         device="cpu",
     )
     row, ends = torch.tensor([1], dtype=torch.int32), torch.tensor([0, length], dtype=torch.int32)

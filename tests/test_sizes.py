@@ -26,7 +26,6 @@ LONG_FILES = {
 LONG_FUNCTIONS = {
     "config/resolve.py: resolve": 51,
     "ops/native_attention.py: paged_attention": 52,
-    "runtime/build.py: build_runner": 49,
     "scheduler/plan_builder.py: build_plan": 54,
 }
 

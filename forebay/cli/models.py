@@ -15,6 +15,7 @@ from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser
 from forebay.cli.make_model import add_options, make
 from forebay.cli.progress import pull_default_model
+from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
@@ -105,7 +106,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []
     for dtype, item_bytes in ITEM_BYTES.items():
-        sizes = cache_sizes(specs, itemsize=item_bytes, ssm_itemsize=ITEM_BYTES["float32"])
+        sizes = cache_sizes(specs, CacheTypes(dtype=dtype, kv_cache_dtype=dtype))
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
         rows.append((f"memory, {dtype}", f"weights {human_bytes(parameters * item_bytes)}"))
         rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))

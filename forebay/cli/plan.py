@@ -17,21 +17,14 @@ from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
-from forebay.engine.sizing import Capacity, capacity, memory_demand, sizes_of
+from forebay.engine.sizing import Capacity, capacity, memory_demand
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
 from forebay.formats.quantized import joined_codes
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
-from forebay.pools.cache_spec import (
-    CacheSizes,
-    CacheSpec,
-    FullAttention,
-    LatentAttention,
-    RecurrentState,
-    SlidingWindow,
-)
+from forebay.pools.cache_spec import CacheSizes, CacheSpec, cache_sizes
 
 if TYPE_CHECKING:
     from forebay.layers.params import TensorParam
@@ -136,7 +129,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
         raise ConfigError(
             f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
         )
-    sizes = sizes_of(config.engine, spec.cache_specs())
+    sizes = cache_sizes(spec.cache_specs(), config.engine.types)
     demand = memory_demand(config.engine, sizes, model.max_position_embeddings)
     budget = divide_memory(demand)
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
@@ -188,25 +181,10 @@ def _describe(model: ModelConfig) -> DecoderSpec:
 def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[LayerRow, ...]:
     rows = []
     for specs, count in Counter(kept).items():
-        sizes = sizes_of(config.engine, specs)
-        words = " + ".join(map(describe_spec, specs)) or "nothing"
+        sizes = cache_sizes(specs, config.engine.types)
+        words = " + ".join(map(str, specs)) or "nothing"
         rows.append(LayerRow(count, words, sizes.kv_bytes_per_token + sizes.window_bytes_per_token, sizes.state_bytes))
     return tuple(rows)
-
-
-def describe_spec(spec: CacheSpec) -> str:
-    """`KV of all tokens, 2 heads x 64`."""
-    match spec:
-        case FullAttention():
-            values = f" and {spec.v_head_dim}" if spec.v_head_dim not in (0, spec.head_dim) else ""
-            return f"KV of all tokens, {spec.num_kv_heads} heads x {spec.head_dim}{values}"
-        case LatentAttention():
-            return f"latent KV of all tokens, {spec.rank} + {spec.rope_dim}"
-        case SlidingWindow():
-            return f"KV of the last {spec.window} tokens, {spec.num_kv_heads} heads x {spec.head_dim}"
-        case RecurrentState():
-            parts = (("convolution", spec.conv), ("scan", spec.ssm))
-            return "state: " + ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in parts if shape)
 
 
 def _settings(config: Config, written: dict[str, str], sizes: CacheSizes, budget: MemoryBudget) -> list[SettingRow]:

@@ -55,6 +55,15 @@ class StateStrategy(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CacheTypes:
+    """The types of what is computed and kept, by name."""
+
+    dtype: str = "float32"  # bfloat16 | float32: weights, activations, KV and convolution states
+    kv_cache_dtype: str = "float32"  # as dtype, or int8
+    mamba_ssm_dtype: str = "float32"  # float32 | bfloat16: the states of scans
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StateConfig:
     """What the scheduler must know of layers that keep something else than all tokens' KV.
 
@@ -142,6 +151,10 @@ class EngineConfig:
     stall_timeout_s: float
     ledger: Ledger
     log_level: str
+
+    @property
+    def types(self) -> CacheTypes:
+        return CacheTypes(dtype=self.dtype, kv_cache_dtype=self.kv_cache_dtype, mamba_ssm_dtype=self.mamba_ssm_dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

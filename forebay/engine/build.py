@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,14 +21,14 @@ from forebay.config.engine_config import EngineConfig
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
-from forebay.engine.sizing import memory_demand, scheduler_config, sizes_of
+from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import describe, load
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
-from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
+from forebay.pools.cache_spec import Per, cache_sizes
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.allocator import keep_freed_memory
 from forebay.runtime.graph_backends import Eager, graphs_for
@@ -36,7 +37,6 @@ from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.scheduler import Scheduler
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-KV_DTYPES: Final = {**DTYPES, "int8": torch.int8}
 PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
 
 Report = list[tuple[str, str, str, str]]
@@ -57,7 +57,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path)
     _name_unknown_options(checkpoint.config)
-    sizes = sizes_of(config, describe(checkpoint.config).cache_specs())
+    sizes = cache_sizes(describe(checkpoint.config).cache_specs(), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     ops = make_ops(config.kernels, config.num_threads)
     with _within_memory(config):
@@ -130,12 +130,10 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         context_length=budget.context_length,
         max_num_tokens=config.chunked_prefill_size + budget.max_running_requests,
         vocab_size=checkpoint.config.vocab_size,
-        dtype=DTYPES[config.dtype],
+        types=config.types,
         device=config.device,
         num_window_pages=budget.num_window_pages,
         num_state_slots=budget.num_state_slots,
-        kv_dtype=KV_DTYPES[config.kv_cache_dtype],
-        ssm_dtype=DTYPES[config.mamba_ssm_dtype],
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
     )
@@ -174,11 +172,13 @@ def _report(
     config: EngineConfig, budget: MemoryBudget, model: Model, runner: ModelRunner, ops: Ops, load_seconds: float
 ) -> Report:
     """Rows (section, item, value, reason) for the start-up table and /server_info: planned against actual."""
-    cache = runner.cache
+    allocated = Counter[str]()
+    for region in runner.cache.regions():
+        allocated[region.kind] += region.num_bytes
     pools = (
-        ("KV cache", budget.kv_bytes, cache.bytes_of(FullAttention) + cache.bytes_of(LatentAttention)),
-        ("window KV", budget.window_bytes, cache.bytes_of(SlidingWindow)),
-        ("recurrent states", budget.state_bytes, cache.bytes_of(RecurrentState)),
+        ("KV cache", budget.kv_bytes, allocated[Per.TOKEN]),
+        ("window KV", budget.window_bytes, allocated[Per.WINDOW_TOKEN]),
+        ("recurrent states", budget.state_bytes, allocated[Per.SLOT]),
     )
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),

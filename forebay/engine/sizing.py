@@ -3,28 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, StateConfig, StateStrategy
-from forebay.config.rules import ITEM_BYTES
 from forebay.memory.budget import MemoryBudget, MemoryDemand
-from forebay.pools.cache_spec import CacheSizes, CacheSpec, cache_sizes
+from forebay.pools.cache_spec import CacheSizes
 
 # A token is computed in the time in which this part of the weights' bytes is copied to the host and back. For the
 # embedded model (269 MB, 512-token prompts, two cores) that was 480 us and, at 6.3 GB/s each way, 1.5 MB.
 RECOMPUTE_SHARE: Final = 1 / 180
-
-
-def sizes_of(config: EngineConfig, specs: Iterable[CacheSpec]) -> CacheSizes:
-    """What the layers keep, in bytes of the types that were chosen."""
-    return cache_sizes(
-        specs,
-        itemsize=ITEM_BYTES[config.dtype],
-        kv_itemsize=ITEM_BYTES[config.kv_cache_dtype],
-        ssm_itemsize=ITEM_BYTES[config.mamba_ssm_dtype],
-    )
 
 
 def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddings: int) -> MemoryDemand:

@@ -45,11 +45,6 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
         """table[rows]: table [R] int64, rows [S] int32 -> [S] int64."""
         ...
 
-    def query_bounds(self, ends: Tensor, lens: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Where sequences begin, [0, *ends] with none beyond `num_tokens`, and their lengths, none below its number of
-        queries: ends [S] int32, ascending, lens [S] int32 -> [S + 1] and [S] int32."""
-        ...
-
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         """table[rows] = values: table [R] and values [S] int64, rows [S] int32. Either value may stay in a row that is
         named twice (the padding row)."""

@@ -30,7 +30,6 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_copy_rows": [_P, _P, _L, _P, _L, _L, _L],
     "fb_gather": [_P, _P, _P, _P, _L],
     "fb_scatter": [_P, _P, _P, _P, _L],
-    "fb_query_bounds": [_P, _P, _P, _P, _P, _L, _L],
     "fb_tape_create": [],
     "fb_tape_destroy": [_P],
     "fb_tape_length": [_P],

@@ -32,7 +32,6 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
         self._gather = kernels.bind("fb_gather")
         self._scatter = kernels.bind("fb_scatter")
-        self._query_bounds = kernels.bind("fb_query_bounds")
         self._finite_rows = kernels.by_dtype("fb_finite_rows_{}")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
         self._sample_rows = kernels.bind("fb_sample_rows")
@@ -72,20 +71,6 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         out = torch.empty(rows.shape[0], dtype=torch.int64)
         self._gather(self._pool, table.data_ptr(), rows.data_ptr(), out.data_ptr(), rows.shape[0])
         return out
-
-    def query_bounds(self, ends: Tensor, lens: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        count = ends.shape[0]
-        starts, bounded = ends.new_empty(count + 1), ends.new_empty(count)
-        self._query_bounds(
-            self._pool,
-            ends.data_ptr(),
-            lens.data_ptr(),
-            starts.data_ptr(),
-            bounded.data_ptr(),
-            count,
-            num_tokens,
-        )
-        return starts, bounded
 
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])

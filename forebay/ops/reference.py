@@ -28,10 +28,6 @@ class TorchOps(TorchExpertOps, TorchAttention, TorchRecurrence):
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:
         return table.index_select(0, rows)
 
-    def query_bounds(self, ends: Tensor, lens: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
-        starts = torch.cat([ends.new_zeros(1), ends.clamp(max=num_tokens)])
-        return starts, torch.maximum(lens, starts.diff())
-
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         table.index_copy_(0, rows.long(), values)
 

@@ -1,14 +1,40 @@
-"""What a layer keeps of the tokens it has seen. A model returns its layers' specs; nobody asks for layer types.
+"""What a layer keeps of the tokens it has seen, as named columns. A model returns its layers' specs; nobody asks for
+layer types.
 
-Sizing, the pools, copies, snapshots and transfers are all derived from these. No torch: planning needs them too.
+Sizing, the tables that hold the bytes, copies and snapshots are all derived from the columns. No torch: planning needs
+them too.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
+
+from forebay.config.engine_config import CacheTypes
+from forebay.config.rules import ITEM_BYTES
+
+
+class Per(StrEnum):
+    """What a column has an entry for."""
+
+    TOKEN = "token"
+    WINDOW_TOKEN = "window token"  # of the last tokens only; the pages of older ones are given back
+    SLOT = "state slot"
+
+
+class CacheColumn(NamedTuple):
+    name: str
+    per: Per
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,13 +45,13 @@ class FullAttention:
     head_dim: int
     v_head_dim: int = 0
 
-    @property
-    def elements_per_token(self) -> int:
-        return self.num_kv_heads * (self.head_dim + (self.v_head_dim or self.head_dim))
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        heads, values = self.num_kv_heads, self.v_head_dim or self.head_dim
+        return _kv(Per.TOKEN, types, k=(heads, self.head_dim), v=(heads, values))
 
-    @property
-    def scales_per_token(self) -> int:
-        return 2 * self.num_kv_heads
+    def __str__(self) -> str:
+        values = f" and {self.v_head_dim}" if self.v_head_dim not in (0, self.head_dim) else ""
+        return f"KV of all tokens, {self.num_kv_heads} heads x {self.head_dim}{values}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,13 +62,11 @@ class LatentAttention:
     rank: int
     rope_dim: int
 
-    @property
-    def elements_per_token(self) -> int:
-        return self.rank + self.rope_dim
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        return _kv(Per.TOKEN, types, k=(1, self.rank + self.rope_dim))
 
-    @property
-    def scales_per_token(self) -> int:
-        return 1
+    def __str__(self) -> str:
+        return f"latent KV of all tokens, {self.rank} + {self.rope_dim}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,13 +77,12 @@ class SlidingWindow:
     head_dim: int
     window: int
 
-    @property
-    def elements_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_dim
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        shape = (self.num_kv_heads, self.head_dim)
+        return _kv(Per.WINDOW_TOKEN, types, k=shape, v=shape)
 
-    @property
-    def scales_per_token(self) -> int:
-        return 2 * self.num_kv_heads
+    def __str__(self) -> str:
+        return f"KV of the last {self.window} tokens, {self.num_kv_heads} heads x {self.head_dim}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,16 +93,25 @@ class RecurrentState:
     conv: tuple[int, ...] = ()
     ssm: tuple[int, ...] = ()
 
-    @property
-    def conv_elements(self) -> int:
-        return math.prod(self.conv) if self.conv else 0
+    def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
+        parts = (("conv", self.conv, types.dtype), ("ssm", self.ssm, types.mamba_ssm_dtype))
+        return tuple(CacheColumn(name, Per.SLOT, shape, dtype) for name, shape, dtype in parts if shape)
 
-    @property
-    def ssm_elements(self) -> int:
-        return math.prod(self.ssm) if self.ssm else 0
+    def __str__(self) -> str:
+        parts = (("convolution", self.conv), ("scan", self.ssm))
+        return "state: " + ", ".join(f"{name} {' x '.join(map(str, shape))}" for name, shape in parts if shape)
 
 
 CacheSpec = FullAttention | LatentAttention | SlidingWindow | RecurrentState
+
+
+def _kv(per: Per, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheColumn, ...]:
+    """Heads of each token; of 8-bit ones their scales as well."""
+    dtype = types.kv_cache_dtype
+    columns = [CacheColumn(name, per, shape, dtype) for name, shape in shapes.items()]
+    if dtype == "int8":
+        columns += [CacheColumn(f"{name}_scale", per, shape[:1], "float32") for name, shape in shapes.items()]
+    return tuple(columns)
 
 
 class CacheSizes(NamedTuple):
@@ -92,23 +124,10 @@ class CacheSizes(NamedTuple):
     window: int
 
 
-_SCALE_BYTES = 4
-
-
-def cache_sizes(
-    specs: Iterable[CacheSpec], *, itemsize: int, ssm_itemsize: int, kv_itemsize: int | None = None
-) -> CacheSizes:
-    """`kv_itemsize` None: as `itemsize`; of one byte: with the scales of 8-bit KV."""
-    kv = windowed = state = window = 0
-    kv_bytes = kv_itemsize or itemsize
-    scale_bytes = _SCALE_BYTES if kv_bytes == 1 else 0
+def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:
+    specs, num_bytes = tuple(specs), Counter[Per]()
     for spec in specs:
-        match spec:
-            case FullAttention() | LatentAttention():
-                kv += spec.elements_per_token * kv_bytes + spec.scales_per_token * scale_bytes
-            case SlidingWindow():
-                windowed += spec.elements_per_token * kv_bytes + spec.scales_per_token * scale_bytes
-                window = max(window, spec.window)
-            case RecurrentState():
-                state += spec.conv_elements * itemsize + spec.ssm_elements * ssm_itemsize
-    return CacheSizes(kv, windowed, state, window)
+        for column in spec.columns(types):
+            num_bytes[column.per] += column.num_bytes
+    window = max((spec.window for spec in specs if isinstance(spec, SlidingWindow)), default=0)
+    return CacheSizes(num_bytes[Per.TOKEN], num_bytes[Per.WINDOW_TOKEN], num_bytes[Per.SLOT], window)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import mmap
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import ClassVar, NamedTuple, Self, overload
 
 import torch
@@ -12,19 +16,26 @@ from forebay.memory.slots import PAD
 
 
 class Region(NamedTuple):
-    """Where a column lies: row i starts at `address + i * bytes_per_row`."""
+    """Where a column lies: row i, of a `kind` of rows, starts at `address + i * bytes_per_row`."""
 
     name: str
+    kind: str
     address: int
     num_rows: int
     bytes_per_row: int
 
+    @property
+    def num_bytes(self) -> int:
+        return self.num_rows * self.bytes_per_row
+
 
 class Column:
-    """One quantity per row, `[rows, *shape]`, whose padding rows hold `pad`; a class attribute of a `Table`.
+    """One quantity per row, `[rows, *shape]`, whose padding rows hold `pad`; a class attribute of a `Table`, or given
+    to one when it is made.
 
-    A letter in `shape`, or as the pad, stands for a size that is given when the table is made. No pad is taken for
-    granted: what a padded row of a new quantity may safely hold is the question that was once forgotten.
+    A letter in `shape`, or as the pad, stands for a size that is given when the table is made; one as the pad also when
+    it is filled. No pad is taken for granted: what a padded row of a new quantity may safely hold is the question that
+    was once forgotten.
     """
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int | str, ...] = (), *, pad: float | str) -> None:
@@ -44,20 +55,34 @@ class Column:
 
 
 class Table:
-    """Columns of `num_rows` rows, all holding their pads at first."""
+    """Columns of `num_rows` rows, all holding their pads at first. `columns` None: those that the class declares."""
 
     declared: ClassVar[Mapping[str, Column]] = {}
 
     def __init__(
-        self, num_rows: int, *, device: torch.device | str = "cpu", sizes: Mapping[str, int] | None = None
+        self,
+        num_rows: int,
+        *,
+        columns: Mapping[str, Column] | None = None,
+        device: torch.device | str = "cpu",
+        sizes: Mapping[str, int] | None = None,
     ) -> None:
         self.num_rows = num_rows
-        sizes = sizes or {}
-        self._pads = {name: _size(column.pad, sizes) for name, column in self.declared.items()}
+        self.columns = self.declared if columns is None else columns
+        self._pads = self._pads_of(sizes or {})
         self._tensors = {
-            name: torch.full((num_rows, *_shape(column, sizes)), self._pads[name], dtype=column.dtype, device=device)
-            for name, column in self.declared.items()
+            name: _filled(
+                (num_rows, *_shape(column, sizes or {})), self._pads[name], column.dtype, torch.device(device)
+            )
+            for name, column in self.columns.items()
         }
+
+    def _pads_of(self, sizes: Mapping[str, int]) -> dict[str, float]:
+        return {name: _size(column.pad, sizes) for name, column in self.columns.items()}
+
+    @property
+    def tensors(self) -> Iterable[Tensor]:
+        return self._tensors.values()
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
@@ -65,27 +90,28 @@ class Table:
     def head(self, n: int) -> Self:
         """A view of the first n rows."""
         view = object.__new__(type(self))
-        view.num_rows = n
-        view._pads = self._pads
+        view.num_rows, view.columns, view._pads = n, self.columns, self._pads
         view._tensors = {name: tensor[:n] for name, tensor in self._tensors.items()}
         return view
 
-    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
-        """Rows [0, n) become `values`, rows [n, padded) pads; a column without values is padded whole. Returns a view
-        of all `padded` rows. KeyError for a value that no column takes, ValueError for values that are not n.
+    def fill(self, values: Mapping[str, Tensor], n: int, padded: int, **sizes: int) -> Self:
+        """Rows [0, n) become `values`, rows [n, padded) pads; a column without values is padded whole. `sizes` are for
+        pads that differ from step to step. Returns a view of all `padded` rows. KeyError for a value that no column
+        takes, ValueError for values that are not n.
         """
-        unknown = values.keys() - self.declared.keys()
+        unknown = values.keys() - self.columns.keys()
         if unknown:
-            raise KeyError(f"{type(self).__name__} has no columns {sorted(unknown)}; it has {sorted(self.declared)}")
+            raise KeyError(f"{type(self).__name__} has no columns {sorted(unknown)}; it has {sorted(self.columns)}")
         for name, value in values.items():
             if len(value) != n:
                 raise ValueError(f"{type(self).__name__}.{name} was given {len(value)} values for {n} rows")
+        pads = self._pads_of(sizes) if sizes else self._pads
         for name, tensor in self._tensors.items():
             live = n if name in values else 0
             if live:
                 tensor[:n].copy_(values[name], non_blocking=True)
             if live < padded:
-                tensor[live:padded].fill_(self._pads[name])
+                tensor[live:padded].fill_(pads[name])
         return self.head(padded)
 
     def copy_rows(self, src: Tensor, dst: Tensor) -> None:
@@ -97,20 +123,18 @@ class Table:
         for name, tensor in self._tensors.items():
             tensor.index_fill_(0, rows, self._pads[name])
 
-    def reset_padding(self) -> None:
-        """A step that changes the rows it was given changes the padding row too: put its pads back."""
-        for name, tensor in self._tensors.items():
-            tensor[PAD].fill_(self._pads[name])
+    def reset_padding(self, *names: str) -> None:
+        """A step that changes the rows it was given changes the padding row too: put its pads back, in the columns
+        named or in all."""
+        for name in names or self._tensors:
+            self._tensors[name][PAD].fill_(self._pads[name])
 
-    def regions(self) -> list[Region]:
+    def regions(self, kind: str) -> list[Region]:
+        """`kind` says what a row is."""
         return [
-            Region(name, tensor.data_ptr(), self.num_rows, tensor.stride(0) * tensor.itemsize)
+            Region(name, kind, tensor.data_ptr(), self.num_rows, tensor.stride(0) * tensor.itemsize)
             for name, tensor in self._tensors.items()
         ]
-
-    @property
-    def bytes_per_row(self) -> int:
-        return sum(tensor.stride(0) * tensor.itemsize for tensor in self._tensors.values())
 
 
 def _shape(column: Column, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -119,3 +143,19 @@ def _shape(column: Column, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def _size(size: float | str, sizes: Mapping[str, int]) -> float:
     return sizes[size] if isinstance(size, str) else size
+
+
+def _filled(shape: tuple[int, ...], pad: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Pads; on a CPU the system provides zeros page by page when they are first written.
+
+    torch writes them all at once: 4 GiB then take ten seconds of start-up and are resident from the beginning.
+    Huge pages, which numpy asks for, make a step wait for 2 MiB of zeros in each layer wherever it is the first to
+    write: a 40-token prompt on scattered pages took 650 ms of CPU time instead of 38, and decoding gained nothing.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if pad != 0 or device.type != "cpu" or sys.platform != "linux" or num_bytes == 0:
+        return torch.full(shape, pad, dtype=dtype, device=device)
+    untouched = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel that was built without huge pages does not know the word
+        untouched.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(untouched, dtype=dtype).view(shape)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from forebay.base.units import ceil_div
+from forebay.config.engine_config import CacheTypes
 from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
@@ -26,12 +27,10 @@ def build_runner(
     context_length: int,
     max_num_tokens: int,
     vocab_size: int,
-    dtype: torch.dtype,
+    types: CacheTypes,
     device: torch.device | str,
     num_window_pages: int = 0,
     num_state_slots: int = 0,
-    kv_dtype: torch.dtype | None = None,
-    ssm_dtype: torch.dtype = torch.float32,
     graphs: GraphBackend | None = None,
     graph_sizes: Sequence[int] = (),
 ) -> ModelRunner:
@@ -44,13 +43,11 @@ def build_runner(
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     cache = CachePool(
         model.cache_specs(),
+        types,
         num_pages=num_pages,
         page_size=page_size,
         num_window_pages=num_window_pages,
         num_slots=num_state_slots,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        ssm_dtype=ssm_dtype,
         device=device,
     )
     rows = RequestRows(max_running_requests, ceil_div(context_length, page_size), device=device)

@@ -107,4 +107,4 @@ def decode_runner(
     most = max(sizes)
     inputs = DecodeInputs(most, device=rows.last_tokens.device, sizes={"W": _WIDTH})
     step = DecodeStep(model, ops, rows, cache, windows, most=most)
-    return GraphRunner(step, inputs, writes=(rows,), sizes=sizes, backend=backend)
+    return GraphRunner(step, inputs, writes=[(rows, "last_tokens")], sizes=sizes, backend=backend)

@@ -2,7 +2,7 @@
 
 On a CPU the Python between the kernels of such a step would leave both cores idle for a tenth of it.
 
-Shape letters: T tokens, S sequences, both padding included.
+Shape letters: T tokens, S sequences, both padding included; N of the tokens are padding, or N is 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.paged import paged_kv
 
-_BEYOND: Final = 2**31 - 1
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
 # Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
 _FINE: Final = 16
@@ -42,11 +41,16 @@ class Tokens(Table):
 
 
 class Sequences(Table):
-    """The first padded sequence has all padded tokens, and is as long as they are many; the others have none."""
+    """The first padded sequence has all N padded tokens (N is at least 1), the others have none."""
 
     req_pool_indices = Column(torch.int32, pad=PAD)
-    seq_lens = Column(torch.int32, pad=1)
-    q_ends = Column(torch.int32, pad=_BEYOND)  # the token after each sequence's last
+    seq_lens = Column(torch.int32, pad="N")  # a shorter one would have a negative prefix
+    q_ends = Column(torch.int32, pad="T")  # the token after each sequence's last; T of a padded one
+
+    def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
+        super().__init__(num_rows, device=device, sizes={"T": 0, "N": 1})
+        self.q_start = torch.cat([self.q_ends.new_zeros(1), self.q_ends])
+        self._tensors["q_ends"] = self.q_start[1:]
 
 
 class ExtendInputs:
@@ -65,7 +69,7 @@ class ExtendInputs:
         of_sequences = {name: value for name, value in values.items() if name in Sequences.declared}
         of_tokens = {name: value for name, value in values.items() if name not in of_sequences}
         count = len(next(iter(of_sequences.values()), ()))
-        self.sequences.fill(of_sequences, count, self.sequences.num_rows)
+        self.sequences.fill(of_sequences, count, self.sequences.num_rows, T=padded, N=max(1, padded - n))
         self.tokens.fill(of_tokens, n, padded)
         return self.head(padded)
 
@@ -94,11 +98,10 @@ class ExtendStep:
         full, window = paged_kv(
             self._rows, self._windows, sequences.req_pool_indices, tokens.out_cache_loc, tokens.out_window_loc
         )
-        q_start, seq_lens = self._ops.query_bounds(sequences.q_ends, sequences.seq_lens, tokens.num_rows)
         ctx = ForwardContext(
             positions=tokens.positions,
-            q_start=q_start,
-            seq_lens=seq_lens,
+            q_start=sequences.q_start,
+            seq_lens=sequences.seq_lens,
             page_size=self._cache.page_size,
             full=full,
             window=window,

@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, Self, TypeVar
 from torch import Tensor
 
 from forebay.base.log import event, get_logger
+from forebay.pools.table import Table
 from forebay.runtime.graph_backends import Graph, GraphBackend
 from forebay.runtime.recorder import Uncapturable
 
@@ -35,17 +36,11 @@ class Padded(Protocol):
     def head(self, n: int) -> Self: ...
 
 
-class Written(Protocol):
-    """What a step writes: its padding row is put back before each step."""
-
-    def reset_padding(self) -> None: ...
-
-
 class GraphRunner(Generic[Inputs, Outputs]):
     """`step` maps a table of B rows to a named tuple of tensors `[B, ..]`, and may read nothing else that changes.
 
     Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
-    contents are nobody's; the captured step itself begins by resetting the padding row of every table in `writes`, so
+    contents are nobody's; the captured step itself begins by resetting the padding row of every column in `writes`, so
     that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
     smallest that holds it. A size without a graph runs by its Python until the use that `patience` names, which then
     captures it: by default the first where graphs are quickly made.
@@ -56,7 +51,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         step: Callable[[Inputs], Outputs],
         inputs: Inputs,
         *,
-        writes: Sequence[Written],
+        writes: Sequence[tuple[Table, str]],
         sizes: Sequence[int],
         backend: GraphBackend,
         patience: int = 0,
@@ -117,8 +112,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
         return graph
 
     def _run(self, size: int) -> Outputs:
-        for table in self._writes:
-            table.reset_padding()
+        for table, column in self._writes:
+            table.reset_padding(column)
         return self._step(self._inputs.head(size))
 
 

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from forebay.pools.cache_pool import CachePool, CpuCopy, Places
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from forebay.pools.cache_pool import CachePool
 from forebay.requests.step_plan import StepPlan
+
+Places = tuple[Tensor, ...]
+"""Where a request's part of the caches lies in each of the pool's tables, in their order: pages in the order of its
+tokens, and its slot or none. int64."""
 
 
 class NoHostCopy(Exception):
@@ -15,7 +24,7 @@ class HostCopies:
 
     def __init__(self, cache: CachePool) -> None:
         self._cache = cache
-        self._copies: dict[int, CpuCopy] = {}
+        self._copies: dict[int, tuple[Tensor, ...]] = {}
 
     def check(self, plan: StepPlan) -> None:
         """Raise NoHostCopy for a load of nothing."""
@@ -25,7 +34,7 @@ class HostCopies:
             raise NoHostCopy(f"requests {missing} have no copy on the host; requests {sorted(there)} have")
 
     def save(self, request_id: int, places: Places) -> None:
-        self._copies[request_id] = self._cache.get_cpu_copy(places)
+        self._copies[request_id] = get_cpu_copy(self._cache, places)
 
     def drop(self, request_id: int) -> None:
         """Nothing happens where there is none: the step that was to save it may have failed."""
@@ -33,8 +42,30 @@ class HostCopies:
 
     def load(self, request_id: int, places: Places) -> None:
         """Bring the copy back; it is gone then."""
-        self._cache.load_cpu_copy(self._copies.pop(request_id), places)
+        load_cpu_copy(self._cache, self._copies.pop(request_id), places)
 
     @property
     def num_bytes(self) -> int:
-        return sum(copy.num_bytes for copy in self._copies.values())
+        return sum(part.nbytes for copy in self._copies.values() for part in copy)
+
+
+def get_cpu_copy(cache: CachePool, places: Places) -> tuple[Tensor, ...]:
+    """What the device's work so far leaves at these places of every column, without waiting for it."""
+    return tuple(_to_host(tensor.index_select(0, at)) for tensor, at in _parts(cache, places))
+
+
+def load_cpu_copy(cache: CachePool, copy: tuple[Tensor, ...], places: Places) -> None:
+    """Put a copy into other places, as many as it was taken from."""
+    for source, (tensor, at) in zip(copy, _parts(cache, places), strict=True):
+        tensor.index_copy_(0, at, source.to(tensor.device, non_blocking=True))
+
+
+def _parts(cache: CachePool, places: Places) -> Iterator[tuple[Tensor, Tensor]]:
+    by_table = zip(cache.tables.values(), places, strict=True)
+    return ((tensor, at) for table, at in by_table for tensor in table.tensors)
+
+
+def _to_host(tensor: Tensor) -> Tensor:
+    if tensor.is_cuda:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+    return tensor

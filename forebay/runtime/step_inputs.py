@@ -19,11 +19,11 @@ from torch import Tensor
 from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD, Ids
 from forebay.ops.recurrence import StateBatch
-from forebay.pools.cache_pool import CachePool, Places
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.host_copies import HostCopies
+from forebay.runtime.host_copies import HostCopies, Places
 from forebay.runtime.packing import Array, Packing
 from forebay.runtime.paged import paged_kv
 
@@ -151,9 +151,9 @@ class StepInputs:
         if self._windows is not None and len(plan.map_pages):
             self._windows.full_to_window.index_copy_(0, device["map_pages"], device["map_windows"])
         if len(plan.clears):
-            self._cache.clear_states(device["clears"])
+            self._cache.slots.reset_rows(device["clears"])
         if len(plan.copy_src):
-            self._cache.copy_states(device["copy_src"], device["copy_dst"])
+            self._cache.slots.copy_rows(device["copy_src"], device["copy_dst"])
         for kept, at in zip(plan.loads, places[len(plan.saves) :], strict=True):
             self._copies.load(kept.request_id, at)
 
@@ -246,7 +246,7 @@ def _sizes(plan: StepPlan) -> list[int]:
 
 def _places(plan: StepPlan, kept: Tensor) -> list[Places]:
     parts = torch.split(kept, _sizes(plan))
-    return [Places(*parts[i : i + 3]) for i in range(0, len(parts), 3)]
+    return [parts[i : i + 3] for i in range(0, len(parts), 3)]
 
 
 def _write_changes(plan: StepPlan, host: dict[str, Array]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from forebay.cli.main import main
-from forebay.cli.plan import describe_spec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from tests.cli.public_configs import FALCON_H1_0_5B, GEMMA_3_27B, NEMOTRON_H_8B, QWEN3_NEXT_80B_A3B
 
@@ -93,7 +92,7 @@ def test_what_cannot_be_is_refused_as_serving_would(
     ],
 )
 def test_every_kind_of_layer_has_words(spec: CacheSpec, words: str) -> None:
-    assert describe_spec(spec) == words
+    assert str(spec) == words
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.config.engine_config import StateStrategy
-from forebay.engine.sizing import capacity, memory_demand, scheduler_config, sizes_of
+from forebay.config.engine_config import CacheTypes, StateStrategy
+from forebay.engine.sizing import capacity, memory_demand, scheduler_config
 from forebay.memory.budget import MemoryDemand, divide_memory
-from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
+from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow, cache_sizes
 from tests.engine.engine_fakes import CONFIG
 
 SPECS = (
@@ -22,23 +22,22 @@ LARGE = replace(CONFIG, kv_cache_bytes=1 << 22, max_total_tokens=None)
 
 def demand_of(**changes: object) -> MemoryDemand:
     config = replace(LARGE, **changes)  # type: ignore[arg-type]
-    return memory_demand(config, sizes_of(config, SPECS), 4096)
+    return memory_demand(config, cache_sizes(SPECS, config.types), 4096)
 
 
 @pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])
 def test_scans_states_have_a_type_of_their_own(ssm_dtype: str, state_bytes: int) -> None:
-    assert sizes_of(replace(CONFIG, mamba_ssm_dtype=ssm_dtype), SPECS).state_bytes == state_bytes
+    assert cache_sizes(SPECS, CacheTypes(mamba_ssm_dtype=ssm_dtype)).state_bytes == state_bytes
 
 
 def test_8_bit_kv_takes_a_byte_per_entry_and_a_scale_per_head() -> None:
     specs = [FullAttention(num_kv_heads=3, head_dim=64), LatentAttention(rank=32, rope_dim=8)]
-    assert sizes_of(CONFIG, specs).kv_bytes_per_token == 4 * (2 * 3 * 64 + 40)
-    rounded = replace(CONFIG, kv_cache_dtype="int8")
-    assert sizes_of(rounded, specs).kv_bytes_per_token == 2 * 3 * (64 + 4) + 40 + 4
+    assert cache_sizes(specs, CacheTypes()).kv_bytes_per_token == 4 * (2 * 3 * 64 + 40)
+    assert cache_sizes(specs, CacheTypes(kv_cache_dtype="int8")).kv_bytes_per_token == 2 * 3 * (64 + 4) + 40 + 4
 
 
 def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() -> None:
-    sizes = sizes_of(LARGE, SPECS)
+    sizes = cache_sizes(SPECS, LARGE.types)
     demand = memory_demand(LARGE, sizes, 100)
     budget = divide_memory(demand)
     limits = scheduler_config(LARGE, budget, sizes, weight_bytes=1 << 20)

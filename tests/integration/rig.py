@@ -22,6 +22,7 @@ from forebay.requests.updates import FinishReason, Update
 from forebay.runtime import build_runner
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.scheduler import Scheduler
+from tests.pools.caches import cache_types
 
 
 @dataclass(slots=True)
@@ -125,7 +126,8 @@ class Rig:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do."""
         num_pages = num_tokens // page_size
-        sizes = cache_sizes(self._model.cache_specs(), itemsize=self._dtype.itemsize, ssm_itemsize=4)
+        types = cache_types(self._dtype)
+        sizes = cache_sizes(self._model.cache_specs(), types)
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
         per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval)
         in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
@@ -150,7 +152,7 @@ class Rig:
             context_length=self._context_length,
             max_num_tokens=chunked_prefill_size + max_running_requests,
             vocab_size=self._vocab_size,
-            dtype=self._dtype,
+            types=types,
             device="cpu",
             num_window_pages=state.num_window_pages,
             num_state_slots=state.num_slots,

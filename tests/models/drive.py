@@ -11,6 +11,7 @@ from forebay.layers.context import ForwardContext, PagedKv
 from forebay.models import Model
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
+from tests.pools.caches import cache_types
 
 NUM_ROWS = 6
 NUM_SNAPSHOTS = 8  # state slots besides the rows' own
@@ -39,15 +40,14 @@ class Driver:
         num_pages = NUM_ROWS * columns
         self.cache = CachePool(
             model.cache_specs(),
+            cache_types(dtype, ssm_dtype),
             num_pages=num_pages,
             page_size=page_size,
             num_window_pages=num_pages,
             num_slots=NUM_ROWS + NUM_SNAPSHOTS,
-            dtype=dtype,
-            ssm_dtype=ssm_dtype,
             device="cpu",
         )
-        for tensor in self.cache.kv_tensors():
+        for tensor in (*self.cache.pages.tensors, *self.cache.window_pages.tensors):
             tensor.fill_(float("nan"))
         generator = torch.Generator().manual_seed(seed)
         self.page_table, self.window_table = (_shuffled(num_pages, columns, generator) for _ in range(2))
@@ -92,14 +92,14 @@ class Driver:
     def restart(self, row: int) -> None:
         """Row `row` is handed to a new sequence; its pages hold what the last one left there."""
         self.lens[row] = 0
-        self.cache.clear_states(torch.tensor([row]))
+        self.cache.slots.reset_rows(torch.tensor([row]))
 
     def resume(self, row: int, slot: int, source: int, length: int) -> None:
         """Row `row` goes on from snapshot `slot`, which row `source` took at `length` tokens."""
         self.page_table[row] = self.page_table[source]
         self.window_table[row] = self.window_table[source]
         self.lens[row] = length
-        self.cache.copy_states(torch.tensor([slot]), torch.tensor([row]))
+        self.cache.slots.copy_rows(torch.tensor([slot]), torch.tensor([row]))
 
     def _paged(self, table: Tensor, rows: Tensor, owner: Tensor, positions: Tensor) -> PagedKv:
         pages = table[owner, positions // self.page_size].long()

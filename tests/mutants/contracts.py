@@ -53,7 +53,7 @@ CONTRACTS: Final = {
         "State slots",
         "Slot 0 is padding. A slot holds zeros or the copied state before the first layer reads it, and what is "
         "copied stays until the step that copies it has completed.",
-        "memory/mamba_pool.py, memory/kinds/recurrent.py, scheduler/states.py, pools/cache_pool.py",
+        "memory/mamba_pool.py, memory/kinds/recurrent.py, scheduler/states.py, pools/table.py",
     ),
     "C7": Contract(
         "Allocation groups",
@@ -99,7 +99,7 @@ CONTRACTS: Final = {
         "Padded replays touch nothing",
         "Row 0, page 0 and slot 0 hold their pads or finite scratch after any number of replays, and no live row "
         "differs by a bit.",
-        "runtime/graph_runner.py, pools/cache_pool.py",
+        "runtime/graph_runner.py, pools/table.py",
     ),
     "C15": Contract(
         "Graphs equal Python",
@@ -136,7 +136,7 @@ CONTRACTS: Final = {
         "nobody; whoever gave way comes back with room for all that it may generate, and within the stall time-"
         "out or with a typed error.",
         "scheduler/scheduler.py, scheduler/policy.py, scheduler/admission.py, scheduler/kept.py, "
-        "scheduler/door.py, runtime/host_copies.py, pools/cache_pool.py",
+        "scheduler/door.py, runtime/host_copies.py",
     ),
     "C27": Contract(
         "Every request ends",

@@ -29,7 +29,8 @@ RUNTIME = (
     _pad("out_cache_loc = Column(torch.int64", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
     _pad("out_window_loc = Column(torch.int64", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
     _pad("req_pool_indices = Column(torch.int32", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
-    _pad("q_ends = Column(torch.int32", "_BEYOND", _PADDED_EXTEND, "extend_step.py", "0"),
+    _pad("q_ends = Column(torch.int32", '"T"', _PADDED_EXTEND, "extend_step.py", "0"),
+    _pad("seq_lens = Column(torch.int32", '"N"', _PADDED_EXTEND, "extend_step.py", "1"),
     Mutant(
         "C13 an input without a source is padded whole",
         "pools/table.py",
@@ -54,14 +55,14 @@ RUNTIME = (
     Mutant(
         "C14 a captured step begins by resetting the padding rows that it writes",
         "runtime/graph_runner.py",
-        "        for table in self._writes:\n            table.reset_padding()\n",
+        "        for table, column in self._writes:\n            table.reset_padding(column)\n",
         "",
         "runtime/test_decode_step.py::test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row",
     ),
     Mutant(
-        "C14 a decode step says that it writes request rows",
+        "C14 a decode step says that it writes the last tokens",
         "runtime/decode_step.py",
-        "writes=(rows,)",
+        'writes=[(rows, "last_tokens")]',
         "writes=()",
         "runtime/test_decode_step.py::test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row",
     ),
@@ -75,8 +76,8 @@ RUNTIME = (
     Mutant(
         "C14 the padding page and slot are as at first after the warm-up",
         "pools/cache_pool.py",
-        "        for tensor in self.state_tensors():\n            tensor[PAD].zero_()\n",
-        "",
+        "        for table in self.tables.values():\n            table.reset_padding()\n",
+        "        self.pages.reset_padding()\n",
         "pools/test_cache_pool.py::test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone",
     ),
     Mutant(
@@ -110,30 +111,30 @@ RUNTIME = (
     # -- the device's side of the pools -------------------------------------------------------------------------------
     Mutant(
         "C6 a cleared slot is zero in every layer",
-        "pools/cache_pool.py",
-        "        for tensor in self.state_tensors():\n            tensor.index_fill_(0, slots, 0)",
-        "        for tensor in list(self.state_tensors())[:1]:\n            tensor.index_fill_(0, slots, 0)",
+        "pools/table.py",
+        "        for name, tensor in self._tensors.items():\n            tensor.index_fill_(0, rows",
+        "        for name, tensor in list(self._tensors.items())[:1]:\n            tensor.index_fill_(0, rows",
         "pools/test_cache_pool.py::test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer",
     ),
     Mutant(
         "C6 a copied slot is copied in every layer",
-        "pools/cache_pool.py",
-        "        for tensor in self.state_tensors():\n            tensor.index_copy_(0, dst",
-        "        for tensor in list(self.state_tensors())[:1]:\n            tensor.index_copy_(0, dst",
+        "pools/table.py",
+        "        for tensor in self._tensors.values():\n            tensor.index_copy_(0, dst",
+        "        for tensor in list(self._tensors.values())[:1]:\n            tensor.index_copy_(0, dst",
         "pools/test_cache_pool.py::test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer",
     ),
     Mutant(
         "C26 8-bit KV comes back from the host with its scales",
-        "pools/cache_pool.py",
-        "            for tensor in _distinct(layer, scales):\n                yield tensor.view",
-        "            for tensor in _distinct(layer, KvScales()):\n                yield tensor.view",
+        "runtime/host_copies.py",
+        "for tensor in table.tensors)",
+        "for tensor in table.tensors if tensor.dtype is not torch.float32)",
         "pools/test_cache_pool.py::test_c26_a_copy_of_8_bit_kv_brings_its_scales_along",
     ),
     Mutant(
         "C26 the windows of a copy go where windows are",
-        "pools/cache_pool.py",
-        "            at = places.window_pages if isinstance(spec, SlidingWindow) else places.pages",
-        "            at = places.pages",
+        "runtime/host_copies.py",
+        "zip(cache.tables.values(), places, strict=True)",
+        "zip(cache.tables.values(), (places[0], places[0], places[2]), strict=True)",
         "pools/test_cache_pool.py::test_c26_a_copy_on_the_host_comes_back_into_other_places",
     ),
     Mutant(
@@ -146,8 +147,8 @@ RUNTIME = (
     Mutant(
         "C26 a copy on the host is gone when it has been loaded",
         "runtime/host_copies.py",
-        "self._cache.load_cpu_copy(self._copies.pop(request_id), places)",
-        "self._cache.load_cpu_copy(self._copies[request_id], places)",
+        "self._copies.pop(request_id), places)",
+        "self._copies[request_id], places)",
         "runtime/test_host_copies.py::test_c26_a_copy_is_there_until_it_is_loaded_or_dropped",
     ),
     # -- steps --------------------------------------------------------------------------------------------------------

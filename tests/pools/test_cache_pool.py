@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from forebay.config.engine_config import CacheTypes
 from forebay.memory.slots import PAD
-from forebay.pools.cache_pool import CachePool, Places
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import (
     FullAttention,
     LatentAttention,
+    Per,
     RecurrentState,
     SlidingWindow,
     cache_sizes,
 )
+from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
+from tests.pools.caches import all_tensors, cache_types
 
 EVERYTHING = (
     FullAttention(num_kv_heads=2, head_dim=5),
@@ -24,23 +29,18 @@ EVERYTHING = (
     FullAttention(num_kv_heads=1, head_dim=4, v_head_dim=6),
     RecurrentState(conv=(5, 2)),
 )
+EIGHT_BITS = CacheTypes(kv_cache_dtype="int8")
 
 
 def pool(specs=EVERYTHING, *, num_pages: int = 4, page_size: int = 3, dtype=torch.float32) -> CachePool:
+    types = cache_types(dtype)
     return CachePool(
-        specs,
-        num_pages=num_pages,
-        page_size=page_size,
-        num_window_pages=3,
-        num_slots=2,
-        dtype=dtype,
-        ssm_dtype=torch.float32,
-        device="cpu",
+        specs, types, num_pages=num_pages, page_size=page_size, num_window_pages=3, num_slots=2, device="cpu"
     )
 
 
 def places(*ids: list[int]) -> Places:
-    return Places(*(torch.tensor(some, dtype=torch.int64) for some in ids))
+    return tuple(torch.tensor(some, dtype=torch.int64) for some in ids)
 
 
 def resident_bytes() -> int:
@@ -51,20 +51,20 @@ def resident_bytes() -> int:
 def test_every_layer_has_zeros_of_its_own_with_one_place_more_than_can_be_used(dtype):
     """C5, C6"""
     cache = pool(dtype=dtype)
-    shapes = [tuple(tensor.shape) for tensor in (*cache.kv_tensors(), *cache.state_tensors())]
+    shapes = [tuple(tensor.shape) for tensor in all_tensors(cache)]
     assert shapes == [
-        (15, 2, 5),
-        (15, 2, 5),
-        (12, 1, 4),
-        (12, 1, 4),
-        (15, 1, 8),
-        (15, 1, 4),
-        (15, 1, 6),
+        (5, 3, 2, 5),
+        (5, 3, 2, 5),
+        (5, 3, 1, 8),
+        (5, 3, 1, 4),
+        (5, 3, 1, 6),
+        (4, 3, 1, 4),
+        (4, 3, 1, 4),
         (3, 6, 3),
         (3, 2, 4, 3),
         (3, 5, 2),
     ]
-    tensors = [*cache.kv_tensors(), *cache.state_tensors()]
+    tensors = list(all_tensors(cache))
     for i, tensor in enumerate(tensors):
         assert not tensor.any()
         tensor.fill_(i + 1)
@@ -79,14 +79,16 @@ def test_latent_values_lie_within_the_keys_rows():
     assert v[4].flatten().tolist() == [0, 1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize(("dtype", "ssm_itemsize"), [(torch.float32, 4), (torch.bfloat16, 4)])
-def test_the_bytes_are_those_that_sizing_reckons_with(dtype, ssm_itemsize):
-    cache = pool(dtype=dtype)
-    sizes = cache_sizes(EVERYTHING, itemsize=dtype.itemsize, ssm_itemsize=ssm_itemsize)
-    assert cache.bytes_of(FullAttention) + cache.bytes_of(LatentAttention) == 15 * sizes.kv_bytes_per_token
-    assert cache.bytes_of(SlidingWindow) == 12 * sizes.window_bytes_per_token
-    assert cache.bytes_of(RecurrentState) == 3 * sizes.state_bytes
-    assert cache.num_bytes == 15 * sizes.kv_bytes_per_token + 12 * sizes.window_bytes_per_token + 3 * sizes.state_bytes
+@pytest.mark.parametrize("types", [cache_types(torch.float32), cache_types(torch.bfloat16), EIGHT_BITS])
+def test_the_bytes_are_those_that_sizing_reckons_with(types):
+    cache = CachePool(EVERYTHING, types, num_pages=4, page_size=3, num_window_pages=3, num_slots=2, device="cpu")
+    sizes, num_bytes = cache_sizes(EVERYTHING, types), Counter[str]()
+    for region in cache.regions():
+        num_bytes[region.kind] += region.num_bytes
+    assert num_bytes[Per.TOKEN] == 15 * sizes.kv_bytes_per_token
+    assert num_bytes[Per.WINDOW_TOKEN] == 12 * sizes.window_bytes_per_token
+    assert num_bytes[Per.SLOT] == 3 * sizes.state_bytes
+    assert num_bytes.total() == sum(tensor.nbytes for tensor in all_tensors(cache))
     assert sizes.window == 8
 
 
@@ -99,12 +101,12 @@ def test_a_layer_that_keeps_something_else_is_not_handed_out():
 
 def test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer():
     cache = pool()
-    for tensor in cache.state_tensors():
+    for tensor in cache.slots.tensors:
         tensor.copy_(torch.rand(tensor.shape) + 1)
-    before = [tensor.clone() for tensor in cache.state_tensors()]
-    cache.copy_states(torch.tensor([2]), torch.tensor([1]))
-    cache.clear_states(torch.tensor([2]))
-    for tensor, was in zip(cache.state_tensors(), before, strict=True):
+    before = [tensor.clone() for tensor in cache.slots.tensors]
+    cache.slots.copy_rows(torch.tensor([2]), torch.tensor([1]))
+    cache.slots.reset_rows(torch.tensor([2]))
+    for tensor, was in zip(cache.slots.tensors, before, strict=True):
         assert torch.equal(tensor[1], was[2])
         assert not tensor[2].any()
         assert torch.equal(tensor[PAD], was[PAD])
@@ -112,25 +114,25 @@ def test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer():
 
 def test_c26_a_copy_on_the_host_comes_back_into_other_places():
     cache = pool()
-    for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
+    for tensor in all_tensors(cache):
         tensor.copy_(torch.rand(tensor.shape))
-    before = [tensor.clone() for tensor in (*cache.kv_tensors(), *cache.state_tensors())]
-    copy = cache.get_cpu_copy(places([3, 1], [2], [1]))
-    for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
+    before = [tensor.clone() for tensor in all_tensors(cache)]
+    copy = get_cpu_copy(cache, places([3, 1], [2], [1]))
+    for tensor in all_tensors(cache):
         tensor.fill_(float("nan"))
-    cache.load_cpu_copy(copy, places([2, 4], [3], [2]))
-    tensors = [*cache.kv_tensors(), *cache.state_tensors()]
+    load_cpu_copy(cache, copy, places([2, 4], [3], [2]))
+    tensors = list(all_tensors(cache))
     moves = [(3, 2), (1, 4)]
     for i, (tensor, was) in enumerate(zip(tensors, before, strict=True)):
-        if i in (2, 3):  # windows
-            assert torch.equal(tensor[9:12], was[6:9])
-        elif i < 7:
-            assert all(torch.equal(tensor[3 * d : 3 * d + 3], was[3 * s : 3 * s + 3]) for s, d in moves)
+        if i in (5, 6):  # windows
+            assert torch.equal(tensor[3], was[2])
+        elif i < 5:
+            assert all(torch.equal(tensor[to], was[at]) for at, to in moves)
         else:
             assert torch.equal(tensor[2], was[1])
-    sizes = cache_sizes(EVERYTHING, itemsize=4, ssm_itemsize=4)
+    sizes = cache_sizes(EVERYTHING, cache_types(torch.float32))
     expected = 6 * sizes.kv_bytes_per_token + 3 * sizes.window_bytes_per_token + sizes.state_bytes
-    assert copy.num_bytes == expected
+    assert sum(part.nbytes for part in copy) == expected
 
 
 def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
@@ -141,25 +143,24 @@ def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
     )
     cache = CachePool(
         specs,
+        EIGHT_BITS,
         num_pages=4,
         page_size=3,
         num_window_pages=3,
-        dtype=torch.float32,
-        kv_dtype=torch.int8,
         device="cpu",
     )
 
     def tensors() -> list[list[torch.Tensor]]:
         return [[t for t in (*cache.kv(i), *cache.scales(i)) if t is not None] for i in range(len(specs))]
 
-    for tensor in cache.kv_tensors():
+    for tensor in all_tensors(cache):
         tensor.copy_(torch.randint(-100, 100, tensor.shape) if tensor.dtype == torch.int8 else torch.rand(tensor.shape))
     before = [[tensor.clone() for tensor in layer] for layer in tensors()]
     assert all(layer[-1].dtype == torch.float32 for layer in before)
-    copy = cache.get_cpu_copy(places([3], [2], []))
-    for tensor in cache.kv_tensors():
+    copy = get_cpu_copy(cache, places([3], [2], []))
+    for tensor in all_tensors(cache):
         tensor.zero_()
-    cache.load_cpu_copy(copy, places([1], [3], []))
+    load_cpu_copy(cache, copy, places([1], [3], []))
     for (was, now), (source, target) in zip(zip(before, tensors(), strict=True), [(3, 1), (2, 3), (3, 1)], strict=True):
         for old, new in zip(was, now, strict=True):
             assert torch.equal(new[3 * target : 3 * target + 3], old[3 * source : 3 * source + 3])
@@ -167,13 +168,10 @@ def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
 
 def test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone():
     cache = pool()
-    for tensor in (*cache.kv_tensors(), *cache.state_tensors()):
+    for tensor in all_tensors(cache):
         tensor.fill_(float("nan"))
     cache.reset_padding()
-    for tensor in cache.kv_tensors():
-        assert not tensor[:3].any()
-        assert tensor[3:].isnan().all()
-    for tensor in cache.state_tensors():
+    for tensor in all_tensors(cache):
         assert not tensor[0].any()
         assert tensor[1:].isnan().all()
 
@@ -182,7 +180,7 @@ def test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone():
 def test_a_large_cache_takes_no_memory_until_it_is_written():
     before = resident_bytes()
     cache = pool([FullAttention(num_kv_heads=2, head_dim=5)], num_pages=200_000, page_size=16)
-    assert cache.num_bytes > 240 << 20
+    assert sum(region.num_bytes for region in cache.regions()) > 240 << 20
     assert resident_bytes() - before < 32 << 20
     cache.kv(0).k[: 64 << 14].fill_(1.0)
     assert resident_bytes() - before >= 32 << 20

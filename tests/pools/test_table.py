@@ -102,9 +102,9 @@ def test_reset_rows_and_reset_padding_touch_no_other_row():
 def test_regions_say_where_every_row_lies():
     """Row i of each column is at address + i * bytes_per_row, and nothing else belongs to a row."""
     table = things()
-    regions = {region.name: region for region in table.regions()}
+    regions = {region.name: region for region in table.regions("thing")}
     assert {name: region.bytes_per_row for name, region in regions.items()} == {"count": 8, "share": 24, "flag": 1}
-    assert table.bytes_per_row == 33
+    assert {region.kind for region in regions.values()} == {"thing"}
     for name, region in regions.items():
         assert region.num_rows == ROWS
         assert [region.address + i * region.bytes_per_row for i in range(ROWS)] == [

@@ -18,6 +18,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Kept, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner, build_runner
 from tests.kernels import NATIVE
+from tests.pools.caches import cache_types
 from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel
 from tests.runtime.plans import Planner, ids
 
@@ -99,8 +100,7 @@ def hybrid_runner(
         context_length=CONTEXT,
         max_num_tokens=64,
         vocab_size=vocab_size,
-        dtype=dtype,
-        ssm_dtype=ssm_dtype,
+        types=cache_types(dtype, ssm_dtype),
         device=device,
         **graphs,
     )

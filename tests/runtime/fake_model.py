@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from forebay.config.engine_config import CacheTypes
 from forebay.layers.context import ForwardContext
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec, FullAttention
@@ -72,7 +73,7 @@ def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None) -> Mo
         context_length=CONTEXT,
         max_num_tokens=64,
         vocab_size=VOCAB,
-        dtype=torch.float32,
+        types=CacheTypes(),
         device="cpu",
     )
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from forebay.config.engine_config import CacheTypes
 from forebay.layers.context import ForwardContext
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
@@ -140,11 +141,11 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
     rng, lists = np.random.default_rng(seed), Lists()
     cache = CachePool(
         SPECS,
+        CacheTypes(),
         num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
         num_window_pages=NUM_WINDOWS,
         num_slots=NUM_SLOTS,
-        dtype=torch.float32,
         device="cpu",
     )
     rows, windows, copies = RequestRows(NUM_ROWS, PAGES), WindowPages(NUM_PAGES), HostCopies(cache)

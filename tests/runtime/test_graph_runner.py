@@ -30,9 +30,13 @@ def graph_ops(device: str) -> Ops:
     return ops
 
 
+def writes(engine: Engine) -> list[tuple[Table, str]]:
+    return [(table, name) for table in (engine.rows, engine.slots) for name in table.declared]
+
+
 def runner_of(engine: Engine, device: str, backend: GraphBackend) -> tuple[Runner, StepInputs]:
     inputs = StepInputs(SIZES[-1], device=device, sizes={"W": engine.width})
-    runner = GraphRunner(engine.step, inputs, writes=(engine.rows, engine.slots), sizes=SIZES, backend=backend)
+    runner = GraphRunner(engine.step, inputs, writes=writes(engine), sizes=SIZES, backend=backend)
     return runner, inputs
 
 
@@ -229,7 +233,7 @@ def test_a_capture_that_fails_costs_speed_and_no_request(graph_ops, device, capl
             step()
             raise MemoryError("no memory left on the device")
 
-    runner = GraphRunner(engine.step, inputs, writes=(engine.rows,), sizes=[2, 4], backend=Failing())
+    runner = GraphRunner(engine.step, inputs, writes=writes(engine)[:2], sizes=[2, 4], backend=Failing())
     generator = torch.Generator().manual_seed(2)
     with torch.inference_mode(), caplog.at_level("WARNING"):
         for n in (1, 4, 2, 3):

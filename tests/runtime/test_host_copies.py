@@ -2,19 +2,20 @@
 
 import torch
 
-from forebay.pools.cache_pool import CachePool, Places
+from forebay.config.engine_config import CacheTypes
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention
-from forebay.runtime.host_copies import HostCopies
+from forebay.runtime.host_copies import HostCopies, Places
 
 
 def places(*pages: int) -> Places:
     nothing = torch.empty(0, dtype=torch.int64)
-    return Places(torch.tensor(pages), nothing, nothing)
+    return torch.tensor(pages), nothing, nothing
 
 
 def test_c26_a_copy_is_there_until_it_is_loaded_or_dropped():
     specs = (FullAttention(num_kv_heads=1, head_dim=4),)
-    cache = CachePool(specs, num_pages=4, page_size=2, dtype=torch.float32, device="cpu")
+    cache = CachePool(specs, CacheTypes(), num_pages=4, page_size=2, device="cpu")
     copies = HostCopies(cache)
     copies.save(1, places(1, 2))
     copies.save(2, places(3))

@@ -8,6 +8,7 @@ import torch
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.host_copies import NoHostCopy
+from tests.pools.caches import all_tensors
 from tests.runtime.fake_hybrid import NUM_SLOTS, FakeHybrid, HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import NUM_ROWS, PAGE_SIZE
 from tests.runtime.readbacks import readbacks
@@ -183,7 +184,7 @@ def test_a_load_of_nothing_fails_its_step_and_changes_nothing():
     plans.step(decodes=[1])
     plans.drops.append(2)
     plans.load(3, 2, prompt(2, 9))
-    tables = [plans.runner.rows.req_to_token, plans.runner.windows.full_to_window, *plans.runner.cache.state_tensors()]
+    tables = [plans.runner.rows.req_to_token, plans.runner.windows.full_to_window, *plans.runner.cache.slots.tensors]
     before = [table.clone() for table in tables]
     with pytest.raises(NoHostCopy, match=r"\[2\]"):
         plans.step(decodes=[3])
@@ -197,11 +198,11 @@ def test_a_plan_with_a_slot_too_many_changes_nothing():
     plans.begin(1, prompt(1, 9))
     plans.begin(2, prompt(2, 9))
     plans.step(extends=[(1, 9), (2, 9)])
-    before = [tensor.clone() for tensor in plans.runner.cache.state_tensors()]
+    before = [tensor.clone() for tensor in plans.runner.cache.slots.tensors]
     plans.slots[2] = plans.slots[1]
     with pytest.raises(IndexOutOfPool, match="more than once"):
         plans.step(decodes=[1, 2])
-    assert all(torch.equal(*pair) for pair in zip(plans.runner.cache.state_tensors(), before, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(plans.runner.cache.slots.tensors, before, strict=True))
 
 
 def test_depth_one_gives_what_depth_zero_gives():
@@ -231,7 +232,7 @@ def test_nothing_is_left_of_the_warm_up():
     plans = planner()
     plans.runner.warm_up()
     assert_padding_holds(plans.runner)
-    for tensor in (*plans.runner.cache.kv_tensors(), *plans.runner.cache.state_tensors()):
+    for tensor in all_tensors(plans.runner.cache):
         assert not tensor.any()
     assert not plans.runner.windows.full_to_window.any()
     plans.begin(1, prompt(1, 9))

@@ -16,7 +16,7 @@ from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CpuGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
-from tests.runtime.fake_model import NUM_ROWS, PAGE_SIZE
+from tests.runtime.fake_model import NUM_ROWS
 from tests.runtime.graph_steps import poison
 
 ROUNDS, STEPS = 3, 5
@@ -61,5 +61,5 @@ def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, 
     assert extend is None or extend.num_captured
     cache, rows = graphed.runner.cache, graphed.runner.rows
     assert not rows.req_to_token[PAD].any()
-    assert all(tensor[:PAGE_SIZE].isfinite().all() for tensor in cache.kv_tensors())
-    assert not any(tensor[PAD].any() for tensor in cache.state_tensors()), "slot 0 is never written"
+    assert all(tensor[PAD].isfinite().all() for tensor in (*cache.pages.tensors, *cache.window_pages.tensors))
+    assert not any(tensor[PAD].any() for tensor in cache.slots.tensors), "slot 0 is never written"

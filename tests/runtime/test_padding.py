@@ -15,8 +15,8 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepPlan
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.pools.caches import all_tensors
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
-from tests.runtime.fake_model import PAGE_SIZE
 
 NUM_PADDED, ROUND = 3, 20
 STEPS = {"falcon_h1": 5000, "qwen3_next": 500, "jamba": 500, "lfm2": 500, "gpt_oss": 500}
@@ -44,7 +44,7 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
         sampled.append((result.token_ids[:live], result.logprobs and result.logprobs[:live]))
     for row in (1, 2):
         plans.leave(row)
-    return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.state_tensors()]
+    return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.slots.tensors]
 
 
 @pytest.mark.parametrize("case", STEPS)
@@ -58,13 +58,10 @@ def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(cas
         assert again == sampled, f"round {i}"
         assert all(torch.equal(*pair) for pair in zip(states_again, states, strict=True)), f"round {i}"
     cache = plans.runner.cache
-    assert all(tensor[PAD].isfinite().all() for tensor in cache.state_tensors())
-    assert all(tensor[:PAGE_SIZE].isfinite().all() for tensor in cache.kv_tensors())
-    for tensor in cache.state_tensors():
+    assert all(tensor[PAD].isfinite().all() for tensor in all_tensors(cache))
+    for tensor in all_tensors(cache):
         tensor[PAD] = float("nan")
-    for tensor in cache.kv_tensors():
-        tensor[:PAGE_SIZE] = float("nan")
     assert one_round(plans, padded)[0] == sampled
     plans.runner.warm_up()
-    assert not any(tensor[PAD].any() for tensor in cache.state_tensors())
+    assert not any(tensor[PAD].any() for tensor in cache.slots.tensors)
     assert one_round(plans, lambda plan: plan)[0] == sampled

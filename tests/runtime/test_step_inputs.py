@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention
 from forebay.pools.request_rows import RequestRows, SamplingRows
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 
 def pools() -> tuple[RequestRows, CachePool]:
     specs = (FullAttention(num_kv_heads=1, head_dim=1),)
-    cache = CachePool(specs, num_pages=2, page_size=PAGE_SIZE, dtype=torch.float32, device="cpu")
+    cache = CachePool(specs, CacheTypes(), num_pages=2, page_size=PAGE_SIZE, device="cpu")
     return RequestRows(NUM_ROWS, PAGES), cache
 
 

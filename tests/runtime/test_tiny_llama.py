@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from forebay import models
+from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from forebay.ops import Ops
@@ -42,7 +43,7 @@ def runner(model: Model, ops: Ops) -> ModelRunner:
         context_length=PAGE_SIZE * PAGES_PER_ROW,
         max_num_tokens=40,
         vocab_size=VOCAB,
-        dtype=torch.float32,
+        types=CacheTypes(),
         device="cpu",
     )
 

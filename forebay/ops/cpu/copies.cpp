@@ -51,16 +51,4 @@ void fb_scatter(Pool* pool, int64_t* table, const int32_t* rows, const int64_t* 
         for (long i = 0; i < count; ++i) table[rows[i]] = values[i];
     });
 }
-
-// starts [count + 1]: 0 and the ends, none beyond num_tokens; bounded [count]: lens, none below its number of queries.
-void fb_query_bounds(Pool* pool, const int32_t* ends, const int32_t* lens, int32_t* starts, int32_t* bounded, long count,
-                     long num_tokens) {
-    pool->op([=](Pool&) {
-        starts[0] = 0;
-        for (long i = 0; i < count; ++i) {
-            starts[i + 1] = std::min(ends[i], static_cast<int32_t>(num_tokens));
-            bounded[i] = std::max(lens[i], starts[i + 1] - starts[i]);
-        }
-    });
-}
 }

@@ -1,0 +1,21 @@
+"""Cache pools in tests: types from torch's, and all of a pool's bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from forebay.config.engine_config import CacheTypes
+from forebay.pools.cache_pool import CachePool
+
+
+def cache_types(dtype: torch.dtype, ssm_dtype: torch.dtype = torch.float32) -> CacheTypes:
+    name, ssm = (str(given).removeprefix("torch.") for given in (dtype, ssm_dtype))
+    return CacheTypes(dtype=name, kv_cache_dtype=name, mamba_ssm_dtype=ssm)
+
+
+def all_tensors(cache: CachePool) -> Iterator[Tensor]:
+    """By page, by window page and by state slot."""
+    return (tensor for table in cache.tables.values() for tensor in table.tensors)
