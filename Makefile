@@ -6,7 +6,7 @@ BIN := .venv/bin
 ARGS ?=
 PEERS ?= llamacpp openvino transformers
 
-.PHONY: serve test test-all install dev check bench bench-limits bench-peers wheel
+.PHONY: serve test test-all install dev check coverage bench bench-limits bench-peers wheel
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -31,7 +31,11 @@ check: dev
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q -n 0 $(wildcard tests/test_*.py)
+	@$(BIN)/python -m pytest -q -n 0 -m "not slow" $(wildcard tests/test_*.py)
+
+# Which lines and branches of memory, requests and scheduler their tests leave out; a minute
+coverage: dev
+	@$(BIN)/python -m pytest -q -n 0 -s -m slow tests/test_coverage.py
 
 # The target table of docs/benchmarks.md, some minutes; make bench ARGS="--only streams-16 --repeats 5"
 bench: dev
