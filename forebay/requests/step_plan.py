@@ -1,26 +1,24 @@
 """What one step does, decided in full before anything runs.
 
-Shape letters: S sequences in the step, E of them extends, T tokens, A admissions, W row writes, M window page writes,
-N snapshots, C clears, D copies.
+Lengths of columns: S sequences in the step, E tokens of those that are extends, T tokens of all, W row writes, M window
+page writes, N snapshots, C clears, D copies, P pages, Q window pages, K tokens that a request brings.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Annotated, Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from forebay.memory.holding import NOTHING
+from forebay.memory.slots import PAD
+from forebay.requests.parts import I32, I64, Column, Mask, Part
 from forebay.requests.sampling_params import SamplingParams
 
-I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admission:
+class Admission(Part, frozen=True, kw_only=True):
     """A row handed out for this step, and what the sampler has to know about its tenant.
 
     `token_ids` are the prompt and whatever was generated before a retraction (`num_prompt` of them are prompt): the
@@ -30,76 +28,88 @@ class Admission:
     row: int
     request_id: int
     params: SamplingParams
-    token_ids: tuple[int, ...] | list[int]
+    token_ids: Annotated[I32, Column("K", "tokens")]
     num_prompt: int
 
 
-_NOTHING: Final = np.empty(0, dtype=np.int64)
-
-
-def _nothing() -> I64:
-    return _NOTHING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class Kept(Part, frozen=True, kw_only=True):
     """What a request keeps on the device: the pages of its tokens in order, those window pages among them that are
     there, in order, and its live state slot (PAD for none)."""
 
     request_id: int
-    pages: I64
-    window_pages: I64
+    pages: Annotated[I64, Column("P", "pages", least=1)]
+    window_pages: Annotated[I64, Column("Q", "window_pages", least=1)]
     state_slot: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepPlan:
-    """A step: ids and lengths only, so that whoever carries it out needs nothing else. Its columns are numpy arrays:
-    not to be written to, and plans are not compared with `==`.
+class RowWrites(Part, frozen=True, kw_only=True):
+    """`req_to_token[write_rows, write_columns] = write_pages` on the device (one entry per page)."""
 
-    It is carried out in this order: `saves` (copies to host memory, under the request's id, of what retracted requests
-    kept), `drops` (host copies that nobody will want again, if there are such), row writes and window page writes,
-    `clears` (state slots that become zeros), copies of state slots, `loads` (host copies back into new places; then
-    they are gone), and then the model.
+    write_rows: Annotated[I64, Column("W", "rows", device=np.int64)] = NOTHING
+    write_columns: Annotated[I64, Column("W", "columns", device=np.int64)] = NOTHING
+    write_pages: Annotated[I64, Column("W", "pages", device=np.int32)] = NOTHING
+
+
+class WindowWork(Part, frozen=True, kw_only=True):
+    """A windowed layer has page `full_to_window[p]` for p, and its KV goes to `out_window_loc`. Before that
+    `full_to_window[map_pages] = map_windows`."""
+
+    out_window_loc: Annotated[I64, Column("T", "window_locations", device=np.int64, pad=PAD)] = NOTHING
+    map_pages: Annotated[I64, Column("M", "pages", least=1, device=np.int64)] = NOTHING
+    map_windows: Annotated[I64, Column("M", "window_pages", device=np.int32)] = NOTHING
+
+
+class StateWork(Part, frozen=True, kw_only=True):
+    """Sequence i's recurrent state is in slot `state_slots[i]`. `clears` are slots that become zeros, `copy_dst` those
+    that become what `copy_src` are.
+
+    Snapshots, by sequence and then by length: the state of sequence `snap_seqs[j]` at KV length `snap_lens[j]` (behind
+    the step's first token, at most at its end) also goes to slot `snap_slots[j]`.
+    """
+
+    state_slots: Annotated[I64, Column("S", "slots", device=np.int32, pad=PAD)] = NOTHING
+    snap_seqs: Annotated[I64, Column("N", "seqs")] = NOTHING
+    snap_lens: Annotated[I64, Column("N", "lengths")] = NOTHING
+    snap_slots: Annotated[I64, Column("N", "slots", least=1, device=np.int32)] = NOTHING
+    clears: Annotated[I64, Column("C", "slots", least=1, device=np.int64)] = NOTHING
+    copy_src: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NOTHING
+    copy_dst: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NOTHING
+
+
+class HostWork(Part, frozen=True, kw_only=True):
+    """`saves` are copies to host memory, under the request's id, of what retracted requests kept; `drops` host copies
+    that nobody will want again, if there are such; `loads` host copies that go back into new places, and are gone."""
+
+    saves: tuple[Kept, ...] = ()
+    drops: tuple[int, ...] = ()
+    loads: tuple[Kept, ...] = ()
+
+
+class StepPlan(Part, frozen=True, kw_only=True):
+    """A step: ids and lengths only, so that whoever carries it out needs nothing else. Its own columns are the step's
+    sequences; its parts say what happens besides, and those of what the model does not have are empty.
+
+    It is carried out in this order: saves, drops, row writes and window page writes, clears and copies of state slots,
+    loads, and then the model.
 
     Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens that end at KV length
     `seq_lens[i]`; its tokens' KV goes to `out_cache_loc` (page * page_size + offset, in sequence order). An extend's
     tokens are in `input_ids`; a decode (q_len 1) reads the row's last sampled token on the device, where the host may
     not know it yet. `sample_mask[i]` says whether a token is sampled from sequence i's last position.
-
-    Row writes: `req_to_token[write_rows, write_columns] = write_pages` on the device (one entry per page). Window page
-    writes: `full_to_window[map_pages] = map_windows`; a windowed layer has page `full_to_window[p]` for p, and its KV
-    goes to `out_window_loc`.
-
-    Sequence i's recurrent state is in slot `state_slots[i]`. Snapshots, by sequence and then by length: the state of
-    sequence `snap_seqs[j]` at KV length `snap_lens[j]` (behind the step's first token, at most at its end) also goes to
-    slot `snap_slots[j]`. Columns of what the model does not have are empty.
     """
 
     step: int
     num_extends: int
-    rows: I64  # [S]
-    q_lens: I64  # [S]
-    seq_lens: I64  # [S], after the step
-    out_cache_loc: I64  # [T]
-    input_ids: I64  # [tokens of the extends]
-    sample_mask: npt.NDArray[np.bool_]  # [S]
-    write_rows: I64  # [W]
-    write_columns: I64  # [W]
-    write_pages: I64  # [W]
-    out_window_loc: I64 = field(default_factory=_nothing)  # [T]
-    map_pages: I64 = field(default_factory=_nothing)  # [M]
-    map_windows: I64 = field(default_factory=_nothing)  # [M]
-    state_slots: I64 = field(default_factory=_nothing)  # [S]
-    snap_seqs: I64 = field(default_factory=_nothing)  # [N]
-    snap_lens: I64 = field(default_factory=_nothing)  # [N]
-    snap_slots: I64 = field(default_factory=_nothing)  # [N]
-    clears: I64 = field(default_factory=_nothing)  # [C]
-    copy_src: I64 = field(default_factory=_nothing)  # [D]
-    copy_dst: I64 = field(default_factory=_nothing)  # [D]
-    saves: tuple[Kept, ...] = ()
-    loads: tuple[Kept, ...] = ()
-    drops: tuple[int, ...] = ()
+    rows: Annotated[I64, Column("S", "rows", device=np.int32, device_name="req_pool_indices", pad=PAD)]
+    q_lens: Annotated[I64, Column("S")]
+    seq_lens: Annotated[I64, Column("S", "lengths", device=np.int32, pad="W")]  # after the step
+    out_cache_loc: Annotated[I64, Column("T", "locations", device=np.int64, pad=PAD)]
+    input_ids: Annotated[I64, Column("E", "tokens")]
+    sample_mask: Annotated[Mask, Column("S")]
+    writes: RowWrites = RowWrites()
+    windows: WindowWork = WindowWork()
+    states: StateWork = StateWork()
+    host: HostWork = HostWork()
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[int, ...] = ()  # extends (by index) whose every position wants log-probabilities
 

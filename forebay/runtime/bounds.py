@@ -7,20 +7,26 @@ nothing: what passes here is inside the pools. A plan that does not pass is a fa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from operator import attrgetter
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.memory.slots import PAD
-from forebay.requests.step_plan import StepPlan
+from forebay.requests.parts import I64, Column, Pool, columns_of, paths_of
+from forebay.requests.step_plan import Kept, StepPlan
 
 
 class IndexOutOfPool(Exception):
     """A plan names a row, page, slot, position or token that does not exist, or one twice where it may stand once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_COLUMNS: Final = paths_of(StepPlan)
+_arrays_of: Final = attrgetter(*_COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PoolBounds:
     """Sizes of what a plan's numbers index, padding included: a model without windows or states has only that."""
 
@@ -33,71 +39,77 @@ class PoolBounds:
     num_slots: int = 1
 
     def check(self, plan: StepPlan) -> None:
-        """Raise IndexOutOfPool for the first field with a number outside its pool."""
-        _inside("rows", plan.rows, self.num_rows)
-        _inside("out_cache_loc", plan.out_cache_loc, self.num_pages * self.page_size)
-        _inside("seq_lens", plan.seq_lens, self.pages_per_row * self.page_size + 1)
-        _inside("input_ids", plan.input_ids, self.vocab_size)
-        if len(plan.write_rows):
-            _inside("write_rows", plan.write_rows, self.num_rows)
-            _inside("write_columns", plan.write_columns, self.pages_per_row)
-            _inside("write_pages", plan.write_pages, self.num_pages)
-        if self.num_window_pages > 1:
-            self._check_windows(plan)
-        if self.num_slots > 1:
+        """Raise IndexOutOfPool for the first column that is too long, too short or has a number outside its pool."""
+        lengths: dict[str, int] = {}
+        for values, (name, column, size) in zip(_arrays_of(plan), self._columns, strict=True):
+            count = len(values)
+            # A column about what the model does not have may be left out.
+            if count != lengths.setdefault(column.length, count) and (count or size != 0):
+                raise IndexOutOfPool(f"{name} of a plan has {count} entries, not {lengths[column.length]}")
+            if count and size is not None:
+                _inside(name, values, size, column.least)
+        if len(plan.states.state_slots):
             self._check_states(plan)
-        for kept in (*plan.saves, *plan.loads):
-            _inside("pages of a copy", kept.pages, self.num_pages, least=1)
-            _inside("window_pages of a copy", kept.window_pages, self.num_window_pages, least=1)
+        for kept in (*plan.host.saves, *plan.host.loads):
+            for name, column in columns_of(Kept).items():
+                _inside(f"{name} of a copy", getattr(kept, name), self._sizes[column.pool], column.least)
             _inside("state_slot of a copy", np.array([kept.state_slot]), self.num_slots)
 
-    def _check_windows(self, plan: StepPlan) -> None:
-        _as_many("out_window_loc", plan.out_window_loc, plan.num_tokens)
-        _inside("out_window_loc", plan.out_window_loc, self.num_window_pages * self.page_size)
-        _inside("map_pages", plan.map_pages, self.num_pages, least=1)
-        _inside("map_windows", plan.map_windows, self.num_window_pages)
+    @cached_property
+    def _sizes(self) -> dict[Pool | None, int]:
+        """0 for what the model does not have."""
+        num_windows = self.num_window_pages if self.num_window_pages > 1 else 0
+        return {
+            "rows": self.num_rows,
+            "columns": self.pages_per_row,
+            "lengths": self.pages_per_row * self.page_size + 1,
+            "pages": self.num_pages,
+            "locations": self.num_pages * self.page_size,
+            "window_pages": num_windows,
+            "window_locations": num_windows * self.page_size,
+            "slots": self.num_slots if self.num_slots > 1 else 0,
+            "tokens": self.vocab_size,
+        }
+
+    @cached_property
+    def _columns(self) -> list[tuple[str, Column, int | None]]:
+        """Each column's name and the size of its pool, where that is not the plan's own business."""
+        return [(path.rpartition(".")[2], column, self._sizes.get(column.pool)) for path, column in _COLUMNS.items()]
 
     def _check_states(self, plan: StepPlan) -> None:
         """What the step writes, whether the model or what comes before it, it writes once, and padding never."""
-        _as_many("state_slots", plan.state_slots, plan.num_seqs)
-        _inside("state_slots", plan.state_slots, self.num_slots)
-        if len(plan.clears) or len(plan.copy_dst):
-            _inside("clears", plan.clears, self.num_slots, least=1)
-            _inside("copy_src", plan.copy_src, self.num_slots, least=1)
-            _inside("copy_dst", plan.copy_dst, self.num_slots, least=1)
-            _once("clears and copy_dst", plan.clears, plan.copy_dst)
-            _once("copy_src, clears and copy_dst", np.unique(plan.copy_src), plan.clears, plan.copy_dst)
-        if len(plan.snap_seqs):
+        work = plan.states
+        if len(work.clears) or len(work.copy_dst):
+            _once("clears and copy_dst", work.clears, work.copy_dst)
+            _once("copy_src, clears and copy_dst", np.unique(work.copy_src), work.clears, work.copy_dst)
+        if len(work.snap_seqs):
             self._check_snapshots(plan)
-            _once("state_slots and snap_slots", plan.state_slots, plan.snap_slots)
+            _once("state_slots and snap_slots", work.state_slots, work.snap_slots)
         else:
-            _once("state_slots", plan.state_slots)
+            _once("state_slots", work.state_slots)
 
     def _check_snapshots(self, plan: StepPlan) -> None:
-        _inside("snap_slots", plan.snap_slots, self.num_slots, least=1)
-        _inside("snap_seqs", plan.snap_seqs, plan.num_seqs)
-        stops = plan.seq_lens[plan.snap_seqs]
-        left = stops - plan.snap_lens
-        if (left < 0).any() or (left >= plan.q_lens[plan.snap_seqs]).any():
-            raise IndexOutOfPool(f"snap_lens {plan.snap_lens} lie outside of what the step computes, up to {stops}")
-        order = plan.snap_seqs * (self.pages_per_row * self.page_size + 1) + plan.snap_lens
+        seqs, lens = plan.states.snap_seqs, plan.states.snap_lens
+        _inside("snap_seqs", seqs, plan.num_seqs)
+        stops = plan.seq_lens[seqs]
+        left = stops - lens
+        if (left < 0).any() or (left >= plan.q_lens[seqs]).any():
+            raise IndexOutOfPool(f"snap_lens {lens} lie outside of what the step computes, up to {stops}")
+        order = seqs * self._sizes["lengths"] + lens
         if (np.diff(order) <= 0).any():
-            raise IndexOutOfPool(f"snap_seqs {plan.snap_seqs} at snap_lens {plan.snap_lens} are not in order")
+            raise IndexOutOfPool(f"snap_seqs {seqs} at snap_lens {lens} are not in order")
 
 
-def _inside(name: str, values: npt.NDArray[Any], size: int, *, least: int = 0) -> None:
-    if len(values) and not (values.min() >= least and values.max() < size):
+def _inside(name: str, values: I64, size: int, least: int = 0) -> None:
+    """One look at the greatest: what is too small is very great without its sign."""
+    shifted = values - least if least else values
+    if len(values) and not np.maximum.reduce(shifted.view(np.uint64)) < size - least:
         raise IndexOutOfPool(
             f"{name} of a plan lie in {values.min()}..{values.max()}; the pool has {least}..{size - 1}"
         )
 
 
-def _as_many(name: str, values: npt.NDArray[Any], count: int) -> None:
-    if len(values) != count:
-        raise IndexOutOfPool(f"{name} of a plan has {len(values)} entries, not {count}")
-
-
-def _once(name: str, *slots: npt.NDArray[Any]) -> None:
+def _once(name: str, *slots: I64) -> None:
     """No slot but PAD stands twice in all of them together."""
     counts = np.bincount(slots[0] if len(slots) == 1 else np.concatenate(slots), minlength=1)
     counts[PAD] = 0

@@ -28,8 +28,8 @@ class HostCopies:
 
     def check(self, plan: StepPlan) -> None:
         """Raise NoHostCopy for a load of nothing."""
-        there = (self._copies.keys() | {kept.request_id for kept in plan.saves}) - set(plan.drops)
-        missing = sorted({kept.request_id for kept in plan.loads} - there)
+        there = (self._copies.keys() | {kept.request_id for kept in plan.host.saves}) - set(plan.host.drops)
+        missing = sorted({kept.request_id for kept in plan.host.loads} - there)
         if missing:
             raise NoHostCopy(f"requests {missing} have no copy on the host; requests {sorted(there)} have")
 

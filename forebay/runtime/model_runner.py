@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forebay.memory.holding import NOTHING
 from forebay.memory.slots import PAD, Ids
 from forebay.models.model import Model
 from forebay.ops import Ops
@@ -22,7 +23,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
 from forebay.pools.window_pages import WindowPages
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Admission, StepPlan, StepResult, TokenLogprob
+from forebay.requests.step_plan import Admission, StateWork, StepPlan, StepResult, TokenLogprob, WindowWork
 from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.decode_step import DecodeOutputs, decode_runner
 from forebay.runtime.extend_step import ExtendInputs, ExtendOutputs, extend_runner
@@ -38,8 +39,6 @@ from forebay.runtime.step_inputs import Inputs, StepInputs
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
 _FAILED: Final = -1  # instead of a token id, where the logits were not finite
-
-_NOTHING = np.empty(0, dtype=np.int64)
 
 
 class _ToHost:
@@ -157,7 +156,7 @@ class ModelRunner:
         model, the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
         """
         self._bounds.check(plan)
-        if plan.loads:
+        if plan.host.loads:
             self._copies.check(plan)
         for admission in plan.admissions:
             self._options.admit(admission)
@@ -165,8 +164,8 @@ class ModelRunner:
         sample_rows = plan.rows if plan.num_extends == 0 else plan.rows[plan.sample_mask]
         wants, drawing = self._options.wants(sample_rows)
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
-        targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else _NOTHING
-        reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else _NOTHING
+        targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NOTHING
+        reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else NOTHING
         inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
         chunks: tuple[_Chunk, ...] = ()
         if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
@@ -213,7 +212,7 @@ class ModelRunner:
         """An extend of `length` tokens or one decode of the padding row: its KV goes to the padding pages, its state to
         the padding slot."""
         q_len = length if num_extends else 1
-        padding = np.full(q_len, PAD, dtype=np.int64)
+        padding, no_tokens = np.full(q_len, PAD, dtype=np.int64), np.empty(0, dtype=np.int32)
         return StepPlan(
             step=step,
             num_extends=num_extends,
@@ -223,12 +222,9 @@ class ModelRunner:
             out_cache_loc=padding,
             input_ids=padding[: q_len * num_extends],
             sample_mask=np.ones(1, dtype=np.bool_),
-            write_rows=_NOTHING,
-            write_columns=_NOTHING,
-            write_pages=_NOTHING,
-            out_window_loc=padding if self.windows is not None else _NOTHING,
-            state_slots=padding[:1] if self.cache.num_slots else _NOTHING,
-            admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=[], num_prompt=0),),
+            windows=WindowWork(out_window_loc=padding) if self.windows is not None else WindowWork(),
+            states=StateWork(state_slots=padding[:1]) if self.cache.num_slots else StateWork(),
+            admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
         )
 
     def _forward(self, plan: StepPlan, inputs: Inputs) -> ExtendOutputs:

@@ -29,7 +29,7 @@ class RowOptions:
         self.num_top[row] = params.logprobs
         self._prompts.pop(row, None)
         if params.prompt_logprobs >= 0:
-            self._prompts[row] = np.array(admission.token_ids, dtype=np.int64)
+            self._prompts[row] = admission.token_ids.astype(np.int64)
             self._prompt_top[row] = params.prompt_logprobs
 
     def wants(self, rows: Ids) -> tuple[Wants, Ids]:

@@ -121,9 +121,9 @@ class StepInputs:
         host["sample_rows"][:] = sample_rows
         _write_sequences(plan, host)
         _write_changes(plan, host)
-        if len(plan.out_window_loc):
-            host["out_window_loc"][:] = plan.out_window_loc
-        if len(plan.state_slots):
+        if len(plan.windows.out_window_loc):
+            host["out_window_loc"][:] = plan.windows.out_window_loc
+        if len(plan.states.state_slots):
             _write_states(plan, host)
         self._packing.send(views)
         self._change(plan, device)
@@ -139,22 +139,22 @@ class StepInputs:
 
     def _change(self, plan: StepPlan, device: dict[str, Tensor]) -> None:
         """All that comes before the model, in the order that `StepPlan` says."""
-        places = _places(plan, device["kept"]) if plan.saves or plan.loads else []
-        for kept, at in zip(plan.saves, places, strict=False):
+        places = _places(plan, device["kept"]) if plan.host.saves or plan.host.loads else []
+        for kept, at in zip(plan.host.saves, places, strict=False):
             self._copies.save(kept.request_id, at)
-        for request_id in plan.drops:
+        for request_id in plan.host.drops:
             self._copies.drop(request_id)
-        if len(plan.write_rows):
+        if len(plan.writes.write_rows):
             self._rows.req_to_token.index_put_((device["write_rows"], device["write_columns"]), device["write_pages"])
         if plan.admissions:
             self._admit(device)
-        if self._windows is not None and len(plan.map_pages):
+        if self._windows is not None and len(plan.windows.map_pages):
             self._windows.full_to_window.index_copy_(0, device["map_pages"], device["map_windows"])
-        if len(plan.clears):
+        if len(plan.states.clears):
             self._cache.slots.reset_rows(device["clears"])
-        if len(plan.copy_src):
+        if len(plan.states.copy_src):
             self._cache.slots.copy_rows(device["copy_src"], device["copy_dst"])
-        for kept, at in zip(plan.loads, places[len(plan.saves) :], strict=True):
+        for kept, at in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
             self._copies.load(kept.request_id, at)
 
     def _admit(self, device: dict[str, Tensor]) -> None:
@@ -208,9 +208,9 @@ class StepInputs:
 
 def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_targets: int) -> tuple[int, ...]:
     """How long the sections are, in their order."""
-    s, t, w, a = plan.num_seqs, plan.num_tokens, len(plan.write_rows), len(plan.admissions)
-    m, k, b = len(plan.map_pages), len(plan.snap_slots), len(plan.copy_src)
-    states = len(plan.state_slots)
+    s, t, w, a = plan.num_seqs, plan.num_tokens, len(plan.writes.write_rows), len(plan.admissions)
+    m, k, b = len(plan.windows.map_pages), len(plan.states.snap_slots), len(plan.states.copy_src)
+    states = len(plan.states.state_slots)
     return (
         *(s, s + 1, s),
         *(t, t, t),
@@ -222,14 +222,14 @@ def _counts(plan: StepPlan, n: int, num_drawing: int, num_reporting: int, num_ta
         num_reporting,
         *(w, w, w),
         num_targets,
-        len(plan.out_window_loc),
+        len(plan.windows.out_window_loc),
         *(m, m),
         *(states, states + 1 if states else 0),
         *(k, k),
         states if plan.num_extends == 0 else 0,
-        len(plan.clears),
+        len(plan.states.clears),
         *(b, b),
-        sum(_sizes(plan)) if plan.saves or plan.loads else 0,
+        sum(_sizes(plan)) if plan.host.saves or plan.host.loads else 0,
         a,
         *[a] * len(SAMPLING_COLUMNS),
     )
@@ -239,7 +239,7 @@ def _sizes(plan: StepPlan) -> list[int]:
     """The lengths of the parts of the section `kept`, three for each save and load."""
     return [
         size
-        for kept in (*plan.saves, *plan.loads)
+        for kept in (*plan.host.saves, *plan.host.loads)
         for size in (len(kept.pages), len(kept.window_pages), int(kept.state_slot != PAD))
     ]
 
@@ -251,22 +251,22 @@ def _places(plan: StepPlan, kept: Tensor) -> list[Places]:
 
 def _write_changes(plan: StepPlan, host: dict[str, Array]) -> None:
     """What happens before the model runs: in most steps little of it."""
-    if len(plan.write_rows):
-        host["write_rows"][:] = plan.write_rows
-        host["write_columns"][:] = plan.write_columns
-        host["write_pages"][:] = plan.write_pages
+    if len(plan.writes.write_rows):
+        host["write_rows"][:] = plan.writes.write_rows
+        host["write_columns"][:] = plan.writes.write_columns
+        host["write_pages"][:] = plan.writes.write_pages
     if plan.admissions:
         _write_admissions(plan.admissions, host)
-    if len(plan.map_pages):
-        host["map_pages"][:] = plan.map_pages
-        host["map_windows"][:] = plan.map_windows
-    if len(plan.clears):
-        host["clears"][:] = plan.clears
-    if len(plan.copy_src):
-        host["copy_src"][:] = plan.copy_src
-        host["copy_dst"][:] = plan.copy_dst
+    if len(plan.windows.map_pages):
+        host["map_pages"][:] = plan.windows.map_pages
+        host["map_windows"][:] = plan.windows.map_windows
+    if len(plan.states.clears):
+        host["clears"][:] = plan.states.clears
+    if len(plan.states.copy_src):
+        host["copy_src"][:] = plan.states.copy_src
+        host["copy_dst"][:] = plan.states.copy_dst
     at = 0
-    for kept in (*plan.saves, *plan.loads):
+    for kept in (*plan.host.saves, *plan.host.loads):
         slots = (kept.state_slot,) if kept.state_slot != PAD else ()
         for ids in (kept.pages, kept.window_pages, slots):
             host["kept"][at : at + len(ids)] = ids
@@ -274,18 +274,18 @@ def _write_changes(plan: StepPlan, host: dict[str, Array]) -> None:
 
 
 def _write_states(plan: StepPlan, host: dict[str, Array]) -> None:
-    host["state_slots"][:] = plan.state_slots
+    host["state_slots"][:] = plan.states.state_slots
     if plan.num_extends == 0:
         tracked = host["mamba_track_indices"]
         tracked[:] = PAD
-        tracked[plan.snap_seqs] = plan.snap_slots
+        tracked[plan.states.snap_seqs] = plan.states.snap_slots
     start = host["snap_start"]
     start[:] = 0
-    if len(plan.snap_slots):
-        np.cumsum(np.bincount(plan.snap_seqs, minlength=plan.num_seqs), out=start[1:])
-        ends = host["q_start"][1:][plan.snap_seqs]
-        host["snap_ends"][:] = ends - (plan.seq_lens[plan.snap_seqs] - plan.snap_lens)
-        host["snap_slots"][:] = plan.snap_slots
+    if len(plan.states.snap_slots):
+        np.cumsum(np.bincount(plan.states.snap_seqs, minlength=plan.num_seqs), out=start[1:])
+        ends = host["q_start"][1:][plan.states.snap_seqs]
+        host["snap_ends"][:] = ends - (plan.seq_lens[plan.states.snap_seqs] - plan.states.snap_lens)
+        host["snap_slots"][:] = plan.states.snap_slots
 
 
 def _write_sequences(plan: StepPlan, host: dict[str, Array]) -> None:

@@ -89,8 +89,8 @@ class KeptOnHost:
     def start_over(self, void: Iterable[StepPlan], committed: int) -> None:
         """The plans `void` do not count, nor does what is planned since: only copies that a step up to `committed` has
         made can be relied on. All others are dropped, wherever those steps stopped."""
-        gone = {request_id for plan in void for request_id in plan.drops}
-        gone |= {kept.request_id for plan in void for kept in (*plan.saves, *plan.loads)}
+        gone = {request_id for plan in void for request_id in plan.host.drops}
+        gone |= {kept.request_id for plan in void for kept in (*plan.host.saves, *plan.host.loads)}
         gone |= {*self._drops, *(kept.request_id for kept in (*self._saves, *self._loads))}
         gone |= {id for id, copy in self._copies.items() if copy.step is None or copy.step > committed}
         for request_id in gone & self._copies.keys():

@@ -10,8 +10,10 @@ import numpy as np
 from forebay.memory.kv_allocator import decode_locations, extend_locations
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
-from forebay.requests.step_plan import Admission, StepPlan
+from forebay.requests.step_plan import Admission, HostWork, RowWrites, StateWork, StepPlan, WindowWork
 from forebay.scheduler.residency import Residencies
+
+_NO_WRITES, _NO_WINDOWS, _NO_STATES, _NO_HOST_WORK = RowWrites(), WindowWork(), StateWork(), HostWork()
 
 
 class Chunk(NamedTuple):
@@ -60,51 +62,49 @@ def build_plan(
         out_cache_loc=locations,
         input_ids=input_ids,
         sample_mask=sample_mask,
-        write_rows=write_rows,
-        write_columns=write_columns,
-        write_pages=write_pages,
-        saves=saves,
-        loads=loads,
-        drops=drops,
-        **_windows(held, locations),
-        **_states(held, rows),
+        writes=RowWrites(write_rows=write_rows, write_columns=write_columns, write_pages=write_pages)
+        if len(write_rows)
+        else _NO_WRITES,
+        windows=_windows(held, locations),
+        states=_states(held, rows),
+        host=HostWork(saves=saves, drops=drops, loads=loads) if saves or drops or loads else _NO_HOST_WORK,
         admissions=tuple(_admission(req) for req in admitted),
         prompt_logprobs=tuple(i for i, (req, _, _) in enumerate(chunks) if req.wants_prompt_logprobs),
     )
 
 
-def _windows(held: Residencies, locations: Ids) -> dict[str, Ids]:
-    """The plan's columns about window pages, for tokens whose KV goes to `locations`."""
+def _windows(held: Residencies, locations: Ids) -> WindowWork:
+    """For tokens whose KV goes to `locations`."""
     if held.windows is None:
-        return {}
+        return _NO_WINDOWS
     pool = held.windows.pool
     pages, offsets = np.divmod(locations, held.page_size)
     map_pages, map_windows = pool.take_writes()
-    return {
-        "out_window_loc": pool.full_to_window[pages].astype(np.int64) * held.page_size + offsets,
-        "map_pages": map_pages,
-        "map_windows": map_windows,
-    }
+    return WindowWork(
+        out_window_loc=pool.full_to_window[pages].astype(np.int64) * held.page_size + offsets,
+        map_pages=map_pages,
+        map_windows=map_windows,
+    )
 
 
-def _states(held: Residencies, rows: Ids) -> dict[str, Ids]:
-    """The plan's columns about recurrent states, for sequences in `rows`."""
+def _states(held: Residencies, rows: Ids) -> StateWork:
+    """For sequences in `rows`."""
     states = held.states
     if states is None:
-        return {}
+        return _NO_STATES
     copy_src, copy_dst = states.pool.take_copies()
     place = {row: i for i, row in enumerate(rows.tolist())}
     snapshots = sorted((place[row], length, slot) for row, length, slot in states.take_snapshots())
     seqs, lens, slots = np.array(snapshots, dtype=np.int64).reshape(-1, 3).T
-    return {
-        "state_slots": states.rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
-        "snap_seqs": seqs,
-        "snap_lens": lens,
-        "snap_slots": slots,
-        "clears": states.pool.take_clears(),
-        "copy_src": copy_src,
-        "copy_dst": copy_dst,
-    }
+    return StateWork(
+        state_slots=states.rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
+        snap_seqs=seqs,
+        snap_lens=lens,
+        snap_slots=slots,
+        clears=states.pool.take_clears(),
+        copy_src=copy_src,
+        copy_dst=copy_dst,
+    )
 
 
 def _admission(req: Request) -> Admission:
@@ -112,6 +112,6 @@ def _admission(req: Request) -> Admission:
         row=req.residency.row,
         request_id=req.id,
         params=req.params,
-        token_ids=req.tokens.tolist(),
+        token_ids=np.array(req.tokens, dtype=np.int32),
         num_prompt=req.num_prompt,
     )

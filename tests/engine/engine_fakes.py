@@ -154,7 +154,7 @@ class PrefixRunner:
     def launch(self, plan: StepPlan) -> Launched:
         time.sleep(self._step_s)
         self.plans.append(plan)
-        self._table[plan.write_rows, plan.write_columns] = plan.write_pages
+        self._table[plan.writes.write_rows, plan.writes.write_columns] = plan.writes.write_pages
         self._kv[plan.out_cache_loc] = [*plan.input_ids, *self._last[plan.rows[plan.num_extends :]]]
         sampled: list[int] = []
         for row, seq_len in zip(plan.rows[plan.sample_mask], plan.seq_lens[plan.sample_mask], strict=True):

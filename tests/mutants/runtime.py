@@ -140,7 +140,7 @@ RUNTIME = (
     Mutant(
         "C26 a load of nothing fails its step before it does anything",
         "runtime/model_runner.py",
-        "        if plan.loads:\n            self._copies.check(plan)\n",
+        "        if plan.host.loads:\n            self._copies.check(plan)\n",
         "",
         "runtime/test_hybrid.py::test_a_load_of_nothing_fails_its_step_and_changes_nothing",
     ),
@@ -183,8 +183,8 @@ RUNTIME = (
     Mutant(
         "C10 what the device reads is what the plan says",
         "runtime/step_inputs.py",
-        '        host["write_pages"][:] = plan.write_pages\n',
-        '        host["write_pages"][:] = plan.write_pages[::-1]\n',
+        '        host["write_pages"][:] = plan.writes.write_pages\n',
+        '        host["write_pages"][:] = plan.writes.write_pages[::-1]\n',
         "runtime/test_changes.py::test_changes_of_random_plans_in_a_row_are_those_of_lists",
     ),
     Mutant(

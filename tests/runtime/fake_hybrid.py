@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
@@ -18,6 +18,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Kept, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner, build_runner
 from tests.kernels import NATIVE
+from tests.plans import changed
 from tests.pools.caches import cache_types
 from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel
 from tests.runtime.plans import Planner, ids
@@ -156,7 +157,7 @@ class HybridPlanner(Planner):
         count = -(-length // PAGE_SIZE)
         self._writes += [(row, column, int(self.pages[row, column])) for column in range(count)]
         self._take_windows(self.pages[row, max(0, length - WINDOW + 1) // PAGE_SIZE : count].tolist())
-        self.loads.append(dataclasses.replace(self._kept(row), request_id=request_id))
+        self.loads.append(structs.replace(self._kept(row), request_id=request_id))
 
     def poison(self, live: Sequence[int]) -> None:
         """NaN in every page, window page and state that the rows `live` do not hold; and for pages that lost their
@@ -195,7 +196,7 @@ class HybridPlanner(Planner):
         windows = ids([self.full_to_window[page] for page in pages])
         place = {int(row): i for i, row in enumerate(plan.rows)}
         snaps = sorted((place[row], length, slot) for row, length, slot in snapshots)
-        plan = dataclasses.replace(
+        plan = changed(
             plan,
             out_window_loc=windows * PAGE_SIZE + offsets,
             map_pages=ids(self._mapped),

@@ -9,10 +9,15 @@ import numpy as np
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner
+from tests.plans import plan_of
 
 
 def ids(values: Sequence[int]) -> np.ndarray:
     return np.array(values, dtype=np.int64)
+
+
+def known(tokens: Sequence[int]) -> np.ndarray:
+    return np.array(tokens, dtype=np.int32)
 
 
 class Planner:
@@ -42,7 +47,7 @@ class Planner:
             self.wanting_prompt_logprobs.add(row)
         count = len(tokens) if num_prompt is None else num_prompt
         self._admissions.append(
-            Admission(row=row, request_id=row, params=params, token_ids=list(tokens), num_prompt=count)
+            Admission(row=row, request_id=row, params=params, token_ids=known(tokens), num_prompt=count)
         )
 
     def plan(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> StepPlan:
@@ -66,7 +71,7 @@ class Planner:
         writes, self._writes = self._writes, []
         admissions, self._admissions = tuple(self._admissions), []
         self._step += 1
-        return StepPlan(
+        return plan_of(
             step=self._step,
             num_extends=len(extends),
             rows=ids(rows),

@@ -9,11 +9,12 @@ import pytest
 
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
+from tests.plans import changed, column, plan_of
 from tests.runtime.plans import ids
 
 PLAIN = PoolBounds(num_rows=3, num_pages=5, pages_per_row=2, page_size=4, vocab_size=97)
 HYBRID = replace(PLAIN, num_window_pages=4, num_slots=9)
-PLAN = StepPlan(
+PLAN = plan_of(
     step=1,
     num_extends=1,
     rows=ids([1, 2]),
@@ -26,7 +27,7 @@ PLAN = StepPlan(
     write_columns=ids([1]),
     write_pages=ids([4]),
 )
-HYBRID_PLAN = replace(
+HYBRID_PLAN = changed(
     PLAN,
     out_window_loc=ids([4, 5, 15]),
     map_pages=ids([1, 4]),
@@ -62,16 +63,16 @@ LARGEST_HYBRID = {
 
 
 def with_last(plan: StepPlan, field: str, value: int) -> StepPlan:
-    values = getattr(plan, field).copy()
+    values = column(plan, field).copy()
     values[-1] = value
-    return replace(plan, **{field: values})
+    return changed(plan, **{field: values})
 
 
 def test_a_plan_inside_its_pools_passes_and_so_does_one_without_what_is_optional():
     PLAIN.check(PLAN)
-    PLAIN.check(replace(PLAN, input_ids=ids([]), write_rows=ids([]), write_columns=ids([]), write_pages=ids([])))
+    PLAIN.check(changed(PLAN, input_ids=ids([]), write_rows=ids([]), write_columns=ids([]), write_pages=ids([])))
     HYBRID.check(HYBRID_PLAN)
-    HYBRID.check(replace(PLAN, out_window_loc=ids([0, 0, 0]), state_slots=ids([0, 0])))
+    HYBRID.check(changed(PLAN, out_window_loc=ids([0, 0, 0]), state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("field", LARGEST)
@@ -114,20 +115,20 @@ def test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused(field, s
 
 
 def test_many_padded_sequences_may_name_slot_zero_and_one_source_many_destinations():
-    HYBRID.check(replace(HYBRID_PLAN, state_slots=ids([0, 0])))
+    HYBRID.check(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("lens", [[0, 2, 8], [1, 3, 8], [2, 1, 8], [1, 1, 8], [1, 2, 7], [1, 2, 9]])
 def test_snapshots_lie_inside_what_the_step_computes_and_in_order(lens):
     with pytest.raises(IndexOutOfPool, match="snap_lens"):
-        HYBRID.check(replace(HYBRID_PLAN, snap_lens=ids(lens)))
+        HYBRID.check(changed(HYBRID_PLAN, snap_lens=ids(lens)))
 
 
 @pytest.mark.parametrize("field", ["out_window_loc", "state_slots"])
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_column_that_the_model_reads_must_be_whole(field, count):
     with pytest.raises(IndexOutOfPool, match=field):
-        HYBRID.check(replace(HYBRID_PLAN, **{field: ids([1] * count)}))
+        HYBRID.check(changed(HYBRID_PLAN, **{field: ids([1] * count)}))
 
 
 @pytest.mark.parametrize("field", ["saves", "loads"])
@@ -141,4 +142,4 @@ def test_places_of_host_copies_are_checked(field, wrong):
         state_slot=places["slot"],
     )
     with pytest.raises(IndexOutOfPool, match="of a copy"):
-        HYBRID.check(replace(HYBRID_PLAN, **{field: (kept,)}))
+        HYBRID.check(changed(HYBRID_PLAN, **{field: (kept,)}))

@@ -21,6 +21,7 @@ from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.step_inputs import StepInputs
+from tests.plans import changed
 from tests.runtime.plans import ids
 from tests.runtime.test_step_inputs import CPU, NUM_ROWS, PAGE_SIZE, PAGES, random_plan
 
@@ -44,19 +45,19 @@ class Lists:
         self.full_to_window = [0] * (NUM_PAGES + 1)
 
     def apply(self, plan: StepPlan) -> None:
-        for kept in plan.saves:
+        for kept in plan.host.saves:
             pages, windows = [self.pages[i] for i in kept.pages], [self.windows[i] for i in kept.window_pages]
             self.on_host[kept.request_id] = (pages, windows, self.slots[kept.state_slot])
-        for request_id in plan.drops:
+        for request_id in plan.host.drops:
             self.on_host.pop(request_id, None)
-        self.table[plan.write_rows, plan.write_columns] = plan.write_pages
-        for page, window in zip(plan.map_pages.tolist(), plan.map_windows.tolist(), strict=True):
+        self.table[plan.writes.write_rows, plan.writes.write_columns] = plan.writes.write_pages
+        for page, window in zip(plan.windows.map_pages.tolist(), plan.windows.map_windows.tolist(), strict=True):
             self.full_to_window[page] = window
-        for slot in plan.clears:
+        for slot in plan.states.clears:
             self.slots[slot] = 0.0
-        for src, dst in zip(plan.copy_src, plan.copy_dst, strict=True):
+        for src, dst in zip(plan.states.copy_src, plan.states.copy_dst, strict=True):
             self.slots[dst] = self.slots[src]
-        for kept in plan.loads:
+        for kept in plan.host.loads:
             pages, windows, self.slots[kept.state_slot] = self.on_host.pop(kept.request_id)
             for i, page in enumerate(kept.pages):
                 self.pages[page] = pages[i]
@@ -92,7 +93,7 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
     cleared, copied = (int(n) for n in rng.integers(0, 3, 2))
     saved = {int(i) for i in rng.integers(0, 9, 2)} - on_host
     there = sorted(on_host | saved)
-    return dataclasses.replace(
+    return changed(
         plan,
         out_window_loc=rng.integers(0, (NUM_WINDOWS + 1) * PAGE_SIZE, plan.num_tokens),
         map_pages=mapped,
@@ -117,14 +118,15 @@ def check_context(plan: StepPlan, ctx: ForwardContext, windows: WindowPages, lis
     assert window.page_table.tolist() == lists.table.tolist()
     assert window.page_map.tolist() == list(lists.full_to_window)
     assert window.rows.tolist() == plan.rows.tolist()
-    assert window.out_cache_loc.tolist() == plan.out_window_loc.tolist()
-    assert states.slots.tolist() == plan.state_slots.tolist()
+    assert window.out_cache_loc.tolist() == plan.windows.out_window_loc.tolist()
+    assert states.slots.tolist() == plan.states.state_slots.tolist()
     got = []
     for i in range(plan.num_seqs):
         for j in range(int(states.snap_start[i]), int(states.snap_start[i + 1])):
             before_end = int(states.q_start[i + 1] - states.snap_ends[j])
             got.append((i, int(plan.seq_lens[i]) - before_end, int(states.snap_slots[j])))
-    assert got == list(zip(*(ids.tolist() for ids in (plan.snap_seqs, plan.snap_lens, plan.snap_slots)), strict=True))
+    planned = plan.states.snap_seqs, plan.states.snap_lens, plan.states.snap_slots
+    assert got == list(zip(*(ids.tolist() for ids in planned), strict=True))
     told = [
         window.page_table,
         window.page_map,
@@ -156,7 +158,7 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         for tensor, expected in tensors(cache, lists):
             tensor.copy_(expected)
         plan = random_hybrid_plan(rng, step, set(lists.on_host))
-        plan = dataclasses.replace(plan, loads=tuple(k for k in plan.loads if k.request_id not in plan.drops))
+        plan = changed(plan, loads=tuple(k for k in plan.host.loads if k.request_id not in plan.host.drops))
         copies.check(plan)
         lists.apply(plan)
         inputs = staging.stage(plan, plan.rows[plan.sample_mask], ids([]), ids([]), ids([]))

@@ -13,6 +13,7 @@ from forebay.runtime import LaunchedStep
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.overlap import OverlappedRunner, StepBefore
 from tests.deadlines import HANGS_S
+from tests.plans import changed
 from tests.runtime.fake_model import NUM_ROWS, fake_runner, planner
 
 DRAWN = SamplingParams(temperature=1.2, top_p=0.8, repetition_penalty=1.2, seed=5, logprobs=2)
@@ -55,7 +56,7 @@ def test_what_is_wrong_with_a_plan_is_raised_by_its_result_and_fails_what_was_la
     """A step behind it may build on what it did not do; one that is launched when the failure is known runs."""
     beside = OverlappedRunner(fake_runner())
     first, second, third = plans_of(2)
-    wrong = StepPlan(**{**_fields(second), "rows": np.array([NUM_ROWS + 7])})
+    wrong = changed(second, rows=np.array([NUM_ROWS + 7]))
     launched = [beside.launch(plan) for plan in (first, wrong, second)]
     assert launched[0].result().token_ids
     with pytest.raises(IndexOutOfPool, match="rows"):
@@ -63,7 +64,3 @@ def test_what_is_wrong_with_a_plan_is_raised_by_its_result_and_fails_what_was_la
     with pytest.raises(StepBefore, match="behind one that failed"):
         launched[2].result()
     assert beside.launch(third).result().token_ids
-
-
-def _fields(plan: StepPlan) -> dict[str, object]:
-    return {name: getattr(plan, name) for name in plan.__slots__}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +14,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepPlan
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.plans import changed, column
 from tests.pools.caches import all_tensors
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 
@@ -27,9 +27,7 @@ def padded(plan: StepPlan) -> StepPlan:
     zeros, ones = np.full(NUM_PADDED, PAD, dtype=np.int64), np.ones(NUM_PADDED, dtype=np.int64)
     columns = {"rows": zeros, "q_lens": ones, "seq_lens": ones, "out_cache_loc": zeros, "sample_mask": ones > 0}
     columns |= {"out_window_loc": zeros, "state_slots": zeros}
-    return dataclasses.replace(
-        plan, **{name: np.concatenate([getattr(plan, name), column]) for name, column in columns.items()}
-    )
+    return changed(plan, **{name: np.concatenate([column(plan, name), more]) for name, more in columns.items()})
 
 
 def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> tuple[list[object], list[Tensor]]:

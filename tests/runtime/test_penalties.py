@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission
 from forebay.runtime.penalties import Penalties
+from tests.runtime.plans import known
 
 V = 23
 TOKENS = st.lists(st.integers(0, V - 1), max_size=12)
@@ -21,7 +22,7 @@ PARAMS = st.builds(
 
 
 def admission(row: int, params: SamplingParams, prompt: list[int], output: list[int]) -> Admission:
-    return Admission(row=row, request_id=0, params=params, token_ids=prompt + output, num_prompt=len(prompt))
+    return Admission(row=row, request_id=0, params=params, token_ids=known(prompt + output), num_prompt=len(prompt))
 
 
 def oracle(logits: torch.Tensor, params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:

@@ -15,6 +15,8 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.step_inputs import Inputs, StepInputs
+from tests.plans import plan_of
+from tests.runtime.plans import known
 
 NUM_ROWS, PAGES, PAGE_SIZE = 9, 8, 4
 CPU = torch.device("cpu")
@@ -33,7 +35,7 @@ def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
     writes = int(rng.integers(0, 6))
     cells = rng.permutation(NUM_ROWS * PAGES)[:writes]
     admitted = rng.permutation(NUM_ROWS)[: int(rng.integers(0, 3))] + 1
-    return StepPlan(
+    return plan_of(
         step=step,
         num_extends=num_extends,
         rows=rng.permutation(NUM_ROWS)[:num_seqs] + 1,
@@ -46,7 +48,7 @@ def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
         write_columns=cells % PAGES,
         write_pages=rng.integers(1, 99, writes),
         admissions=tuple(
-            Admission(row=int(row), request_id=0, params=random_params(rng), token_ids=[], num_prompt=0)
+            Admission(row=int(row), request_id=0, params=random_params(rng), token_ids=known([]), num_prompt=0)
             for row in admitted
         ),
     )
@@ -107,7 +109,8 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
     params: dict[int, SamplingParams] = {}
     for step in range(5):
         plan = random_plan(rng, step)
-        for row, column, page in zip(plan.write_rows, plan.write_columns, plan.write_pages, strict=True):
+        writes = plan.writes
+        for row, column, page in zip(writes.write_rows, writes.write_columns, writes.write_pages, strict=True):
             table[row, column] = page
         params.update({admission.row: admission.params for admission in plan.admissions})
         sample_rows = plan.rows[plan.sample_mask]

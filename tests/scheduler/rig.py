@@ -52,7 +52,8 @@ class Rig:
         self.updates += self.scheduler.take_news()
         if plan:
             self.flights.append(plan)
-            self.plans.append(plan)
+            self.plans.append(StepPlan.decode(plan.encode()))
+            assert self.plans[-1] == plan, "a plan is not what arrives where it is sent"
         return plan
 
     def commit(self, **result) -> list[Update]:

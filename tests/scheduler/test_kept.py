@@ -32,14 +32,14 @@ def test_c26_what_was_kept_comes_back_and_nothing_is_computed_twice(depth, slots
     rig = pressed(depth, num_slots=slots, slot_bytes=20)
     req = retract(rig)
     rig.run()
-    (save,) = [kept for plan in rig.plans for kept in plan.saves]
-    (load,) = [kept for plan in rig.plans for kept in plan.loads]
+    (save,) = [kept for plan in rig.plans for kept in plan.host.saves]
+    (load,) = [kept for plan in rig.plans for kept in plan.host.loads]
     assert save.request_id == load.request_id == req.id
     assert len(save.pages) == len(load.pages)
     assert (save.state_slot > 0) == (load.state_slot > 0) == (slots > 0)
-    resumed = next(plan for plan in rig.plans if plan.loads)
+    resumed = next(plan for plan in rig.plans if plan.host.loads)
     assert resumed.q_lens[0] == 1
-    assert load.state_slot not in resumed.clears
+    assert load.state_slot not in resumed.states.clears
     assert len(rig.tokens_of(req)) == 9
     assert rig.scheduler.counters["retractions_kept"] == 1
     assert rig.scheduler.held.kept.num_bytes == 0
@@ -49,8 +49,8 @@ def test_c26_the_windows_that_are_still_read_come_back_too():
     rig = pressed(num_window_pages=60, window=5, window_page_bytes=10)
     retract(rig)
     rig.run()
-    (save,) = [kept for plan in rig.plans for kept in plan.saves]
-    (load,) = [kept for plan in rig.plans for kept in plan.loads]
+    (save,) = [kept for plan in rig.plans for kept in plan.host.saves]
+    (load,) = [kept for plan in rig.plans for kept in plan.host.loads]
     assert len(save.window_pages) == len(load.window_pages) == 4, "the next token reads four and itself"
     assert 0 not in load.window_pages
 
@@ -66,7 +66,7 @@ def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
 def test_an_abort_of_the_one_that_stays_leaves_no_copy_behind():
     rig = pressed()
     while not rig.scheduler.counters.get("retractions"):
-        if (plan := rig.launch()) and not plan.saves:
+        if (plan := rig.launch()) and not plan.host.saves:
             rig.commit()
     rig.scheduler.abort(1, rig.now)
     rig.commit()
@@ -79,7 +79,7 @@ def test_c26_without_room_or_where_copying_takes_longer_it_computes_again(host_b
     rig = pressed(host_bytes=host_bytes, worth=worth)
     req = retract(rig)
     rig.run()
-    assert not any(plan.saves or plan.loads for plan in rig.plans)
+    assert not any(plan.host.saves or plan.host.loads for plan in rig.plans)
     assert len(rig.tokens_of(req)) == 9
 
 
@@ -91,8 +91,8 @@ def test_an_aborted_request_drops_its_copy(depth):
     assert req.status is Status.WAITING
     rig.scheduler.abort(req.id, rig.now)
     rig.run()
-    planned = [kept.request_id for plan in rig.plans for kept in plan.saves]
-    dropped = [id for plan in rig.plans for id in plan.drops]
+    planned = [kept.request_id for plan in rig.plans for kept in plan.host.saves]
+    dropped = [id for plan in rig.plans for id in plan.host.drops]
     assert planned == dropped == [req.id]
     assert rig.scheduler.held.kept.num_bytes == 0
 
@@ -101,16 +101,16 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
     rig = pressed()
     while not rig.scheduler.counters.get("retractions"):
         plan = rig.launch()
-        if not plan.saves:
+        if not plan.host.saves:
             rig.commit()
     req = rig.reqs[2]
-    assert plan.saves
+    assert plan.host.saves
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"), rig.now)
     assert rig.scheduler.held.kept.num_tokens(req.id) == 0
     rig.run()
     assert len(rig.tokens_of(req)) == 9
-    assert not any(plan.loads for plan in rig.plans)
+    assert not any(plan.host.loads for plan in rig.plans)
 
 
 def test_a_drop_is_done_though_the_plan_that_was_to_do_it_never_came_to_be():

@@ -31,7 +31,7 @@ def windowed(depth: int = 0, *, rows: int = 2, chunk: int = 64, page_size: int =
 
 
 def writes(plan: StepPlan) -> dict[int, int]:
-    return dict(zip(plan.map_pages.tolist(), plan.map_windows.tolist(), strict=True))
+    return dict(zip(plan.windows.map_pages.tolist(), plan.windows.map_windows.tolist(), strict=True))
 
 
 def test_every_token_has_a_window_location_beside_its_own():
@@ -41,9 +41,9 @@ def test_every_token_has_a_window_location_beside_its_own():
         plan = rig.step()
         if plan is None:
             continue
-        assert len(plan.out_window_loc) == plan.num_tokens
-        assert (plan.out_window_loc >= 4).all(), "the padding page is nobody's"
-        assert (plan.out_window_loc % 4 == plan.out_cache_loc % 4).all()
+        assert len(plan.windows.out_window_loc) == plan.num_tokens
+        assert (plan.windows.out_window_loc >= 4).all(), "the padding page is nobody's"
+        assert (plan.windows.out_window_loc % 4 == plan.out_cache_loc % 4).all()
 
 
 def test_a_long_decode_holds_no_more_than_its_window():
@@ -143,7 +143,7 @@ def test_the_device_is_told_of_each_new_window_page_once():
     rig = windowed()
     rig.add(10, max_new=4)
     first = rig.step()
-    assert sorted(writes(first)) == sorted(first.write_pages.tolist())
+    assert sorted(writes(first)) == sorted(first.writes.write_pages.tolist())
     assert writes(rig.step()) == {}
 
 

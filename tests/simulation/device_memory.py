@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from forebay.memory.slots import FREE, PAD, Slots
-from forebay.requests.step_plan import I64
+from forebay.requests.parts import I64
 from tests.simulation.hashing import U64
 
 POISON: Final = np.uint64(0xDEAD_BEEF_DEAD_BEEF)

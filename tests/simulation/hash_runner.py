@@ -20,7 +20,8 @@ import numpy.typing as npt
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.step_plan import I64, Kept, StepPlan, StepResult, TokenLogprob
+from forebay.requests.parts import I64
+from forebay.requests.step_plan import Kept, StepPlan, StepResult, TokenLogprob
 from forebay.scheduler.residency import Residencies
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_unique
 from tests.simulation.hashing import (
@@ -91,7 +92,7 @@ class HashStep:
             Touched(rows, "rows", plan.rows, rows.owner[plan.rows], plan.rows),
         ]
         self.touched += [windows.touched] if windows else []
-        for load in plan.loads:
+        for load in plan.host.loads:
             self._comes_back(kv, "pages", load.request_id, load.pages)
             if runner.pools.windows:
                 self._comes_back(runner.pools.windows.slots, "window pages", load.request_id, load.window_pages)
@@ -139,7 +140,7 @@ class HashRunner:
     # -- launching: in the order of the plans, before the earlier ones completed ---------------------------------------
 
     def launch(self, plan: StepPlan) -> HashStep:
-        kept_lens = [int(self.kv_len[self.row_of[kept.request_id]]) for kept in plan.saves]
+        kept_lens = [int(self.kv_len[self.row_of[kept.request_id]]) for kept in plan.host.saves]
         self._write_table(plan)
         if self.windows:
             self.windows.write_map(plan)
@@ -154,22 +155,22 @@ class HashRunner:
             new = {admission.row for admission in plan.admissions}
             admitted = np.array([row in new for row in plan.rows.tolist()])
             step.touched.append(self.states.launch(plan, tenants, admitted))
-        if plan.loads:
+        if plan.host.loads:
             self.host.check_loads(plan, self.table, self.row_of)
         self.in_flight.append(step)
         return step
 
     def launch_in_part(self, plan: StepPlan, part: float) -> None:
         """The launch fails when so much of the plan's writes to rows, or to the windows' map, has been made."""
-        num_writes = int(part * (len(plan.write_rows) + 1))
-        at = plan.write_rows[:num_writes], plan.write_columns[:num_writes]
-        self.table[at] = plan.write_pages[:num_writes]
+        num_writes = int(part * (len(plan.writes.write_rows) + 1))
+        at = plan.writes.write_rows[:num_writes], plan.writes.write_columns[:num_writes]
+        self.table[at] = plan.writes.write_pages[:num_writes]
         if self.windows:
-            num_windows = int(part * (len(plan.map_pages) + 1))
-            self.windows.full_to_window[plan.map_pages[:num_windows]] = plan.map_windows[:num_windows]
+            num_windows = int(part * (len(plan.windows.map_pages) + 1))
+            self.windows.full_to_window[plan.windows.map_pages[:num_windows]] = plan.windows.map_windows[:num_windows]
 
     def _write_table(self, plan: StepPlan) -> None:
-        rows, columns, pages = plan.write_rows, plan.write_columns, plan.write_pages
+        rows, columns, pages = plan.writes.write_rows, plan.writes.write_columns, plan.writes.write_pages
         if not len(rows):
             return
         if rows.min() <= PAD or pages.min() <= PAD or pages.max() > self.pools.kv.capacity or columns.min() < 0:
@@ -244,7 +245,7 @@ class HashRunner:
     def poison_free(self, pending: Iterable[Kept]) -> None:
         """Poison whatever nobody holds, but for what is yet to be copied to the host: `pending` and by the steps in
         flight."""
-        saves = [*pending, *(kept for step in self.in_flight for kept in step.plan.saves)]
+        saves = [*pending, *(kept for step in self.in_flight for kept in step.plan.host.saves)]
         pages, windows, slots = _NONE, _NONE, _NONE
         if saves:
             pages = np.concatenate([kept.pages for kept in saves])
@@ -278,8 +279,8 @@ class HashRunner:
             self.last_tokens[row] = NO_TOKEN
             self.seeds[row] = seed_of(admission.params)
             self.salts[row] = self._salt(admission.request_id)
-            self.counts[row] = KEY[np.array(tokens)].sum(dtype=np.uint64)
-            self.known[row] = list(tokens)
+            self.counts[row] = KEY[tokens].sum(dtype=np.uint64)
+            self.known[row] = tokens.tolist()
             self.wants_logprob[row] = admission.params.logprobs >= 0
 
     def _forward(self, step: HashStep, poisoned: tuple[int, ...]) -> StepResult:
@@ -366,9 +367,9 @@ class HashRunner:
         plan = step.plan
         self.kv[plan.out_cache_loc[tokens]] = POISON
         if self.windows:
-            self.windows.bytes.words[plan.out_window_loc[tokens]] = POISON
+            self.windows.bytes.words[plan.windows.out_window_loc[tokens]] = POISON
         if self.states:
-            self.states.spoil(np.append(plan.snap_slots[plan.snap_seqs == i], plan.state_slots[i]))
+            self.states.spoil(np.append(plan.states.snap_slots[plan.states.snap_seqs == i], plan.states.state_slots[i]))
         self.broken.add(int(step.tenants[i]))
 
     def _fail(self, step: HashStep) -> None:
@@ -376,9 +377,9 @@ class HashRunner:
         plan = step.plan
         self.kv[plan.out_cache_loc] = POISON
         if self.windows:
-            self.windows.bytes.words[plan.out_window_loc] = POISON
+            self.windows.bytes.words[plan.windows.out_window_loc] = POISON
         if self.states:
-            self.states.spoil(np.concatenate([plan.state_slots, plan.snap_slots, plan.copy_dst]))
+            self.states.spoil(np.concatenate([plan.states.state_slots, plan.states.snap_slots, plan.states.copy_dst]))
         self.host.spoil(plan)
         self.broken.update(step.tenants.tolist())
         raise StepFailed(f"step {plan.step} failed")

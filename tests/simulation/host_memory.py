@@ -38,14 +38,14 @@ class HostMemory:
     def check_loads(self, plan: StepPlan, table: npt.NDArray[np.int32], row_of: Mapping[int, int]) -> None:
         """A copy comes back to where its request is now, in the step that admits it."""
         admitted = {admission.request_id for admission in plan.admissions}
-        for load in plan.loads:
+        for load in plan.host.loads:
             if load.request_id not in admitted:
                 raise RunnerError(f"step {plan.step} loads request {load.request_id}, which it does not admit")
             row = row_of[load.request_id]
             pages = table[row, : len(load.pages)]
             if not np.array_equal(pages, load.pages) or (self._pages.slots.owner[pages] != load.request_id).any():
                 raise RunnerError(f"step {plan.step} loads into pages {load.pages}; the row has {pages}")
-            if self._states and load.state_slot != plan.state_slots[plan.rows == row][0]:
+            if self._states and load.state_slot != plan.states.state_slots[plan.rows == row][0]:
                 raise RunnerError(f"step {plan.step} loads into slot {load.state_slot} of another request")
             if self._windows:
                 windows = self._windows.full_to_window[pages[len(pages) - len(load.window_pages) :]]
@@ -56,7 +56,7 @@ class HostMemory:
 
     def save(self, plan: StepPlan, lens: Sequence[int], broken: AbstractSet[int]) -> None:
         """`lens` are the tokens that the requests have computed when it is the step's turn."""
-        for kept, length in zip(plan.saves, lens, strict=True):
+        for kept, length in zip(plan.host.saves, lens, strict=True):
             check_ids(self._pages.slots, "saved pages", kept.pages)
             if len(kept.pages) * self._pages.by_slot.shape[1] - length not in range(self._pages.by_slot.shape[1]):
                 raise RunnerError(f"request {kept.request_id} has {length} tokens and saves pages {kept.pages}")
@@ -76,11 +76,11 @@ class HostMemory:
 
     def drop(self, plan: StepPlan) -> None:
         """Copies that a failed step was to make may not be there."""
-        for request_id in plan.drops:
+        for request_id in plan.host.drops:
             self.copies.pop(request_id, None)
 
     def load(self, plan: StepPlan, row_of: Mapping[int, int]) -> None:
-        for load in plan.loads:
+        for load in plan.host.loads:
             copy = self.copies.pop(load.request_id, None)
             if copy is None:
                 raise RunnerError(f"step {plan.step} loads request {load.request_id}; the host has nothing of it")
@@ -96,10 +96,10 @@ class HostMemory:
 
     def spoil(self, plan: StepPlan) -> None:
         """A step fails: what it was to copy, here or back, may hold anything."""
-        for kept in plan.saves:
+        for kept in plan.host.saves:
             gone = self._copy(kept, 0)
             self.copies[kept.request_id] = HostCopy(
                 length=0, kv=np.full_like(gone.kv, POISON), windows=np.full_like(gone.windows, POISON), state=POISON
             )
-        for load in plan.loads:
+        for load in plan.host.loads:
             self._pages.by_slot[load.pages] = POISON

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec import structs
 
 from forebay.memory.kinds.recurrent import States
 from forebay.memory.kinds.window import Windows
@@ -221,7 +220,7 @@ def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
         load(self, kept)
         others = [id for id, copy in self._copies.items() if copy.step is not None]
         if others:
-            self._loads[-1] = dataclasses.replace(kept, request_id=others[0])
+            self._loads[-1] = structs.replace(kept, request_id=others[0])
 
     patch.setattr(KeptOnHost, "load", mutated)
 
@@ -229,7 +228,7 @@ def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
 def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
     load = KeptOnHost.load
     patch.setattr(
-        KeptOnHost, "load", lambda self, kept: load(self, dataclasses.replace(kept, state_slot=kept.state_slot - 1))
+        KeptOnHost, "load", lambda self, kept: load(self, structs.replace(kept, state_slot=kept.state_slot - 1))
     )
 
 
@@ -259,7 +258,7 @@ def a_request_is_kept_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> No
 
     def mutated(self, held):
         kept = keep(self, held)
-        return dataclasses.replace(kept, pages=kept.pages[-1:])
+        return structs.replace(kept, pages=kept.pages[-1:])
 
     patch.setattr(Residencies, "_what_is_kept", mutated)
 

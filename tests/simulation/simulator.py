@@ -176,8 +176,8 @@ class Simulation:
         self.abort(self.rng.choice(live) if live and self.rng.random() < 0.9 else self.num_added + 1)
 
     def _delicate(self, plan: StepPlan) -> set[int]:
-        tenants = self.runner.tenant[plan.rows[plan.snap_seqs]].tolist()
-        return {*tenants, *(load.request_id for load in plan.loads)}
+        tenants = self.runner.tenant[plan.rows[plan.states.snap_seqs]].tolist()
+        return {*tenants, *(load.request_id for load in plan.host.loads)}
 
     def expire(self) -> None:
         updates = self.scheduler.expire(self.now)
@@ -212,7 +212,7 @@ class Simulation:
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now)
         self.oracles.liveness.planned(plan, self.now)
-        self.runner.poison_free([*(plan.saves if plan else ()), *self.scheduler.held.kept._saves])
+        self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.kept._saves])
         if plan is None:
             return None
         self.num_steps += 1
@@ -235,10 +235,13 @@ class Simulation:
         """The chance of it; greater where the plan carries writes that those who live on rely on: to rows of others
         than it computes for, or to windows of cached pages."""
         chance = self.faults.launch_fails
-        if not chance or not (len(plan.write_rows) or len(plan.map_pages)):
+        if not chance or not (len(plan.writes.write_rows) or len(plan.windows.map_pages)):
             return chance
         owner = self.scheduler.held.kv.owner
-        others = np.isin(plan.write_rows, plan.rows, invert=True).any() or (owner[plan.map_pages] == CACHE).any()
+        others = (
+            np.isin(plan.writes.write_rows, plan.rows, invert=True).any()
+            or (owner[plan.windows.map_pages] == CACHE).any()
+        )
         return max(chance, 0.8) if others else chance
 
     def land(self) -> bool:
@@ -288,10 +291,16 @@ class Simulation:
 
     def _log_plan(self, plan: StepPlan) -> None:
         log = self.oracles.log
-        for column in (plan.rows, plan.seq_lens, plan.out_cache_loc, plan.input_ids, plan.write_pages):
+        for column in (plan.rows, plan.seq_lens, plan.out_cache_loc, plan.input_ids, plan.writes.write_pages):
             log.update(column.tobytes())
         if self.config.state.num_slots or self.config.state.num_window_pages:
-            for column in (plan.out_window_loc, plan.state_slots, plan.snap_lens, plan.snap_slots, plan.copy_src):
+            for column in (
+                plan.windows.out_window_loc,
+                plan.states.state_slots,
+                plan.states.snap_lens,
+                plan.states.snap_slots,
+                plan.states.copy_src,
+            ):
                 log.update(column.tobytes())
 
     # -- whole runs ---------------------------------------------------------------------------------------------------

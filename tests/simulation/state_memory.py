@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.step_plan import I64, StepPlan
+from forebay.requests.parts import I64
+from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
 from tests.simulation.hashing import STATE_WEIGHT, U64, scan
 
@@ -32,26 +33,28 @@ class StateMemory:
 
     def launch(self, plan: StepPlan, tenants: I64, admitted: Mask) -> Touched:
         """Check the step's slots and whose they are. `admitted` [S]: sequences whose request came in with this step."""
-        live, snaps = plan.state_slots, plan.snap_slots
+        work = plan.states
+        live, snaps = work.state_slots, work.snap_slots
         if len(live) != plan.num_seqs:
             raise RunnerError(f"step {plan.step} has {plan.num_seqs} sequences and state slots {live}")
         check_ids(self.slots, "state slots", live)
         if len(snaps):
             self._check_snapshots(plan)
-        used, users = np.concatenate([live, snaps]), np.concatenate([tenants, tenants[plan.snap_seqs]])
+        used, users = np.concatenate([live, snaps]), np.concatenate([tenants, tenants[work.snap_seqs]])
         check_unique("a state slot", used)
         if (self.slots.owner[used] != users).any():
             raise RunnerError(f"step {plan.step} writes state slots {used} that are not its requests' {users}")
-        if len(plan.clears) or len(plan.copy_dst) or plan.loads or admitted.any():
+        if len(work.clears) or len(work.copy_dst) or plan.host.loads or admitted.any():
             self._check_beginnings(plan, tenants, admitted)
-        dst = plan.copy_dst
+        dst = work.copy_dst
         written = np.concatenate([used, dst]) if len(dst) else used
         writers = np.concatenate([users, self.slots.owner[dst]]) if len(dst) else users
-        return Touched(self.slots, "state slots", written, writers, plan.copy_src)
+        return Touched(self.slots, "state slots", written, writers, work.copy_src)
 
     def _check_snapshots(self, plan: StepPlan) -> None:
-        seqs, lens = plan.snap_seqs, plan.snap_lens
-        check_ids(self.slots, "snapshot slots", plan.snap_slots)
+        work = plan.states
+        seqs, lens = work.snap_seqs, work.snap_lens
+        check_ids(self.slots, "snapshot slots", work.snap_slots)
         if list(zip(seqs, lens, strict=True)) != sorted(zip(seqs, lens, strict=True)):
             raise RunnerError(f"step {plan.step}: snapshots out of order: {seqs} {lens}")
         ends = plan.seq_lens[seqs]
@@ -61,20 +64,20 @@ class StateMemory:
     def _check_beginnings(self, plan: StepPlan, tenants: I64, admitted: Mask) -> None:
         """Each new request's slot becomes zeros, a copy, or what was kept on the host; exactly one of these, and nobody
         else's does."""
-        src, dst, owner = plan.copy_src, plan.copy_dst, self.slots.owner
-        for what, ids in (("cleared slots", plan.clears), ("copied slots", src), ("slots copied to", dst)):
+        work = plan.states
+        src, dst, owner = work.copy_src, work.copy_dst, self.slots.owner
+        for what, ids in (("cleared slots", work.clears), ("copied slots", src), ("slots copied to", dst)):
             check_ids(self.slots, what, ids)
-        begun = [*plan.clears.tolist(), *dst.tolist(), *(load.state_slot for load in plan.loads)]
+        begun = [*work.clears.tolist(), *dst.tolist(), *(load.state_slot for load in plan.host.loads)]
         if len(set(begun)) != len(begun) or set(begun) & set(src.tolist()):
-            raise RunnerError(
-                f"step {plan.step} clears {plan.clears}, copies {src} to {dst} and loads {plan.loads}: one slot twice"
-            )
-        new = set(plan.state_slots[admitted].tolist())
+            what = f"clears {work.clears}, copies {src} to {dst} and loads {plan.host.loads}"
+            raise RunnerError(f"step {plan.step} {what}: one slot twice")
+        new = set(work.state_slots[admitted].tolist())
         if new - set(begun):
             raise RunnerError(f"step {plan.step}: slots {new - set(begun)} hold what their last tenant left")
         # Without an extra buffer a running request's state is copied to a slot of its own.
         others = set(begun) - new
-        if others - set(dst.tolist()) or others & set(plan.state_slots.tolist()):
+        if others - set(dst.tolist()) or others & set(work.state_slots.tolist()):
             raise RunnerError(f"step {plan.step} overwrites the slots {others} of requests under way")
         of = owner[dst]
         if not set(of.tolist()) <= set(tenants.tolist()):
@@ -86,10 +89,11 @@ class StateMemory:
 
     def begin(self, plan: StepPlan) -> None:
         """Clears, then copies."""
-        self.states[plan.clears] = 0
-        self.lens[plan.clears] = 0
-        self.states[plan.copy_dst] = self.states[plan.copy_src]
-        self.lens[plan.copy_dst] = self.lens[plan.copy_src]
+        work = plan.states
+        self.states[work.clears] = 0
+        self.lens[work.clears] = 0
+        self.states[work.copy_dst] = self.states[work.copy_src]
+        self.lens[work.copy_dst] = self.lens[work.copy_src]
 
     def put(self, slot: int, state: np.uint64, length: int) -> None:
         """What was kept on the host comes back."""
@@ -97,20 +101,22 @@ class StateMemory:
 
     def bad(self, plan: StepPlan) -> Mask:
         """Sequences whose state is poison or has consumed another number of tokens than came before. [S]"""
-        live = plan.state_slots
+        live = plan.states.state_slots
         return (self.lens[live] != plan.seq_lens - plan.q_lens) | (self.states[live] == POISON)
 
     def compute(self, plan: StepPlan, keys: U64, inside: I64, which: I64, ends: I64) -> tuple[U64, U64]:
         """Consume the step's tokens and take its snapshots; see `hashing.scan`. Returns the state after each token [T],
         and the digests of the last ones [S]."""
-        live, snaps = plan.state_slots, plan.snap_slots
+        work = plan.states
+        live, snaps = work.state_slots, work.snap_slots
         after = scan(keys, self.states[live], inside, which, ends)
         last = after[ends - 1]
         self.states[live] = last
         self.lens[live] = plan.seq_lens
         if len(snaps):
-            self.states[snaps] = after[ends[plan.snap_seqs] - 1 - (plan.seq_lens[plan.snap_seqs] - plan.snap_lens)]
-            self.lens[snaps] = plan.snap_lens
+            ends_of = ends[work.snap_seqs]
+            self.states[snaps] = after[ends_of - 1 - (plan.seq_lens[work.snap_seqs] - work.snap_lens)]
+            self.lens[snaps] = work.snap_lens
         self.states[PAD], self.lens[PAD] = POISON, NO_LEN
         return after, last * np.uint64(STATE_WEIGHT)
 

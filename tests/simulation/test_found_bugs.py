@@ -25,7 +25,7 @@ def test_a_row_handed_out_again_at_once_has_no_writes_of_its_last_tenant():
     rig.step()
     rig.add(list(range(50, 60)))
     plan = rig.step()
-    written = list(zip(plan.write_rows.tolist(), plan.write_columns.tolist(), strict=True))
+    written = list(zip(plan.writes.write_rows.tolist(), plan.writes.write_columns.tolist(), strict=True))
     assert len(written) == len(set(written)) == 3
 
 
@@ -126,11 +126,11 @@ def coming_back(depth: int) -> tuple[Simulation, Tracked]:
     while sim.flights:
         sim.land()
     sim.scheduler.every = 1
-    assert sim.launch().saves
+    assert sim.launch().host.saves
     sim.scheduler.every = 0
     sim.scheduler.flush_cache()
     sim.land()
-    while not sim.launch().loads:
+    while not sim.launch().host.loads:
         sim.land()
     return sim, tracked
 

@@ -5,12 +5,15 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
 from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, Slots
+from forebay.requests.parts import columns_of
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Admission, Kept, StepPlan
+from forebay.requests.step_plan import Admission, Kept
+from tests.plans import EMPTY_PARTS, changed, column, plan_of
 from tests.simulation.device_memory import RunnerError
 from tests.simulation.hash_runner import HashRunner, Pools, StepFailed
 from tests.simulation.hashing import HashModel
@@ -94,11 +97,11 @@ class Device:
                     row=tenant.row,
                     request_id=tenant.number,
                     params=params,
-                    token_ids=tenant.prompt,
+                    token_ids=np.array(tenant.prompt, dtype=np.int32),
                     num_prompt=len(tenant.prompt),
                 ),
             )
-        return StepPlan(**{**known, **changes})
+        return plan_of(**{**known, **changes})
 
     def run(self, *plans):
         tokens = []
@@ -206,8 +209,8 @@ def test_a_wrong_beginning_is_found(changes, why):
     device = Device()
     first, _ = conversation(device)
     other, plan = hit(device, first, snap_seqs=ids(0), snap_lens=ids(5), snap_slots=ids(0))
-    plan = replace(plan, snap_slots=ids(other.spare))
-    refused(device, replace(plan, **changes(first, other)), why)
+    plan = changed(plan, snap_slots=ids(other.spare))
+    refused(device, changed(plan, **changes(first, other)), why)
 
 
 def test_a_state_of_another_length_than_the_hits_is_found():
@@ -224,13 +227,13 @@ def test_two_sequences_in_one_slot_are_found():
     device = Device()
     plans = [device.step(Tenant(device, number, PROMPT), 7) for number in (1, 2)]
     both = {
-        name: np.concatenate([getattr(plan, name) for plan in plans])
-        for name in StepPlan.__dataclass_fields__
-        if isinstance(getattr(plans[0], name), np.ndarray)
+        name: np.concatenate([column(plan, name) for plan in plans])
+        for part in (plans[0], *(getattr(plans[0], field) for field in EMPTY_PARTS))
+        for name in columns_of(type(part))
     }
     both["state_slots"] = both["state_slots"][[0, 0]]
     admissions = plans[0].admissions + plans[1].admissions
-    refused(device, StepPlan(step=1, num_extends=2, **both, admissions=admissions), "twice")
+    refused(device, plan_of(step=1, num_extends=2, **both, admissions=admissions), "twice")
 
 
 def test_states_and_windows_of_others_and_of_nobody_are_found():
@@ -238,7 +241,7 @@ def test_states_and_windows_of_others_and_of_nobody_are_found():
     first, _ = conversation(device)
     _, plan = hit(device, first)
     wrong = device.windows.full_to_window[first.pages[:3]].astype(np.int64) * PAGE
-    refused(device, replace(plan, out_window_loc=wrong[2:]), "is not the map's")
+    refused(device, changed(plan, out_window_loc=wrong[2:]), "is not the map's")
     device = Device()
     first, _ = conversation(device)
     _, plan = hit(device, first)
@@ -279,7 +282,7 @@ def test_a_copy_from_the_host_in_the_wrong_place_is_found(changes, why):
     device.run(device.step(first, 7), device.step(first, 8))
     device.run(device.step(Tenant(device, 2, [5, 5]), 2, saves=(kept_of(device, first, 8),)))
     again = Tenant(device, 1, [*PROMPT, 0, 0], row=3)
-    load = replace(kept_of(device, again, 8), **changes)
+    load = structs.replace(kept_of(device, again, 8), **changes)
     refused(device, device.step(again, 9, start=8, clears=ids(), loads=(load,)), why)
 
 
@@ -296,7 +299,7 @@ def test_a_copy_of_fewer_pages_than_tokens_is_found():
     device.run(device.step(first, 7))
     kept = kept_of(device, first, 7)
     other = Tenant(device, 2, [5, 5])
-    refused(device, device.step(other, 2, saves=(replace(kept, pages=kept.pages[:3]),)), "saves pages")
+    refused(device, device.step(other, 2, saves=(structs.replace(kept, pages=kept.pages[:3]),)), "saves pages")
 
 
 # -- steps in flight --------------------------------------------------------------------------------------------------
@@ -318,7 +321,7 @@ def test_what_a_step_in_flight_uses_must_not_be_released(used, taken_again):
     first, _ = conversation(device)
     other, plan = hit(device, first, snap_seqs=ids(0), snap_lens=ids(5))
     device.runner.poison_free(())
-    device.runner.launch(replace(plan, snap_slots=ids(other.spare)))
+    device.runner.launch(changed(plan, snap_slots=ids(other.spare)))
     device.runner.check_in_flight()
     slots, slot, owner = used(device, first, other)
     slots.return_ids(ids(slot), owner)

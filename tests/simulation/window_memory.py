@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.step_plan import I64, StepPlan
+from forebay.requests.parts import I64
+from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
 from tests.simulation.hashing import U64, WINDOW_WEIGHT, unwindowed, windowed
 
@@ -43,7 +44,7 @@ class WindowMemory:
         self._ladder = np.arange(context + pool.window + 1, dtype=np.int64)
 
     def write_map(self, plan: StepPlan) -> None:
-        pages, windows = plan.map_pages, plan.map_windows
+        pages, windows = plan.windows.map_pages, plan.windows.map_windows
         if not len(pages):
             return
         check_ids(self._kv_slots, "window page writes for pages", pages)
@@ -65,9 +66,9 @@ class WindowMemory:
             raise RunnerError(f"step {plan.step} reads windows that are gone: {windows} of pages {pages}")
         locations = windows * self.page_size + positions % self.page_size
         fresh = mask & (positions >= starts[:, None])
-        if not np.array_equal(locations[fresh], plan.out_window_loc):
-            raise RunnerError(f"out_window_loc {plan.out_window_loc} is not the map's {locations[fresh]}")
-        check_unique("a window location", plan.out_window_loc)
+        if not np.array_equal(locations[fresh], plan.windows.out_window_loc):
+            raise RunnerError(f"out_window_loc {plan.windows.out_window_loc} is not the map's {locations[fresh]}")
+        check_unique("a window location", plan.windows.out_window_loc)
         self._check_owners(plan, windows, pages, mask, tenants)
         return WindowReads(
             first=first,
@@ -78,7 +79,7 @@ class WindowMemory:
             touched=Touched(
                 self._pool.slots,
                 "window pages",
-                plan.out_window_loc // self.page_size,
+                plan.windows.out_window_loc // self.page_size,
                 np.repeat(tenants, plan.q_lens),
                 np.unique(windows[mask]),
             ),
@@ -90,7 +91,7 @@ class WindowMemory:
             raise RunnerError(f"step {plan.step} reads window pages that neither its request nor the cache holds")
         if (mask & (of != self._kv_slots.owner[pages])).any():
             raise RunnerError(f"step {plan.step}: a window page is not whose its full page is: {windows} of {pages}")
-        written, writers = plan.out_window_loc // self.page_size, np.repeat(tenants, plan.q_lens)
+        written, writers = plan.windows.out_window_loc // self.page_size, np.repeat(tenants, plan.q_lens)
         if (self._pool.slots.owner[written] != writers).any():
             raise RunnerError(f"step {plan.step} writes window pages {written} that are not its requests' {writers}")
 
@@ -102,7 +103,7 @@ class WindowMemory:
     def compute(self, plan: StepPlan, reads: WindowReads, chain: U64) -> tuple[U64, U64, Mask]:
         """Write the step's KV, chain [T]; returns what is read [S, W], the last windows' digests [S], and which
         sequences read poison [S]."""
-        self.bytes.words[plan.out_window_loc] = windowed(chain)
+        self.bytes.words[plan.windows.out_window_loc] = windowed(chain)
         self.bytes.poison_padding()
         read = self.bytes.words[reads.locations]
         digest = (read * WINDOW_WEIGHT[reads.positions] * reads.last).sum(axis=1, dtype=np.uint64)

@@ -1,0 +1,119 @@
+"""Frozen records of numpy columns, each declared once: what it holds, how long it is, and what of it the device sees.
+
+They are compared by their bytes, nobody writes to their arrays, and they travel: `Part.decode(part.encode()) == part`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
+from functools import cache
+from typing import Any, Final, Literal, Self, cast, get_args, get_type_hints
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+Pool = Literal[
+    "rows", "columns", "lengths", "pages", "locations", "window_pages", "window_locations", "slots", "tokens", "seqs"
+]
+"""What a number indexes: the rows and columns of the page table, KV lengths up to the longest, pages and locations in
+pages, state slots, the vocabulary, or the step's own sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column of a part is, beside its type: `Annotated[I64, Column("S", ...)]`.
+
+    Columns of one `length` (a letter) are equally long. Their numbers index `pool`, from `least` on; a column without a
+    pool indexes nothing. Of those with a `device` type the device gets a copy, under the column's name or
+    `device_name`. Those with a `pad` are inputs of captured steps, and that is what padded rows hold there; as a letter
+    it stands for a size that the step knows.
+    """
+
+    length: str
+    pool: Pool | None = None
+    _: KW_ONLY
+    least: int = 0
+    device: type[np.int32] | type[np.int64] | None = None
+    device_name: str = ""
+    pad: int | str | None = None
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False):
+    """Fields that are not columns are whatever msgspec can encode."""
+
+    def __post_init__(self) -> None:
+        for name, dtype in dtypes_of(type(self)):
+            values = getattr(self, name)
+            if values.dtype != dtype:
+                raise TypeError(f"{type(self).__name__}.{name} is {values.dtype}, not {dtype}")
+            values.setflags(write=False)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.encode() == self.encode()
+
+    def encode(self) -> bytes:
+        return _ENCODER.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """msgspec.ValidationError for what no part of this type encodes to."""
+        return cast(Self, _decoder(cls).decode(data))
+
+
+@cache
+def columns_of(part: type[Part]) -> Mapping[str, Column]:
+    """The columns that a part declares, in order; not those of parts within it."""
+    hints = get_type_hints(part, include_extras=True)
+    return {
+        name: column
+        for name in part.__struct_fields__
+        for column in getattr(hints[name], "__metadata__", ())
+        if isinstance(column, Column)
+    }
+
+
+@cache
+def paths_of(part: type[Part]) -> Mapping[str, Column]:
+    """The columns of a part and of those within it, by the way to them: `rows`, `states.snap_slots`."""
+    found = dict(columns_of(part))
+    for field, hint in get_type_hints(part).items():
+        if isinstance(hint, type) and issubclass(hint, Part):
+            found |= {f"{field}.{name}": column for name, column in columns_of(hint).items()}
+    return found
+
+
+@cache
+def dtypes_of(part: type[Part]) -> tuple[tuple[str, np.dtype[Any]], ...]:
+    hints = get_type_hints(part)
+    return tuple((name, _dtype(hints[name])) for name in columns_of(part))
+
+
+def _dtype(array_type: Any) -> np.dtype[Any]:
+    """int64 of `NDArray[np.int64]`."""
+    (scalar,) = get_args(get_args(array_type)[1])
+    dtype: np.dtype[Any] = np.dtype(scalar)
+    return dtype
+
+
+def _to_bytes(values: object) -> bytes:
+    if isinstance(values, np.ndarray):
+        return values.tobytes()
+    raise TypeError(f"a part holds a {type(values).__name__}")
+
+
+def _from_bytes(array_type: type, data: bytes) -> npt.NDArray[Any]:
+    return np.frombuffer(data, dtype=_dtype(array_type))
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_to_bytes)
+
+
+@cache
+def _decoder(part: type[Part]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(part, dec_hook=_from_bytes)

@@ -1,0 +1,105 @@
+"""Plans are values: they compare by their bytes, nobody writes to them, and they arrive as what was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.memory.holding import NOTHING
+from forebay.requests.parts import Part, columns_of, dtypes_of, paths_of
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import Admission, HostWork, Kept, StepPlan
+from tests.plans import EMPTY_PARTS, changed, column, plan_of
+
+INTS = st.integers(-(2**63), 2**63 - 1)
+
+
+def arrays(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
+    if dtype == np.bool_:
+        values: st.SearchStrategy[Any] = st.booleans()
+    else:
+        info = np.iinfo(dtype)
+        values = st.integers(info.min, info.max)
+    return st.lists(values, max_size=5).map(lambda some: np.array(some, dtype=dtype))
+
+
+def parts(part: type[Part], **others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    columns = {name: arrays(dtype) for name, dtype in dtypes_of(part)}
+    return st.builds(part, **columns, **others)
+
+
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.floats(allow_nan=False),
+    seed=INTS,
+    logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=3),
+    stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
+)
+ADMISSIONS = parts(Admission, row=INTS, request_id=INTS, params=PARAMS, num_prompt=INTS)
+KEPT = st.lists(parts(Kept, request_id=INTS, state_slot=INTS), max_size=2).map(tuple)
+IDS = st.lists(INTS, max_size=3).map(tuple)
+INNER: dict[str, st.SearchStrategy[Any]] = {
+    name: parts(type(part)) for name, part in EMPTY_PARTS.items() if not isinstance(part, HostWork)
+}
+INNER["host"] = st.builds(HostWork, saves=KEPT, drops=IDS, loads=KEPT)
+PLANS = parts(
+    StepPlan,
+    step=INTS,
+    num_extends=INTS,
+    admissions=st.lists(ADMISSIONS, max_size=2).map(tuple),
+    prompt_logprobs=IDS,
+    **INNER,
+)
+
+
+@settings(max_examples=60)
+@given(plan=PLANS)
+def test_a_plan_that_was_sent_arrives_as_it_was(plan):
+    arrived = StepPlan.decode(plan.encode())
+    assert arrived == plan
+    assert arrived.admissions == plan.admissions
+    for path in paths_of(StepPlan):
+        name = path.rpartition(".")[2]
+        sent, got = column(plan, name), column(arrived, name)
+        assert (got.dtype, got.tolist()) == (sent.dtype, sent.tolist())
+
+
+@settings(max_examples=40)
+@given(plan=PLANS, name=st.sampled_from([path.rpartition(".")[2] for path in paths_of(StepPlan)]), data=st.data())
+def test_plans_that_differ_in_one_column_are_not_equal(plan, name, data):
+    old = column(plan, name)
+    new = data.draw(arrays(old.dtype))
+    assert (changed(plan, **{name: new}) == plan) == (new.tolist() == old.tolist())
+
+
+@settings(max_examples=20)
+@given(plan=PLANS)
+def test_nobody_writes_to_a_plan_not_even_to_one_that_arrived(plan):
+    for some in (plan, StepPlan.decode(plan.encode())):
+        for path in paths_of(StepPlan):
+            with pytest.raises(ValueError, match="read-only"):
+                column(some, path.rpartition(".")[2])[...] = 0
+        with pytest.raises(AttributeError, match="immutable"):
+            some.rows = NOTHING
+
+
+def test_names_of_columns_are_a_plans_only_ones():
+    """A column has one name, from the plan to the device."""
+    names = [name for part in (StepPlan, *map(type, EMPTY_PARTS.values())) for name in columns_of(part)]
+    assert len(set(names)) == len(names) == len(paths_of(StepPlan))
+
+
+def test_a_column_of_another_type_is_refused_at_once():
+    with pytest.raises(TypeError, match=r"StateWork\.clears is int32, not int64"):
+        plan_of(clears=np.zeros(1, dtype=np.int32))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x00", b"\x93\x01\x02\x03", b"\xc1"])
+def test_what_is_no_plan_is_not_decoded(data):
+    with pytest.raises(msgspec.DecodeError):
+        StepPlan.decode(data)
