@@ -15,8 +15,9 @@ from forebay.base.errors import ConfigError
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
 from forebay.cli.progress import byte_progress
+from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder, config_from_gguf
-from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, SMALL_TYPES, small_config
+from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, small_config
 from forebay.formats.gguf import GgufFile
 from forebay.formats.safetensors import SINGLE_NAME
 from forebay.formats.store import find_model, models_folder
@@ -26,7 +27,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 
 
 def add_options(parser: Parser) -> None:
-    parser.option("--like", metavar="TYPE", help=f"make: the kind of model: {', '.join(SMALL_TYPES)}")
+    parser.option("--like", metavar="TYPE", help=f"make: the kind of model: {', '.join(TYPES)}")
     parser.option("--out", metavar="FOLDER", help="make: where to", default_text="NAME in the cache")
     parser.option("--hidden-size", type=whole(1, 1 << 16), default=DEFAULT_HIDDEN_SIZE, metavar="N", help="make: width")
     parser.option("--num-layers", type=whole(1, 1024), default=DEFAULT_NUM_LAYERS, metavar="N", help="make: depth")

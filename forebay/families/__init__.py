@@ -1,1 +1,14 @@
-"""What models are: their shape from a configuration, their tensors under one set of names, whatever the files."""
+"""The model families: a folder each, named by their `model_type`.
+
+`config.py` says how a config.json of that type is read (`FAMILY`), into which typed configuration; `model.py` what that
+describes (`describe(config) -> DecoderSpec`); `gguf.py`, where llama.cpp has the type, what its files call things
+(`ARCHITECTURES`). A new family is one such folder, and a tiny configuration in `tests/models/`, which compares it with
+transformers. What several families share stands with the first of them, and the others import it from there.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from typing import Final
+
+TYPES: Final = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))

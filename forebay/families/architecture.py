@@ -1,4 +1,5 @@
-"""What there is to know of a GGUF architecture to read its files as one of our model types."""
+"""What there is to know of a GGUF architecture to read its files as one of our model types, and the names that many of
+them share."""
 
 from __future__ import annotations
 
@@ -6,12 +7,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
+from forebay.base.errors import ModelError, brief
 from forebay.formats.gguf import GgufFile
 from forebay.formats.stored_tensor import StoredTensor
 
 Tensors = dict[str, StoredTensor]
 
+_SIGMOID: Final = 2  # llama.cpp's number of that gating function
+
+
+def within(part: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {stored: f"{part}.{name}" for stored, name in names.items()}
+
+
+def expert_names(part: str, names: Mapping[str, str]) -> dict[str, str]:
+    return {f"{stored}_exps": f"{part}.experts.{{}}.{name}" for stored, name in names.items()}
+
+
 TOP_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+FINAL_NORM: Final = {**TOP_NAMES, "output_norm": "model.final_layernorm"}
+PROJECTIONS: Final = {"attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj"}
+ATTENTION: Final = within("self_attn", {**PROJECTIONS, "attn_q_norm": "q_norm", "attn_k_norm": "k_norm"})
+GATED: Final = {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}
+MLP: Final = within("mlp", GATED)
+EXPERTS: Final = {"ffn_gate_inp": "mlp.gate", **expert_names("mlp", GATED)}
+PRE_NORM: Final = {**ATTENTION, **MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
 def _as_it_is(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
@@ -22,7 +44,7 @@ def _as_they_are(tensors: Tensors) -> Tensors:
     return tensors
 
 
-def _in_order(tensors: Tensors, extra: Mapping[str, Any]) -> Tensors:
+def _in_order(tensors: Tensors, config: Any) -> Tensors:
     return tensors
 
 
@@ -33,7 +55,7 @@ class Architecture:
     `keys` are metadata that it has besides those of all, with config.json's names for them, and `checked` further ones.
     `configure` looks at these and completes the configuration. `restore` undoes what the converter did to the tensors,
     which it gets by transformers' names, stacked experts one by one; `reorder`, before that, what depends on the
-    configuration's `extra`.
+    configuration, which is the family's own.
     """
 
     model_type: str
@@ -43,5 +65,56 @@ class Architecture:
     keys: Mapping[str, str] = field(default_factory=dict)
     checked: tuple[str, ...] = ()
     configure: Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], None] = _as_it_is
-    reorder: Callable[[Tensors, Mapping[str, Any]], Tensors] = _in_order
+    reorder: Callable[[Tensors, Any], Tensors] = _in_order
     restore: Callable[[Tensors], Tensors] = _as_they_are
+
+
+def at(file: GgufFile, layer: int, name: str) -> bool:
+    return f"blk.{layer}.{name}" in file.tensors
+
+
+def has(file: GgufFile, name: str) -> bool:
+    """Whether any block has it."""
+    return any(stored.endswith(f".{name}") for stored in file.tensors)
+
+
+def layer_range(file: GgufFile, config: Mapping[str, Any]) -> range:
+    count = config.get("num_hidden_layers")
+    if type(count) is not int or not 0 < count <= len(file.tensors):
+        raise ModelError(
+            f"{file.path}: block_count is {brief(count)}, of blocks in a file of {len(file.tensors)} tensors"
+        )
+    return range(count)
+
+
+def whole(file: GgufFile, own: Mapping[str, Any], key: str) -> int:
+    value = own.get(key)
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{file.path}: {key} is {brief(value)}, not a whole number above 0")
+    return value
+
+
+def most(own: Mapping[str, Any], key: str) -> Any:
+    """The most of a list, whose other entries are 0 for the layers without; or the one number for all."""
+    value = own.get(key)
+    if isinstance(value, list | np.ndarray) and all(isinstance(entry, int | np.integer) for entry in value):
+        return max(map(int, value), default=0)
+    return value
+
+
+def kv_heads(own: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
+    """Without attention their number is in no file, and of no use."""
+    return most(own, "attention.head_count_kv") or config.get("num_attention_heads")
+
+
+def check_sigmoid(file: GgufFile, own: Mapping[str, Any], *, default: int | None = _SIGMOID) -> None:
+    """ModelError where experts are chosen by another function; `default` where the file does not say."""
+    function = own.get("expert_gating_func", default)
+    if function != _SIGMOID:
+        raise ModelError(f"{file.path}: the expert gating function {brief(function)} is not supported")
+
+
+def yarn_options(own: Mapping[str, Any], scaling: dict[str, Any]) -> None:
+    for name in ("beta_fast", "beta_slow"):
+        if f"rope.scaling.yarn_{name}" in own:
+            scaling[name] = own[f"rope.scaling.yarn_{name}"]

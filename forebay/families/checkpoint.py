@@ -14,8 +14,7 @@ import numpy.typing as npt
 from forebay.base.errors import ModelError
 from forebay.families.architecture import Architecture
 from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
-from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
-from forebay.families.model_types import MODEL_TYPES
+from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.tensor_names import GATE_UP
 from forebay.formats.gguf import GgufFile, GgufTensor
 from forebay.formats.gguf_types import U8, dequantize, split
@@ -64,7 +63,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
 def _open_folder(path: Path) -> Checkpoint:
     files = _opened(path)
     config = config_from_folder(path)
-    names = MODEL_TYPES[config.model_type].names
+    names = family(config.model_type).names
     tensors: dict[str, StoredTensor] = {}
     packed: dict[str, U8] = {}
     for file in files:
@@ -103,7 +102,7 @@ def _experts_of(file: SafetensorsFile, stored: str, name: str, config: ModelConf
     expert's gate is in the first half of the rows."""
     shape, (prefix, _, kind) = file.tensors[stored].shape, name.rpartition(".")
     parts = ("gate_proj", "up_proj") if kind == GATE_UP else (kind,)
-    if len(shape) != 3 or 0 in shape or shape[1] % len(parts) or shape[0] != config.extra.get("num_experts"):
+    if len(shape) != 3 or 0 in shape or shape[1] % len(parts) or shape[0] != config.num_experts:
         raise ModelError(f"{file.path}: {stored!r} has the shape {shape}, not one matrix for each expert")
     rows = shape[1] // len(parts)
     return {
@@ -121,7 +120,7 @@ def _open_gguf(path: Path) -> Checkpoint:
     for stored in file.tensors.values():
         if stored.name != ROPE_FACTORS:  # part of the configuration
             tensors.update(_gguf_tensors(file, stored, architecture, config))
-    tensors = architecture.restore(architecture.reorder(tensors, config.extra))
+    tensors = architecture.restore(architecture.reorder(tensors, config))
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata=file.metadata)
 
 
@@ -132,7 +131,7 @@ def _gguf_tensors(
     name = hf_name(file, architecture, stored.name)
     raw = file.raw(stored.name)
     if "{}" in name:
-        if len(stored.shape) not in (2, 3) or stored.shape[0] != config.extra["num_experts"]:
+        if len(stored.shape) not in (2, 3) or stored.shape[0] != config.num_experts:
             raise ModelError(f"{file.path}: {stored.name!r} has the shape {stored.shape}, not one part for each expert")
         per_expert = raw.reshape(stored.shape[0], math.prod(stored.shape[1:-1]), -1)
         return {

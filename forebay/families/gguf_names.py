@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
 import math
 import re
 from collections.abc import Mapping
@@ -10,45 +13,9 @@ from typing import Any, Final
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families import gguf_delta, gguf_mamba, gguf_window
+from forebay.families import TYPES
 from forebay.families.architecture import Architecture
 from forebay.formats.gguf import GgufFile
-
-_ATTENTION: Final = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-}
-_MLP: Final = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_PRE_NORM: Final = {**_ATTENTION, **_MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-_POST_NORM: Final = {
-    **_ATTENTION,
-    **_MLP,
-    "post_attention_norm": "post_attention_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_MOE: Final = {
-    **_PRE_NORM,
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-}
-
-ARCHITECTURES: Final = {
-    "llama": Architecture(model_type="llama", interleaved_rope=True, block_names=_PRE_NORM),
-    "qwen2": Architecture(model_type="qwen2", block_names=_PRE_NORM),
-    "qwen3": Architecture(model_type="qwen3", block_names=_PRE_NORM),
-    "qwen3moe": Architecture(model_type="qwen3_moe", block_names=_MOE),
-    "smollm3": Architecture(model_type="smollm3", interleaved_rope=True, block_names=_PRE_NORM),
-    "olmo2": Architecture(model_type="olmo2", block_names=_POST_NORM),
-    **gguf_delta.ARCHITECTURES,
-    **gguf_mamba.ARCHITECTURES,
-    **gguf_window.ARCHITECTURES,
-}
 
 _BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_]+(?:\.[a-z_]+)??)(\.weight|\.bias|)")
 ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -65,7 +32,6 @@ _CONFIG_KEYS: Final = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "attention.sliding_window": "sliding_window",
     "vocab_size": "vocab_size",
     "rope.freq_base": "rope_theta",
     "expert_count": "num_experts",
@@ -84,18 +50,28 @@ _CHECKED_KEYS: Final = (
 )
 
 
+@functools.cache
+def architectures() -> Mapping[str, Architecture]:
+    """Those of all families, by the names that files have."""
+    found: dict[str, Architecture] = {}
+    for model_type in TYPES:
+        name = f"forebay.families.{model_type}.gguf"
+        if importlib.util.find_spec(name) is not None:
+            found |= importlib.import_module(name).ARCHITECTURES
+    return found
+
+
 def architecture_of(file: GgufFile) -> Architecture:
     """ModelError where the file holds a kind of model, or a part of one, that cannot be served."""
-    name = file.metadata.get("general.architecture")
-    if not isinstance(name, str) or name not in ARCHITECTURES:
+    name, known = file.metadata.get("general.architecture"), architectures()
+    if not isinstance(name, str) or name not in known:
         raise ModelError(
-            f"{file.path}: the GGUF architecture {brief(name)} is not supported; "
-            f"supported are {', '.join(ARCHITECTURES)}"
+            f"{file.path}: the GGUF architecture {brief(name)} is not supported; supported are {', '.join(known)}"
         )
     split = file.metadata.get("split.count", 1)
     if type(split) is not int or split > 1:
         raise ModelError(f"{file.path}: it is one of several split files: merge them first (llama-gguf-split --merge)")
-    return ARCHITECTURES[name]
+    return known[name]
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
@@ -105,13 +81,6 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
     names = {**_CONFIG_KEYS, **architecture.keys}
     config: dict[str, Any] = {hf: own[key] for key, hf in names.items() if key in own}
     config["model_type"] = architecture.model_type
-    if "sliding_window" in config and "attention.sliding_window" not in architecture.keys:
-        if architecture.model_type != "llama":
-            raise ModelError(
-                f"{file.path}: a sliding window is not supported for {architecture.model_type} in GGUF files"
-            )
-        config["model_type"] = "mistral"  # the format has one architecture for both
-        config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
@@ -120,8 +89,6 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
         config.setdefault("vocab_size", embedding.shape[0])
     if "head_dim" not in config and "rope.dimension_count" in own:
         config["head_dim"] = own["rope.dimension_count"]
-    if architecture.model_type == "qwen3_moe":
-        config["norm_topk_prob"] = True  # the format has no key for it: every file of this architecture has it
     for key in {"rope.dimension_count", "attention.value_length"}.difference(architecture.keys, architecture.checked):
         if key in own and own[key] != config.get("head_dim", own[key]):
             raise ModelError(

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from forebay.base.errors import ModelError
+from forebay.base.errors import ModelError, brief
+from forebay.families import TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
-from forebay.families.model_types import MODEL_TYPES, model_type_of
-from forebay.families.nested import text_config
 from forebay.families.options import unknown_options
+from forebay.families.shape import Shape
+from forebay.families.tensor_names import AS_STORED, TensorNames
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
-from forebay.formats.safetensors import checkpoint_files
 
 MAX_EXPERTS: Final = 1 << 17
 """Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
 
+# What the configuration of a multimodal model says of its language model, too, where the inner one is silent.
+_SHARED: Final = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "quantization_config", "auto_map")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """Of each layer that has any; `intermediate_size` is one expert's."""
+
+    num_experts: int
+    per_token: int
+    intermediate_size: int
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """What every architecture has. Whatever only one has is in `extra`, under transformers' name for it.
+    """What every architecture has; a family adds what only it has, under transformers' names where these agree.
 
+    `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with.
     `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
     computes elsewhere.
-
-    `extra["layer_types"]` is there for all: `full_attention` or `sliding_attention` for each layer.
     """
 
     model_type: str
@@ -42,28 +54,42 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
+    layer_types: tuple[str, ...]
     rope_scaling: dict[str, Any] | None = None
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
     sliding_window: int = 0  # tokens, 0 for none
+    experts: Experts | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     unknown_options: tuple[str, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_experts(self) -> int:
+        return 0 if self.experts is None else self.experts.num_experts
 
 
-def read_model_config(path: str | Path) -> ModelConfig:
-    """Read the shape of the model at `path`: a folder with config.json and safetensors, or one .gguf file.
+def _nothing(shape: Shape) -> dict[str, Any]:
+    return {}
 
-    ModelError for a model_type that is not served, and for anything in the configuration that would change what the
-    model computes and is not honoured here.
-    """
-    path = Path(path)
-    if path.suffix == ".gguf":
-        return config_from_gguf(GgufFile(path))
-    checkpoint_files(path)
-    return config_from_folder(path)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """What a folder's `config.py` offers, as `FAMILY`: how its fields are read; those of a small model beside the sizes
+    of all; which fields that it does not ask for change nothing of what it computes (see `options`); what safetensors
+    files call its tensors."""
+
+    parse: Callable[[Fields], ModelConfig]
+    small: Callable[[Shape], dict[str, Any]] = _nothing
+    harmless: frozenset[str] = frozenset()
+    names: TensorNames = AS_STORED
+
+
+def family(model_type: str) -> Family:
+    """Of one of `TYPES`."""
+    found: Family = importlib.import_module(f"forebay.families.{model_type}.config").FAMILY
+    return found
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
@@ -71,31 +97,42 @@ def config_from_gguf(file: GgufFile) -> ModelConfig:
 
 
 def config_from_folder(folder: Path) -> ModelConfig:
-    """From config.json; generation_config.json, where there is one, adds its end tokens."""
-    config = read_json(folder / "config.json")
+    """From config.json; generation_config.json, where there is one, adds its end tokens. ModelError for a model_type
+    that is not served, and for anything that would change what the model computes and is not honoured here."""
+    raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
-    return _parse(config, str(folder / "config.json"), generation=more)
+    return _parse(raw, str(folder / "config.json"), generation=more)
 
 
 def _parse(raw: Mapping[str, Any], where: str, generation: Fields | None = None) -> ModelConfig:
-    raw = text_config(raw, where)
-    model_type = model_type_of(raw, where)
-    kind = MODEL_TYPES[model_type]
-    fields = Fields.of_file(raw, where)
-    values = kind.parse(kind, fields)
-    vocab_size, num_experts = values["vocab_size"], values["extra"].get("num_experts", 0)
-    if values["num_layers"] * num_experts > MAX_EXPERTS:
-        layers = f"{values['num_layers']} layers of {num_experts} experts"
+    raw = _text_config(raw, where)
+    model_type = raw.get("model_type")
+    if not isinstance(model_type, str) or model_type not in TYPES:
+        raise ModelError(f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(TYPES)}")
+    own, fields = family(model_type), Fields.of_file(raw, where)
+    config = own.parse(fields)
+    if config.num_layers * config.num_experts > MAX_EXPERTS:
+        layers = f"{config.num_layers} layers of {config.num_experts} experts"
         raise ModelError(f"{where}: {layers}; at most {MAX_EXPERTS} experts in all are possible")
-    bos_token_ids = fields.token_ids("bos_token_id", vocab_size)
-    eos_token_ids = fields.token_ids("eos_token_id", vocab_size)
+    ends = config.eos_token_ids
     if generation is not None:
-        eos_token_ids += generation.token_ids("eos_token_id", vocab_size)
-    return ModelConfig(
-        model_type=model_type,
-        bos_token_id=next(iter(bos_token_ids), None),
-        eos_token_ids=tuple(dict.fromkeys(eos_token_ids)),
-        unknown_options=unknown_options(fields, kind.harmless),
-        **values,
-    )
+        ends += generation.token_ids("eos_token_id", config.vocab_size)
+    unknown = unknown_options(fields, own.harmless)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(ends)), unknown_options=unknown)
+
+
+def _text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """The language model's part of a multimodal configuration, of which only text is served; any other as it is."""
+    outer = raw.get("model_type")
+    text_type = f"{outer}_text"
+    if text_type not in TYPES:
+        return raw
+    inner = raw.get("text_config")
+    if not isinstance(inner, dict):
+        raise ModelError(f"{where}: text_config is {brief(inner)}; a {outer} model has its sizes there")
+    model_type = inner.get("model_type", text_type)
+    if model_type != text_type:
+        raise ModelError(f"{where}: text_config is of type {brief(model_type)}, not {text_type}")
+    shared = {name: raw[name] for name in _SHARED if name in raw}
+    return {**shared, **inner, "model_type": model_type}

@@ -61,6 +61,30 @@ def rope_theta_and_scaling(
     return theta, {"rope_type": rope_type, **_checked(values, rope_type, where)}
 
 
+def ropes_by_kind(
+    fields: Fields, thetas: Mapping[str, Any], *, scaled: str, max_positions: int
+) -> dict[str, tuple[float, dict[str, Any] | None]]:
+    """Base and scaling for each kind of attention. `thetas`: the bases of those that name none.
+
+    An older file's `rope_scaling` is that of the layers of the kind `scaled`.
+    """
+    given = fields.get("rope_parameters") or {kind: {} for kind in thetas}
+    if not isinstance(given, dict) or set(given) != set(thetas) or not all(isinstance(r, dict) for r in given.values()):
+        raise fields.wrong("rope_parameters", f"an object for each of {' and '.join(thetas)}")
+    scaling = fields.get("rope_scaling") or {}
+    if not isinstance(scaling, dict):
+        raise fields.wrong("rope_scaling", "an object")
+    ropes = {}
+    for kind, theta in thetas.items():
+        parameters = {"rope_theta": theta, **given[kind], **(scaling if kind == scaled else {})}
+        ropes[kind] = rope_theta_and_scaling(
+            Fields({"rope_parameters": parameters}, f"{fields.where}: {kind}"),
+            default_theta=theta,
+            max_positions=max_positions,
+        )
+    return ropes
+
+
 def rope_parameters(fields: Fields) -> Mapping[str, Any]:
     """The object that describes the rope, under its old name or its new one; {} where there is none."""
     old, new = fields.get("rope_scaling"), fields.get("rope_parameters")

@@ -19,13 +19,15 @@ class TensorNames:
     """`renamed`: patterns and what takes their place, one after the other. `unused`: how the names, after that, of
     tensors begin that belong to parts which are not served. `stacked_experts`: experts may be in one tensor for all of
     a layer's, `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers
-    behind the model's own are for drafting, and not served either. `mxfp4`: weights may be packed in that format."""
+    behind the model's own are for drafting, and not served either. `mxfp4`: weights may be packed in that format.
+    `stacks`: what files call these stacks, of gate with up and of down, where experts are in nothing else."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
     stacked_experts: bool = False
     draft_layers: bool = False
     mxfp4: bool = False
+    stacks: tuple[str, str] | None = None
 
     def here(self, name: str, num_layers: int) -> str:
         """What `name` is called here; "" for a tensor without use."""

@@ -1,106 +1,156 @@
-"""What a model_type is: its defaults where a config.json is silent, and how its fields are read."""
+"""The fields that decoder-only transformers share, and how the kinds of their layers are written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.model_config import Experts
 from forebay.families.rope import rope_theta_and_scaling
-from forebay.families.tensor_names import AS_STORED, TensorNames
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
+LINEAR: Final = "linear_attention"
+
+_MAX_WIDTH: Final = 8  # the native convolution's
 
 
-def _no_extra(fields: Fields, num_layers: int) -> dict[str, Any]:
-    return {}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Defaults:
+    """What transformers 5.23 assumes of a type where a config.json is silent, and whether its biases count.
+
+    `head_dim` 0 stands for hidden_size / num_attention_heads; `kv_heads`: there may be no num_key_value_heads, of which
+    there are then as many as attention heads.
+    """
+
+    head_dim: int = 0
+    kv_heads: bool = False
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    tied: bool = False
+    attention_bias: bool = True
+    mlp_bias: bool = False
 
 
-def _never(fields: Fields) -> bool:
-    return False
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Windows:
+    """`size` in tokens where the file is silent, which a null is not; `layers` are those of so many that have a window,
+    where the file does not list them itself, which it may where `listed`. `required`: a null is no answer where the
+    type's own pattern gives layers a window."""
+
+    size: int = 4096
+    layers: Callable[[int], Iterable[int]] = range
+    listed: bool = True
+    required: bool = False
 
 
-def _all_layers(fields: Fields, num_layers: int) -> list[int]:
-    return list(range(num_layers))
-
-
-def parse_transformer(kind: ModelType, fields: Fields) -> dict[str, Any]:
-    """The fields that decoder-only transformers share."""
-    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
-    num_heads = fields.size("num_attention_heads")
-    hidden_size = fields.size("hidden_size")
+def common(fields: Fields) -> dict[str, Any]:
+    """What all models have, as `ModelConfig` calls it."""
     vocab_size = fields.size("vocab_size")
+    return {
+        "model_type": fields.raw["model_type"],
+        "vocab_size": vocab_size,
+        "hidden_size": fields.size("hidden_size"),
+        "num_layers": fields.size("num_hidden_layers", most=MAX_LAYERS),
+        "bos_token_id": next(iter(fields.token_ids("bos_token_id", vocab_size)), None),
+        "eos_token_ids": fields.token_ids("eos_token_id", vocab_size),
+    }
+
+
+def transformer(
+    fields: Fields,
+    defaults: Defaults,
+    *,
+    windows: Windows | None = None,
+    layer_types: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """`ModelConfig`'s values. `windows` None: no layer has one, whatever the file says. `layer_types` are given by a
+    family that reads them itself."""
+    shared = common(fields)
+    num_layers, hidden_size = shared["num_layers"], shared["hidden_size"]
+    num_heads = fields.size("num_attention_heads")
     max_positions = fields.size("max_position_embeddings", most=1 << 24)
-    head_dim = fields.size("head_dim", default=kind.head_dim or max(1, hidden_size // num_heads))
+    head_dim = fields.size("head_dim", default=defaults.head_dim or max(1, hidden_size // num_heads))
     if head_dim % 2:
         raise fields.wrong("head_dim", "an even number: rotary embedding pairs its halves")
-    num_kv_heads = fields.size("num_key_value_heads", default=num_heads if kind.kv_heads_default else None)
+    num_kv_heads = fields.size("num_key_value_heads", default=num_heads if defaults.kv_heads else None)
     if num_heads % num_kv_heads:
         raise fields.wrong("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}")
-    theta, scaling = rope_theta_and_scaling(fields, default_theta=kind.rope_theta, max_positions=max_positions)
-    window = _window(kind, fields) if kind.uses_window(fields) else 0
+    theta, scaling = rope_theta_and_scaling(fields, default_theta=defaults.rope_theta, max_positions=max_positions)
+    window = 0 if windows is None else _window(windows, fields)
     return {
-        "vocab_size": vocab_size,
-        "hidden_size": hidden_size,
+        **shared,
         "intermediate_size": fields.size("intermediate_size"),
-        "num_layers": num_layers,
         "num_heads": num_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "max_position_embeddings": max_positions,
-        "rms_norm_eps": fields.number("rms_norm_eps", default=kind.rms_norm_eps),
+        "rms_norm_eps": fields.number("rms_norm_eps", default=defaults.rms_norm_eps),
         "rope_theta": theta,
         "rope_scaling": scaling,
-        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=kind.tied),
-        "attention_bias": fields.flag("attention_bias", default=False),
-        "mlp_bias": fields.flag("mlp_bias", default=False),
+        "tie_word_embeddings": fields.flag("tie_word_embeddings", default=defaults.tied),
+        "attention_bias": fields.flag("attention_bias", default=False) and defaults.attention_bias,
+        "mlp_bias": fields.flag("mlp_bias", default=False) and defaults.mlp_bias,
         "sliding_window": window,
-        "extra": {"layer_types": layer_types(kind, fields, num_layers, window), **kind.extra(fields, num_layers)},
+        "layer_types": tuple(_kinds(windows, fields, num_layers, window) if layer_types is None else layer_types),
     }
 
 
-def _window(kind: ModelType, fields: Fields) -> int:
+def _window(windows: Windows, fields: Fields) -> int:
     """In tokens, 0 for none, which a file says with a null. A 0 in a file would be a window without a token in it."""
-    absent = 0 if fields.has("sliding_window") else kind.window
+    absent = 0 if fields.has("sliding_window") else windows.size
     return absent if fields.get("sliding_window") is None else fields.size("sliding_window", least=1)
 
 
-def layer_types(kind: ModelType, fields: Fields, num_layers: int, window: int) -> list[str]:
+def _kinds(windows: Windows | None, fields: Fields, num_layers: int, window: int) -> list[str]:
     """One of `full_attention` and `sliding_attention` for each layer; sliding only where there is a window."""
-    windowed = set(kind.windowed_layers(fields, num_layers)) if window else set()
+    windowed = set(windows.layers(num_layers)) if windows is not None and window else set()
     computed = [SLIDING if i in windowed else FULL for i in range(num_layers)]
+    if windows is not None and windows.required and not window and fields.get("layer_types") != computed:
+        raise fields.wrong("sliding_window", "a number of tokens")
     if fields.get("layer_types", computed) == computed:
         return computed
     given = fields.one_of_each("layer_types", num_layers, (FULL, SLIDING) if window else (FULL,))
-    if not kind.has_layer_types:
+    if windows is None or not windows.listed:
         raise fields.wrong("layer_types", f"absent: all layers of this type are {computed[0]}")
     return given
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelType:
-    """Defaults are those of transformers 5.23's configuration classes.
+def layers_of(fields: Fields, computed: Sequence[str], possible: Iterable[str] = (LINEAR, FULL)) -> list[str]:
+    """As the file lists them, each one of those `possible`; `computed` where it does not."""
+    if fields.get("layer_types") is None:
+        return list(computed)
+    return fields.one_of_each("layer_types", len(computed), tuple(possible))
 
-    `windowed_layers` says which layers use the sliding window when the file has no `layer_types` of its own, and
-    `uses_window` whether its `sliding_window` counts at all; `window` is the window of a file without that field, which
-    a null is not. `head_dim` 0 stands for hidden_size / num_attention_heads.
-    `parse` returns `ModelConfig`'s values, without its model_type. `harmless` names fields that it does not ask for and
-    that change nothing of what this type computes, see `families.options`. `names` is about the tensors of safetensors
-    files.
-    """
 
-    head_dim: int = 0
-    kv_heads_default: bool = False
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10_000.0
-    tied: bool = False
-    window: int = 0
-    has_layer_types: bool = False
-    uses_window: Callable[[Fields], bool] = _never
-    windowed_layers: Callable[[Fields, int], list[int]] = _all_layers
-    extra: Callable[[Fields, int], dict[str, Any]] = _no_extra
-    harmless: frozenset[str] = frozenset()
-    parse: Callable[[ModelType, Fields], dict[str, Any]] = parse_transformer
-    names: TensorNames = AS_STORED
+def experts(
+    fields: Fields,
+    *,
+    name: str = "num_experts",
+    number: int | None = None,
+    per_token: int | None = None,
+    intermediate_size: int | None = None,
+) -> Experts:
+    """The defaults are the type's; None where its files have to say it."""
+    number = fields.size(name, default=number)
+    return Experts(
+        num_experts=number,
+        per_token=fields.size("num_experts_per_tok", default=per_token, most=number),
+        intermediate_size=fields.size("moe_intermediate_size", default=intermediate_size),
+    )
+
+
+def kernel_width(fields: Fields, name: str, *, default: int = 4) -> int:
+    """Tokens that a short convolution sees."""
+    width = fields.size(name, default=default, most=_MAX_WIDTH)
+    if width < 2:
+        raise fields.wrong(name, "at least 2: a convolution over one token keeps nothing")
+    return width
+
+
+def count_of(fields: Fields, name: str, *, default: int) -> int:
+    """A size that may be 0."""
+    given = fields.get(name)
+    return 0 if type(given) is int and given == 0 else fields.size(name, default=default)

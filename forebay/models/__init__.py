@@ -1,14 +1,9 @@
-"""The model families, one file each, named by their `model_type`.
+"""From a family's description to a model with weights.
 
-To add one, write `<model_type>.py` with `describe(config) -> DecoderSpec`, which says which layers it has and what the
-checkpoint calls their weights, and give the type's configuration defaults a line in `families/model_types.py`, without
-which no checkpoint of that type is opened (and, to serve GGUF files of it, its names one in `families/gguf_names.py`).
-`tests/models/` then compares it with transformers once it has a tiny configuration there.
-
-    checkpoint = open_checkpoint(path)
-    model = load(checkpoint, ops=ops, dtype=torch.bfloat16, device="cpu")
-    hidden = model.forward(ctx, input_ids)       # [T] -> [T, H]; KV and states go to ctx.cache, as cache_specs() says
-    logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
+checkpoint = open_checkpoint(path)
+model = load(checkpoint, ops=ops, dtype=torch.bfloat16, device="cpu")
+hidden = model.forward(ctx, input_ids)       # [T] -> [T, H]; KV and states go to ctx.cache, as cache_specs() says
+logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
 """
 
 from __future__ import annotations
@@ -20,7 +15,6 @@ import torch
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
-from forebay.families.model_types import MODEL_TYPES
 from forebay.formats.quantized import Quantization
 from forebay.models.decoder import Decoder, DecoderSpec
 from forebay.models.loader import Loader, Progress, check_names
@@ -36,7 +30,6 @@ def _no_progress(done: int, total: int) -> None:
 
 def describe(config: ModelConfig) -> DecoderSpec:
     """What the model is made of, and of which weights."""
-    assert config.model_type in MODEL_TYPES, config.model_type
     family = importlib.import_module(f"forebay.models.{config.model_type}")
     spec: DecoderSpec = family.describe(config)
     return spec

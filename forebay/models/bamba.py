@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.mamba2.config import Mamba2Config
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
@@ -13,14 +13,14 @@ from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, la
 from forebay.models.mamba_mixers import mamba2_spec
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: Mamba2Config) -> DecoderSpec:
     return replace(
         decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
         norm=vector("model.final_layernorm.weight", config.hidden_size),
     )
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
+def _block(config: Mamba2Config, layer: int) -> BlockSpec:
     return PreNormSpec(
         mixer=_mixer(config, layer),
         mlp=MlpSpec(
@@ -35,8 +35,8 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _mixer(config: ModelConfig, layer: int) -> PartSpec:
-    if config.extra["layer_types"][layer] == "linear_attention":
+def _mixer(config: Mamba2Config, layer: int) -> PartSpec:
+    if config.layer_types[layer] == "linear_attention":
         return mamba2_spec(config, f"{layer_name(layer)}.mamba")
     bias = config.attention_bias
     attention = attention_spec(config, layer, qkv_bias=bias, o_bias=bias)

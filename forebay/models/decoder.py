@@ -86,7 +86,7 @@ def attention_spec(
     rope: bool = True,
 ) -> AttentionSpec:
     """The attention of a layer as the configuration has it; the options are what a family adds."""
-    sliding = config.extra["layer_types"][layer] == "sliding_attention"
+    sliding = config.layer_types[layer] == "sliding_attention"
     return AttentionSpec(
         name=f"{layer_name(layer)}.self_attn",
         hidden_size=config.hidden_size,

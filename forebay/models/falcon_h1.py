@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.falcon_h1.config import FalconH1Config
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
@@ -16,17 +16,17 @@ from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, la
 from forebay.models.mamba_mixers import mamba2_spec
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: FalconH1Config) -> DecoderSpec:
     return replace(
         decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
         norm=vector("model.final_layernorm.weight", config.hidden_size),
-        embedding_scale=config.extra["embedding_multiplier"],
-        logits_scale=config.extra["lm_head_multiplier"],
+        embedding_scale=config.embedding_multiplier,
+        logits_scale=config.lm_head_multiplier,
     )
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
-    gate_scale, scale = config.extra["mlp_multipliers"]
+def _block(config: FalconH1Config, layer: int) -> BlockSpec:
+    gate_scale, scale = config.mlp_multipliers
     return PreNormSpec(
         mixer=SumSpec(first=_attention(config, layer), second=_mamba(config, layer)),
         mlp=MlpSpec(
@@ -43,31 +43,30 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _attention(config: ModelConfig, layer: int) -> AttentionSpec:
-    bias, extra = config.attention_bias, config.extra
+def _attention(config: FalconH1Config, layer: int) -> AttentionSpec:
+    bias = config.attention_bias
     return replace(
         attention_spec(config, layer, qkv_bias=bias, o_bias=bias),
-        input_scale=extra["attention_in_multiplier"],
-        key_scale=extra["key_multiplier"],
-        output_scale=extra["attention_out_multiplier"],
+        input_scale=config.attention_in_multiplier,
+        key_scale=config.key_multiplier,
+        output_scale=config.attention_out_multiplier,
     )
 
 
-def _mamba(config: ModelConfig, layer: int) -> Mamba2Spec:
-    extra = config.extra
-    gate, x, b, c, dt = extra["ssm_multipliers"]
-    norm = GatedNorm(eps=config.rms_norm_eps, norm_first=extra["mamba_norm_before_gate"])
+def _mamba(config: FalconH1Config, layer: int) -> Mamba2Spec:
+    gate, x, b, c, dt = config.ssm_multipliers
+    norm = GatedNorm(eps=config.rms_norm_eps, norm_first=config.mamba_norm_before_gate)
     return replace(
         mamba2_spec(config, f"{layer_name(layer)}.mamba"),
-        norm=norm if extra["mamba_rms_norm"] else None,
-        out_bias=extra["projectors_bias"],
+        norm=norm if config.mamba_rms_norm else None,
+        out_bias=config.projectors_bias,
         multipliers=Multipliers(
-            inputs=extra["ssm_in_multiplier"],
+            inputs=config.ssm_in_multiplier,
             gate=gate,
             x=x,
             b=b,
             c=c,
             dt=dt,
-            output=extra["ssm_out_multiplier"],
+            output=config.ssm_out_multiplier,
         ),
     )

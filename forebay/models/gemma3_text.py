@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.gemma3_text.config import Gemma3Config
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import SandwichSpec
 from forebay.layers.build import BlockSpec
@@ -16,12 +16,12 @@ from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, ml
 _NORM_OFFSET = 1.0  # norm weights are stored as differences from it
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: Gemma3Config) -> DecoderSpec:
     spec = decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
     return replace(spec, norm=replace(spec.norm, offset=_NORM_OFFSET), embedding_scale=float(config.hidden_size) ** 0.5)
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
+def _block(config: Gemma3Config, layer: int) -> BlockSpec:
     return SandwichSpec(
         mixer=_attention(config, layer),
         mlp=replace(mlp_spec(config, layer), activation=Activation.GELU_TANH),
@@ -34,15 +34,15 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _norm(config: ModelConfig, layer: int, name: str) -> TensorParam:
+def _norm(config: Gemma3Config, layer: int, name: str) -> TensorParam:
     return replace(norm_param(config, layer, name), offset=_NORM_OFFSET)
 
 
-def _attention(config: ModelConfig, layer: int) -> AttentionSpec:
+def _attention(config: Gemma3Config, layer: int) -> AttentionSpec:
     bias = config.attention_bias
     return replace(
         attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
         norm_offset=_NORM_OFFSET,
-        rope=RopeSpec(config.head_dim, *config.extra["ropes"][config.extra["layer_types"][layer]]),
-        scale=config.extra["query_pre_attn_scalar"] ** -0.5,
+        rope=RopeSpec(config.head_dim, *config.ropes[config.layer_types[layer]]),
+        scale=config.query_pre_attn_scalar**-0.5,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.gpt_oss.config import GptOssConfig
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
@@ -12,11 +12,11 @@ from forebay.layers.routing import SoftmaxRouterSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: GptOssConfig) -> DecoderSpec:
     return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
+def _block(config: GptOssConfig, layer: int) -> BlockSpec:
     bias = config.attention_bias
     return PreNormSpec(
         mixer=replace(attention_spec(config, layer, qkv_bias=bias, o_bias=bias), sinks=True),
@@ -27,21 +27,21 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _experts(config: ModelConfig, layer: int) -> ClampedMoeSpec:
-    extra, name = config.extra, f"{layer_name(layer)}.mlp"
+def _experts(config: GptOssConfig, layer: int) -> ClampedMoeSpec:
+    experts, name = config.experts, f"{layer_name(layer)}.mlp"
     return ClampedMoeSpec(
         name=f"{name}.experts",
         router=SoftmaxRouterSpec(
             name=f"{name}.router",
             hidden_size=config.hidden_size,
-            num_experts=extra["num_experts"],
-            num_experts_per_tok=extra["num_experts_per_tok"],
+            num_experts=experts.num_experts,
+            num_experts_per_tok=experts.per_token,
             normalize=True,
             bias=True,
         ),
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_experts=extra["num_experts"],
-        alpha=extra["swiglu_alpha"],
-        limit=extra["swiglu_limit"],
+        intermediate_size=experts.intermediate_size,
+        num_experts=experts.num_experts,
+        alpha=config.swiglu_alpha,
+        limit=config.swiglu_limit,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.jamba.config import JambaConfig
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
@@ -15,14 +15,14 @@ from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, la
 from forebay.models.mamba_mixers import mamba1_spec
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: JambaConfig) -> DecoderSpec:
     return replace(
         decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
         norm=vector("model.final_layernorm.weight", config.hidden_size),
     )
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
+def _block(config: JambaConfig, layer: int) -> BlockSpec:
     return PreNormSpec(
         mixer=_mixer(config, layer),
         mlp=_feed_forward(config, layer),
@@ -32,27 +32,27 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _mixer(config: ModelConfig, layer: int) -> PartSpec:
-    if config.extra["layer_types"][layer] == "linear_attention":
+def _mixer(config: JambaConfig, layer: int) -> PartSpec:
+    if config.layer_types[layer] == "linear_attention":
         mixer = mamba1_spec(config, f"{layer_name(layer)}.mamba")
         return replace(mixer, norm=ScanNorm.WEIGHTED, norm_eps=config.rms_norm_eps)
     return attention_spec(config, layer, rope=False)
 
 
-def _feed_forward(config: ModelConfig, layer: int) -> PartSpec:
-    name, extra = f"{layer_name(layer)}.feed_forward", config.extra
-    if layer not in extra["expert_layers"]:
+def _feed_forward(config: JambaConfig, layer: int) -> PartSpec:
+    name, experts = f"{layer_name(layer)}.feed_forward", config.experts
+    if layer not in config.expert_layers:
         return MlpSpec(name=name, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size)
     return MoeSpec(
         name=name,
         router=SoftmaxRouterSpec(
             name=f"{name}.router",
             hidden_size=config.hidden_size,
-            num_experts=extra["num_experts"],
-            num_experts_per_tok=extra["num_experts_per_tok"],
+            num_experts=experts.num_experts,
+            num_experts_per_tok=experts.per_token,
             normalize=False,
         ),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        num_experts=extra["num_experts"],
+        num_experts=experts.num_experts,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from forebay.families.mamba.config import MambaConfig
+from forebay.families.mamba2.config import Mamba2Config
 from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba1 import Mamba1Spec
@@ -31,35 +33,35 @@ def backbone_norm(config: ModelConfig, layer: int) -> TensorParam:
     return vector(f"{backbone_layer(layer)}.norm.weight", config.hidden_size)
 
 
-def mamba2_spec(config: ModelConfig, name: str) -> Mamba2Spec:
+def mamba2_spec(config: Mamba2Config, name: str) -> Mamba2Spec:
     """With a gated norm behind the scan; `name` is the checkpoint's prefix."""
-    extra = config.extra
+    mixer = config.mixer
     return Mamba2Spec(
         name=name,
         hidden_size=config.hidden_size,
-        num_heads=extra["mamba_n_heads"],
-        head_dim=extra["mamba_d_head"],
-        num_groups=extra["mamba_n_groups"],
-        state_size=extra["mamba_d_state"],
-        width=extra["mamba_d_conv"],
+        num_heads=mixer.num_heads,
+        head_dim=mixer.head_dim,
+        num_groups=mixer.num_groups,
+        state_size=mixer.state_size,
+        width=mixer.width,
         norm=GatedNorm(eps=config.rms_norm_eps),
-        in_bias=extra["mamba_proj_bias"],
-        conv_bias=extra["mamba_conv_bias"],
-        out_bias=extra["mamba_proj_bias"],
-        dt_limit=extra["time_step_limit"],
+        in_bias=mixer.bias,
+        conv_bias=mixer.conv_bias,
+        out_bias=mixer.bias,
+        dt_limit=mixer.dt_limit,
     )
 
 
-def mamba1_spec(config: ModelConfig, name: str) -> Mamba1Spec:
+def mamba1_spec(config: MambaConfig, name: str) -> Mamba1Spec:
     """Without norms within the mixer."""
-    extra = config.extra
+    mixer = config.mixer
     return Mamba1Spec(
         name=name,
         hidden_size=config.hidden_size,
-        intermediate_size=extra["mamba_intermediate_size"],
-        state_size=extra["mamba_d_state"],
-        rank=extra["mamba_dt_rank"],
-        width=extra["mamba_d_conv"],
-        bias=extra["mamba_proj_bias"],
-        conv_bias=extra["mamba_conv_bias"],
+        intermediate_size=mixer.intermediate_size,
+        state_size=mixer.state_size,
+        rank=mixer.dt_rank,
+        width=mixer.width,
+        bias=mixer.bias,
+        conv_bias=mixer.conv_bias,
     )

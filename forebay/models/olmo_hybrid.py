@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.olmo_hybrid.config import OlmoHybridConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.blocks import PostNormSpec, PreNormSpec
 from forebay.layers.build import BlockSpec
@@ -12,12 +12,12 @@ from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, la
 _DELTA_NORM_EPS = 1e-5  # whatever the other norms have: as in transformers
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: OlmoHybridConfig) -> DecoderSpec:
     return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
-    if config.extra["layer_types"][layer] == "linear_attention":
+def _block(config: OlmoHybridConfig, layer: int) -> BlockSpec:
+    if config.layer_types[layer] == "linear_attention":
         return PreNormSpec(
             mixer=_delta_net(config, layer),
             mlp=mlp_spec(config, layer),
@@ -25,7 +25,7 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
             mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
             norm_eps=config.rms_norm_eps,
         )
-    bias, rope = config.attention_bias, config.extra["has_rope"]
+    bias, rope = config.attention_bias, config.has_rope
     return PostNormSpec(
         mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.FULL, rope=rope),
         mlp=mlp_spec(config, layer),
@@ -35,18 +35,17 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _delta_net(config: ModelConfig, layer: int) -> GatedDeltaSpec:
-    extra = config.extra
-    key_heads, heads = extra["linear_num_key_heads"], extra["linear_num_value_heads"]
-    keys, values = key_heads * extra["linear_key_head_dim"], heads * extra["linear_value_head_dim"]
+def _delta_net(config: OlmoHybridConfig, layer: int) -> GatedDeltaSpec:
+    delta = config.delta
+    keys, values, heads = delta.key_size, delta.value_size, delta.num_value_heads
     return GatedDeltaSpec(
         name=f"{layer_name(layer)}.linear_attn",
         hidden_size=config.hidden_size,
-        num_key_heads=key_heads,
+        num_key_heads=delta.num_key_heads,
         num_value_heads=heads,
-        key_head_dim=extra["linear_key_head_dim"],
-        value_head_dim=extra["linear_value_head_dim"],
-        width=extra["linear_conv_kernel_dim"],
+        key_head_dim=delta.key_head_dim,
+        value_head_dim=delta.value_head_dim,
+        width=delta.width,
         norm_eps=_DELTA_NORM_EPS,
         inputs=(
             ("q_proj", keys),
@@ -59,5 +58,5 @@ def _delta_net(config: ModelConfig, layer: int) -> GatedDeltaSpec:
         kernels=("q_conv1d", "k_conv1d", "v_conv1d"),
         norm_name="o_norm",
         output_name="o_proj",
-        most_beta=2.0 if extra["linear_allow_neg_eigval"] else 1.0,
+        most_beta=2.0 if config.linear_allow_neg_eigval else 1.0,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.qwen3_5_text.config import Qwen35Config
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
@@ -24,36 +24,34 @@ from forebay.models.decoder import (
 _NORM_OFFSET = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: Qwen35Config) -> DecoderSpec:
     return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
+def _block(config: Qwen35Config, layer: int) -> BlockSpec:
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=mlp_spec(config, layer))
 
 
-def separate_inputs(config: ModelConfig) -> Sequence[tuple[str, int]]:
-    extra = config.extra
-    keys = extra["linear_num_key_heads"] * extra["linear_key_head_dim"]
-    values = extra["linear_num_value_heads"] * extra["linear_value_head_dim"]
-    heads = extra["linear_num_value_heads"]
+def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
+    delta = config.delta
+    keys, values, heads = delta.key_size, delta.value_size, delta.num_value_heads
     return (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads))
 
 
-def qwen_decoder(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
+def qwen_decoder(config: Qwen35Config, blocks: Sequence[BlockSpec]) -> DecoderSpec:
     spec = decoder_spec(config, blocks)
     return replace(spec, norm=replace(spec.norm, offset=_NORM_OFFSET))
 
 
-def qwen_block(config: ModelConfig, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:
+def qwen_block(config: Qwen35Config, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:
     """With attention instead of the delta net in the layers that have it."""
     mixer_norm, mlp_norm = (
         replace(norm_param(config, layer, name), offset=_NORM_OFFSET)
         for name in ("input_layernorm", "post_attention_layernorm")
     )
     return PreNormSpec(
-        mixer=delta if config.extra["layer_types"][layer] == "linear_attention" else _attention(config, layer),
+        mixer=delta if config.layer_types[layer] == "linear_attention" else _attention(config, layer),
         mlp=mlp,
         mixer_norm=mixer_norm,
         mlp_norm=mlp_norm,
@@ -61,28 +59,28 @@ def qwen_block(config: ModelConfig, layer: int, *, delta: GatedDeltaSpec, mlp: P
     )
 
 
-def _attention(config: ModelConfig, layer: int) -> AttentionSpec:
+def _attention(config: Qwen35Config, layer: int) -> AttentionSpec:
     bias = config.attention_bias
     return replace(
         attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
         norm_offset=_NORM_OFFSET,
-        rope=replace(rope_spec(config), dim=config.extra["rotary_dim"]),
+        rope=replace(rope_spec(config), dim=config.rotary_dim),
         output_gate=True,
     )
 
 
 def delta_spec(
-    config: ModelConfig, layer: int, inputs: Sequence[tuple[str, int]], input_rows: Rows = ()
+    config: Qwen35Config, layer: int, inputs: Sequence[tuple[str, int]], input_rows: Rows = ()
 ) -> GatedDeltaSpec:
-    extra = config.extra
+    delta = config.delta
     return GatedDeltaSpec(
         name=f"{layer_name(layer)}.linear_attn",
         hidden_size=config.hidden_size,
-        num_key_heads=extra["linear_num_key_heads"],
-        num_value_heads=extra["linear_num_value_heads"],
-        key_head_dim=extra["linear_key_head_dim"],
-        value_head_dim=extra["linear_value_head_dim"],
-        width=extra["linear_conv_kernel_dim"],
+        num_key_heads=delta.num_key_heads,
+        num_value_heads=delta.num_value_heads,
+        key_head_dim=delta.key_head_dim,
+        value_head_dim=delta.value_head_dim,
+        width=delta.width,
         norm_eps=config.rms_norm_eps,
         inputs=inputs,
         input_rows=input_rows,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.qwen3_moe.config import Qwen3MoeConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
@@ -11,11 +11,11 @@ from forebay.layers.routing import SoftmaxRouterSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, norm_param
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: Qwen3MoeConfig) -> DecoderSpec:
     return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
+def _block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:
     bias = config.attention_bias
     return PreNormSpec(
         mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
@@ -26,21 +26,20 @@ def _block(config: ModelConfig, layer: int) -> BlockSpec:
     )
 
 
-def _mlp(config: ModelConfig, layer: int) -> MlpSpec | MoeSpec:
-    extra = config.extra
-    if layer in extra["mlp_only_layers"] or (layer + 1) % extra["decoder_sparse_step"]:
+def _mlp(config: Qwen3MoeConfig, layer: int) -> MlpSpec | MoeSpec:
+    if layer not in config.expert_layers:
         return mlp_spec(config, layer)
-    name = f"{layer_name(layer)}.mlp"
+    name, experts = f"{layer_name(layer)}.mlp", config.experts
     return MoeSpec(
         name=name,
         router=SoftmaxRouterSpec(
             name=f"{name}.gate",
             hidden_size=config.hidden_size,
-            num_experts=extra["num_experts"],
-            num_experts_per_tok=extra["num_experts_per_tok"],
-            normalize=extra["norm_topk_prob"],
+            num_experts=experts.num_experts,
+            num_experts_per_tok=experts.per_token,
+            normalize=config.norm_topk_prob,
         ),
         hidden_size=config.hidden_size,
-        intermediate_size=extra["moe_intermediate_size"],
-        num_experts=extra["num_experts"],
+        intermediate_size=experts.intermediate_size,
+        num_experts=experts.num_experts,
     )

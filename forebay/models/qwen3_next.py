@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.qwen3_next.config import Qwen3NextConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import DecoderSpec, mlp_spec
@@ -10,26 +10,23 @@ from forebay.models.qwen3_5_moe_text import qwen_experts
 from forebay.models.qwen3_5_text import delta_spec, qwen_block, qwen_decoder
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: Qwen3NextConfig) -> DecoderSpec:
     return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
-    extra = config.extra
-    keys, values = extra["linear_num_key_heads"], extra["linear_num_value_heads"]
-    joined = 2 * keys * extra["linear_key_head_dim"] + 2 * values * extra["linear_value_head_dim"]
-    inputs = (("in_proj_qkvz", joined), ("in_proj_ba", 2 * values))
+def _block(config: Qwen3NextConfig, layer: int) -> BlockSpec:
+    joined = 2 * config.delta.key_size + 2 * config.delta.value_size
+    inputs = (("in_proj_qkvz", joined), ("in_proj_ba", 2 * config.delta.num_value_heads))
     delta = delta_spec(config, layer, inputs, _by_kind(config, joined))
     return qwen_block(config, layer, delta=delta, mlp=_mlp(config, layer))
 
 
-def _by_kind(config: ModelConfig, joined: int) -> Rows:
+def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:
     """Of each key head `in_proj_qkvz` has q, k, v and the gate of its value heads, and `in_proj_ba`, whose rows begin
     at `joined`, their rates and decays; wanted is q of all heads, then k of all, and so on."""
-    extra = config.extra
-    heads = extra["linear_num_key_heads"]
-    key, group = extra["linear_key_head_dim"], extra["linear_num_value_heads"] // heads
-    value = group * extra["linear_value_head_dim"]
+    delta = config.delta
+    heads, key, group = delta.num_key_heads, delta.key_head_dim, delta.num_value_heads // delta.num_key_heads
+    value = group * delta.value_head_dim
 
     def of_each(first: int, size: int) -> Rows:
         return rows_of_blocks(count=heads, block=2 * key + 2 * value, first=first, size=size)
@@ -47,8 +44,7 @@ def _by_kind(config: ModelConfig, joined: int) -> Rows:
     )
 
 
-def _mlp(config: ModelConfig, layer: int) -> PartSpec:
-    extra = config.extra
-    if layer in extra["mlp_only_layers"] or (layer + 1) % extra["decoder_sparse_step"]:
+def _mlp(config: Qwen3NextConfig, layer: int) -> PartSpec:
+    if layer not in config.expert_layers:
         return mlp_spec(config, layer)
-    return qwen_experts(config, layer, normalize=extra["norm_topk_prob"])
+    return qwen_experts(config, layer, normalize=config.norm_topk_prob)

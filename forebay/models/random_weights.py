@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.model_config import ModelConfig, family
 from forebay.formats.safetensors_writer import write_safetensors
 from forebay.models import describe
 from forebay.models.loader import Progress
@@ -21,8 +21,6 @@ _DTYPES: Final = {
     "float16": ("F16", torch.float16),
     "float32": ("F32", torch.float32),
 }
-# Whose experts are in one tensor for all of a layer's in every file, and what these are called: gate and up, and down.
-_STACKS: Final = {"granitemoehybrid": ("input_linear.weight", "output_linear.weight")}
 _EXPERT: Final = re.compile(r"(.*)\.experts\.\d+\.(gate|up|down)_proj\.weight")
 _NORM_SPREAD: Final = 0.1
 _BIAS_SPREAD: Final = 0.02
@@ -58,18 +56,19 @@ def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: i
 def _stored(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], float]]:
     """Each tensor's shape and the offset of its values, by the names under which other engines read them, too."""
     params = {name: (shape, param.offset) for param in describe(config).params() for name, shape in param.parts()}
-    gate_up, down = _STACKS.get(config.model_type, ("", ""))
-    if not gate_up:
+    stacks = family(config.model_type).names.stacks
+    if stacks is None:
         return params
+    gate_up, down = stacks
     stored: dict[str, tuple[tuple[int, ...], float]] = {}
     for name, (shape, offset) in params.items():
         match = _EXPERT.fullmatch(name)
         if match is None:
             stored[name] = shape, offset
         elif match[2] == "gate":
-            stored[f"{match[1]}.{gate_up}"] = (config.extra["num_experts"], 2 * shape[0], *shape[1:]), offset
+            stored[f"{match[1]}.{gate_up}"] = (config.num_experts, 2 * shape[0], *shape[1:]), offset
         elif match[2] == "down":
-            stored[f"{match[1]}.{down}"] = (config.extra["num_experts"], *shape), offset
+            stored[f"{match[1]}.{down}"] = (config.num_experts, *shape), offset
     return stored
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.smollm3.config import SmolLM3Config
 from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: SmolLM3Config) -> DecoderSpec:
     return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
-    bias, rope = config.attention_bias, bool(config.extra["no_rope_layers"][layer])
+def _block(config: SmolLM3Config, layer: int) -> BlockSpec:
+    bias, rope = config.attention_bias, config.has_rope[layer]
     return PreNormSpec(
         mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, rope=rope),
         mlp=mlp_spec(config, layer, bias=config.mlp_bias),

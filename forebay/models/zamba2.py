@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.mamba2.config import HYBRID
+from forebay.families.zamba2.config import Zamba2Config
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
@@ -19,23 +20,23 @@ from forebay.pools.cache_spec import CacheSpec
 _MIXER_EPS = 1e-5  # transformers has no field for it
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
+def describe(config: Zamba2Config) -> DecoderSpec:
     return replace(
         decoder_spec(config, [_stack(config)]),
         norm=vector("model.final_layernorm.weight", config.hidden_size),
     )
 
 
-def _stack(config: ModelConfig) -> StackSpec:
-    hybrids = [layer for layer, kind in enumerate(config.extra["layer_types"]) if kind == "hybrid"]
+def _stack(config: Zamba2Config) -> StackSpec:
+    hybrids = [layer for layer, kind in enumerate(config.layer_types) if kind == HYBRID]
     # Block i is stored with the layer that uses it first.
-    shared = tuple(_shared(config, layer) for layer in hybrids[: config.extra["num_mem_blocks"]])
+    shared = tuple(_shared(config, layer) for layer in hybrids[: config.num_shared])
     uses = {layer: _use(config, layer, number, shared) for number, layer in enumerate(hybrids)}
     layers = tuple(_layer(config, layer, uses.get(layer)) for layer in range(config.num_layers))
     return StackSpec(shared=shared, layers=layers, norm_eps=config.rms_norm_eps)
 
 
-def _shared(config: ModelConfig, layer: int) -> SharedTransformerSpec:
+def _shared(config: Zamba2Config, layer: int) -> SharedTransformerSpec:
     return SharedTransformerSpec(
         name=f"{layer_name(layer)}.shared_transformer",
         hidden_size=config.hidden_size,
@@ -45,21 +46,21 @@ def _shared(config: ModelConfig, layer: int) -> SharedTransformerSpec:
         intermediate_size=config.intermediate_size,
         mlp_bias=config.mlp_bias,
         norm_eps=config.rms_norm_eps,
-        rope=rope_spec(config) if config.extra["use_mem_rope"] else None,
+        rope=rope_spec(config) if config.has_rope else None,
     )
 
 
-def _use(config: ModelConfig, layer: int, number: int, shared: tuple[SharedTransformerSpec, ...]) -> UseSpec:
+def _use(config: Zamba2Config, layer: int, number: int, shared: tuple[SharedTransformerSpec, ...]) -> UseSpec:
     return UseSpec(
         shared=shared[number % len(shared)],
         number=number,
         output_name=f"{layer_name(layer)}.linear",
-        rank=config.extra["adapter_rank"],
-        on_attention=config.extra["use_shared_attention_adapter"],
+        rank=config.adapter_rank,
+        on_attention=config.adapters_on_attention,
     )
 
 
-def _layer(config: ModelConfig, layer: int, use: UseSpec | None) -> LayerSpec:
+def _layer(config: Zamba2Config, layer: int, use: UseSpec | None) -> LayerSpec:
     name = layer_name(layer) if use is None else f"{layer_name(layer)}.mamba_decoder"
     return LayerSpec(
         use=use,

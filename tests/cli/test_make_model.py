@@ -23,7 +23,7 @@ def test_it_writes_a_folder_that_can_be_opened(
     assert captured.out.strip() == str(target)
     assert "lfm2: 3 layers, 1.6 M weights, 3.1 MiB" in captured.err
     checkpoint = open_checkpoint(target)
-    assert (checkpoint.config.num_layers, checkpoint.config.extra["conv_L_cache"]) == (3, 4)
+    assert (checkpoint.config.num_layers, checkpoint.config.conv_width) == (3, 4)
     assert len(checkpoint.config.eos_token_ids) > 0
     chat = [{"role": "user", "content": "hello"}]
     assert Tokenizer.from_path(target).encode_chat(chat) == Tokenizer.from_path(embedded_model).encode_chat(chat)

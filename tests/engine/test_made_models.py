@@ -8,7 +8,7 @@ import pytest
 
 from forebay.cli.main import main
 from forebay.engine.llm import LLM
-from forebay.families.small import SMALL_TYPES
+from forebay.families import TYPES
 from forebay.requests.sampling_params import SamplingParams
 from tests.kernels import NATIVE
 
@@ -16,7 +16,7 @@ GREEDY = SamplingParams(max_new_tokens=6, temperature=0.0, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Say what a forebay is, in a few words, and name one that you know."}]
 
 
-@pytest.mark.parametrize("model_type", SMALL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_a_made_model_answers_twice_alike(model_type: str, tmp_path: Path, embedded_model: Path) -> None:
     path = tmp_path / model_type
     assert main(["models", "make", "--like", model_type, "--out", str(path), "--hidden-size", "32"]) == 0

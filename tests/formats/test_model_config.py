@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ModelError
+from forebay.families import TYPES
 from forebay.families.fields import Fields
 from forebay.families.model_config import ModelConfig, config_from_folder
-from forebay.families.model_types import MODEL_TYPES
-from forebay.families.transformer import parse_transformer
 
 FULL = ["full_attention"] * 4
 
@@ -44,14 +43,14 @@ def test_silence_means_what_it_means_to_transformers(read):
     config = read()
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert (config.rope_theta, config.rope_scaling, config.tie_word_embeddings) == (10_000.0, None, False)
-    assert config.extra == {"layer_types": ["full_attention"] * 4}
+    assert config.layer_types == ("full_attention",) * 4
 
 
 # Those with a parser of their own have their defaults tested where that is.
-SHARED_PARSER = [name for name, kind in MODEL_TYPES.items() if kind.parse is parse_transformer]
+PLAIN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "qwen3_moe")
 
 
-@pytest.mark.parametrize("model_type", SHARED_PARSER)
+@pytest.mark.parametrize("model_type", PLAIN)
 def test_defaults_are_those_of_transformers(model_type, read):
     from transformers import AutoConfig
 
@@ -70,9 +69,9 @@ def test_a_null_flag_is_off_whatever_the_default(read):
     """As to transformers, where it may be null at all."""
     latent = {"model_type": "deepseek_v3", "n_group": 2, "topk_group": 1, "n_routed_experts": 4}
     few = {**latent, "num_experts_per_tok": 2}
-    for name in ("norm_topk_prob", "rope_interleave"):
-        assert read(**few).extra[name] is True
-        assert read(**few, **{name: None}).extra[name] is False
+    config, off = read(**few), read(**few, norm_topk_prob=None, rope_interleave=None)
+    assert (config.experts.normalize, config.latent.interleaved) == (True, True)
+    assert (off.experts.normalize, off.latent.interleaved) == (False, False)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_what_is_not_honoured_is_refused(fields, message, read):
 HOSTILE = [None, True, -1, 0, 3, 2**70, 1.5, float("nan"), float("inf"), "x", "", [], [[]], {}, {"a": 1}, [None] * 4]
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, read):
     fields = llama_json(
         model_type=model_type,
@@ -205,7 +204,7 @@ def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, 
             except ModelError:
                 continue
             assert config.num_layers > 0
-            assert len(config.extra["layer_types"]) == config.num_layers
+            assert len(config.layer_types) == config.num_layers
 
 
 def test_fields_know_what_nobody_asked_for():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from transformers import AutoConfig
 from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_from_folder
-from forebay.families.types_delta import TYPES
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -26,16 +26,57 @@ GIVEN: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# What we call a field, and what transformers does: nothing where it is not one of its own.
-NAMES: dict[str, dict[str, str]] = {
-    "qwen3_5_text": {"rotary_dim": ""},
-    "qwen3_next": {"rotary_dim": ""},
-    "qwen3_5_moe_text": {"rotary_dim": ""},
-    "deepseek_v3": {"num_experts": "n_routed_experts", "layer_types": "", "mlp_layer_types": ""},
-    "kimi_linear": {"num_experts": "num_local_experts", "rope_interleave": ""},
-    "bailing_hybrid": {"num_experts": "num_local_experts", "rope_interleave": "", "q_lora_rank": ""},
-    "olmo_hybrid": {"has_rope": ""},
+# Where a type's own values are here, and what transformers calls them.
+DELTA_NET = {
+    "layer_types": "layer_types",
+    "delta.num_key_heads": "linear_num_key_heads",
+    "delta.num_value_heads": "linear_num_value_heads",
+    "delta.key_head_dim": "linear_key_head_dim",
+    "delta.value_head_dim": "linear_value_head_dim",
+    "delta.width": "linear_conv_kernel_dim",
 }
+QWEN_EXPERTS = {
+    "experts.num_experts": "num_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "shared_intermediate_size": "shared_expert_intermediate_size",
+}
+LATENT = {
+    "latent.rank": "kv_lora_rank",
+    "latent.nope_dim": "qk_nope_head_dim",
+    "latent.rope_dim": "qk_rope_head_dim",
+    "latent.value_dim": "v_head_dim",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+    "experts.groups": "n_group",
+    "experts.best_groups": "topk_group",
+    "experts.normalize": "norm_topk_prob",
+    "experts.scale": "routed_scaling_factor",
+}
+KIMI = {
+    **LATENT,
+    "layer_types": "layer_types",
+    "mlp_layer_types": "mlp_layer_types",
+    "experts.num_experts": "num_local_experts",
+    "delta.num_heads": "linear_num_heads",
+    "delta.head_dim": "linear_head_dim",
+    "delta.width": "linear_conv_kernel_dim",
+}
+NAMES: dict[str, dict[str, str]] = {
+    "qwen3_5_text": DELTA_NET,
+    "qwen3_next": {**DELTA_NET, **QWEN_EXPERTS, "norm_topk_prob": "norm_topk_prob"},
+    "qwen3_5_moe_text": {**DELTA_NET, **QWEN_EXPERTS},
+    "deepseek_v3": {
+        **LATENT,
+        "experts.num_experts": "n_routed_experts",
+        "latent.interleaved": "rope_interleave",
+        "latent.q_rank": "q_lora_rank",
+    },
+    "kimi_linear": {**KIMI, "latent.q_rank": "q_lora_rank"},
+    "bailing_hybrid": {**KIMI, "delta.lower_bound": "kda_lower_bound"},
+    "olmo_hybrid": {**DELTA_NET, "linear_allow_neg_eigval": "linear_allow_neg_eigval"},
+}
+TYPES = tuple(NAMES)
 FEW_EXPERTS = {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 
 
@@ -58,10 +99,9 @@ def test_silence_means_what_it_means_to_transformers(model_type, read):
     assert ours.num_layers == theirs.num_hidden_layers
     if model_type != "kimi_linear":  # which has no positions
         assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
-    for name, value in ours.extra.items():
-        if their_name := NAMES[model_type].get(name, name):
-            expected = getattr(theirs, their_name)
-            assert value == (0 if expected is None else expected), name
+    for path, name in NAMES[model_type].items():
+        value, expected = attrgetter(path)(ours), getattr(theirs, name)
+        assert value == (0 if expected is None else tuple(expected) if isinstance(expected, list) else expected), name
 
 
 @pytest.mark.parametrize(
@@ -69,15 +109,15 @@ def test_silence_means_what_it_means_to_transformers(model_type, read):
 )
 def test_the_share_of_a_head_that_is_rotated_is_read_wherever_it_is(rope, read):
     theirs = AutoConfig.for_model("qwen3_next", **GIVEN, **rope).rope_parameters["partial_rotary_factor"]
-    assert read("qwen3_next", **rope).extra["rotary_dim"] == 256 * theirs
+    assert read("qwen3_next", **rope).rotary_dim == 256 * theirs
 
 
 def test_published_kimi_files_have_what_is_linear_in_an_object_of_its_own(read):
     linear = {"full_attn_layers": [4, 8], "kda_layers": [1, 2, 3, 5, 6, 7], "head_dim": 32, "num_heads": 3}
     fields = {"linear_attn_config": linear, "q_lora_rank": None, "head_dim": 72}
     ours, theirs = read("kimi_linear", **fields), AutoConfig.for_model("kimi_linear", **GIVEN, **fields)
-    assert ours.extra["layer_types"] == theirs.layer_types == ([LINEAR] * 3 + [FULL]) * 2
-    assert (ours.extra["linear_num_heads"], ours.extra["linear_head_dim"]) == (3, 32)
+    assert list(ours.layer_types) == theirs.layer_types == ([LINEAR] * 3 + [FULL]) * 2
+    assert (ours.delta.num_heads, ours.delta.head_dim) == (3, 32)
     assert (theirs.linear_num_heads, theirs.linear_head_dim) == (3, 32)
 
 
@@ -94,7 +134,7 @@ def test_published_kimi_files_have_what_is_linear_in_an_object_of_its_own(read):
 )
 def test_olmo_hybrids_have_no_positions_where_the_base_is_null(fields, read):
     theirs = AutoConfig.for_model("olmo_hybrid", **GIVEN, **fields)
-    assert read("olmo_hybrid", **fields).extra["has_rope"] == (theirs.rope_parameters["rope_theta"] is not None)
+    assert read("olmo_hybrid", **fields).has_rope == (theirs.rope_parameters["rope_theta"] is not None)
 
 
 def test_what_transformers_writes_of_ling_is_read_as_what_it_read(read):
@@ -102,8 +142,8 @@ def test_what_transformers_writes_of_ling_is_read_as_what_it_read(read):
     theirs = AutoConfig.for_model("bailing_hybrid", **GIVEN, **fields)
     ours = read(**theirs.to_dict())
     assert (theirs.head_dim, ours.head_dim) == (64, 64)
-    assert (ours.extra["linear_head_dim"], ours.extra["linear_conv_kernel_dim"]) == (32, 3)
-    assert ours.extra["kda_lower_bound"] == 0
+    assert (ours.delta.head_dim, ours.delta.width) == (32, 3)
+    assert ours.delta.lower_bound == 0
 
 
 def test_a_language_model_is_found_within_a_multimodal_one(read):

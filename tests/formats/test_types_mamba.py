@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -11,8 +12,7 @@ from transformers import AutoConfig
 
 from forebay import models
 from forebay.base.errors import ModelError
-from forebay.families.model_config import ModelConfig, config_from_folder
-from forebay.families.types_mamba import TYPES
+from forebay.families.model_config import ModelConfig, config_from_folder, family
 
 GIVEN: dict[str, Any] = {
     "vocab_size": 100,
@@ -25,34 +25,37 @@ GIVEN: dict[str, Any] = {
 }
 
 # The fields without which transformers' defaults for a type contradict GIVEN.
-NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {
+NEEDED: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 16, "head_dim": 8},
     "zamba2": {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]},
 }
+
+
+EXPERTS = {"experts.num_experts": "num_experts", "experts.per_token": "num_experts_per_tok"}
 
 
 def same(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-BAMBA = same(
-    "mamba_n_heads",
-    "mamba_d_head",
-    "mamba_n_groups",
-    "mamba_d_state",
-    "mamba_d_conv",
-    "mamba_conv_bias",
-    "mamba_proj_bias",
-    "time_step_limit",
-)
+BAMBA = {
+    "mixer.num_heads": "mamba_n_heads",
+    "mixer.head_dim": "mamba_d_head",
+    "mixer.num_groups": "mamba_n_groups",
+    "mixer.state_size": "mamba_d_state",
+    "mixer.width": "mamba_d_conv",
+    "mixer.conv_bias": "mamba_conv_bias",
+    "mixer.bias": "mamba_proj_bias",
+    "mixer.dt_limit": "time_step_limit",
+}
 
 MAMBA1 = {
-    "mamba_intermediate_size": "intermediate_size",
-    "mamba_d_state": "state_size",
-    "mamba_d_conv": "conv_kernel",
-    "mamba_dt_rank": "time_step_rank",
-    "mamba_conv_bias": "use_conv_bias",
-    "mamba_proj_bias": "use_bias",
+    "mixer.intermediate_size": "intermediate_size",
+    "mixer.state_size": "state_size",
+    "mixer.width": "conv_kernel",
+    "mixer.dt_rank": "time_step_rank",
+    "mixer.conv_bias": "use_conv_bias",
+    "mixer.bias": "use_bias",
 }
 
 # What we call a type's own fields, and what transformers' configuration does.
@@ -63,50 +66,58 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "granitemoehybrid": {
         **BAMBA,
-        "num_experts": "num_local_experts",
-        **same("num_experts_per_tok", "shared_intermediate_size", "attention_multiplier", "residual_multiplier"),
+        **EXPERTS,
+        "experts.num_experts": "num_local_experts",
+        **same("shared_intermediate_size", "attention_multiplier", "residual_multiplier"),
     },
     "bamba": BAMBA,
     "jamba": {
-        "mamba_dt_rank": "mamba_dt_rank",
-        **same("mamba_d_state", "mamba_d_conv", "mamba_conv_bias", "mamba_proj_bias", "num_experts"),
+        "mixer.dt_rank": "mamba_dt_rank",
+        **EXPERTS,
+        "mixer.state_size": "mamba_d_state",
+        "mixer.width": "mamba_d_conv",
+        "mixer.conv_bias": "mamba_conv_bias",
+        "mixer.bias": "mamba_proj_bias",
     },
     "zamba2": {
-        "mamba_n_heads": "n_mamba_heads",
-        "mamba_d_head": "mamba_headdim",
-        "mamba_n_groups": "mamba_ngroups",
-        **same("mamba_d_state", "mamba_d_conv", "num_mem_blocks", "adapter_rank", "use_mem_rope"),
+        "mixer.num_heads": "n_mamba_heads",
+        "mixer.head_dim": "mamba_headdim",
+        "mixer.num_groups": "mamba_ngroups",
+        "mixer.state_size": "mamba_d_state",
+        "mixer.width": "mamba_d_conv",
+        "num_shared": "num_mem_blocks",
+        "has_rope": "use_mem_rope",
+        "adapter_rank": "adapter_rank",
     },
     "mamba": MAMBA1,
     "falcon_mamba": {**MAMBA1, **same("mixer_rms_eps")},
     "mamba2": {
-        "mamba_n_heads": "num_heads",
-        "mamba_d_head": "head_dim",
-        "mamba_n_groups": "n_groups",
-        "mamba_d_state": "state_size",
-        "mamba_d_conv": "conv_kernel",
-        "mamba_conv_bias": "use_conv_bias",
-        "mamba_proj_bias": "use_bias",
-        "time_step_limit": "time_step_limit",
+        "mixer.num_heads": "num_heads",
+        "mixer.head_dim": "head_dim",
+        "mixer.num_groups": "n_groups",
+        "mixer.state_size": "state_size",
+        "mixer.width": "conv_kernel",
+        "mixer.conv_bias": "use_conv_bias",
+        "mixer.bias": "use_bias",
+        "mixer.dt_limit": "time_step_limit",
     },
     "nemotron_h": {
-        "mamba_n_heads": "mamba_num_heads",
-        "mamba_d_head": "mamba_head_dim",
-        "mamba_n_groups": "n_groups",
-        "mamba_d_state": "ssm_state_size",
-        "mamba_d_conv": "conv_kernel",
-        "mamba_conv_bias": "use_conv_bias",
-        "mamba_proj_bias": "use_bias",
-        "num_experts": "n_routed_experts",
-        **same(
-            "num_experts_per_tok",
-            "moe_intermediate_size",
-            "moe_shared_expert_intermediate_size",
-            "routed_scaling_factor",
-            "norm_topk_prob",
-        ),
+        "mixer.num_heads": "mamba_num_heads",
+        "mixer.head_dim": "mamba_head_dim",
+        "mixer.num_groups": "n_groups",
+        "mixer.state_size": "ssm_state_size",
+        "mixer.width": "conv_kernel",
+        "mixer.conv_bias": "use_conv_bias",
+        "mixer.bias": "use_bias",
+        "experts.num_experts": "n_routed_experts",
+        "experts.per_token": "num_experts_per_tok",
+        "experts.intermediate_size": "moe_intermediate_size",
+        "experts.shared_size": "moe_shared_expert_intermediate_size",
+        "experts.scale": "routed_scaling_factor",
+        "experts.normalize": "norm_topk_prob",
     },
 }
+TYPES = tuple(NAMES)
 EPSILON = dict.fromkeys(["nemotron_h", "mamba", "mamba2", "falcon_mamba"], "layer_norm_epsilon")
 
 
@@ -120,19 +131,19 @@ def read(tmp_path):
 
 
 def given(model_type: str) -> dict[str, Any]:
-    return {"model_type": model_type, **GIVEN, **NEEDED[model_type]}
+    return {"model_type": model_type, **GIVEN, **NEEDED.get(model_type, {})}
 
 
 @pytest.mark.parametrize("model_type", TYPES)
 def test_silence_means_what_it_means_to_transformers(model_type, read):
     ours, theirs = read(**given(model_type)), AutoConfig.for_model(**given(model_type))
-    assert {name: ours.extra[name] for name in NAMES[model_type]} == {
-        name: getattr(theirs, their_name) for name, their_name in NAMES[model_type].items()
-    }
+    for path, name in NAMES[model_type].items():
+        expected = getattr(theirs, name)
+        assert attrgetter(path)(ours) == (tuple(expected) if isinstance(expected, list) else expected), name
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rms_norm_eps == getattr(theirs, EPSILON.get(model_type, "rms_norm_eps"))
     assert ours.num_layers == theirs.num_hidden_layers
-    assert ours.extra["layer_types"] == list(theirs.layer_types)
+    assert ours.layer_types == tuple(theirs.layer_types)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +152,14 @@ def test_silence_means_what_it_means_to_transformers(model_type, read):
     ids=["5.x", "json", "int", "null"],
 )
 def test_no_limit_of_the_step_width_is_read_in_every_spelling(limit, read):
-    assert read(**given("falcon_h1"), time_step_limit=limit).extra["time_step_limit"] == (0.0, math.inf)
+    assert read(**given("falcon_h1"), time_step_limit=limit).mixer.dt_limit == (0.0, math.inf)
 
 
 def test_a_pattern_of_letters_means_the_same_layers_as_a_list(read):
     types = ["mamba", "mlp", "attention", "moe"]
-    expected = ["linear_attention", "mlp", "full_attention", "moe"]
-    assert read(**given("nemotron_h"), hybrid_override_pattern="M-*E").extra["layer_types"] == expected
-    assert read(**given("nemotron_h"), layers_block_type=types).extra["layer_types"] == expected
+    expected = ("linear_attention", "mlp", "full_attention", "moe")
+    assert read(**given("nemotron_h"), hybrid_override_pattern="M-*E").layer_types == expected
+    assert read(**given("nemotron_h"), layers_block_type=types).layer_types == expected
 
 
 @pytest.mark.parametrize("model_type", ["nemotron_h", "jamba"])
@@ -238,4 +249,4 @@ def test_any_value_in_any_field_is_refused_or_gives_a_model(model_type, read):
     ],
 )
 def test_tensors_have_one_name_here(model_type, stored, name):
-    assert TYPES[model_type].names.here(stored, 4) == name
+    assert family(model_type).names.here(stored, 4) == name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -10,9 +11,40 @@ from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_from_folder
-from forebay.families.types_window import TYPES
 
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
+
+CONVOLUTION = {"conv_width": "conv_L_cache", "conv_bias": "conv_bias"}
+EXPERTS = {
+    "experts.num_experts": "num_experts",
+    "experts.per_token": "num_experts_per_tok",
+    "experts.intermediate_size": "moe_intermediate_size",
+}
+# Where a type's own values are here, and what transformers calls them.
+NAMES: dict[str, dict[str, str]] = {
+    "lfm2": CONVOLUTION,
+    "lfm2_moe": {
+        **CONVOLUTION,
+        **EXPERTS,
+        "num_dense_layers": "num_dense_layers",
+        "use_expert_bias": "use_expert_bias",
+        "norm_topk_prob": "norm_topk_prob",
+        "routed_scaling_factor": "routed_scaling_factor",
+    },
+    "lfm3": {
+        **CONVOLUTION,
+        "use_sandwich_norm": "use_sandwich_norm",
+        "use_attention_gate": "use_attention_gate",
+    },
+    "gemma3_text": {"query_pre_attn_scalar": "query_pre_attn_scalar"},
+    "gpt_oss": {
+        "experts.num_experts": "num_local_experts",
+        "experts.per_token": "num_experts_per_tok",
+        "swiglu_alpha": "swiglu_alpha",
+        "swiglu_limit": "swiglu_limit",
+    },
+}
+TYPES = tuple(NAMES)
 
 GIVEN: dict[str, Any] = {
     "vocab_size": 100,
@@ -48,25 +80,24 @@ def test_defaults_are_those_of_transformers(model_type, read):
     assert ours.head_dim == getattr(theirs, "head_dim", 16)
     assert ours.sliding_window == (getattr(theirs, "sliding_window", None) or 0)
     assert ours.attention_bias == getattr(theirs, "attention_bias", False)
-    assert ours.extra["layer_types"] == theirs.layer_types
+    assert ours.layer_types == tuple(theirs.layer_types)
     rope = theirs.rope_parameters
     assert ours.rope_theta == rope.get(FULL, rope)["rope_theta"]
-    for name, value in ours.extra.items():
-        if name not in ("layer_types", "ropes"):
-            assert value == getattr(theirs, name), name
+    for path, name in NAMES[model_type].items():
+        assert attrgetter(path)(ours) == getattr(theirs, name), name
 
 
 @pytest.mark.parametrize("model_type", ["lfm3", "gemma3_text"])
 def test_each_kind_of_attention_has_its_own_rope(model_type, read):
     theirs = AutoConfig.for_model(model_type, **GIVEN).rope_parameters
-    for kind, (theta, scaling) in read(model_type).extra["ropes"].items():
+    for kind, (theta, scaling) in read(model_type).ropes.items():
         assert {"rope_type": "default", "rope_theta": theta, **(scaling or {})} == theirs[kind]
 
 
 def test_old_gemma3_files_name_both_bases_and_one_scaling(read):
     old = {"rope_theta": 5e5, "rope_local_base_freq": 2e3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     theirs = AutoConfig.for_model("gemma3_text", **GIVEN, **old).rope_parameters
-    ropes = read("gemma3_text", **old).extra["ropes"]
+    ropes = read("gemma3_text", **old).ropes
     assert ropes == {FULL: (5e5, {"rope_type": "linear", "factor": 8.0}), SLIDING: (2e3, None)}
     assert theirs[FULL] == {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
     assert theirs[SLIDING] == {"rope_type": "default", "rope_theta": 2e3}
@@ -85,7 +116,7 @@ def test_a_published_gemma3_file_needs_no_more_than_it_says(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(outer))
     config = config_from_folder(tmp_path)
     assert (config.model_type, config.vocab_size, config.num_heads, config.head_dim) == ("gemma3_text", 262208, 8, 256)
-    assert config.extra["layer_types"][4:7] == [SLIDING, FULL, SLIDING]
+    assert config.layer_types[4:7] == (SLIDING, FULL, SLIDING)
     assert config.eos_token_ids == (1, 106)
 
 
@@ -99,7 +130,7 @@ def test_a_multimodal_file_without_a_language_model_is_refused(inner, tmp_path):
 def test_the_first_lfm2_files_have_other_names(read):
     old = read("lfm2", block_ff_dim=1536, tie_embedding=False, full_attn_idxs=[2, 5])
     assert (old.intermediate_size, old.tie_word_embeddings) == (1024, False)
-    assert [i for i, kind in enumerate(old.extra["layer_types"]) if kind == FULL] == [2, 5]
+    assert [i for i, kind in enumerate(old.layer_types) if kind == FULL] == [2, 5]
 
 
 @pytest.mark.parametrize(
@@ -157,4 +188,4 @@ def test_any_value_in_any_field_is_refused_or_gives_a_configuration(model_type, 
                 config = read(model_type, **{name: value})
             except ModelError:
                 continue
-            assert len(config.extra["layer_types"]) == config.num_layers > 0
+            assert len(config.layer_types) == config.num_layers > 0

@@ -12,8 +12,8 @@ import torch
 from transformers import CONFIG_MAPPING
 
 from forebay.base.errors import ModelError
+from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder
-from forebay.families.model_types import MODEL_TYPES
 from forebay.ops import Ops, make_ops
 from tests.models.config_keys import CASE_OF, COMMON, ROPES, ChangedKeys
 
@@ -52,7 +52,7 @@ def give_other_results(keys: ChangedKeys, changes: dict[str, Any]) -> bool:
     return theirs is not None and not torch.allclose(ours, theirs[: len(ours)], **TOLERANCE)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops, quiet):
     """With one value for each, and a null for flags."""
     keys = ChangedKeys(model_type, tmp_path, torch_ops)
@@ -66,14 +66,14 @@ def test_no_key_that_changes_results_is_ignored(model_type, tmp_path, torch_ops,
     assert [change for change in changes if gives_other_results(keys, *change)] == []
 
 
-@pytest.mark.parametrize("model_type", [name for name in MODEL_TYPES if "mamba" not in name])
+@pytest.mark.parametrize("model_type", [name for name in TYPES if "mamba" not in name])
 def test_no_part_of_a_rope_is_ignored(model_type, tmp_path, torch_ops, quiet):
     keys = ChangedKeys(model_type, tmp_path, torch_ops)
     assert [changes for changes in ROPES if give_other_results(keys, changes)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_no_value_of_any_key_gives_other_results(model_type, tmp_path, torch_ops, quiet):
     keys = ChangedKeys(model_type, tmp_path, torch_ops)
     changes = [(name, value) for name, values in keys.changes() for value in values]
@@ -95,10 +95,10 @@ def test_what_is_wrong_is_found(tmp_path, torch_ops, quiet, monkeypatch):
 
 
 def test_every_type_has_a_case():
-    assert set(MODEL_TYPES) == set(CASE_OF)
+    assert set(TYPES) == set(CASE_OF)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_what_transformers_writes_by_itself_is_all_known(model_type, tmp_path):
     """So that the warning of unknown options means something."""
     fields = CONFIG_MAPPING[model_type]().to_dict()

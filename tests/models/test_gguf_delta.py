@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig
+from forebay.families.deepseek_v3.config import GroupedExperts
+from forebay.families.model_config import Experts, ModelConfig
 from tests.formats.gguf_files import write_gguf
 from tests.models.drive import Driver
 from tests.models.test_gguf import stacked_experts
@@ -45,9 +46,8 @@ def qwen_norms(name: str, values: np.ndarray) -> np.ndarray:
 
 def qwen3_5_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
     """Value heads go from grouped by key head to one of each key head after the other."""
-    extra = config.extra
-    groups, size = extra["linear_num_key_heads"], extra["linear_value_head_dim"]
-    keys = 2 * groups * extra["linear_key_head_dim"]
+    groups, size = config.delta.num_key_heads, config.delta.value_head_dim
+    keys = 2 * groups * config.delta.key_head_dim
 
     def tiled(part: np.ndarray, size: int) -> np.ndarray:
         return part.reshape(groups, -1, size, *part.shape[1:]).swapaxes(0, 1).reshape(part.shape)
@@ -68,9 +68,8 @@ def qwen3_next_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Na
     if not name.endswith("in_proj_qkvz.weight"):
         yield decays(name, qwen_norms(name, values))
         return
-    extra = config.extra
-    key, groups = extra["linear_key_head_dim"], extra["linear_num_key_heads"]
-    value = extra["linear_value_head_dim"] * extra["linear_num_value_heads"] // groups
+    key, groups = config.delta.key_head_dim, config.delta.num_key_heads
+    value = config.delta.value_head_dim * config.delta.num_value_heads // groups
     by_head = values.reshape(groups, 2 * key + 2 * value, -1)
     parts = np.split(by_head, [key, 2 * key, 2 * key + value], axis=1)
     q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
@@ -79,28 +78,27 @@ def qwen3_next_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Na
 
 
 def qwen_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
     metadata = {
-        "ssm.conv_kernel": extra["linear_conv_kernel_dim"],
-        "ssm.state_size": extra["linear_key_head_dim"],
-        "ssm.group_count": extra["linear_num_key_heads"],
-        "ssm.time_step_rank": extra["linear_num_value_heads"],
-        "ssm.inner_size": extra["linear_num_value_heads"] * extra["linear_value_head_dim"],
+        "ssm.conv_kernel": config.delta.width,
+        "ssm.state_size": config.delta.key_head_dim,
+        "ssm.group_count": config.delta.num_key_heads,
+        "ssm.time_step_rank": config.delta.num_value_heads,
+        "ssm.inner_size": config.delta.num_value_heads * config.delta.value_head_dim,
         "full_attention_interval": 2,
-        "rope.dimension_count": extra["rotary_dim"],
+        "rope.dimension_count": config.rotary_dim,
         "rope.dimension_sections": [11, 11, 10, 0],
     }
-    if "num_experts" not in extra:
+    if config.experts is None:
         return metadata
-    shared = {"expert_shared_feed_forward_length": extra["shared_expert_intermediate_size"]}
+    shared = {"expert_shared_feed_forward_length": config.shared_intermediate_size}
     return {**metadata, **expert_metadata(config), **shared}
 
 
 def expert_metadata(config: ModelConfig) -> dict[str, Any]:
     return {
-        "expert_count": config.extra["num_experts"],
-        "expert_used_count": config.extra["num_experts_per_tok"],
-        "expert_feed_forward_length": config.extra["moe_intermediate_size"],
+        "expert_count": config.experts.num_experts,
+        "expert_used_count": config.experts.per_token,
+        "expert_feed_forward_length": config.experts.intermediate_size,
     }
 
 
@@ -109,7 +107,7 @@ def latent_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
         yield name.replace("e_score_correction_bias", "e_score_correction.bias"), values
         return
     by_head = values.reshape(config.num_heads, -1, values.shape[1])
-    keys, heads = np.split(by_head, [config.extra["qk_nope_head_dim"]], axis=1)
+    keys, heads = np.split(by_head, [config.latent.nope_dim], axis=1)
     yield name.replace("kv_b_proj", "k_b_proj"), keys.swapaxes(1, 2)
     yield name.replace("kv_b_proj", "v_b_proj"), heads
 
@@ -126,34 +124,33 @@ def kimi_tensors(name: str, values: np.ndarray, config: ModelConfig) -> Named:
 
 def latent_metadata(config: ModelConfig) -> dict[str, Any]:
     """Keys and values are those of one head that all share; their lengths are those of what it holds."""
-    extra = config.extra
-    rank, rotated = extra["kv_lora_rank"], extra["qk_rope_head_dim"]
+    rank, rotated = config.latent.rank, config.latent.rope_dim
     metadata = {
         "attention.head_count_kv": 1,
         "attention.key_length": rank + rotated,
         "attention.value_length": rank,
-        "attention.key_length_mla": extra["qk_nope_head_dim"] + rotated,
-        "attention.value_length_mla": extra["v_head_dim"],
+        "attention.key_length_mla": config.latent.nope_dim + rotated,
+        "attention.value_length_mla": config.latent.value_dim,
         "attention.kv_lora_rank": rank,
         "rope.dimension_count": rotated,
-        "leading_dense_block_count": extra["mlp_layer_types"].count("dense"),
-        "expert_shared_count": extra["n_shared_experts"],
-        "expert_weights_scale": extra["routed_scaling_factor"],
+        "leading_dense_block_count": config.mlp_layer_types.count("dense"),
+        "expert_shared_count": config.experts.shared_size // config.experts.intermediate_size,
+        "expert_weights_scale": config.experts.scale,
         "expert_gating_func": 2,
         "vocab_size": config.vocab_size,
         **expert_metadata(config),
     }
-    return {**metadata, "attention.q_lora_rank": extra["q_lora_rank"]} if extra["q_lora_rank"] else metadata
+    return {**metadata, "attention.q_lora_rank": config.latent.q_rank} if config.latent.q_rank else metadata
 
 
 def deepseek_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra, yarn = config.extra, config.rope_scaling
+    yarn = config.rope_scaling
     metadata = {
         **latent_metadata(config),
-        "expert_group_count": extra["n_group"],
-        "expert_group_used_count": extra["topk_group"],
+        "expert_group_count": config.experts.groups,
+        "expert_group_used_count": config.experts.best_groups,
     }
-    if extra["norm_topk_prob"]:
+    if config.experts.normalize:
         metadata["expert_weights_norm"] = True
     if yarn is None:
         return metadata
@@ -167,13 +164,12 @@ def deepseek_metadata(config: ModelConfig) -> dict[str, Any]:
 
 
 def kimi_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
     return {
         **latent_metadata(config),
-        "attention.head_count_kv": [int(kind == "full_attention") for kind in extra["layer_types"]],
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config.layer_types],
         "attention.value_length": 72,  # what published configurations call head_dim
-        "ssm.conv_kernel": extra["linear_conv_kernel_dim"],
-        "kda.head_dim": extra["linear_head_dim"],
+        "ssm.conv_kernel": config.delta.width,
+        "kda.head_dim": config.delta.head_dim,
     }
 
 
@@ -214,14 +210,14 @@ def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
     expected = open_checkpoint(tiny(case).path).config
     got = open_checkpoint(convert(tiny(case).path, case, tmp_path / "m.gguf")).config
     assert got.rms_norm_eps == pytest.approx(expected.rms_norm_eps)
-    assert rounded(got.extra) == rounded(expected.extra)
-    not_said = {"bos_token_id": None, "eos_token_ids": (), "rms_norm_eps": 0.0, "extra": {}}
+    assert got.num_experts == 0 or round_scale(got.experts) == round_scale(expected.experts)
+    not_said = {"bos_token_id": None, "eos_token_ids": (), "rms_norm_eps": 0.0, "experts": None}
     assert replace(got, **not_said) == replace(expected, **not_said)
 
 
-def rounded(extra: Mapping[str, Any]) -> dict[str, Any]:
+def round_scale(experts: Experts) -> Experts:
     """The format's numbers are of single precision."""
-    return {name: round(value, 5) if isinstance(value, float) else value for name, value in extra.items()}
+    return replace(experts, scale=round(experts.scale, 5)) if isinstance(experts, GroupedExperts) else experts
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +48,7 @@ def mamba2_tensors(config: ModelConfig, name: str, values: np.ndarray) -> Named:
     if name.endswith((".A_log", ".D")):
         values = values.reshape(-1, 1)
     if name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
-        values = values.reshape(config.extra["mamba_n_groups"], -1)
+        values = values.reshape(config.mixer.num_groups, -1)
     ((name, values),) = mamba1_tensors(config, name, values)
     yield (
         name.replace(".dt_bias", ".dt_proj.bias").replace("e_score_correction_bias", "e_score_correction.bias"),
@@ -57,25 +58,24 @@ def mamba2_tensors(config: ModelConfig, name: str, values: np.ndarray) -> Named:
 
 def falcon_h1_tensors(config: ModelConfig, name: str, values: np.ndarray) -> Named:
     """All multipliers go into weights."""
-    extra = config.extra
-    into = extra["attention_in_multiplier"]
+    into = config.attention_in_multiplier
     factors = {
-        "embed_tokens.weight": extra["embedding_multiplier"],
-        "lm_head.weight": extra["lm_head_multiplier"],
-        "gate_proj.weight": extra["mlp_multipliers"][0],
-        "down_proj.weight": extra["mlp_multipliers"][1],
+        "embed_tokens.weight": config.embedding_multiplier,
+        "lm_head.weight": config.lm_head_multiplier,
+        "gate_proj.weight": config.mlp_multipliers[0],
+        "down_proj.weight": config.mlp_multipliers[1],
         "q_proj.weight": into,
-        "k_proj.weight": into * extra["key_multiplier"],
+        "k_proj.weight": into * config.key_multiplier,
         "v_proj.weight": into,
-        "o_proj.weight": extra["attention_out_multiplier"],
-        "out_proj.weight": extra["ssm_out_multiplier"],
+        "o_proj.weight": config.attention_out_multiplier,
+        "out_proj.weight": config.ssm_out_multiplier,
     }
     factor = next((factor for ending, factor in factors.items() if name.endswith(f".{ending}") or name == ending), 1.0)
     if name.endswith("in_proj.weight"):
-        inner = extra["mamba_n_heads"] * extra["mamba_d_head"]
-        per_group = extra["mamba_n_groups"] * extra["mamba_d_state"]
-        runs = [inner, inner, per_group, per_group, extra["mamba_n_heads"]]
-        factor = extra["ssm_in_multiplier"] * np.repeat(extra["ssm_multipliers"], runs)[:, None]
+        inner = config.mixer.num_heads * config.mixer.head_dim
+        per_group = config.mixer.num_groups * config.mixer.state_size
+        runs = [inner, inner, per_group, per_group, config.mixer.num_heads]
+        factor = config.ssm_in_multiplier * np.repeat(config.ssm_multipliers, runs)[:, None]
     yield from mamba2_tensors(config, name, (values * factor).astype(np.float32))
 
 
@@ -90,7 +90,7 @@ def llama_tensors(config: ModelConfig, name: str, values: np.ndarray) -> Named:
 
 def granite_tensors(config: ModelConfig, name: str, values: np.ndarray) -> Named:
     """Gate and up are parted, under the names of an MLP of its own where there are no experts."""
-    shared = "mlp.shared_expert" if config.extra["num_experts"] else "mlp"
+    shared = "mlp.shared_expert" if config.num_experts else "mlp"
     parts = {"block_sparse_moe": "mlp.experts", "shared_mlp": shared}
     match = re.fullmatch(r"(.*\.)(block_sparse_moe|shared_mlp)\.(input|output)_linear\.weight", name)
     if match is None:
@@ -108,13 +108,12 @@ def nemotron_h_tensors(config: ModelConfig, name: str, values: np.ndarray) -> Na
 
 
 def mixer_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
     return {
-        "ssm.conv_kernel": extra["mamba_d_conv"],
-        "ssm.inner_size": extra["mamba_n_heads"] * extra["mamba_d_head"],
-        "ssm.state_size": extra["mamba_d_state"],
-        "ssm.time_step_rank": extra["mamba_n_heads"],
-        "ssm.group_count": extra["mamba_n_groups"],
+        "ssm.conv_kernel": config.mixer.width,
+        "ssm.inner_size": config.mixer.num_heads * config.mixer.head_dim,
+        "ssm.state_size": config.mixer.state_size,
+        "ssm.time_step_rank": config.mixer.num_heads,
+        "ssm.group_count": config.mixer.num_groups,
     }
 
 
@@ -130,13 +129,12 @@ def mixers_only(config: ModelConfig) -> dict[str, Any]:
 
 
 def mamba_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
     return {
         **mixers_only(config),
-        "ssm.conv_kernel": extra["mamba_d_conv"],
-        "ssm.inner_size": extra["mamba_intermediate_size"],
-        "ssm.state_size": extra["mamba_d_state"],
-        "ssm.time_step_rank": extra["mamba_dt_rank"],
+        "ssm.conv_kernel": config.mixer.width,
+        "ssm.inner_size": config.mixer.intermediate_size,
+        "ssm.state_size": config.mixer.state_size,
+        "ssm.time_step_rank": config.mixer.dt_rank,
         "ssm.dt_b_c_rms": config.model_type == "falcon_mamba",
     }
 
@@ -150,7 +148,7 @@ def falcon_h1_metadata(config: ModelConfig) -> dict[str, Any]:
 
 
 def kv_heads(config: ModelConfig) -> list[int]:
-    return [config.num_kv_heads if kind == "full_attention" else 0 for kind in config.extra["layer_types"]]
+    return [config.num_kv_heads if kind == "full_attention" else 0 for kind in config.layer_types]
 
 
 def without_rope(config: ModelConfig) -> dict[str, Any]:
@@ -166,52 +164,49 @@ def without_rope(config: ModelConfig) -> dict[str, Any]:
 
 
 def granite_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
     return {
         **without_rope(config),
-        "attention.scale": extra["attention_multiplier"],
-        "embedding_scale": float(extra["embedding_multiplier"]),
-        "residual_scale": extra["residual_multiplier"],
-        "logit_scale": extra["logits_scaling"],
-        "expert_count": extra["num_experts"],
-        "expert_used_count": extra.get("num_experts_per_tok", 0),
-        "expert_shared_feed_forward_length": extra["shared_intermediate_size"],
+        "attention.scale": config.attention_multiplier,
+        "embedding_scale": float(config.embedding_multiplier),
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+        "expert_count": config.num_experts,
+        "expert_used_count": config.experts.per_token if config.experts else 0,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
     }
 
 
 def nemotron_h_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
-    inner = extra["moe_intermediate_size"] if "moe" in extra["layer_types"] else config.intermediate_size
+    inner = config.experts.intermediate_size if "moe" in config.layer_types else config.intermediate_size
     metadata = without_rope(config)
-    metadata["feed_forward_length"] = [inner if kind in ("mlp", "moe") else 0 for kind in extra["layer_types"]]
-    if "moe" not in extra["layer_types"]:
+    metadata["feed_forward_length"] = [inner if kind in ("mlp", "moe") else 0 for kind in config.layer_types]
+    if "moe" not in config.layer_types:
         return metadata
     return metadata | {
-        "expert_count": extra["num_experts"],
-        "expert_used_count": extra["num_experts_per_tok"],
+        "expert_count": config.experts.num_experts,
+        "expert_used_count": config.experts.per_token,
         "expert_feed_forward_length": inner,
-        "expert_shared_feed_forward_length": extra["moe_shared_expert_intermediate_size"],
+        "expert_shared_feed_forward_length": config.experts.shared_size,
         "expert_shared_count": 1,
         "expert_group_count": 1,
-        "expert_weights_norm": extra["norm_topk_prob"],
-        "expert_weights_scale": extra["routed_scaling_factor"],
-        "moe_latent_size": extra["moe_latent_size"],
+        "expert_weights_norm": config.experts.normalize,
+        "expert_weights_scale": config.experts.scale,
+        "moe_latent_size": config.experts.latent_size,
     }
 
 
 def jamba_metadata(config: ModelConfig) -> dict[str, Any]:
-    extra = config.extra
     metadata = common_metadata(config)
     del metadata["rope.freq_base"], metadata["attention.key_length"], metadata["attention.value_length"]
     return {
         **metadata,
         "attention.head_count_kv": kv_heads(config),
-        "ssm.conv_kernel": extra["mamba_d_conv"],
-        "ssm.inner_size": extra["mamba_intermediate_size"],
-        "ssm.state_size": extra["mamba_d_state"],
-        "ssm.time_step_rank": extra["mamba_dt_rank"],
-        "expert_count": extra["num_experts"],
-        "expert_used_count": extra["num_experts_per_tok"],
+        "ssm.conv_kernel": config.mixer.width,
+        "ssm.inner_size": config.mixer.intermediate_size,
+        "ssm.state_size": config.mixer.state_size,
+        "ssm.time_step_rank": config.mixer.dt_rank,
+        "expert_count": config.experts.num_experts,
+        "expert_used_count": config.experts.per_token,
     }
 
 
@@ -261,16 +256,23 @@ def test_a_converted_model_gives_the_logits_of_the_original(case, tiny, load, tm
     torch.testing.assert_close(logits, original.logits(ids), rtol=0, atol=1e-4)
 
 
+def own_values(config: ModelConfig) -> dict[str, Any]:
+    """What the family has beyond all others."""
+    shared = {field.name for field in fields(ModelConfig)} - {"layer_types"}
+    own = {field.name: getattr(config, field.name) for field in fields(config) if field.name not in shared}
+    return own if config.experts is None else {**own, **asdict(config.experts)}
+
+
 @pytest.mark.parametrize("case", CONVERSIONS)
 def test_the_metadata_say_what_the_configuration_said(case, tiny, tmp_path):
     expected = open_checkpoint(tiny(case).path).config
     got = open_checkpoint(convert(tiny(case).path, case, tmp_path / "m.gguf")).config
     assert got.model_type == expected.model_type
     assert (got.num_layers, got.hidden_size) == (expected.num_layers, expected.hidden_size)
-    multipliers = {name for name in expected.extra if "multiplier" in name} if case == "falcon_h1" else set()
-    for name, value in expected.extra.items():
+    multipliers = {name for name in own_values(expected) if "multiplier" in name} if case == "falcon_h1" else set()
+    for name, value in own_values(expected).items():
         if name not in multipliers:
-            assert got.extra[name] == (pytest.approx(value) if isinstance(value, float) else value), name
+            assert own_values(got)[name] == (pytest.approx(value) if isinstance(value, float) else value), name
     assert got.max_position_embeddings <= 1 << 17
 
 

@@ -39,21 +39,21 @@ def lfm2_tensors(name: str, values: np.ndarray) -> Named:
 
 
 def lfm2_metadata(config: ModelConfig) -> dict[str, Any]:
-    heads = [config.num_kv_heads if kind == "full_attention" else 0 for kind in config.extra["layer_types"]]
-    width = config.extra["conv_L_cache"]
+    heads = [config.num_kv_heads if kind == "full_attention" else 0 for kind in config.layer_types]
+    width = config.conv_width
     return {"attention.head_count_kv": heads, "shortconv.l_cache": width, "vocab_size": config.vocab_size}
 
 
 def lfm2_moe_metadata(config: ModelConfig) -> dict[str, Any]:
-    dense = {"leading_dense_block_count": config.extra["num_dense_layers"], "expert_gating_func": 2}
+    dense = {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
     return {**lfm2_metadata(config), **expert_metadata(config), **dense}
 
 
 def expert_metadata(config: ModelConfig) -> dict[str, Any]:
     return {
-        "expert_count": config.extra["num_experts"],
-        "expert_used_count": config.extra["num_experts_per_tok"],
-        "expert_feed_forward_length": config.extra.get("moe_intermediate_size", config.intermediate_size),
+        "expert_count": config.experts.num_experts,
+        "expert_used_count": config.experts.per_token,
+        "expert_feed_forward_length": config.experts.intermediate_size,
     }
 
 

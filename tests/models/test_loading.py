@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from forebay import models
 from forebay.base.errors import ModelError
+from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_types import MODEL_TYPES
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import FullAttention, SlidingWindow
 from tests.models.drive import Driver
@@ -25,7 +25,7 @@ def load_float32(path, **options):
     return models.load(open_checkpoint(path), ops=TORCH, dtype=torch.float32, **options)
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_each_model_type_that_can_be_opened_has_a_file(model_type, tiny):
     config = open_checkpoint(tiny(model_type).path).config
     assert models.describe(config).max_positions == config.max_position_embeddings

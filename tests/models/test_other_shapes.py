@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from forebay import models
+from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
-from forebay.families.small import SMALL_TYPES, small_config
+from forebay.families.small import small_config
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, Tiny, make_random, random_ids
 
@@ -57,7 +58,7 @@ def random_shape(model_type: str, rng: random.Random) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("model_type", SMALL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_any_shape_agrees_with_transformers_and_with_itself(model_type, seed, tmp_path, native):
     rng = random.Random(f"{model_type} {seed}")
     tiny = _saved(model_type, random_shape(model_type, rng), tmp_path, seed)

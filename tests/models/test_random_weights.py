@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from forebay import models
+from forebay.families import TYPES
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
-from forebay.families.model_types import MODEL_TYPES
-from forebay.families.small import SMALL_TYPES, small_config
+from forebay.families.small import small_config
 from forebay.models.random_weights import random_tensor, write_random_weights
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, random_ids
@@ -29,7 +29,7 @@ def make(folder: Path, model_type: str, *, hidden_size: int = 64, num_layers: in
     return folder
 
 
-@pytest.mark.parametrize("model_type", SMALL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load, tmp_path):
     path, ids = make(tmp_path, model_type), random_ids(40, seed=1)
     oracle = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager", dtype=torch.float32).eval()
@@ -40,7 +40,7 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
     assert 0.05 < logits.std() < 20
 
 
-@pytest.mark.parametrize("model_type", SMALL_TYPES)
+@pytest.mark.parametrize("model_type", TYPES)
 @pytest.mark.parametrize(("hidden_size", "num_layers"), [(32, 1), (512, 7)])
 def test_widths_and_depths_may_vary(model_type, hidden_size, num_layers, tmp_path):
     config = small_config(model_type, hidden_size=hidden_size, num_layers=num_layers, vocab_size=VOCAB)
@@ -48,10 +48,6 @@ def test_widths_and_depths_may_vary(model_type, hidden_size, num_layers, tmp_pat
     parsed = config_from_folder(tmp_path)
     assert parsed.num_layers == num_layers
     assert models.describe(parsed).embedding.shape == (VOCAB, hidden_size)
-
-
-def test_there_is_one_of_every_type():
-    assert set(SMALL_TYPES) == set(MODEL_TYPES)
 
 
 def test_the_same_seed_gives_the_same_file(tmp_path):

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.model_config import Experts, Family, ModelConfig
+from forebay.families.shape import Shape
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, Defaults, transformer
+
+DENSE: Final = "dense"
+SPARSE: Final = "sparse"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Latent:
+    """Latent attention in the letters of `layers/latent_attention.py`: C, N, R and Dv, and of q's latent vector the
+    size, 0 for none. `interleaved`: rotary pairs are neighbours."""
+
+    rank: int
+    q_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    interleaved: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GroupedExperts(Experts):
+    """Chosen from the best groups of them; `shared_size` is that of the MLP beside them, `normalize` and `scale` are of
+    their weights."""
+
+    groups: int
+    best_groups: int
+    shared_size: int
+    normalize: bool
+    scale: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LatentConfig(ModelConfig):
+    """`mlp_layer_types`: `dense` or `sparse` for each layer."""
+
+    latent: Latent
+    experts: GroupedExperts
+    mlp_layer_types: tuple[str, ...]
+
+
+def parse(fields: Fields) -> LatentConfig:
+    fields.only("scoring_func", "sigmoid")
+    fields.only("topk_method", "noaux_tc")
+    fields.only("moe_layer_freq", 1)
+    latent = latent_attention(fields, q_rank=1536, interleaved=fields.flag("rope_interleave", default=True))
+    values = latent_transformer(fields, Defaults(kv_heads=True), latent)
+    fields.only("head_dim", values["head_dim"])
+    return LatentConfig(
+        **values,
+        latent=latent,
+        experts=grouped_experts(fields, number=256, scale=2.5, inner=2048, groups=8, best_groups=4),
+        mlp_layer_types=mlp_layer_types(fields.without("mlp_layer_types"), values["num_layers"], dense=3),
+    )
+
+
+def latent_transformer(fields: Fields, defaults: Defaults, latent: Latent) -> dict[str, Any]:
+    """As a plain transformer, whose heads have no size of their own but that of what is rotated."""
+    fields = fields.replaced(head_dim=latent.rope_dim, num_key_value_heads=None)
+    return transformer(fields, defaults, layer_types=[FULL] * fields.size("num_hidden_layers", most=MAX_LAYERS))
+
+
+def latent_attention(fields: Fields, *, q_rank: int, interleaved: bool) -> Latent:
+    no_q_rank = fields.is_null("q_lora_rank")
+    return Latent(
+        rank=fields.size("kv_lora_rank", default=512),
+        q_rank=0 if no_q_rank else fields.size("q_lora_rank", default=q_rank),
+        nope_dim=fields.size("qk_nope_head_dim", default=128),
+        rope_dim=fields.size("qk_rope_head_dim", default=64),
+        value_dim=fields.size("v_head_dim", default=128),
+        interleaved=interleaved,
+    )
+
+
+def grouped_experts(
+    fields: Fields, *, number: int, scale: float, inner: int, groups: int, best_groups: int
+) -> GroupedExperts:
+    number = fields.size("n_routed_experts", default=number)
+    groups = fields.size("n_group", default=groups)
+    if number % groups or (groups > 1 and number < 2 * groups):
+        raise fields.wrong("n_group", f"a divisor of {number} experts that leaves two in a group")
+    best_groups = fields.size("topk_group", default=best_groups, most=groups)
+    inner = fields.size("moe_intermediate_size", default=inner)
+    return GroupedExperts(
+        num_experts=number,
+        per_token=fields.size("num_experts_per_tok", default=8, most=number // groups * best_groups),
+        intermediate_size=inner,
+        groups=groups,
+        best_groups=best_groups,
+        shared_size=fields.size("n_shared_experts", default=1) * inner,
+        normalize=fields.flag("norm_topk_prob", default=True),
+        scale=fields.number("routed_scaling_factor", default=scale),
+    )
+
+
+def mlp_layer_types(fields: Fields, num_layers: int, *, dense: int) -> tuple[str, ...]:
+    """The first layers have an MLP, the others experts, where the file does not say it of each."""
+    if fields.get("mlp_layer_types") is not None:
+        return tuple(fields.one_of_each("mlp_layer_types", num_layers, (DENSE, SPARSE)))
+    name = "first_k_dense_replace"
+    dense = dense if fields.get(name) is None else fields.size(name, default=0)
+    return tuple(DENSE if i < dense else SPARSE for i in range(num_layers))
+
+
+def small_latent(shape: Shape) -> dict[str, Any]:
+    """Latent attention, and experts behind the first layer."""
+    return {
+        "q_lora_rank": 2 * shape.head_dim,
+        "kv_lora_rank": 2 * shape.head_dim,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": shape.head_dim,
+        "v_head_dim": shape.head_dim,
+        "head_dim": 16,
+        "num_key_value_heads": shape.num_heads,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": shape.hidden_size,
+    }
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    routing = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "n_shared_experts": 1}
+    return {**small_latent(shape), **routing}
+
+
+# Remote code in published files is what transformers has by now; heads of latent attention have no keys of their own;
+# layers' MLPs may be listed instead of counted.
+HARMLESS: Final = frozenset({"auto_map", "num_key_value_heads", "qk_head_dim", "first_k_dense_replace"})
+_NAMES: Final = TensorNames(stacked_experts=True, draft_layers=True)
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=_NAMES)

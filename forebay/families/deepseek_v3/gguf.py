@@ -1,0 +1,132 @@
+"""Left out: YaRN without the multiplier of its logarithm, whose amplitude the files do not say; layers that draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from forebay.base.errors import ModelError, brief
+from forebay.families.architecture import EXPERTS, MLP, Architecture, Tensors, check_sigmoid, has, whole, yarn_options
+from forebay.formats.gguf import GgufFile
+from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, read_tensor
+
+NAMES: Final = {
+    **MLP,
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+
+KEYS: Final = {
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "expert_shared_count": "n_shared_experts",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "expert_weights_scale": "routed_scaling_factor",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+
+CHECKED: Final = (
+    "attention.head_count_kv",
+    "attention.value_length",
+    "attention.key_length_mla",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+)
+
+
+def configure_latent(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    check_sigmoid(file, own)
+    rotated, key, rank = (
+        whole(file, own, name)
+        for name in ("rope.dimension_count", "attention.key_length_mla", "attention.kv_lora_rank")
+    )
+    if own.get("attention.key_length", rank + rotated) != rank + rotated:
+        raise ModelError(
+            f"{file.path}: {brief(own['attention.key_length'])} entries of a key, not {rank} and {rotated}"
+        )
+    config |= {
+        "q_lora_rank": config.get("q_lora_rank"),  # a null, which is not an absence, for none
+        "qk_nope_head_dim": key - rotated,
+        "num_key_value_heads": None,
+        "head_dim": None,
+        "n_group": config.get("n_group") or 1,
+        "topk_group": config.get("topk_group") or 1,
+        "attention_bias": has(file, "attn_kv_a_mqa.bias"),
+    }
+
+
+def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    configure_latent(file, own, config)
+    config["n_routed_experts"] = config.pop("num_experts", None)
+    config["norm_topk_prob"] = bool(own.get("expert_weights_norm", False))
+    scaling = config["rope_scaling"]
+    if scaling is None or scaling["rope_type"] != "yarn":
+        return
+    multiplier = own.get("rope.scaling.yarn_log_multiplier")
+    if not isinstance(multiplier, float) or multiplier <= 0:
+        raise ModelError(
+            f"{file.path}: a yarn_log_multiplier of {brief(multiplier)}: the rope's amplitude is ambiguous"
+        )
+    # It is a tenth of mscale_all_dim, in single precision; that mscale is the same is what llama.cpp takes for granted.
+    scaling["mscale"] = scaling["mscale_all_dim"] = round(multiplier / 0.1, 6)
+    yarn_options(own, scaling)
+
+
+def restore_latent(tensors: Tensors) -> Tensors:
+    """What makes keys of latent vectors is parted from what makes values, and stored with inputs before outputs."""
+    restored: Tensors = {}
+    for name, tensor in tensors.items():
+        if name.endswith(".k_b_proj.weight"):
+            values = tensors.get(name.replace(".k_b_proj.", ".v_b_proj."))
+            if values is None or len(tensor.shape) != 3 or tensor.shape[:2] != (values.shape[0], values.shape[-1]):
+                raise ModelError(f"{name}: there is no part for values of the same heads")
+            restored[name.replace(".k_b_proj.", ".kv_b_proj.")] = _keys_and_values(tensor, values)
+        elif not name.endswith(".v_b_proj.weight"):
+            restored[name.replace(".e_score_correction.bias", ".e_score_correction_bias")] = tensor
+    return restored
+
+
+def _keys_and_values(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
+    """keys [Hq, C, N] and values [Hq, Dv, C] -> [Hq * (N + Dv), C]."""
+    heads, rank, size = keys.shape
+
+    def pieces() -> Iterator[F32]:
+        both = [read_tensor(keys).swapaxes(1, 2), read_tensor(values)]
+        yield np.concatenate(both, axis=1).reshape(-1, rank)
+
+    return ComputedTensor((heads * (size + values.shape[1]), rank), [keys, values], pieces)
+
+
+ARCHITECTURES: Final = {
+    "deepseek2": Architecture(
+        model_type="deepseek_v3",
+        block_names={**NAMES, **EXPERTS},
+        keys=KEYS,
+        checked=CHECKED,
+        configure=_configure,
+        restore=restore_latent,
+    ),
+}

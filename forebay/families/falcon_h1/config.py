@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.bamba.config import bamba_mixer, expanded, small_mixer
+from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
+from forebay.families.mamba.config import KERNELS
+from forebay.families.mamba2.config import HYBRID, Mamba2Config
+from forebay.families.model_config import Family
+from forebay.families.shape import Shape
+from forebay.families.transformer import Defaults, transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FalconH1Config(Mamba2Config):
+    """`mlp_multipliers` are of the gate and of the output, `ssm_multipliers` of z, x, B, C and dt."""
+
+    mamba_rms_norm: bool
+    mamba_norm_before_gate: bool
+    projectors_bias: bool
+    embedding_multiplier: float
+    lm_head_multiplier: float
+    key_multiplier: float
+    attention_in_multiplier: float
+    attention_out_multiplier: float
+    ssm_in_multiplier: float
+    ssm_out_multiplier: float
+    mlp_multipliers: tuple[float, ...]
+    ssm_multipliers: tuple[float, ...]
+
+
+def parse(fields: Fields) -> FalconH1Config:
+    layers = [HYBRID] * fields.size("num_hidden_layers", most=MAX_LAYERS)
+    intermediate = expanded(fields) if fields.is_null("mamba_d_ssm") else fields.size("mamba_d_ssm", default=1024)
+    return FalconH1Config(
+        **transformer(fields, Defaults(rms_norm_eps=1e-5, mlp_bias=True), layer_types=layers),
+        mixer=bamba_mixer(fields, intermediate),
+        mamba_rms_norm=fields.flag("mamba_rms_norm", default=False),
+        mamba_norm_before_gate=fields.flag("mamba_norm_before_gate", default=True),
+        projectors_bias=fields.flag("projectors_bias", default=False),
+        embedding_multiplier=multiplier(fields, "embedding_multiplier"),
+        lm_head_multiplier=multiplier(fields, "lm_head_multiplier"),
+        key_multiplier=multiplier(fields, "key_multiplier"),
+        attention_in_multiplier=multiplier(fields, "attention_in_multiplier"),
+        attention_out_multiplier=multiplier(fields, "attention_out_multiplier"),
+        ssm_in_multiplier=multiplier(fields, "ssm_in_multiplier"),
+        ssm_out_multiplier=multiplier(fields, "ssm_out_multiplier"),
+        mlp_multipliers=_multipliers(fields, "mlp_multipliers", fields.get("mlp_multipliers"), 2),
+        ssm_multipliers=_multipliers(fields, "ssm_multipliers", fields.get("ssm_multipliers"), 5),
+    )
+
+
+def multiplier(fields: Fields, name: str) -> float:
+    """1 where the file is silent."""
+    given = fields.get(name)
+    return _multipliers(fields, name, None if given is None else [given], 1)[0]
+
+
+def _multipliers(fields: Fields, name: str, given: Any, count: int) -> tuple[float, ...]:
+    values = [1.0] * count if given is None else given
+    if not isinstance(values, list) or len(values) != count:
+        raise fields.wrong(name, f"a list of {count} numbers")
+    if not all(is_number(value) and 0 < abs(value) <= MAX_NUMBER for value in values):
+        raise fields.wrong(name, "finite and not 0")
+    return tuple(map(float, values))
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {**small_mixer(shape), "mamba_d_ssm": 2 * shape.hidden_size}
+
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=KERNELS | {"mamba_expand"})

@@ -1,0 +1,1 @@
+"""Falcon Mamba: Mamba with an RMS norm, without weights, of each of dt, B and C."""

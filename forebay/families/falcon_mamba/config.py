@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.mamba.config import HARMLESS, NAMES, MambaConfig, mamba1_mixer, mixers_only, small
+from forebay.families.model_config import Family
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FalconMambaConfig(MambaConfig):
+    mixer_rms_eps: float
+
+
+def parse(fields: Fields) -> FalconMambaConfig:
+    eps = fields.number("mixer_rms_eps", default=1e-6)
+    return FalconMambaConfig(**mixers_only(fields, tied=True), mixer=mamba1_mixer(fields), mixer_rms_eps=eps)
+
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=NAMES)

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.rope import ropes_by_kind
+from forebay.families.shape import WINDOW, Shape
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, transformer
+
+Ropes = Mapping[str, tuple[float, dict[str, Any] | None]]
+"""Base and scaling for each kind of attention."""
+
+# Published files leave out what is as in the 4B model.
+_SIZES: Final = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gemma3Config(ModelConfig):
+    ropes: Ropes
+    query_pre_attn_scalar: float
+
+
+def parse(fields: Fields) -> Gemma3Config:
+    fields = fields.replaced(**{name: size for name, size in _SIZES.items() if fields.get(name) is None})
+    fields.only("hidden_activation", "gelu_pytorch_tanh")
+    if fields.flag("use_bidirectional_attention", default=False):
+        raise fields.wrong("use_bidirectional_attention", "false: tokens are served as they come")
+
+    def windowed(num_layers: int) -> list[int]:
+        pattern = fields.size("sliding_window_pattern", default=6)
+        return [i for i in range(num_layers) if (i + 1) % pattern]
+
+    plain = fields.without("rope_parameters", "rope_scaling", "rope_theta")
+    values = transformer(plain, Defaults(head_dim=256, tied=True), windows=Windows(layers=windowed, required=True))
+    scalar = fields.number("query_pre_attn_scalar", default=256.0)
+    if scalar == 0:
+        raise fields.wrong("query_pre_attn_scalar", "above 0")
+    thetas = {FULL: fields.get("rope_theta") or 1e6, SLIDING: fields.get("rope_local_base_freq") or 1e4}
+    ropes = ropes_by_kind(fields, thetas, scaled=FULL, max_positions=values["max_position_embeddings"])
+    theta, scaling = ropes[FULL]
+    values |= {"rope_theta": theta, "rope_scaling": scaling}
+    return Gemma3Config(**values, ropes=ropes, query_pre_attn_scalar=scalar)
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {
+        "layer_types": shape.cycle(SLIDING, SLIDING, SLIDING, FULL),
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": shape.head_dim,
+    }
+
+
+# Published multimodal files have the first names, those saved by a model without a head the third.
+_NAMES: Final = TensorNames(
+    renamed=(
+        (r"^language_model\.model\.", "model."),
+        (r"^language_model\.lm_head\.", "lm_head."),
+        (r"^model\.language_model\.", "model."),
+    ),
+    unused=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
+
+FAMILY: Final = Family(
+    parse=parse, small=small, harmless=frozenset({"hidden_act", "_sliding_window_pattern"}), names=_NAMES
+)

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.bamba.config import bamba_mixer, expanded, small_mixer
+from forebay.families.falcon_h1.config import multiplier
+from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.mamba.config import KERNELS
+from forebay.families.mamba2.config import Mamba2Config, listed_layers
+from forebay.families.model_config import Experts, Family
+from forebay.families.rope import ROPE_FIELDS
+from forebay.families.shape import Shape
+from forebay.families.tensor_names import DOWN, GATE_UP, TensorNames
+from forebay.families.transformer import FULL, LINEAR, Defaults, count_of, transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GraniteMoeHybridConfig(Mamba2Config):
+    has_rope: bool
+    shared_intermediate_size: int
+    embedding_multiplier: float
+    logits_scaling: float
+    residual_multiplier: float
+    attention_multiplier: float
+
+
+def parse(fields: Fields) -> GraniteMoeHybridConfig:
+    fields.only("position_embedding_type", "rope", "nope")
+    rope = fields.get("position_embedding_type") == "rope"
+    transformed = fields if rope else fields.dropped(*ROPE_FIELDS)
+    values = transformer(transformed, Defaults(kv_heads=True), layer_types=_layer_types(fields))
+    return GraniteMoeHybridConfig(
+        **values,
+        mixer=bamba_mixer(fields, expanded(fields)),
+        experts=_experts(fields, values["intermediate_size"]),
+        has_rope=rope,
+        shared_intermediate_size=fields.size("shared_intermediate_size", default=1024),
+        embedding_multiplier=multiplier(fields, "embedding_multiplier"),
+        logits_scaling=multiplier(fields, "logits_scaling"),
+        residual_multiplier=multiplier(fields, "residual_multiplier"),
+        attention_multiplier=multiplier(fields, "attention_multiplier"),
+    )
+
+
+def _layer_types(fields: Fields) -> list[str]:
+    num_layers = fields.size("num_hidden_layers", most=MAX_LAYERS)
+    for name in ("layer_types", "layers_block_type"):
+        if fields.get(name) is not None:
+            types = listed_layers(fields, name, (LINEAR, FULL))
+            if len(types) != num_layers:
+                raise fields.wrong(name, f"a list of {num_layers}")
+            return types
+    return [LINEAR] * num_layers
+
+
+def _experts(fields: Fields, intermediate_size: int) -> Experts | None:
+    number = count_of(fields, "num_local_experts", default=8)
+    if not number:
+        return None
+    per_token = fields.size("num_experts_per_tok", default=2, most=number)
+    return Experts(num_experts=number, per_token=per_token, intermediate_size=intermediate_size)
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {
+        **small_mixer(shape),
+        "layer_types": shape.cycle("mamba", "mamba", "attention", "mamba"),
+        "intermediate_size": shape.hidden_size,
+        "shared_intermediate_size": 2 * shape.hidden_size,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "position_embedding_type": "nope",
+    }
+
+
+# Of experts, which are stacked, and their router.
+_NAMES: Final = TensorNames(
+    renamed=(
+        (r"\.block_sparse_moe\.input_linear\.weight$", f".block_sparse_moe.experts.{GATE_UP}"),
+        (r"\.block_sparse_moe\.output_linear\.weight$", f".block_sparse_moe.experts.{DOWN}"),
+        (r"\.router\.layer\.weight$", ".router.weight"),
+    ),
+    stacked_experts=True,
+    stacks=("input_linear.weight", "output_linear.weight"),
+)
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=KERNELS, names=_NAMES)

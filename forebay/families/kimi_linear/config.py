@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.deepseek_v3.config import (
+    HARMLESS,
+    LatentConfig,
+    grouped_experts,
+    latent_attention,
+    latent_transformer,
+    mlp_layer_types,
+    small_latent,
+)
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family
+from forebay.families.rope import ROPE_FIELDS
+from forebay.families.shape import Shape
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of
+
+# What else than DeepSeek Kimi and Ling call a field.
+NAMES: Final = {
+    "model_max_length": "max_position_embeddings",
+    "moe_renormalize": "norm_topk_prob",
+    "num_expert_group": "n_group",
+    "num_experts": "n_routed_experts",
+    "num_experts_per_token": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+}
+_LINEAR_NAMES: Final = {
+    "head_dim": "linear_head_dim",
+    "num_heads": "linear_num_heads",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KimiDelta:
+    """`lower_bound`: of the logarithm of a decay, 0 for none."""
+
+    num_heads: int
+    head_dim: int
+    width: int
+    lower_bound: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KimiLinearConfig(LatentConfig):
+    delta: KimiDelta
+
+
+def parse(fields: Fields) -> KimiLinearConfig:
+    fields = fields.renamed(NAMES, nulls=True)
+    fields.only("moe_router_activation_func", "sigmoid")
+    fields.only("moe_layer_freq", 1)
+    fields.only("mla_use_nope", True)
+    fields.only("tie_word_embeddings", False)
+    latent = latent_attention(fields, q_rank=0, interleaved=False)
+    values = latent_transformer(fields.dropped(*ROPE_FIELDS), Defaults(kv_heads=True, rms_norm_eps=1e-5), latent)
+    linear = fields.under(fields.within("linear_attn_config").renamed(_LINEAR_NAMES))
+    layers = layers_of(fields, _layers(linear, values["num_layers"]))
+    return KimiLinearConfig(
+        **{**values, "layer_types": tuple(layers)},
+        latent=latent,
+        experts=grouped_experts(fields, number=256, scale=2.446, inner=1024, groups=1, best_groups=1),
+        delta=kimi_delta(linear, heads=32, head_dim=128),
+        mlp_layer_types=mlp_layer_types(fields, values["num_layers"], dense=1),
+    )
+
+
+def _layers(fields: Fields, num_layers: int) -> list[str]:
+    """Files list the layers of both kinds, and count from 1."""
+    if not fields.has("full_attn_layers") or not fields.has("kda_layers"):
+        return [FULL if i and i % 4 == 0 else LINEAR for i in range(num_layers)]
+    full, linear = fields.ints("full_attn_layers", default=[]), fields.ints("kda_layers", default=[])
+    if sorted(full + linear) != list(range(1, num_layers + 1)):
+        raise fields.wrong("kda_layers", f"those of layers 1 to {num_layers} that full_attn_layers does not have")
+    return [FULL if i + 1 in full else LINEAR for i in range(num_layers)]
+
+
+def kimi_delta(fields: Fields, *, heads: int, head_dim: int, lower_bound: float = 0.0) -> KimiDelta:
+    return KimiDelta(
+        num_heads=fields.size("linear_num_heads", default=heads),
+        head_dim=fields.size("linear_head_dim", default=head_dim),
+        width=kernel_width(fields, "linear_conv_kernel_dim"),
+        lower_bound=lower_bound,
+    )
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {
+        **small_latent(shape),
+        "layer_types": shape.cycle(*[LINEAR] * 3, FULL),
+        "linear_num_heads": shape.num_heads,
+        "linear_head_dim": shape.head_dim,
+        "num_experts": 8,
+        "num_experts_per_token": 2,
+        "num_shared_experts": 1,
+        "tie_word_embeddings": False,
+    }
+
+
+# Published files call experts so, and those that transformers writes the MLPs of other layers, too.
+_TENSORS: Final = TensorNames(renamed=((r"\.block_sparse_moe\.", ".mlp."),), draft_layers=True)
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS | {"head_dim"}, names=_TENSORS)

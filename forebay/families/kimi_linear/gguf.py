@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from forebay.families.architecture import Architecture, Tensors
+from forebay.families.deepseek_v3.gguf import CHECKED, KEYS, NAMES, configure_latent, restore_latent
+from forebay.families.mamba2.gguf import restore_mamba2
+from forebay.families.qwen3_5_text.gguf import listed_layers
+from forebay.formats.gguf import GgufFile
+from forebay.formats.stored_tensor import ComputedTensor
+
+_NAMES: Final = {
+    **NAMES,
+    "ffn_gate_exps": "mlp.experts.{}.w1",
+    "ffn_up_exps": "mlp.experts.{}.w3",
+    "ffn_down_exps": "mlp.experts.{}.w2",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "ssm_conv1d_q": "self_attn.q_conv1d",
+    "ssm_conv1d_k": "self_attn.k_conv1d",
+    "ssm_conv1d_v": "self_attn.v_conv1d",
+    "ssm_f_a": "self_attn.f_a_proj",
+    "ssm_f_b": "self_attn.f_b_proj",
+    "ssm_g_a": "self_attn.g_a_proj",
+    "ssm_g_b": "self_attn.g_b_proj",
+    "ssm_beta": "self_attn.b_proj",
+    "ssm_a": "self_attn.A_log",
+    "ssm_dt": "self_attn.dt",
+    "ssm_norm": "self_attn.o_norm",
+}
+
+_KERNEL: Final = re.compile(r".*\.[qkv]_conv1d\.weight")
+
+
+def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    configure_latent(file, own, config)
+    config |= {
+        "layer_types": listed_layers(file, config, "attn_kv_a_mqa"),
+        "linear_num_heads": config.get("num_attention_heads"),
+        "norm_topk_prob": True,  # the format has no key for it, and llama.cpp takes it for granted
+    }
+
+
+def _restore(tensors: Tensors) -> Tensors:
+    """Kernels and decays have their ones elsewhere."""
+    restored: Tensors = {}
+    for name, tensor in restore_latent(restore_mamba2(tensors)).items():
+        if _KERNEL.fullmatch(name):
+            channels = int(np.prod(tensor.shape[:-1]))
+            restored[name] = ComputedTensor((channels, 1, tensor.shape[-1]), [tensor], tensor.pieces)
+        elif name.endswith(".A_log"):
+            restored[name] = ComputedTensor((1, 1, *tensor.shape, 1), [tensor], tensor.pieces)
+        else:
+            restored[name] = tensor
+    return restored
+
+
+ARCHITECTURES: Final = {
+    "kimi-linear": Architecture(
+        model_type="kimi_linear",
+        block_names=_NAMES,
+        keys={**KEYS, "ssm.conv_kernel": "linear_conv_kernel_dim", "kda.head_dim": "linear_head_dim"},
+        checked=CHECKED,
+        configure=_configure,
+        restore=_restore,
+    ),
+}

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from forebay.families.architecture import Architecture, check_sigmoid, expert_names, has
+from forebay.families.lfm2.gguf import NAMES, TOP, configure, restore
+from forebay.formats.gguf import GgufFile
+
+_MOE_NAMES: Final = {
+    **NAMES,
+    "ffn_gate_inp": "feed_forward.gate",
+    **expert_names("feed_forward", {"ffn_gate": "w1", "ffn_up": "w3", "ffn_down": "w2"}),
+    "exp_probs_b": "feed_forward.expert_bias",
+}
+
+
+def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    configure(file, own, config)
+    check_sigmoid(file, own, default=None)
+    config["use_expert_bias"] = has(file, "exp_probs_b.bias")
+    config["norm_topk_prob"] = True
+
+
+ARCHITECTURES: Final = {
+    "lfm2moe": Architecture(
+        model_type="lfm2_moe",
+        block_names=_MOE_NAMES,
+        top_names=TOP,
+        keys={"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers"},
+        checked=("attention.head_count_kv", "expert_gating_func"),
+        configure=_configure,
+        restore=restore,
+    ),
+}

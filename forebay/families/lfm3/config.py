@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.gemma3_text.config import Ropes
+from forebay.families.lfm2.config import CONV, LFM_NAMES, Lfm2Config, convolutional
+from forebay.families.model_config import Family
+from forebay.families.rope import ropes_by_kind
+from forebay.families.shape import WINDOW, Shape
+from forebay.families.transformer import FULL, SLIDING, Defaults
+
+_ROPES: Final = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lfm3Config(Lfm2Config):
+    ropes: Ropes
+    use_sandwich_norm: bool
+    use_attention_gate: bool
+
+
+def parse(fields: Fields) -> Lfm3Config:
+    fields = fields if fields.has("rms_norm_eps") else fields.renamed(LFM_NAMES)
+    if fields.has("rope_theta") or fields.has("rope_scaling"):
+        raise fields.wrong("rope_theta", "absent, and rope_scaling too: there is one for each kind of attention")
+    computed = [_layer_type(i) for i in range(fields.size("num_hidden_layers", most=MAX_LAYERS))]
+    defaults = Defaults(head_dim=128, rms_norm_eps=1e-5, tied=True)
+    plain = fields.without("rope_parameters")
+    values = convolutional(plain, defaults, computed, possible=(CONV, FULL, SLIDING), width=7)
+    described = fields.replaced(rope_parameters=fields.get("rope_parameters") or _ROPES)
+    thetas, positions = {FULL: 1e6, SLIDING: 1e6}, values["max_position_embeddings"]
+    ropes = ropes_by_kind(described, thetas, scaled=FULL, max_positions=positions)
+    theta, scaling = ropes[FULL]
+    window = fields.size("sliding_window", default=256)
+    return Lfm3Config(
+        **{**values, "sliding_window": window, "rope_theta": theta, "rope_scaling": scaling},
+        ropes=ropes,
+        use_sandwich_norm=fields.flag("use_sandwich_norm", default=True),
+        use_attention_gate=fields.flag("use_attention_gate", default=True),
+    )
+
+
+def _layer_type(layer: int) -> str:
+    if layer % 4 == 2:
+        return FULL
+    return SLIDING if layer % 4 == 0 and layer > 0 else CONV
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {"layer_types": shape.cycle(CONV, SLIDING, FULL), "sliding_window": WINDOW}
+
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=frozenset({"norm_eps"}))

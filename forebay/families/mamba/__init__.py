@@ -1,0 +1,1 @@
+"""Mamba: nothing but mixers, the first kind."""

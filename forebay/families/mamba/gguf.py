@@ -1,0 +1,96 @@
+"""Files of mixers alone, and what those of every mixer have in common, as llama.cpp's converter writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from forebay.base.errors import ModelError
+from forebay.families.architecture import Architecture, Tensors, has, within
+from forebay.formats.gguf import GgufFile
+from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor
+
+_NO_CONTEXT: Final = 1 << 20
+
+_POSITIONS: Final = 1 << 17
+
+BACKBONE: Final = {"token_embd": "backbone.embeddings", "output_norm": "backbone.norm_f", "output": "lm_head"}
+
+MIXER: Final = {
+    "ssm_in": "in_proj",
+    "ssm_conv1d": "conv1d",
+    "ssm_a": "A_log",
+    "ssm_d": "D",
+    "ssm_out": "out_proj",
+}
+
+MAMBA1: Final = {**MIXER, "ssm_x": "x_proj", "ssm_dt": "dt_proj"}
+
+SSM_KEYS: Final = tuple(
+    f"ssm.{key}" for key in ("conv_kernel", "inner_size", "state_size", "time_step_rank", "group_count")
+)
+
+
+def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    without_attention(file, config)
+    if own.get("ssm.dt_b_c_rms"):
+        config["model_type"] = "falcon_mamba"
+    config["intermediate_size"] = own.get("ssm.inner_size")
+
+
+def without_attention(file: GgufFile, config: dict[str, Any]) -> None:
+    config["layer_norm_epsilon"] = config.pop("rms_norm_eps", None)
+    config["use_bias"] = has(file, "ssm_in.bias")
+    config["use_conv_bias"] = has(file, "ssm_conv1d.bias")
+    limit_positions(config)
+
+
+def limit_positions(config: dict[str, Any]) -> None:
+    if config.get("max_position_embeddings") == _NO_CONTEXT:
+        config["max_position_embeddings"] = _POSITIONS
+
+
+def restore_mamba1(tensors: Tensors) -> Tensors:
+    return {name: restored(name, tensor, flat=()) for name, tensor in tensors.items()}
+
+
+def restored(name: str, tensor: StoredTensor, *, flat: tuple[str, ...]) -> StoredTensor:
+    shape = (int(np.prod(tensor.shape)),) if name.endswith(flat) else tensor.shape
+    if name.endswith(".A_log"):
+        return ComputedTensor(shape, [tensor], partial(_logarithms, name, tensor))
+    if name.endswith(".conv1d.weight"):
+        shape = (tensor.shape[0], 1, *tensor.shape[1:])
+    return tensor if shape == tensor.shape else ComputedTensor(shape, [tensor], tensor.pieces)
+
+
+def _logarithms(name: str, decays: StoredTensor) -> Iterator[F32]:
+    """Decays are stored as they are used: -exp(A_log)."""
+    for piece in decays.pieces():
+        if not (piece < 0).all():
+            raise ModelError(f"{name}: a decay in the file is not negative")
+        yield np.log(-piece)
+
+
+def with_backbone(restore: Callable[[Tensors], Tensors], tensors: Tensors) -> Tensors:
+    renamed = {name.replace("model.layers.", "backbone.layers.", 1): tensor for name, tensor in tensors.items()}
+    return restore(renamed)
+
+
+ARCHITECTURES: Final = {
+    "mamba": Architecture(
+        model_type="mamba",
+        top_names=BACKBONE,
+        block_names={**within("mixer", MAMBA1), "attn_norm": "norm"},
+        keys={
+            "ssm.conv_kernel": "conv_kernel",
+            "ssm.state_size": "state_size",
+            "ssm.time_step_rank": "time_step_rank",
+        },
+        checked=(*SSM_KEYS, "ssm.dt_b_c_rms"),
+        configure=_configure,
+        restore=partial(with_backbone, restore_mamba1),
+    ),
+}

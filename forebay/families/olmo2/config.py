@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.transformer import Defaults, transformer
+
+
+def parse(fields: Fields) -> ModelConfig:
+    return ModelConfig(**transformer(fields, Defaults(kv_heads=True, rms_norm_eps=1e-5)))
+
+
+FAMILY: Final = Family(parse=parse)

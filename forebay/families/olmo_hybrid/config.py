@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.qwen3_5_text import config as qwen3_5
+from forebay.families.qwen3_5_text.config import DeltaNet, delta_net
+from forebay.families.rope import rope_parameters
+from forebay.families.shape import Shape
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, LINEAR, Defaults, layers_of, transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OlmoHybridConfig(ModelConfig):
+    delta: DeltaNet
+    linear_allow_neg_eigval: bool
+    has_rope: bool
+
+
+def parse(fields: Fields) -> OlmoHybridConfig:
+    defaults = Defaults(kv_heads=True)
+    theta = defaults.rope_theta if not fields.has("rope_theta") else fields.get("rope_theta")
+    theta = rope_parameters(fields).get("rope_theta", theta)
+    values = transformer(fields, defaults, layer_types=())
+    num_layers, heads, hidden_size = values["num_layers"], values["num_heads"], values["hidden_size"]
+    computed = [LINEAR if i % 4 != 3 else FULL for i in range(num_layers)]
+    if num_layers < 4:
+        computed[-1] = FULL
+    key_heads = fields.size("linear_num_key_heads", default=heads)
+    key_size = fields.size("linear_key_head_dim", default=max(1, int(0.75 * hidden_size / key_heads)))
+    return OlmoHybridConfig(
+        **{**values, "layer_types": tuple(layers_of(fields, computed))},
+        delta=delta_net(fields, key_heads=heads, value_heads=heads, key_size=key_size, value_size=2 * key_size),
+        linear_allow_neg_eigval=fields.flag("linear_allow_neg_eigval", default=True),
+        has_rope=theta is not None,  # a null, which is not an absence, is how published files say so
+    )
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {**qwen3_5.small(shape), "linear_num_value_heads": shape.num_heads}
+
+
+# How transformers makes weights that are not in a file.
+_INITIAL: Final = frozenset(
+    {"linear_a_log_max", "linear_a_log_min", "linear_dt_init_floor", "linear_dt_max", "linear_dt_min"}
+)
+# Published files call the norms of delta nets so, and those that transformers writes one of attention's, too.
+_NAMES: Final = TensorNames(
+    renamed=(
+        (r"\.attention_layer_norm\.", ".input_layernorm."),
+        (r"\.feedforward_layer_norm\.", ".post_attention_layernorm."),
+    )
+)
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=_INITIAL, names=_NAMES)

@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.transformer import Defaults, Windows, transformer
+
+# Of a window that is not asked for.
+NO_WINDOW: Final = frozenset({"sliding_window", "max_window_layers"})
+
+
+def parse(fields: Fields) -> ModelConfig:
+    return ModelConfig(**transformer(fields, Defaults(attention_bias=False), windows=late_windows(fields)))
+
+
+def asks_for_windows(fields: Fields) -> bool:
+    return fields.flag("use_sliding_window", default=False)
+
+
+def late_windows(fields: Fields) -> Windows | None:
+    def late(num_layers: int) -> range:
+        return range(fields.size("max_window_layers", default=28), num_layers)
+
+    return Windows(layers=late) if asks_for_windows(fields) else None
+
+
+FAMILY: Final = Family(parse=parse, harmless=NO_WINDOW)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.rope import without_partial_rotary
+from forebay.families.shape import Shape
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of, transformer
+
+# How the rope shares its dimensions among the axes of a picture: all axes of a text have the same position.
+_PICTURE_AXES: Final = ("mrope_section", "mrope_interleaved")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaNet:
+    num_key_heads: int
+    num_value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    width: int
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_value_heads * self.value_head_dim
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Qwen35Config(ModelConfig):
+    delta: DeltaNet
+    rotary_dim: int
+
+
+def parse(fields: Fields) -> Qwen35Config:
+    return Qwen35Config(**gated_transformer(fields))
+
+
+def gated_transformer(fields: Fields) -> dict[str, Any]:
+    """`Qwen35Config`'s values: as a plain transformer, but for the layers' types and the share of a head that is
+    rotated."""
+    share, whole = without_partial_rotary(fields, default=0.25, ignored=_PICTURE_AXES)
+    values = transformer(whole, Defaults(head_dim=256), layer_types=())
+    rotary_dim = int(values["head_dim"] * share)
+    if rotary_dim < 2 or rotary_dim % 2:
+        raise fields.wrong("partial_rotary_factor", f"an even share of a head's {values['head_dim']} dimensions")
+    interval = fields.size("full_attention_interval", default=4)
+    computed = [LINEAR if (i + 1) % interval else FULL for i in range(values["num_layers"])]
+    delta = delta_net(fields, key_heads=16, value_heads=32, key_size=128, value_size=128)
+    return {**values, "layer_types": tuple(layers_of(fields, computed)), "rotary_dim": rotary_dim, "delta": delta}
+
+
+def delta_net(fields: Fields, *, key_heads: int, value_heads: int, key_size: int, value_size: int) -> DeltaNet:
+    key_heads = fields.size("linear_num_key_heads", default=key_heads)
+    value_heads = fields.size("linear_num_value_heads", default=value_heads)
+    if value_heads % key_heads:
+        raise fields.wrong("linear_num_value_heads", f"a multiple of linear_num_key_heads, {key_heads}")
+    return DeltaNet(
+        num_key_heads=key_heads,
+        num_value_heads=value_heads,
+        key_head_dim=fields.size("linear_key_head_dim", default=key_size),
+        value_head_dim=fields.size("linear_value_head_dim", default=value_size),
+        width=kernel_width(fields, "linear_conv_kernel_dim"),
+    )
+
+
+def small(shape: Shape) -> dict[str, Any]:
+    return {
+        "layer_types": shape.cycle(*[LINEAR] * 3, FULL),
+        "linear_num_key_heads": shape.num_heads,
+        "linear_num_value_heads": 2 * shape.num_heads,
+        "linear_key_head_dim": shape.head_dim,
+        "linear_value_head_dim": shape.head_dim,
+        "linear_conv_kernel_dim": 4,
+    }
+
+
+# What drafts tokens (`mtp.`) is not served.
+NAMES: Final = TensorNames(
+    renamed=((r"^model\.language_model\.", "model."),), unused=("model.visual.", "mtp."), stacked_experts=True
+)
+NORMALIZED: Final = frozenset({"norm_topk_prob"})  # the experts' shares of these always are
+
+FAMILY: Final = Family(parse=parse, small=small, harmless=NORMALIZED, names=NAMES)

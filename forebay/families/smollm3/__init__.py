@@ -1,0 +1,1 @@
+"""SmolLM 3: some layers (every fourth by default) do without rotary embedding."""
