@@ -21,6 +21,7 @@ from torch import Tensor
 
 from forebay.formats.quantize import quantize_rows
 from forebay.ops import LinearWeight, Ops, make_ops
+from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import StateBatch
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 576, 1536, 30, 49152
@@ -109,7 +110,7 @@ def attention_cases() -> Iterator[Case]:
     def attention(ops: Ops, sequences: int, length: int, queries: int, shared: int = 0) -> Step:
         pages = -(-length // PAGE_SIZE)
         slots = (sequences * pages + 1) * PAGE_SIZE
-        caches = [(random(slots, KV_HEADS, HEAD_DIM), random(slots, KV_HEADS, HEAD_DIM)) for _ in range(LAYERS)]
+        caches = [KvCache(*(random(slots, KV_HEADS, HEAD_DIM) for _ in range(2))) for _ in range(LAYERS)]
         table = torch.zeros(sequences + 1, pages, dtype=torch.int32)
         table[1:] = (torch.randperm(sequences * pages) + 1).view(sequences, pages)
         table[2:, : shared // PAGE_SIZE] = table[1, : shared // PAGE_SIZE]
@@ -119,8 +120,16 @@ def attention_cases() -> Iterator[Case]:
         seq_lens = torch.full((sequences,), length, dtype=torch.int32)
 
         def step() -> None:
-            for k, v in caches:
-                ops.paged_attention(q, k, v, table, rows, q_start, seq_lens, PAGE_SIZE, HEAD_DIM**-0.5)
+            paged = PagedKv(
+                page_table=table,
+                rows=rows,
+                q_start=q_start,
+                seq_lens=seq_lens,
+                page_size=PAGE_SIZE,
+                out_cache_loc=torch.empty(0, dtype=torch.int64),
+            )
+            for cache in caches:
+                ops.paged_attention(q, cache, paged, scale=HEAD_DIM**-0.5)
 
         return step
 
@@ -141,7 +150,7 @@ def attention_cases() -> Iterator[Case]:
 def small_cases() -> Iterator[Case]:
     weight, table = random(HIDDEN), random(VOCAB, HIDDEN)
     cos_sin = torch.randn(2048, HEAD_DIM)
-    k_cache, v_cache = random(2048, KV_HEADS, HEAD_DIM), random(2048, KV_HEADS, HEAD_DIM)
+    cache = KvCache(random(2048, KV_HEADS, HEAD_DIM), random(2048, KV_HEADS, HEAD_DIM))
     for rows in (1, 64, 512):
         x, residual, gate_up = random(rows, HIDDEN), random(rows, HIDDEN), random(rows, 2 * INTERMEDIATE)
         qkv = random(rows, QKV)
@@ -154,7 +163,7 @@ def small_cases() -> Iterator[Case]:
             "add_rms_norm": lambda ops, x=x, r=residual: ops.add_rms_norm(x, r, weight, 1e-5),
             "silu_and_mul": lambda ops, x=gate_up: ops.silu_and_mul(x),
             "apply_rope": lambda ops, q=q, k=k, at=at: ops.apply_rope(q, k, at, cos_sin),
-            "store_kv": lambda ops, k=k, at=at: ops.store_kv(k, k, k_cache, v_cache, at),
+            "store_kv": lambda ops, k=k, at=at: ops.store_kv(k, k, cache, at),
             "embedding": lambda ops, at=at: ops.embedding(at, table),
             "argmax_rows": lambda ops, x=logits: ops.argmax_rows(x),
         }

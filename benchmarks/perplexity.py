@@ -30,9 +30,10 @@ from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
-from forebay.layers.context import ForwardContext, PagedKv
+from forebay.layers.context import ForwardContext
 from forebay.models import Model
 from forebay.ops import Ops, make_ops
+from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.text.tokenizer import Tokenizer
@@ -99,20 +100,18 @@ def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
     row, ends = torch.tensor([1], dtype=torch.int32), torch.tensor([0, length], dtype=torch.int32)
     table = torch.stack([torch.zeros(num_pages), 1 + torch.arange(num_pages)]).int()
     none = torch.empty(0, dtype=torch.int32)
-    paged = PagedKv(page_table=table, rows=row, out_cache_loc=_PAGE + torch.arange(length))
-    states = StateBatch(
-        slots=row, q_start=ends, snap_start=torch.zeros(2, dtype=torch.int32), snap_ends=none, snap_slots=none
-    )
-    return ForwardContext(
-        positions=torch.arange(length),
+    paged = PagedKv(
+        page_table=table,
+        rows=row,
         q_start=ends,
         seq_lens=torch.tensor([length], dtype=torch.int32),
         page_size=_PAGE,
-        full=paged,
-        window=paged,
-        states=states,
-        cache=cache,
+        out_cache_loc=_PAGE + torch.arange(length),
     )
+    states = StateBatch(
+        slots=row, q_start=ends, snap_start=torch.zeros(2, dtype=torch.int32), snap_ends=none, snap_slots=none
+    )
+    return ForwardContext(positions=torch.arange(length), full=paged, window=paged, states=states, cache=cache)
 
 
 def loaded(checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, quantization: Quantization) -> Model:

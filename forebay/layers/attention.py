@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import LinearParam, Rows, TensorParam, linear, rows_of_blocks, vector
 from forebay.layers.rotary import RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
@@ -132,41 +133,24 @@ class Attention:
         weights = parts.weights
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(*spec.cache_specs())
-        self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
-        self._scale = spec.scale or spec.head_dim**-0.5
         self._qkv = parts.linear(spec.qkv)
         self._output = parts.linear(spec.output)
         self._norms = tuple(weights.tensor(param) for param in spec.norms)
         self._gate = parts.linear(spec.gate) if spec.head_gate else None
-        self._sinks = weights.tensor(spec.sink_logits, float32=True) if spec.sinks else None
+        self._attend = PagedAttention(
+            parts,
+            *spec.cache_specs(),
+            scale=spec.scale or spec.head_dim**-0.5,
+            rope=spec.rope,
+            window=spec.sliding_window,
+            sinks=weights.tensor(spec.sink_logits, float32=True) if spec.sinks else None,
+        )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
         spec, ops = self._spec, self._ops
         q, k, v, gate = self._project(ctx, x)
-        k_cache, v_cache = ctx.cache.kv(self._layer)
-        scales = ctx.cache.scales(self._layer)
-        paged = ctx.window if spec.sliding_window else ctx.full
-        if self._cos_sin is None:
-            ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc, *scales)
-        else:
-            ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, k_cache, v_cache, paged.out_cache_loc, *scales)
-        out = ops.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            paged.page_table,
-            paged.rows,
-            ctx.q_start,
-            ctx.seq_lens,
-            ctx.page_size,
-            self._scale,
-            spec.sliding_window,
-            self._sinks,
-            paged.page_map,
-            *scales,
-        ).flatten(1)
+        out = self._attend(ctx, q, k, v).flatten(1)
         if spec.output_gate:
             out = ops.mul_sigmoid(out, gate)
         if self._gate is not None:

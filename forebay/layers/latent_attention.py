@@ -16,6 +16,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import LinearParam, Rows, TensorParam, linear, rows_of_blocks, vector
 from forebay.layers.rotary import RopeSpec
 from forebay.pools.cache_spec import CacheSpec, LatentAttention
@@ -111,7 +112,7 @@ class LatentAttentionLayer:
         ops, weights = parts.ops, parts.weights
         self._spec = spec
         self._ops = ops
-        self._layer = parts.keep(*spec.cache_specs())
+        self._attend = PagedAttention(parts, *spec.cache_specs(), scale=spec.scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self._q_layers = tuple(parts.linear(layer) for layer in spec.q_layers)
         self._kv_layer = parts.linear(spec.kv_layer)
@@ -129,23 +130,8 @@ class LatentAttentionLayer:
         latent, k_rope = self._keys(ctx, x)
         if self._cos_sin is not None:
             ops.apply_rope(q_rope, k_rope, ctx.positions, self._cos_sin)
-        k_cache, v_cache = ctx.cache.kv(self._layer)
-        scales = ctx.cache.scales(self._layer)
-        k = ops.concat([latent, k_rope])
-        ops.store_kv(k, latent, k_cache, v_cache, ctx.full.out_cache_loc, *scales)
-        read = ops.paged_attention(
-            ops.concat([ops.linear_heads(q_nope, self._into_latent), q_rope]),
-            k_cache,
-            v_cache,
-            ctx.full.page_table,
-            ctx.full.rows,
-            ctx.q_start,
-            ctx.seq_lens,
-            ctx.page_size,
-            self._spec.scale,
-            k_scale=scales.k,
-            v_scale=scales.v,
-        )
+        q = ops.concat([ops.linear_heads(q_nope, self._into_latent), q_rope])
+        read = self._attend(ctx, q, ops.concat([latent, k_rope]), latent)
         out = ops.linear_heads(read, self._out_of_latent).flatten(1)
         if self._gate is not None:
             out = ops.mul_sigmoid(out, self._gate(ctx, x))

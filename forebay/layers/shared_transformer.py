@@ -13,6 +13,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.paged_attention import PagedAttention
 from forebay.layers.params import LinearParam, TensorParam, linear, vector
 from forebay.layers.rotary import RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention
@@ -120,7 +121,6 @@ class SharedTransformer:
     def __init__(self, spec: SharedTransformerSpec, parts: Parts) -> None:
         weights = parts.weights
         self.spec = spec
-        self.cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self.qkv, self.output, self.gate_up, self.down = (
             parts.linear(layer) for layer in (spec.qkv, spec.output, spec.gate_up, spec.down)
         )
@@ -131,7 +131,8 @@ class Use:
     def __init__(self, spec: UseSpec, shared: SharedTransformer, parts: Parts) -> None:
         self._ops = parts.ops
         self._shared = shared
-        self._layer = parts.keep(*spec.cache_specs())
+        of = spec.shared
+        self._attend = PagedAttention(parts, *spec.cache_specs(), scale=(of.head_dim / 2) ** -0.5, rope=of.rope)
         self._output = parts.linear(spec.output)
         self._mlp_adapter, *self._attention_adapters = (
             (parts.linear(into), parts.linear(out_of)) for into, out_of in spec.adapters
@@ -155,26 +156,4 @@ class Use:
             added = [out_of(ctx, into(ctx, x)) for into, out_of in self._attention_adapters]
             ops.add_(qkv, ops.concat(added))
         q, k, v = (part.view(len(x), -1, spec.head_dim) for part in torch.split(qkv, list(spec.qkv_sizes), dim=-1))
-        k_cache, v_cache = ctx.cache.kv(self._layer)
-        scales = ctx.cache.scales(self._layer)
-        paged = ctx.full
-        if shared.cos_sin is None:
-            ops.store_kv(k, v, k_cache, v_cache, paged.out_cache_loc, *scales)
-        else:
-            ops.rope_and_store_kv(
-                q, k, v, ctx.positions, shared.cos_sin, k_cache, v_cache, paged.out_cache_loc, *scales
-            )
-        out = ops.paged_attention(
-            q,
-            k_cache,
-            v_cache,
-            paged.page_table,
-            paged.rows,
-            ctx.q_start,
-            ctx.seq_lens,
-            ctx.page_size,
-            (spec.head_dim / 2) ** -0.5,
-            k_scale=scales.k,
-            v_scale=scales.v,
-        )
-        return shared.output(ctx, out.flatten(1))
+        return shared.output(ctx, self._attend(ctx, q, k, v).flatten(1))

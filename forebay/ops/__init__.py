@@ -5,8 +5,8 @@
     qkv = ops.linear(x, w)                       # [T, K] -> [T, N]; logits: ops.linear_f32(x, w)
     q = qkv[:, : Hq * D].view(T, Hq, D)          # a view: no copy is needed
     ops.apply_rope(q, k, positions, cos_sin)     # in place
-    ops.store_kv(k, v, k_cache, v_cache, loc)
-    o = ops.paged_attention(q, k_cache, v_cache, page_table, rows, q_start, seq_lens, page_size, scale)
+    ops.store_kv(k, v, cache, paged.out_cache_loc)
+    o = ops.paged_attention(q, cache, paged, scale=scale)
 
 There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
 those of linear layers, experts, attention, recurrences and what goes entry by entry are in files of their names.

@@ -6,9 +6,46 @@ queries and keys, Dv of values.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
+
+
+class KvCache(NamedTuple):
+    """What a layer keeps of each token, by slot.
+
+    v may be a view into k's rows: a token's value is then what lies in its key at that place (latent attention), and v
+    has the scales of k. Scales are those of int8 caches, None otherwise: a head's entries are its codes, -127..127,
+    times its scale, the largest entry / 127.
+    """
+
+    k: Tensor  # [slots, Hk, D]
+    v: Tensor  # [slots, Hk, Dv]
+    k_scale: Tensor | None = None  # [slots, Hk] float32
+    v_scale: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKv:
+    """Where a step's sequences have their KV, for all layers that find it alike. Its tensors do not change before the
+    last of these layers has run.
+
+    Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
+    position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. With a `page_map` page p of
+    the table stands for page page_map[p] of the caches (windowed layers have fewer pages).
+    """
+
+    page_table: Tensor  # [R + 1, P] int32
+    rows: Tensor  # [S] int32
+    q_start: Tensor  # [S + 1] int32
+    seq_lens: Tensor  # [S] int32
+    page_size: int
+    out_cache_loc: Tensor  # [T] int64, the slots of the step's own tokens
+    page_map: Tensor | None = None  # [pages + 1] int32
+    plans: dict[Hashable, object] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What a backend has worked out once, for the layers to come."""
 
 
 class AttentionOps(Protocol):
@@ -20,20 +57,8 @@ class AttentionOps(Protocol):
         """
         ...
 
-    def store_kv(
-        self,
-        k: Tensor,
-        v: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-    ) -> None:
-        """Write k [T, Hk, D] and v [T, Hk, Dv] to slots loc [T] int64 of the caches [slots, Hk, D] and [slots, Hk, Dv].
-
-        v_cache may be a view into k_cache's rows: v is then what lies in k at that place. int8 caches have scales
-        [slots, Hk] float32: a head's entries are its codes, -127..127, times its scale, the largest entry / 127.
+    def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
+        """Write k [T, Hk, D] and v [T, Hk, Dv] to slots loc [T] int64 of the cache.
 
         Where a head's key is not finite its value becomes NaN (its scale, in int8 caches), so that the token's own
         attention, whatever it weighs that value with, is NaN too and nothing can hide in the cache.
@@ -41,17 +66,7 @@ class AttentionOps(Protocol):
         ...
 
     def rope_and_store_kv(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
     ) -> None:
         """`apply_rope` to q and k, in place, then `store_kv`, in one pass."""
         ...
@@ -59,30 +74,18 @@ class AttentionOps(Protocol):
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
+        cache: KvCache,
+        paged: PagedKv,
+        *,
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
-        page_map: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
 
-        Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
-        position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. With a `page_map`
-        [pages + 1] page p of the table stands for page page_map[p] of the caches (windowed layers have fewer pages).
         Query head h reads KV head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1
-        positions before it. page_table [R + 1, P], page_map, rows [S], q_start [S + 1], seq_lens [S] are int32. A slot
-        that no query sees, be it padding, another sequence's or out of the window, may hold anything, NaN included
-        (C5). v_cache's head size Dv may differ from k_cache's, and v_cache may be a view into k_cache's rows (latent
-        attention). sinks [Hq] float32 are logits that take part in each head's softmax without a value (gpt-oss).
-        Scales as in `store_kv`.
+        positions before it. A slot that no query sees, be it padding, another sequence's or out of the window, may hold
+        anything, NaN included (C5). sinks [Hq] float32 are logits that take part in each head's softmax without a value
+        (gpt-oss).
         """
         ...

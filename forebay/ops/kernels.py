@@ -15,10 +15,6 @@ _BATCH = [_P, _P, _P, _P, _P, _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
 _ROWS = [_P, _P, _L, _P, _L, _L]
 _ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]
-_ATTENTION = [
-    *[_P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _P, _L, _P, _P, _P, _P],
-    *[_L, _L, _L, _L, _L, _L, _F, _L, _P, _P],
-]
 _DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
 _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
 # As the `extern "C"` functions of `cpu/` have them: tests/ops/test_signatures.py compares.
@@ -58,7 +54,10 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_copy_blocks": [_P, _P, _P, *([_L] * 7)],
     "fb_delta_gates_{}": [_P, _P, _L, _P, _L, _P, _P, _P, _F, _P, _P, _L, _L, _L],
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
-    "fb_paged_attention_{}_{}": _ATTENTION,
+    "fb_attention_plan_create": [],
+    "fb_attention_plan_destroy": [_P],
+    "fb_attention_plan_make": [_P, _P, _P, _L, _P, _P, _P, _P, *([_L] * 7)],
+    "fb_paged_attention_{}_{}": [_P, _P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _F, _P, _P],
     "fb_topk_gating": [_P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
@@ -75,7 +74,13 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_gated_delta_rule_{}_{}": _DELTA,
 }
 # Of those that return anything.
-RESULTS = {"fb_cpu_init": c_int, "fb_pool_create": _P, "fb_tape_create": _P, "fb_tape_length": _L}
+RESULTS = {
+    "fb_cpu_init": c_int,
+    "fb_pool_create": _P,
+    "fb_tape_create": _P,
+    "fb_tape_length": _L,
+    "fb_attention_plan_create": _P,
+}
 _SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -89,8 +94,13 @@ class Kernels:
         self._lib = ctypes.CDLL(str(path))
         if self.bind("fb_cpu_init")() != 0:
             raise OSError(f"the operating system refuses the registers that the {variant} kernels need")
-        self.pool: int = self.bind("fb_pool_create")(num_threads)
-        weakref.finalize(self, self.bind("fb_pool_destroy"), self.pool)
+        self.pool = self.create("fb_pool", self, num_threads)
+
+    def create(self, thing: str, owner: object, *args: int) -> int:
+        """A new object of the library's, which lives as long as `owner`."""
+        created: int = self.bind(f"{thing}_create")(*args)
+        weakref.finalize(owner, self.bind(f"{thing}_destroy"), created)
+        return created
 
     def bind(self, name: str, pattern: str | None = None) -> Any:
         """The function `name`, whose parameters are those of `pattern`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.kernels import Kernels
 
 
@@ -11,9 +12,10 @@ class NativeAttention:
     """See `AttentionOps`. The last dimension of every tensor is contiguous, and so are a token's heads."""
 
     def __init__(self, kernels: Kernels) -> None:
-        self._pool = kernels.pool
+        self._kernels, self._pool = kernels, kernels.pool
         self._apply_rope = kernels.by_dtype("fb_apply_rope_{}")
         self._rope_and_store_kv = kernels.by_cache_dtype("fb_rope_and_store_kv_{}_{}")
+        self._make_plan = kernels.bind("fb_attention_plan_make")
         self._paged_attention = kernels.by_cache_dtype("fb_paged_attention_{}_{}")
 
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
@@ -33,52 +35,29 @@ class NativeAttention:
             tokens,
         )
 
-    def store_kv(
-        self,
-        k: Tensor,
-        v: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-    ) -> None:
-        no_rope = (None, None, 0)
-        self._store(None, k, v, no_rope, k_cache, v_cache, loc, k_scale, v_scale)
+    def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
+        self._store((None, 0, 0), k, v, (None, None, 0), cache, loc)
 
     def rope_and_store_kv(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
     ) -> None:
         rope = (positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[1])
-        self._store(q, k, v, rope, k_cache, v_cache, loc, k_scale, v_scale)
+        self._store((q.data_ptr(), q.stride(0), q.shape[1]), k, v, rope, cache, loc)
 
     def _store(
         self,
-        q: Tensor | None,
+        q: tuple[int | None, int, int],
         k: Tensor,
         v: Tensor,
         rope: tuple[int | None, int | None, int],
-        k_cache: Tensor,
-        v_cache: Tensor,
+        cache: KvCache,
         loc: Tensor,
-        k_scale: Tensor | None,
-        v_scale: Tensor | None,
     ) -> None:
         tokens, heads, head_dim = k.shape
-        within_keys = v_cache.data_ptr() == k_cache.data_ptr()
-        self._rope_and_store_kv[k.dtype, k_cache.dtype](
+        within_keys = cache.v.data_ptr() == cache.k.data_ptr()
+        self._rope_and_store_kv[k.dtype, cache.k.dtype](
             self._pool,
-            *((None, 0, 0) if q is None else (q.data_ptr(), q.stride(0), q.shape[1])),
+            *q,
             k.data_ptr(),
             k.stride(0),
             heads,
@@ -88,12 +67,12 @@ class NativeAttention:
             head_dim,
             v.shape[2],
             *rope,
-            k_cache.data_ptr(),
-            k_cache.stride(0),
-            None if k_scale is None else k_scale.data_ptr(),
-            v_cache.data_ptr(),
-            v_cache.stride(0),
-            None if v_scale is None else v_scale.data_ptr(),
+            cache.k.data_ptr(),
+            cache.k.stride(0),
+            _address(cache.k_scale),
+            cache.v.data_ptr(),
+            cache.v.stride(0),
+            _address(cache.v_scale),
             loc.data_ptr(),
             tokens,
         )
@@ -101,52 +80,67 @@ class NativeAttention:
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
+        cache: KvCache,
+        paged: PagedKv,
+        *,
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
-        page_map: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
     ) -> Tensor:
         tokens, q_heads, head_dim = q.shape
-        v_dim = v_cache.shape[2]
-        k_slot, k_head, _ = k_cache.stride()
-        v_slot, v_head, _ = v_cache.stride()
+        _, kv_heads, v_dim = cache.v.shape
+        plan = self._plan(paged, (q_heads, kv_heads, head_dim, v_dim, sliding_window))
+        k_slot, k_head, _ = cache.k.stride()
+        v_slot, v_head, _ = cache.v.stride()
         out = q.new_empty(tokens, q_heads, v_dim)
-        self._paged_attention[q.dtype, k_cache.dtype](
+        self._paged_attention[q.dtype, cache.k.dtype](
             self._pool,
+            plan.address,
             q.data_ptr(),
             q.stride(0),
-            k_cache.data_ptr(),
+            cache.k.data_ptr(),
             k_slot,
             k_head,
-            None if k_scale is None else k_scale.data_ptr(),
-            v_cache.data_ptr(),
+            _address(cache.k_scale),
+            cache.v.data_ptr(),
             v_slot,
             v_head,
-            None if v_scale is None else v_scale.data_ptr(),
-            page_table.data_ptr(),
-            page_table.stride(0),
-            None if page_map is None else page_map.data_ptr(),
-            rows.data_ptr(),
-            q_start.data_ptr(),
-            seq_lens.data_ptr(),
-            rows.shape[0],
-            page_size,
-            q_heads,
-            k_cache.shape[1],
-            head_dim,
-            v_dim,
+            _address(cache.v_scale),
             scale,
-            sliding_window,
-            None if sinks is None else sinks.data_ptr(),
+            _address(sinks),
             out.data_ptr(),
         )
         return out
+
+    def _plan(self, paged: PagedKv, heads: tuple[int, ...]) -> _Plan:
+        """Once for all layers of a step that have such heads. `heads`: query and KV heads, both sizes, the window."""
+        plan = paged.plans.get(heads)
+        if plan is not None:
+            assert isinstance(plan, _Plan)
+            return plan
+        plan = paged.plans[heads] = _Plan(self._kernels)
+        self._make_plan(
+            self._pool,
+            plan.address,
+            paged.page_table.data_ptr(),
+            paged.page_table.stride(0),
+            _address(paged.page_map),
+            paged.rows.data_ptr(),
+            paged.q_start.data_ptr(),
+            paged.seq_lens.data_ptr(),
+            paged.rows.shape[0],
+            paged.page_size,
+            *heads,
+        )
+        return plan
+
+
+class _Plan:
+    """Who reads which keys (cpu/attention_plan.h)."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.address = kernels.create("fb_attention_plan", self)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forebay.ops.attention import KvCache, PagedKv
+
 
 class TorchAttention:
     """See `AttentionOps`."""
@@ -17,68 +19,42 @@ class TorchAttention:
             rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
             x[..., : 2 * half] = rotated.to(x.dtype)
 
-    def store_kv(
-        self,
-        k: Tensor,
-        v: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-    ) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
         finite = k.isfinite().all(dim=-1, keepdim=True)
-        if v_cache.data_ptr() == k_cache.data_ptr():
-            _keep(k.masked_fill(~finite, torch.nan), k_cache, loc, k_scale)
+        if cache.v.data_ptr() == cache.k.data_ptr():
+            _keep(k.masked_fill(~finite, torch.nan), cache.k, loc, cache.k_scale)
         else:
-            _keep(k, k_cache, loc, k_scale)
-            _keep(v.masked_fill(~finite, torch.nan), v_cache, loc, v_scale)
+            _keep(k, cache.k, loc, cache.k_scale)
+            _keep(v.masked_fill(~finite, torch.nan), cache.v, loc, cache.v_scale)
 
     def rope_and_store_kv(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
     ) -> None:
         self.apply_rope(q, k, positions, cos_sin)
-        self.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+        self.store_kv(k, v, cache, loc)
 
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
+        cache: KvCache,
+        paged: PagedKv,
+        *,
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
-        page_map: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
     ) -> Tensor:
-        out = torch.empty(*q.shape[:2], v_cache.shape[2], dtype=q.dtype)
-        starts, lens = q_start.tolist(), seq_lens.tolist()
-        for i, row in enumerate(rows.tolist()):
+        out = torch.empty(*q.shape[:2], cache.v.shape[2], dtype=q.dtype)
+        starts, lens, size = paged.q_start.tolist(), paged.seq_lens.tolist(), paged.page_size
+        for i, row in enumerate(paged.rows.tolist()):
             first, end, length = starts[i], starts[i + 1], lens[i]
             if first == end:
                 continue
             positions = torch.arange(length)
-            pages = page_table[row, positions // page_size].long()
-            pages = pages if page_map is None else page_map[pages].long()
-            slots = pages * page_size + positions % page_size
+            pages = paged.page_table[row, positions // size].long()
+            pages = pages if paged.page_map is None else paged.page_map[pages].long()
+            slots = pages * size + positions % size
             query_positions = torch.arange(length - (end - first), length)
-            k, v = _kept(k_cache, slots, k_scale), _kept(v_cache, slots, v_scale)
+            k, v = _kept(cache.k, slots, cache.k_scale), _kept(cache.v, slots, cache.v_scale)
             out[first:end] = _attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
         return out
 

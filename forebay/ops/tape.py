@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,8 +17,7 @@ class Tape:
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
         self._replay = kernels.bind("fb_tape_replay")
-        self._tape: int = kernels.bind("fb_tape_create")()
-        weakref.finalize(self, kernels.bind("fb_tape_destroy"), self._tape)
+        self._tape = kernels.create("fb_tape", self)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -1,28 +1,21 @@
 """One token for each of up to B rows, as a step of fixed shape: embedding to greedy token.
 
-Shape letters: B rows, padding included, V vocabulary.
+Shape letters: B rows, padding included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
-from torch import Tensor
 
-from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
-from forebay.models.model import Model
-from forebay.ops import Ops
 from forebay.ops.recurrence import StateBatch
-from forebay.pools.cache_pool import CachePool
-from forebay.pools.request_rows import RequestRows
 from forebay.pools.table import Column, Table
-from forebay.pools.window_pages import WindowPages
+from forebay.runtime.forward import Forward, GreedyTokens, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.paged import paged_kv
 
 _WIDTH: Final = 1  # tokens per row
 
@@ -42,47 +35,24 @@ class DecodeInputs(Table):
     mamba_track_indices = Column(torch.int32, pad=PAD)  # where the state goes too, PAD for nowhere
 
 
-class DecodeOutputs(NamedTuple):
-    """`token_ids` [B] int64 are the most likely, and stand in `last_tokens` already; 0 where not `finite` [B] bool.
-    `logits` [B, V] float32."""
-
-    token_ids: Tensor
-    finite: Tensor
-    logits: Tensor
-
-
 class DecodeStep:
-    """Row i's token is read from, and its successor written to, `rows.last_tokens`."""
+    """Row i's token is read from, and its successor written to, `last_tokens`."""
 
-    def __init__(
-        self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, windows: WindowPages | None, *, most: int
-    ) -> None:
-        self._model, self._ops = model, ops
-        self._rows, self._cache, self._windows = rows, cache, windows
-        self._counts = torch.arange(most + 1, dtype=torch.int32, device=rows.last_tokens.device)
+    def __init__(self, forward: Forward, *, most: int) -> None:
+        self._forward = forward
+        self._counts = torch.arange(most + 1, dtype=torch.int32, device=forward.rows.last_tokens.device)
 
-    def __call__(self, inputs: DecodeInputs) -> DecodeOutputs:
-        ops, last_tokens = self._ops, self._rows.last_tokens
-        input_ids = ops.gather(last_tokens, inputs.req_pool_indices)
-        hidden = self._model.forward(self._context(inputs), input_ids)
-        logits = self._model.logits(hidden)
-        token_ids, finite = ops.argmax_rows(logits)
-        ops.scatter(last_tokens, inputs.req_pool_indices, token_ids)
-        return DecodeOutputs(token_ids, finite, logits)
-
-    def _context(self, inputs: DecodeInputs) -> ForwardContext:
-        n = inputs.num_rows
+    def __call__(self, inputs: DecodeInputs) -> GreedyTokens:
+        n, rows = inputs.num_rows, inputs.req_pool_indices
         q_start = self._counts[: n + 1]
-        full, window = paged_kv(
-            self._rows, self._windows, inputs.req_pool_indices, inputs.out_cache_loc, inputs.out_window_loc
-        )
-        return ForwardContext(
+        tokens = StepTokens(
+            input_ids=self._forward.ops.gather(self._forward.rows.last_tokens, rows),
             positions=inputs.positions,
+            rows=rows,
             q_start=q_start,
             seq_lens=inputs.seq_lens,
-            page_size=self._cache.page_size,
-            full=full,
-            window=window,
+            out_cache_loc=inputs.out_cache_loc,
+            out_window_loc=inputs.out_window_loc,
             states=StateBatch(
                 slots=inputs.state_slots,
                 q_start=q_start,
@@ -90,21 +60,14 @@ class DecodeStep:
                 snap_ends=self._counts[1 : n + 1],
                 snap_slots=inputs.mamba_track_indices,
             ),
-            cache=self._cache,
         )
+        return self._forward.decode(tokens)
 
 
 def decode_runner(
-    model: Model,
-    ops: Ops,
-    rows: RequestRows,
-    cache: CachePool,
-    windows: WindowPages | None,
-    *,
-    sizes: Sequence[int],
-    backend: GraphBackend,
-) -> GraphRunner[DecodeInputs, DecodeOutputs]:
-    most = max(sizes)
+    forward: Forward, *, sizes: Sequence[int], backend: GraphBackend
+) -> GraphRunner[DecodeInputs, GreedyTokens]:
+    rows, most = forward.rows, max(sizes)
     inputs = DecodeInputs(most, device=rows.last_tokens.device, sizes={"W": _WIDTH})
-    step = DecodeStep(model, ops, rows, cache, windows, most=most)
+    step = DecodeStep(forward, most=most)
     return GraphRunner(step, inputs, writes=[(rows, "last_tokens")], sizes=sizes, backend=backend)

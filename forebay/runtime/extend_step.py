@@ -8,23 +8,17 @@ Shape letters: T tokens, S sequences, both padding included; N of the tokens are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
-from forebay.models.model import Model
-from forebay.ops import Ops
 from forebay.ops.recurrence import StateBatch
-from forebay.pools.cache_pool import CachePool
-from forebay.pools.request_rows import RequestRows
 from forebay.pools.table import Column, Table
-from forebay.pools.window_pages import WindowPages
+from forebay.runtime.forward import Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.paged import paged_kv
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
 # Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
@@ -77,59 +71,40 @@ class ExtendInputs:
         return type(self)(self.tokens.head(n), self.sequences)
 
 
-class ExtendOutputs(NamedTuple):
-    hidden: Tensor  # [T, H]
-    finite: Tensor  # [T] bool
-
-
 class ExtendStep:
-    def __init__(
-        self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, windows: WindowPages | None
-    ) -> None:
-        self._model, self._ops = model, ops
-        self._rows, self._cache, self._windows = rows, cache, windows
-        nothing = torch.empty(0, dtype=torch.int32, device=rows.last_tokens.device)
+    def __init__(self, forward: Forward) -> None:
+        self._forward = forward
+        nothing = torch.empty(0, dtype=torch.int32, device=forward.rows.last_tokens.device)
         self._no_states = StateBatch(
             slots=nothing, q_start=nothing, snap_start=nothing, snap_ends=nothing, snap_slots=nothing
         )
 
-    def __call__(self, inputs: ExtendInputs) -> ExtendOutputs:
+    def __call__(self, inputs: ExtendInputs) -> HiddenStates:
         tokens, sequences = inputs.tokens, inputs.sequences
-        full, window = paged_kv(
-            self._rows, self._windows, sequences.req_pool_indices, tokens.out_cache_loc, tokens.out_window_loc
-        )
-        ctx = ForwardContext(
+        step = StepTokens(
+            input_ids=tokens.input_ids,
             positions=tokens.positions,
+            rows=sequences.req_pool_indices,
             q_start=sequences.q_start,
             seq_lens=sequences.seq_lens,
-            page_size=self._cache.page_size,
-            full=full,
-            window=window,
+            out_cache_loc=tokens.out_cache_loc,
+            out_window_loc=tokens.out_window_loc,
             states=self._no_states,
-            cache=self._cache,
         )
-        hidden = self._model.forward(ctx, tokens.input_ids)
-        return ExtendOutputs(hidden, self._ops.finite_rows(hidden))
+        return self._forward.hidden(step)
 
 
 def extend_runner(
-    model: Model,
-    ops: Ops,
-    rows: RequestRows,
-    cache: CachePool,
-    windows: WindowPages | None,
-    *,
-    max_num_tokens: int,
-    backend: GraphBackend,
-) -> GraphRunner[ExtendInputs, ExtendOutputs]:
+    forward: Forward, *, max_num_tokens: int, backend: GraphBackend
+) -> GraphRunner[ExtendInputs, HiddenStates]:
     """For models whose layers keep no recurrent states: how many snapshots a step takes of those has no bound."""
+    rows, cache = forward.rows, forward.cache
     assert cache.num_slots == 0, "the model keeps recurrent states"
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
     inputs = ExtendInputs(Tokens(most, device=device), Sequences(rows.num_rows, device=device))
-    step = ExtendStep(model, ops, rows, cache, windows)
-    sizes = _token_counts(most)
+    step, sizes = ExtendStep(forward), _token_counts(most)
     return GraphRunner(step, inputs, writes=(), sizes=sizes, backend=backend, patience=_PATIENCE)
 
 

@@ -35,6 +35,11 @@ class GraphBackend(Protocol):
         """A graph costs about as much as a few steps: it is made where it is first needed."""
         ...
 
+    @property
+    def captures_prompts(self) -> bool:
+        """A replay saves a step that has prompts in it some time, too."""
+        ...
+
     def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
         """Keep what `step` does, on the memory it does it with. It may run once, more than once, or not at all."""
         ...
@@ -52,6 +57,7 @@ class Eager:
 
     name: Final = "eager"
     captures_quickly: Final = True
+    captures_prompts: Final = False
 
     def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
         return _Again(step)
@@ -87,6 +93,7 @@ class CudaGraphs:
 
     name: Final = "cuda"
     captures_quickly: Final = False
+    captures_prompts: Final = False
 
     _WARM_UPS: Final = 2  # kernels are compiled and workspaces allocated before anything is captured
 
@@ -119,6 +126,7 @@ class CpuGraphs:
 
     name: Final = "cpu"
     captures_quickly: Final = True
+    captures_prompts: Final = True
 
     def __init__(self, ops: NativeOps) -> None:
         self._ops = ops

@@ -25,9 +25,10 @@ from forebay.pools.window_pages import WindowPages
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StateWork, StepPlan, StepResult, TokenLogprob, WindowWork
 from forebay.runtime.bounds import PoolBounds
-from forebay.runtime.decode_step import DecodeOutputs, decode_runner
-from forebay.runtime.extend_step import ExtendInputs, ExtendOutputs, extend_runner
-from forebay.runtime.graph_backends import CpuGraphs, GraphBackend
+from forebay.runtime.decode_step import decode_runner
+from forebay.runtime.extend_step import ExtendInputs, extend_runner
+from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
+from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.logprobs import token_logprobs, unpack
@@ -141,12 +142,11 @@ class ModelRunner:
         )
         self.windows = WindowPages(cache.num_pages, device=device) if cache.num_window_pages else None
         self._inputs = StepInputs(rows, cache, self.windows, self._copies, max_num_tokens=max_num_tokens, device=device)
-        self.decode = decode_runner(model, ops, rows, cache, self.windows, sizes=graph_sizes, backend=graphs)
-        self.extend: GraphRunner[ExtendInputs, ExtendOutputs] | None = None  # None: steps with prompts are not captured
-        if isinstance(graphs, CpuGraphs) and cache.num_slots == 0:
-            self.extend = extend_runner(
-                model, ops, rows, cache, self.windows, max_num_tokens=max_num_tokens, backend=graphs
-            )
+        self._forward = Forward(model, ops, rows, cache, self.windows)
+        self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
+        self.extend: GraphRunner[ExtendInputs, HiddenStates] | None = None  # None: steps with prompts are not captured
+        if graphs.captures_prompts and cache.num_slots == 0:
+            self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, device)
 
@@ -172,11 +172,12 @@ class ModelRunner:
             decoded = self.decode.run(self._inputs.decode_columns(inputs), plan.num_seqs)
             token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
         else:
-            forward = self._forward(plan, inputs)
-            chunks = self._prompt_chunks(plan, forward.hidden, wanted, inputs.targets) if wanted else ()
-            decoded = self._greedy(forward.hidden, inputs)
+            hidden, finite = self._hidden(plan, inputs)
+            chunks = self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else ()
+            last = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
+            decoded = self._forward.greedy(last, inputs.sample_rows)
             token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
-            token_ids = _of_all(token_ids, forward.finite, inputs)
+            token_ids = _of_all(token_ids, finite, inputs)
         return LaunchedStep(
             self._vocab_size,
             _ToHost(token_ids),
@@ -227,23 +228,14 @@ class ModelRunner:
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
         )
 
-    def _forward(self, plan: StepPlan, inputs: Inputs) -> ExtendOutputs:
+    def _hidden(self, plan: StepPlan, inputs: Inputs) -> HiddenStates:
         """A step of any shape."""
         if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
             return self.extend.run(self._inputs.extend_columns(plan, inputs), plan.num_tokens)
-        hidden = self._model.forward(*self._inputs.forward_inputs(plan, inputs))
-        return ExtendOutputs(hidden, self._ops.finite_rows(hidden))
-
-    def _greedy(self, hidden: Tensor, inputs: Inputs) -> DecodeOutputs:
-        """What a decode step returns, for the sequences that sample."""
-        last = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
-        logits = self._model.logits(last)
-        token_ids, finite = self._ops.argmax_rows(logits)
-        self.rows.last_tokens.index_copy_(0, inputs.sample_rows, token_ids)
-        return DecodeOutputs(token_ids, finite, logits)
+        return self._forward.hidden(self._inputs.tokens(plan, inputs))
 
     def _choose(
-        self, decoded: DecodeOutputs, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
+        self, decoded: GreedyTokens, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
     ) -> tuple[Tensor, _ToHost | None]:
         """The tokens of the sequences that sample: the most likely ones, unless they want others."""
         ids, finite, raw = decoded
@@ -266,7 +258,7 @@ class ModelRunner:
             ids, finite = self._ops.argmax_rows(logits)
         if wants & Wants.DRAW:
             ids = self._draw(logits, ids, inputs, wants)
-        self.rows.last_tokens.index_copy_(0, inputs.sample_rows, ids)
+        self._ops.scatter(self.rows.last_tokens, inputs.sample_rows, ids)
         if wants & Wants.ADJUST:
             self._penalties.record(ids, rows.tolist())
         return ids, finite

@@ -16,16 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD, Ids
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.forward import StepTokens
 from forebay.runtime.host_copies import HostCopies, Places
 from forebay.runtime.packing import Array, Packing
-from forebay.runtime.paged import paged_kv
 
 SAMPLING_COLUMNS: Final = tuple(SamplingRows.declared)
 
@@ -38,7 +37,7 @@ _SECTIONS: Final = {
     "input_ids": torch.int64,  # [T]
     "decode_rows": torch.int64,
     "sample_tokens": torch.int64,  # [N], which of the T
-    "sample_rows": torch.int64,  # [N]
+    "sample_rows": torch.int32,  # [N]
     "sample_seqs": torch.int64,  # [N], which of the S; of a step with extends
     "sample_lens": torch.int64,  # [N]
     "drawing": torch.int64,  # [D], which of the N
@@ -71,6 +70,7 @@ _COLUMNS: Final = {
     "req_pool_indices": "rows",
     **{name: name for name in ("seq_lens", "positions", "out_cache_loc", "out_window_loc")},
 }
+_TOKENS: Final = ("rows", "q_start", "seq_lens", "positions", "out_cache_loc", "out_window_loc")  # of `StepTokens`
 _DECODE_COLUMNS: Final = {**_COLUMNS, "state_slots": "state_slots", "mamba_track_indices": "mamba_track_indices"}
 
 # A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
@@ -168,29 +168,15 @@ class StepInputs:
         columns = {name: device[section] for name, section in _DECODE_COLUMNS.items()}
         return {name: values for name, values in columns.items() if len(values)}
 
-    def forward_inputs(self, plan: StepPlan, inputs: Inputs) -> tuple[ForwardContext, Tensor]:
-        """What the model is given in a step of any shape: the context and the tokens."""
+    def tokens(self, plan: StepPlan, inputs: Inputs) -> StepTokens:
+        """What the model is given in a step of any shape."""
         device = inputs.sections
-        full, window = paged_kv(
-            self._rows, self._windows, device["rows"], device["out_cache_loc"], device["out_window_loc"]
+        states = ("q_start", "snap_start", "snap_ends", "snap_slots")
+        return StepTokens(
+            input_ids=self._input_ids(plan, device),
+            states=StateBatch(slots=device["state_slots"], **{name: device[name] for name in states}),
+            **{name: device[name] for name in _TOKENS},
         )
-        ctx = ForwardContext(
-            positions=device["positions"],
-            q_start=device["q_start"],
-            seq_lens=device["seq_lens"],
-            page_size=self._cache.page_size,
-            full=full,
-            window=window,
-            states=StateBatch(
-                slots=device["state_slots"],
-                q_start=device["q_start"],
-                snap_start=device["snap_start"],
-                snap_ends=device["snap_ends"],
-                snap_slots=device["snap_slots"],
-            ),
-            cache=self._cache,
-        )
-        return ctx, self._input_ids(plan, device)
 
     def extend_columns(self, plan: StepPlan, inputs: Inputs) -> dict[str, Tensor]:
         """What `ExtendInputs` has a source for."""

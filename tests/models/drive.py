@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext, PagedKv
+from forebay.layers.context import ForwardContext
 from forebay.models import Model
+from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from tests.pools.caches import cache_types
@@ -77,16 +78,19 @@ class Driver:
             self.lens[row] += len(ids)
         seq_lens = [self.lens[row] for row, _ in batch]
         q_start = torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32)
-        ctx = ForwardContext(
-            positions=positions,
-            q_start=q_start,
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
-            page_size=self.page_size,
-            full=self._paged(self.page_table, rows, owner, positions),
-            window=self._paged(self.window_table, rows, owner, positions),
-            states=state_batch(rows, q_start, snapshots),
-            cache=self.cache,
+        full, window = (
+            PagedKv(
+                page_table=table,
+                rows=rows,
+                q_start=q_start,
+                seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+                page_size=self.page_size,
+                out_cache_loc=self._slots(table, owner, positions),
+            )
+            for table in (self.page_table, self.window_table)
         )
+        states = state_batch(rows, q_start, snapshots)
+        ctx = ForwardContext(positions=positions, full=full, window=window, states=states, cache=self.cache)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
     def restart(self, row: int) -> None:
@@ -101,9 +105,8 @@ class Driver:
         self.lens[row] = length
         self.cache.slots.copy_rows(torch.tensor([slot]), torch.tensor([row]))
 
-    def _paged(self, table: Tensor, rows: Tensor, owner: Tensor, positions: Tensor) -> PagedKv:
-        pages = table[owner, positions // self.page_size].long()
-        return PagedKv(page_table=table, rows=rows, out_cache_loc=pages * self.page_size + positions % self.page_size)
+    def _slots(self, table: Tensor, owner: Tensor, positions: Tensor) -> Tensor:
+        return table[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size
 
 
 def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, int, int]] = ()) -> StateBatch:

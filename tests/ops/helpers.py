@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forebay.ops.attention import KvCache, PagedKv
+
 # bfloat16 keeps 8 bits: one rounding of two results that differ in the last float32 bits is up to 2^-8 apart.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 1.6e-2, "atol": 1.6e-2}}
 
@@ -32,6 +34,12 @@ def to_int8(cache: Tensor) -> tuple[Tensor, Tensor]:
     scale = cache.float().abs().amax(dim=-1) / 127
     codes = cache.float() / scale.unsqueeze(-1)
     return codes.nan_to_num(nan=99.0).round().to(torch.int8), scale
+
+
+def no_sequences() -> PagedKv:
+    none = torch.empty(0, dtype=torch.int32)
+    table, starts = torch.zeros(1, 1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    return PagedKv(page_table=table, rows=none, q_start=starts, seq_lens=none, page_size=16, out_cache_loc=none.long())
 
 
 @dataclass(kw_only=True)
@@ -110,19 +118,18 @@ class PagedCase:
         spans = [(until or {}).get(i, (self.seq_lens[i] - self.query_lens[i], self.seq_lens[i])) for i in chosen]
         q = torch.cat([self.queries[i][a:b] for i, (a, b) in zip(chosen, spans, strict=True)])
         starts = torch.tensor([0, *(b - a for a, b in spans)]).cumsum(0).int()
-        return ops.paged_attention(
-            q,
-            self.k_cache,
-            self.v_cache,
-            self.page_table,
-            torch.tensor([i + 1 for i in chosen], dtype=torch.int32),
-            starts,
-            torch.tensor([b for _, b in spans], dtype=torch.int32),
-            self.page_size,
-            self.head_dim**-0.5,
-            self.sliding_window,
-            self.sinks,
+        paged = PagedKv(
+            page_table=self.page_table,
+            rows=torch.tensor([i + 1 for i in chosen], dtype=torch.int32),
+            q_start=starts,
+            seq_lens=torch.tensor([b for _, b in spans], dtype=torch.int32),
+            page_size=self.page_size,
+            out_cache_loc=torch.empty(0, dtype=torch.int64),
             page_map=self.page_map,
-            k_scale=self.k_scale,
-            v_scale=self.v_scale,
         )
+        options = {"scale": self.head_dim**-0.5, "sliding_window": self.sliding_window, "sinks": self.sinks}
+        return ops.paged_attention(q, self.cache, paged, **options)
+
+    @property
+    def cache(self) -> KvCache:
+        return KvCache(self.k_cache, self.v_cache, self.k_scale, self.v_scale)

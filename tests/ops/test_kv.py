@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
@@ -35,8 +36,8 @@ def test_store_kv_writes_the_given_slots_and_no_others(
     kv = normal((tokens, 2 * 3 * 48), dtype, seed=2)
     k, v = kv[:, :144].view(tokens, 3, 48), kv[:, 144:].view(tokens, 3, 48)
     caches = [normal((400, 3, 48), dtype, seed=3) for _ in range(4)]
-    native.store_kv(k, v, caches[0], caches[1], loc)
-    reference.store_kv(k, v, caches[2], caches[3], loc)
+    native.store_kv(k, v, KvCache(caches[0], caches[1]), loc)
+    reference.store_kv(k, v, KvCache(caches[2], caches[3]), loc)
     assert_same_bits(caches[0], caches[2])
     assert_same_bits(caches[1], caches[3])
 
@@ -46,14 +47,14 @@ def test_store_kv_of_values_within_keys(each_ops: Ops, dtype: torch.dtype) -> No
     k_cache = normal((20, 1, 40), dtype, seed=3)
     expected, loc = k_cache.clone(), torch.tensor([3, 1, 4, 15, 9])
     expected[loc] = latent
-    each_ops.store_kv(latent, latent[..., :32], k_cache, k_cache[..., :32], loc)
+    each_ops.store_kv(latent, latent[..., :32], KvCache(k_cache, k_cache[..., :32]), loc)
     assert_same_bits(k_cache, expected)
 
 
 def test_store_kv_of_values_of_another_size(each_ops: Ops, dtype: torch.dtype) -> None:
     k, v, loc = normal((3, 2, 24), dtype, seed=1), normal((3, 2, 16), dtype, seed=2), torch.tensor([7, 2, 5])
     k_cache, v_cache = torch.zeros(9, 2, 24, dtype=dtype), torch.zeros(9, 2, 16, dtype=dtype)
-    each_ops.store_kv(k, v, k_cache, v_cache, loc)
+    each_ops.store_kv(k, v, KvCache(k_cache, v_cache), loc)
     assert_same_bits(k_cache[loc], k)
     assert_same_bits(v_cache[loc], v)
     assert not v_cache[[0, 1, 3, 4, 6, 8]].any()
@@ -72,13 +73,13 @@ def test_rope_and_store_kv_has_the_bits_of_one_after_the_other(
     for fused in (True, False):
         qkv = normal((tokens, 9 * 64), dtype, seed=4)
         q, k, v = (part.view(tokens, part.shape[1] // 64, 64) for part in qkv.split([5 * 64, 2 * 64, 2 * 64], dim=1))
-        k_cache, v_cache = (torch.zeros(400, 2, 64, dtype=dtype) for _ in range(2))
+        cache = KvCache(*(torch.zeros(400, 2, 64, dtype=dtype) for _ in range(2)))
         if fused:
-            each_ops.rope_and_store_kv(q, k, v, positions, cos_sin, k_cache, v_cache, loc)
+            each_ops.rope_and_store_kv(q, k, v, positions, cos_sin, cache, loc)
         else:
             each_ops.apply_rope(q, k, positions, cos_sin)
-            each_ops.store_kv(k, v, k_cache, v_cache, loc)
-        results.append((q.clone(), k_cache, v_cache))
+            each_ops.store_kv(k, v, cache, loc)
+        results.append((q.clone(), cache.k, cache.v))
     for one, other in zip(*results, strict=True):
         assert_same_bits(one, other)
 
@@ -90,7 +91,7 @@ def test_8_bit_caches_hold_each_heads_codes_and_scale(each_ops: Ops, dtype: torc
     loc = torch.tensor([7, 2, 5, 1, 0, 8])
     k_cache, v_cache = torch.zeros(9, 3, head_dim, dtype=torch.int8), torch.zeros(9, 3, 40, dtype=torch.int8)
     k_scale, v_scale = torch.zeros(9, 3), torch.zeros(9, 3)
-    each_ops.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+    each_ops.store_kv(k, v, KvCache(k_cache, v_cache, k_scale, v_scale), loc)
     for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         torch.testing.assert_close(scale[loc], to_int8(x)[1])
         error = cache[loc] * scale[loc].unsqueeze(-1) - x.float()
@@ -103,14 +104,14 @@ def test_a_head_that_is_not_finite_has_no_finite_scale(each_ops: Ops, dtype: tor
     k = normal((2, 2, 64), dtype, seed=1)
     k[0, 1, 33], k[1, 0, 5] = float("nan"), float("inf")
     cache, scale = torch.zeros(2, 2, 64, dtype=torch.int8), torch.zeros(2, 2)
-    each_ops.store_kv(k, k, cache, cache.clone(), torch.arange(2), scale, scale.clone())
+    each_ops.store_kv(k, k, KvCache(cache, cache.clone(), scale, scale.clone()), torch.arange(2))
     assert scale.isfinite().tolist() == [[True, False], [False, True]]
 
 
 def test_8_bit_values_within_keys_have_the_codes_of_the_keys(each_ops: Ops, dtype: torch.dtype) -> None:
     latent, loc = normal((5, 1, 49), dtype, seed=2), torch.tensor([3, 1, 4, 15, 9])
     cache, scale = torch.zeros(20, 1, 49, dtype=torch.int8), torch.zeros(20, 1)
-    each_ops.store_kv(latent, latent[..., :32], cache, cache[..., :32], loc, scale, scale)
+    each_ops.store_kv(latent, latent[..., :32], KvCache(cache, cache[..., :32], scale, scale), loc)
     error = cache[loc] * scale[loc].unsqueeze(-1) - latent.float()
     assert (error.abs() <= scale[loc].unsqueeze(-1) * 0.501).all()
 
@@ -130,25 +131,22 @@ def test_a_key_that_is_not_finite_shows_in_its_own_tokens_attention(
         scales = [torch.zeros(n + 4, heads) for _ in range(2)]
     if "within" in kind:
         v, caches[1], scales[1] = k[..., :16], caches[0][..., :16], scales[0]
+    cache = KvCache(*caches, *scales)
     loc, starts = torch.arange(4, n + 4), torch.tensor([0, n], dtype=torch.int32)
     if kind == "rope":
         cos_sin = torch.cat([torch.ones(n, size // 2), torch.zeros(n, size // 2)], dim=1)
-        each_ops.rope_and_store_kv(q, k, v, torch.arange(n), cos_sin, caches[0], caches[1], loc, *scales)
+        each_ops.rope_and_store_kv(q, k, v, torch.arange(n), cos_sin, cache, loc)
     else:
-        each_ops.store_kv(k, v, caches[0], caches[1], loc, *scales)
-    table = torch.arange(22, dtype=torch.int32).view(2, 11) % 11 + 1
-    out = each_ops.paged_attention(
-        q,
-        *caches,
-        table,
-        torch.zeros(1, dtype=torch.int32),
-        starts,
-        starts[1:],
-        4,
-        1.0,
-        k_scale=scales[0],
-        v_scale=scales[1],
+        each_ops.store_kv(k, v, cache, loc)
+    paged = PagedKv(
+        page_table=torch.arange(22, dtype=torch.int32).view(2, 11) % 11 + 1,
+        rows=torch.zeros(1, dtype=torch.int32),
+        q_start=starts,
+        seq_lens=starts[1:],
+        page_size=4,
+        out_cache_loc=loc,
     )
+    out = each_ops.paged_attention(q, cache, paged, scale=1.0)
     assert not out[7, 0].isfinite().any()
 
 

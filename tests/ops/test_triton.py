@@ -9,10 +9,11 @@ from torch import Tensor
 
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import QUANTIZED_FORMATS, GroupQuantized
+from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation
 from forebay.ops.interface import Ops
 from forebay.ops.reference import TorchOps
-from tests.ops.helpers import PagedCase, assert_same_bits, normal
+from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
 
@@ -109,11 +110,8 @@ ATTENTION = {
 def test_attention_equals_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, case: str) -> None:
     paged = PagedCase(**{"page_size": 4, "head_dim": 32, **ATTENTION[case]}, dtype=dtype, seed=len(case))
     if not paged.seq_lens:
-        nothing = torch.empty(0, dtype=torch.int32)
         q = torch.empty(0, 4, 32, dtype=dtype)
-        start = torch.zeros(1, dtype=torch.int32)
-        args = (q, paged.k_cache, paged.v_cache, paged.page_table, nothing, start, nothing, 4, 1.0)
-        assert ops.paged_attention(*args).shape == (0, 4, 32)
+        assert ops.paged_attention(q, paged.cache, no_sequences(), scale=1.0).shape == (0, 4, 32)
         return
     assert_close(paged.run(ops), paged.run(reference))
 
@@ -150,7 +148,7 @@ def test_store_kv_writes_the_given_slots_and_no_others(ops: Ops, dtype: torch.dt
     caches = [normal((20, 2, size), dtype, seed=3) for size in (12, 8)]
     expected = [cache.clone() for cache in caches]
     expected[0][loc], expected[1][loc] = k, v
-    ops.store_kv(k, v, *caches, loc)
+    ops.store_kv(k, v, KvCache(*caches), loc)
     for cache, wanted in zip(caches, expected, strict=True):
         assert_same_bits(cache, wanted)
 
@@ -160,7 +158,7 @@ def test_store_kv_of_values_within_keys(ops: Ops, dtype: torch.dtype) -> None:
     k_cache = normal((9, 1, 40), dtype, seed=3)
     expected, loc = k_cache.clone(), torch.tensor([3, 1, 4])
     expected[loc] = latent
-    ops.store_kv(latent, latent[..., :32], k_cache, k_cache[..., :32], loc)
+    ops.store_kv(latent, latent[..., :32], KvCache(k_cache, k_cache[..., :32]), loc)
     assert_same_bits(k_cache, expected)
 
 
@@ -169,16 +167,16 @@ def test_the_value_of_a_key_that_is_not_finite_is_nan(ops: Ops, dtype: torch.dty
     k, v, loc = normal((4, 2, 12), dtype, seed=1), normal((4, 2, 8), dtype, seed=2), torch.tensor([3, 1, 6, 7])
     k[2, 1, 5], v[0, 0, 0] = bad, -0.0
     k_cache, v_cache = torch.zeros(9, 2, 12, dtype=dtype), torch.zeros(9, 2, 8, dtype=dtype)
-    ops.store_kv(k, v, k_cache, v_cache, loc)
+    ops.store_kv(k, v, KvCache(k_cache, v_cache), loc)
     for cache, wanted in ((k_cache, k), (v_cache, v)):
         assert_same_bits(cache[loc[[0, 1, 3]]], wanted[[0, 1, 3]])
     assert v_cache[6].isnan().tolist() == [[False] * 8, [True] * 8]
-    ops.store_kv(k, k[..., :8], k_cache, k_cache[..., :8], loc)
+    ops.store_kv(k, k[..., :8], KvCache(k_cache, k_cache[..., :8]), loc)
     assert k_cache[6].isnan().tolist() == [[False] * 12, [True] * 12]
     if bad == float("-inf"):
         return  # the interpreter warns of inf / inf, whose code nobody reads
     scales = [torch.zeros(9, 2) for _ in range(2)]
-    ops.store_kv(k, v, k_cache.to(torch.int8), v_cache.to(torch.int8), loc, *scales)
+    ops.store_kv(k, v, KvCache(k_cache.to(torch.int8), v_cache.to(torch.int8), *scales), loc)
     assert scales[1][loc].isnan().tolist() == [[False, False], [False, False], [False, True], [False, False]]
 
 
@@ -191,8 +189,8 @@ def test_eight_bit_kv_is_written_as_the_reference_writes_it(ops: Ops, reference:
         [torch.zeros(9, 2, size, dtype=torch.int8) for size in (12, 8)] + [torch.zeros(9, 2) for _ in range(2)]
         for _ in range(2)
     ]
-    for which, (k_cache, v_cache, k_scale, v_scale) in zip((ops, reference), caches, strict=True):
-        which.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+    for which, cache in zip((ops, reference), caches, strict=True):
+        which.store_kv(k, v, KvCache(*cache), loc)
     for ours, theirs in zip(*caches, strict=True):
         torch.testing.assert_close(ours, theirs, equal_nan=True)
 

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from forebay.formats.quantized import GroupQuantized
+from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.triton import TritonOps
 from tests.ops.recurrences import state_batch
 
@@ -59,12 +60,33 @@ def float32(*shape: int) -> torch.Tensor:
     return zeros(*shape, dtype=torch.float32)
 
 
-def attention(ops: TritonOps, tokens: int, heads: tuple[int, int], d: int, dv: int = 0, **options: Any) -> None:
+def attention(
+    ops: TritonOps,
+    tokens: int,
+    heads: tuple[int, int],
+    d: int,
+    dv: int = 0,
+    page_map: torch.Tensor | None = None,
+    **options: Any,
+) -> None:
     """Of two sequences; `dv`: latent attention."""
     k = zeros(64, heads[1], d)
     v = k[..., :dv] if dv else zeros(64, heads[1], d)
     q = zeros(tokens, heads[0], d)
-    ops.paged_attention(q, k, v, int32(4, 8), int32(2), int32(3), int32(2), 16, 0.1, **options)
+    ops.paged_attention(q, KvCache(k, v), paged(page_map), scale=0.1, **options)
+
+
+def paged(page_map: torch.Tensor | None = None) -> PagedKv:
+    rows, loc = int32(2), zeros(0, dtype=torch.int64)
+    return PagedKv(
+        page_table=int32(4, 8),
+        rows=rows,
+        q_start=int32(3),
+        seq_lens=rows,
+        page_size=16,
+        out_cache_loc=loc,
+        page_map=page_map,
+    )
 
 
 def main(arch: int) -> None:
@@ -77,12 +99,13 @@ def main(arch: int) -> None:
     attention(ops, 9, (16, 4), 256)
     x, weight = zeros(3, 4096), zeros(4096)
     int8, scale = zeros(64, 8, 128, dtype=torch.int8), float32(64, 8)
-    scales = {"k_scale": scale, "v_scale": scale}
+    cache = KvCache(int8, int8.clone(), scale, scale)
     q = zeros(9, 32, 128)
-    ops.paged_attention(q, int8, int8.clone(), int32(4, 8), int32(2), int32(3), int32(2), 16, 0.1, **scales)
-    ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), int8, int8.clone(), torch.arange(3), **scales)
+    ops.paged_attention(q, cache, paged(), scale=0.1)
+    ops.store_kv(zeros(3, 8, 128), zeros(3, 8, 128), cache, torch.arange(3))
     ops.apply_rope(zeros(3, 32, 128), zeros(3, 8, 128), torch.zeros(3, dtype=torch.int64), float32(9, 128))
-    ops.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), zeros(64, 32, 128), zeros(64, 32, 128), torch.arange(3))
+    cache = KvCache(zeros(64, 32, 128), zeros(64, 32, 128))
+    ops.store_kv(x.view(3, 32, 128), x.view(3, 32, 128), cache, torch.arange(3))
     ops.rms_norm(x, weight, 1e-5)
     ops.rms_norm(x.view(3, 32, 128), weight[:128], 1e-5)
     ops.add_rms_norm(x, x.clone(), weight, 1e-5)

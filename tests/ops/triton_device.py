@@ -6,14 +6,16 @@ Whoever imports this is skipped where Triton is not installed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
+from forebay.ops.recurrence import StateBatch
 from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
@@ -77,11 +79,13 @@ def _map(value: Any, function: Any) -> Any:
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, tuple | list):
-        return type(value)(_map(part, function) for part in value)
+        parts = [_map(part, function) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {name: _map(part, function) for name, part in value.items()}
-    if is_dataclass(value) and type(value).__name__ == "StateBatch":
-        return replace(value, **{field.name: function(getattr(value, field.name)) for field in fields(value)})
+    if isinstance(value, StateBatch | PagedKv):
+        named = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        return replace(value, **_map(named, function))
     return value
 
 

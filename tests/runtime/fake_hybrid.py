@@ -45,8 +45,8 @@ class FakeHybrid(FakeModel):
         v.index_copy_(0, ctx.window.out_cache_loc, -x.unsqueeze(1))
         states = _advance(ctx, x)
         out = hidden.clone()
-        for i in range(len(ctx.seq_lens)):
-            for t in range(int(ctx.q_start[i]), int(ctx.q_start[i + 1])):
+        for i in range(len(ctx.full.seq_lens)):
+            for t in range(int(ctx.full.q_start[i]), int(ctx.full.q_start[i + 1])):
                 out[t, :HIDDEN] += self._window(ctx, i, int(ctx.positions[t])) + states[t]
         return out
 
@@ -56,7 +56,7 @@ class FakeHybrid(FakeModel):
             pages = ctx.window.page_map[pages].long()
         mixed = torch.zeros(HIDDEN)
         for read in range(max(0, position - WINDOW + 1), position + 1):
-            at = int(pages[read // ctx.page_size]) * ctx.page_size + read % ctx.page_size
+            at = int(pages[read // ctx.window.page_size]) * ctx.window.page_size + read % ctx.window.page_size
             mixed = mixed * 0.7 + torch.cos(ctx.cache.kv(1).k[at, 0] * (read + 2)) - ctx.cache.kv(1).v[at, 0]
         return mixed
 

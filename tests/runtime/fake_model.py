@@ -42,11 +42,11 @@ class FakeModel:
         ctx.cache.kv(0).k.index_copy_(0, ctx.full.out_cache_loc, x.unsqueeze(1))
         ctx.cache.kv(0).v.index_copy_(0, ctx.full.out_cache_loc, -x.unsqueeze(1))
         tokens = torch.arange(len(input_ids), dtype=torch.int32)
-        rows = ctx.full.rows.index_select(0, torch.searchsorted(ctx.q_start, tokens, right=True) - 1)
+        rows = ctx.full.rows.index_select(0, torch.searchsorted(ctx.full.q_start, tokens, right=True) - 1)
         mixed = torch.zeros_like(x)
         for position in range(CONTEXT):
-            page = ctx.full.page_table.index_select(0, rows)[:, position // ctx.page_size]
-            slot = page.long() * ctx.page_size + position % ctx.page_size
+            page = ctx.full.page_table.index_select(0, rows)[:, position // ctx.full.page_size]
+            slot = page.long() * ctx.full.page_size + position % ctx.full.page_size
             term = torch.sin(ctx.cache.kv(0).k.index_select(0, slot).squeeze(1) * (position + 1))
             mixed = torch.where((position <= ctx.positions).unsqueeze(1), mixed * 0.5 + term, mixed)
         poison = torch.zeros(len(x), 1)

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
-from forebay.layers.context import ForwardContext
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.request_rows import RequestRows
 from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Kept, StepPlan
+from forebay.runtime.forward import StepTokens
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.step_inputs import StepInputs
 from tests.plans import changed
@@ -111,14 +111,10 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
     )
 
 
-def check_context(plan: StepPlan, ctx: ForwardContext, windows: WindowPages, lists: Lists) -> None:
-    window, states = ctx.window, ctx.states
-    assert window.page_map is windows.full_to_window
-    assert window.page_table is ctx.full.page_table
-    assert window.page_table.tolist() == lists.table.tolist()
-    assert window.page_map.tolist() == list(lists.full_to_window)
-    assert window.rows.tolist() == plan.rows.tolist()
-    assert window.out_cache_loc.tolist() == plan.windows.out_window_loc.tolist()
+def check_tokens(plan: StepPlan, tokens: StepTokens) -> None:
+    states = tokens.states
+    assert tokens.rows.tolist() == plan.rows.tolist()
+    assert tokens.out_window_loc.tolist() == plan.windows.out_window_loc.tolist()
     assert states.slots.tolist() == plan.states.state_slots.tolist()
     got = []
     for i in range(plan.num_seqs):
@@ -127,13 +123,7 @@ def check_context(plan: StepPlan, ctx: ForwardContext, windows: WindowPages, lis
             got.append((i, int(plan.seq_lens[i]) - before_end, int(states.snap_slots[j])))
     planned = plan.states.snap_seqs, plan.states.snap_lens, plan.states.snap_slots
     assert got == list(zip(*(ids.tolist() for ids in planned), strict=True))
-    told = [
-        window.page_table,
-        window.page_map,
-        window.rows,
-        *(getattr(states, field.name) for field in dataclasses.fields(states)),
-    ]
-    assert {tensor.dtype for tensor in told} == {torch.int32}
+    assert {getattr(states, field.name).dtype for field in dataclasses.fields(states)} == {torch.int32}
 
 
 @settings(max_examples=40)
@@ -162,7 +152,9 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         copies.check(plan)
         lists.apply(plan)
         inputs = staging.stage(plan, plan.rows[plan.sample_mask], ids([]), ids([]), ids([]))
-        check_context(plan, staging.forward_inputs(plan, inputs)[0], windows, lists)
+        check_tokens(plan, staging.tokens(plan, inputs))
+        assert rows.req_to_token.tolist() == lists.table.tolist()
+        assert windows.full_to_window.tolist() == list(lists.full_to_window)
         for tensor, expected in tensors(cache, lists):
             assert torch.equal(tensor, expected)
         assert copies.num_bytes == len(lists.on_host) * copy_bytes()

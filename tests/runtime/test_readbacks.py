@@ -75,7 +75,7 @@ def test_the_sampler_of_the_torch_ops_reads_nothing_back(ops):
 def test_a_read_back_put_into_the_model_is_found(leak: Callable[[Tensor], object]):
     class Leaking(FakeModel):
         def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
-            leak(ctx.seq_lens)
+            leak(ctx.full.seq_lens)
             return super().forward(ctx, input_ids)
 
     plans = planner(fake_runner(Leaking()))

@@ -81,19 +81,19 @@ def check(plan: StepPlan, staging: StepInputs, inputs: Inputs, rows: RequestRows
             sampled.append(q_start[-1] - 1)
             sample_rows.append(row)
             sample_lens.append(length)
-    ctx, input_ids = staging.forward_inputs(plan, inputs)
-    assert ctx.q_start.tolist() == q_start
-    assert ctx.positions.tolist() == positions
-    assert input_ids.tolist() == tokens
-    assert ctx.window is ctx.full, "no layer has a window"
-    assert ctx.full.rows.tolist() == plan.rows.tolist()
-    assert ctx.seq_lens.tolist() == plan.seq_lens.tolist()
-    assert ctx.full.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
+    step = staging.tokens(plan, inputs)
+    assert step.q_start.tolist() == q_start
+    assert step.positions.tolist() == positions
+    assert step.input_ids.tolist() == tokens
+    assert step.rows.tolist() == plan.rows.tolist()
+    assert step.seq_lens.tolist() == plan.seq_lens.tolist()
+    assert step.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
+    assert not len(step.out_window_loc), "no layer has a window"
     assert inputs.sample_rows.tolist() == sample_rows
     assert inputs.sample_lens.tolist() == sample_lens
     every = inputs.sample_tokens is None
     assert (list(range(plan.num_tokens)) if every else inputs.sample_tokens.tolist()) == sampled
-    dtypes = (ctx.full.rows.dtype, ctx.q_start.dtype, ctx.positions.dtype)
+    dtypes = (step.rows.dtype, step.q_start.dtype, step.positions.dtype)
     assert dtypes == (torch.int32, torch.int32, torch.int64)
 
 

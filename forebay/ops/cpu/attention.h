@@ -31,7 +31,7 @@ struct Cache {
 // T: of queries and results; E: of the caches' entries.
 template <class T, class E>
 struct AttentionCall {
-    AttentionShape shape;
+    const AttentionShape& shape;
     const T* q;  // token t's heads at q + t * ldq
     long ldq;
     Cache<E> k_cache;
@@ -74,28 +74,24 @@ struct Block {
     }
 };
 
-// The C entry points. The layouts are those of `AttentionCall`; every seq_lens[i] is at least its number of queries,
-// and the pages of the positions that a query sees are slots of the caches.
-#define FOREBAY_ATTENTION(T, E, suffix, walk)                                                                  \
-    extern "C" void fb_paged_attention_##suffix(                                                               \
-        Pool* pool, const T* q, long ldq, const E* k_cache, long k_slot, long k_head, const float* k_factors,  \
-        const E* v_cache, long v_slot, long v_head, const float* v_factors, const int32_t* page_table,         \
-        long pages_per_row, const int32_t* page_map, const int32_t* rows, const int32_t* q_start,              \
-        const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads, long head_dim,    \
-        long v_dim, float scale, long window, const float* sinks, T* out) {                                    \
-        const AttentionShape shape{page_table, pages_per_row, page_map, rows,     q_start, seq_lens, num_seqs, \
-                                   page_size,  q_heads,       kv_heads, head_dim, v_dim,   window};            \
-        const AttentionCall<T, E> call{shape,                                                                  \
-                                       q,                                                                      \
-                                       ldq,                                                                    \
-                                       {k_cache, k_slot, k_head, k_factors, kv_heads},                         \
-                                       {v_cache, v_slot, v_head, v_factors, kv_heads},                         \
-                                       scale,                                                                  \
-                                       sinks,                                                                  \
-                                       out};                                                                   \
-        pool->op([=](Pool& p) {                                                                                \
-            run_plan(p, call.shape, [&](const Walk& now, const Walk& next, const Partials& partials) {         \
-                walk(call, now, next, partials);                                                               \
-            });                                                                                                \
-        });                                                                                                    \
+// The C entry points, for a plan that has been made. The layouts are those of `AttentionCall`.
+#define FOREBAY_ATTENTION(T, E, suffix, walk)                                                                    \
+    extern "C" void fb_paged_attention_##suffix(                                                                 \
+        Pool* pool, const SharedPlan* shared, const T* q, long ldq, const E* k_cache, long k_slot, long k_head,  \
+        const float* k_factors, const E* v_cache, long v_slot, long v_head, const float* v_factors, float scale, \
+        const float* sinks, T* out) {                                                                            \
+        pool->op([=, plan = *shared](Pool& p) {                                                                  \
+            const AttentionShape& shape = plan->shape;                                                           \
+            const AttentionCall<T, E> call{shape,                                                                \
+                                           q,                                                                    \
+                                           ldq,                                                                  \
+                                           {k_cache, k_slot, k_head, k_factors, shape.kv_heads},                 \
+                                           {v_cache, v_slot, v_head, v_factors, shape.kv_heads},                 \
+                                           scale,                                                                \
+                                           sinks,                                                                \
+                                           out};                                                                 \
+            run_plan(p, *plan, [&](const Walk& now, const Walk& next, const Partials& partials) {                \
+                walk(call, now, next, partials);                                                                 \
+            });                                                                                                  \
+        });                                                                                                      \
     }

@@ -21,13 +21,12 @@ struct Decoding {
 class Planner {
   public:
     Planner(const AttentionShape& shape, int num_threads)
-        : shape_(shape), num_threads_(num_threads), plan_{{}, {}, {}, Partials(shape)} {}
+        : shape_(shape), num_threads_(num_threads), plan_{shape, {}, {}, {}, PartialPlaces(shape)} {}
 
     Plan make() {
         find_queries();
         share_prefixes();
         cut_sequences();
-        plan_.partials.allocate();
         return std::move(plan_);
     }
 
@@ -213,20 +212,31 @@ class Planner {
 
 }  // namespace
 
-Partials::Partials(const AttentionShape& shape)
+PartialPlaces::PartialPlaces(const AttentionShape& shape)
     : places_(shape.q_start[shape.num_seqs]),
       q_heads_(shape.q_heads),
       row_floats_((shape.v_dim + 31) / 32 * 32 + 2 * kWeightLanes) {}
 
-void Partials::add(long token, long position) {
+void PartialPlaces::add(long token, long position) {
     Place& place = places_[token];
     if (place.num_segments > 0) return;
-    place = {total_, position / kSegment + 1};
-    total_ += q_heads_ * place.num_segments * row_floats_;
+    place = {num_floats_, position / kSegment + 1};
+    num_floats_ += q_heads_ * place.num_segments * row_floats_;
 }
 
-void Partials::allocate() {
-    if (total_ > 0) memory_.reset(new float[total_]);
-}
+extern "C" {
 
-Plan make_plan(const AttentionShape& shape, int num_threads) { return Planner(shape, num_threads).make(); }
+SharedPlan* fb_attention_plan_create() { return new SharedPlan(new Plan); }
+
+void fb_attention_plan_destroy(SharedPlan* plan) { delete plan; }
+
+// Every seq_lens[i] is at least its number of queries, and the pages of the positions that a query sees are the caches'.
+void fb_attention_plan_make(Pool* pool, const SharedPlan* shared, const int32_t* page_table, long pages_per_row,
+                            const int32_t* page_map, const int32_t* rows, const int32_t* q_start,
+                            const int32_t* seq_lens, long num_seqs, long page_size, long q_heads, long kv_heads,
+                            long head_dim, long v_dim, long window) {
+    const AttentionShape shape{page_table, pages_per_row, page_map, rows,     q_start, seq_lens, num_seqs,
+                               page_size,  q_heads,       kv_heads, head_dim, v_dim,   window};
+    pool->op([shape, plan = *shared](Pool& p) { *plan = Planner(shape, p.num_threads()).make(); });
+}
+}

@@ -1,4 +1,5 @@
-// Who reads which keys: a call of attention as walks, which threads take one by one.
+// Who reads which keys: attention as walks, which threads take one by one. All layers that find their KV by the same page
+// table and have heads of the same shape share a plan.
 //
 // A walk is a range of key blocks for some queries that all see what is in it, but for their ends. A piece of a
 // sequence's queries usually has one walk, over all its keys and all or one of its heads. There are two reasons for
@@ -61,17 +62,18 @@ struct Walk {
     long end_done;
 };
 
-// Each query row's sums of each segment, for the tokens of walks that do not do all by themselves.
-class Partials {
+// Where each query row's sums of each segment lie, for the tokens of walks that do not do all by themselves.
+class PartialPlaces {
   public:
-    explicit Partials(const AttentionShape& shape);
+    PartialPlaces() = default;
+    explicit PartialPlaces(const AttentionShape& shape);
 
     // Token `token` will have partials of the segments up to that of `position`.
     void add(long token, long position);
-    void allocate();
-    float* at(long token, long q_head, long segment) const {
+    long num_floats() const { return num_floats_; }
+    long at(long token, long q_head, long segment) const {
         const Place& place = places_[token];
-        return memory_.get() + place.first + (q_head * place.num_segments + segment) * row_floats_;
+        return place.first + (q_head * place.num_segments + segment) * row_floats_;
     }
 
   private:
@@ -80,29 +82,39 @@ class Partials {
         long num_segments;
     };
     std::vector<Place> places_;
-    std::unique_ptr<float[]> memory_;
-    long q_heads_;
-    long row_floats_;
-    long total_ = 0;
+    long q_heads_ = 0;
+    long row_floats_ = 0;
+    long num_floats_ = 0;
+};
+
+// The sums themselves, of one layer.
+struct Partials {
+    const PartialPlaces& places;
+    float* memory;
+
+    float* at(long token, long q_head, long segment) const { return memory + places.at(token, q_head, segment); }
 };
 
 struct Plan {
+    AttentionShape shape{};
     std::vector<Query> queries;               // of all sequences
     std::vector<std::vector<Query>> sharing;  // queries of different sequences that walk together
     std::vector<std::vector<Walk>> phases;    // the walks of a phase may run at once, and after those of the one before
-    Partials partials;
+    PartialPlaces partials;
 };
 
-Plan make_plan(const AttentionShape& shape, int num_threads);
+// Made once a step, and anew by each replay of it; the tapes of its layers keep it.
+using SharedPlan = std::shared_ptr<Plan>;
 
 // Calls walk(now, next, partials) for all walks; `next` is the one that this thread most likely takes next.
 template <class Visit>
-void run_plan(Pool& pool, const AttentionShape& shape, const Visit& walk) {
-    const Plan plan = make_plan(shape, pool.num_threads());
+void run_plan(Pool& pool, const Plan& plan, const Visit& walk) {
+    const std::unique_ptr<float[]> memory(new float[plan.partials.num_floats()]);
+    const Partials partials{plan.partials, memory.get()};
     for (const std::vector<Walk>& walks : plan.phases) {
         const long count = static_cast<long>(walks.size());
         pool.run(count, [&](long begin, long end) {
-            for (long i = begin; i < end; ++i) walk(walks[i], walks[std::min(i + 1, count - 1)], plan.partials);
+            for (long i = begin; i < end; ++i) walk(walks[i], walks[std::min(i + 1, count - 1)], partials);
         });
     }
 }

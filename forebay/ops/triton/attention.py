@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.triton.common import dot, owner
 
 _PROGRAMS: Final = 128  # that one decoding sequence's attention is divided among: about the multiprocessors of a GPU
@@ -404,16 +405,8 @@ class TritonAttention:
             K_HEADS=triton.next_power_of_2(k.shape[1]),
         )
 
-    def store_kv(
-        self,
-        k: Tensor,
-        v: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
-    ) -> None:
+    def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
+        k_cache, v_cache, k_scale, v_scale = cache
         within = v_cache.data_ptr() == k_cache.data_ptr()  # values that lie in k's rows are written with these
         d, dv = k.shape[2], v.shape[2]
         _store_kv[(k.shape[0], 1 if within else 2)](
@@ -442,38 +435,23 @@ class TritonAttention:
         )
 
     def rope_and_store_kv(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        positions: Tensor,
-        cos_sin: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        loc: Tensor,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, cos_sin: Tensor, cache: KvCache, loc: Tensor
     ) -> None:
         self.apply_rope(q, k, positions, cos_sin)
-        self.store_kv(k, v, k_cache, v_cache, loc, k_scale, v_scale)
+        self.store_kv(k, v, cache, loc)
 
     def paged_attention(
         self,
         q: Tensor,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        page_table: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        seq_lens: Tensor,
-        page_size: int,
+        cache: KvCache,
+        paged: PagedKv,
+        *,
         scale: float,
         sliding_window: int = 0,
         sinks: Tensor | None = None,
-        page_map: Tensor | None = None,
-        k_scale: Tensor | None = None,
-        v_scale: Tensor | None = None,
     ) -> Tensor:
+        k_cache, v_cache, k_scale, v_scale = cache
+        page_table, page_map, rows = paged.page_table, paged.page_map, paged.rows
         num_tokens, num_heads, d = q.shape
         num_seqs, num_kv_heads, dv = len(rows), k_cache.shape[1], v_cache.shape[2]
         group = num_heads // num_kv_heads
@@ -492,8 +470,8 @@ class TritonAttention:
             page_table,
             page_map,
             rows,
-            q_start,
-            seq_lens,
+            paged.q_start,
+            paged.seq_lens,
             sinks,
             parts,
             part_top,
@@ -517,7 +495,7 @@ class TritonAttention:
             D_TAIL=max(16, triton.next_power_of_2(d - main)) if d > main else 0,
             DV=dv,
             DV_BLOCK=max(16, triton.next_power_of_2(dv)),
-            PAGE=page_size,
+            PAGE=paged.page_size,
             WINDOW=sliding_window,
             HAS_MAP=page_map is not None,
             HAS_SINKS=sinks is not None,
