@@ -25,7 +25,6 @@ LONG_FILES = {
 }
 LONG_FUNCTIONS = {
     "config/resolve.py: resolve": 51,
-    "ops/native_attention.py: paged_attention": 52,
     "scheduler/plan_builder.py: build_plan": 54,
 }
 

@@ -8,6 +8,12 @@
 // - Where there are fewer pieces than threads want, a long sequence's segments are walks of their own.
 // Such a walk leaves each query's sums of a segment in `Partials`; a later phase's walk goes on from there, and the
 // last one of a query adds the segments up. Whatever the plan, each query adds the same numbers in the same order.
+//
+// Three sequences, of which a and b begin alike, as few as threads; `|` ends a segment, a block's digit is its phase:
+//
+//     a  00000000|00111111|11111   then phase 2 adds up a's segments
+//     b  00000000|00111            whose last walk adds up, too; what a and b have in common is read by one walk
+//     c  00000000|00000000|00000   then phase 1 adds up c's
 #pragma once
 
 #include <cstdint>
@@ -20,8 +26,7 @@ constexpr long kBlock = 64;         // key positions
 constexpr long kSegmentBlocks = 8;  // of a segment
 constexpr long kSegment = kSegmentBlocks * kBlock;
 constexpr long kWeightLanes = 16;  // at most, in which a row's weights are summed
-constexpr long kRows =
-    64;  // query rows (queries x the heads of their group) of a walk and KV head, unless one has more
+constexpr long kRows = 64;  // query rows (queries x heads of a group) of a walk and KV head, unless one has more
 
 struct AttentionShape {
     const int32_t* page_table;  // [.., pages_per_row]
