@@ -159,7 +159,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerConfig:
-    """What the server process needs. Limits as `docs/design.md` lists them; sizes in bytes, times in seconds."""
+    """What the server process needs. Sizes are in bytes, times in seconds."""
 
     host: str
     port: int

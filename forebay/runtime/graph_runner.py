@@ -1,7 +1,7 @@
 """Runs fixed-shape steps for any number of rows: padded, captured once per size, and replayed (C13-C15).
 
-Decode, target verify, EAGLE draft and draft-extend, frozen-KV MTP: each is a `GraphRunner` with a step and inputs of
-its own; what pads, resets, captures and cuts is here, once.
+A step brings its inputs and its computation (`DecodeStep`, `ExtendStep`); what pads, resets, captures and cuts is here,
+once. The shapes that speculation needs run in `tests/runtime/graph_steps.py`.
 """
 
 from __future__ import annotations
