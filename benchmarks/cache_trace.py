@@ -295,7 +295,7 @@ class Player:
                 request_id=request_id,
                 prompt_token_ids=turn.prompt.tolist(),
                 params=SamplingParams(max_new_tokens=512),
-                checkpoints=list(turn.message_ends),
+                resume_points=list(turn.message_ends),
             )
         )
         assert not refused, refused

@@ -142,9 +142,9 @@ class AsyncEngine:
         priority: int = 0,
         namespace: str = "",
         author: str = OPERATOR,
-        checkpoints: Sequence[int] = (),
+        resume_points: Sequence[int] = (),
     ) -> Stream:
-        """Send a request; never waits. What the scheduler refuses comes as the stream's one update. `checkpoints` are
+        """Send a request; never waits. What the scheduler refuses comes as the stream's one update. `resume_points` are
         lengths of the prompt from which others are likely to go on; `namespace` and `author` as in `AddRequest`.
 
         Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
@@ -163,7 +163,7 @@ class AsyncEngine:
             priority=priority,
             namespace=namespace,
             author=author,
-            checkpoints=list(checkpoints),
+            resume_points=list(resume_points),
         )
         try:
             self._send(frame)

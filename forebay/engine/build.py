@@ -150,7 +150,7 @@ def _ready(budget: MemoryBudget, checkpoint: Checkpoint, report: Report, load_se
         load_seconds=load_seconds,
         report=report,
         pid=os.getpid(),
-        wants_checkpoints=bool(budget.num_state_slots or budget.num_window_pages),
+        wants_resume_points=bool(budget.num_state_slots or budget.num_window_pages),
     )
 
 

@@ -100,7 +100,7 @@ class EngineCore:
                 author=wanted.author,
                 arrival=now,
                 eos_token_ids=self._eos_token_ids,
-                checkpoints=wanted.checkpoints,
+                resume_points=wanted.resume_points,
             )
             self.scheduler.add(request, now)
         except Exception as error:

@@ -22,8 +22,8 @@ class Configure(msgspec.Struct, frozen=True, tag="configure"):
 class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defaults=True):
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
     (tenant salt, adapter); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
-    of other cached prompts is told of this author's alone, or of all to the operator (""). `checkpoints` are lengths of
-    the prompt from which others are likely to go on."""
+    of other cached prompts is told of this author's alone, or of all to the operator (""). `resume_points` are lengths
+    of the prompt from which others are likely to go on."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -31,7 +31,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     priority: int = 0
     namespace: str = ""
     author: str = OPERATOR
-    checkpoints: list[int] = []
+    resume_points: list[int] = []
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):
@@ -96,7 +96,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
-    `wants_checkpoints`: the model keeps states or windows, which are cached at chosen lengths only."""
+    `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -107,7 +107,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     load_seconds: float
     report: list[tuple[str, str, str, str]]
     pid: int
-    wants_checkpoints: bool = False
+    wants_resume_points: bool = False
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):

@@ -33,11 +33,11 @@ Prompt: TypeAlias = str | Sequence[int]
 
 
 class _Wanted(NamedTuple):
-    """What is to be submitted for an output; others may go on from the first `checkpoints` tokens of its prompt."""
+    """What is to be submitted for an output; others may go on from the first `resume_points` tokens of its prompt."""
 
     output: RequestOutput
     params: SamplingParams
-    checkpoints: list[int]
+    resume_points: list[int]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -121,22 +121,22 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [self._chat_prompt(list(talk), variables) for talk in conversations]  # type: ignore[arg-type]
         outputs = [self._output(prompt.token_ids) for prompt in prompts]
-        return self._generate(outputs, [prompt.checkpoints for prompt in prompts], sampling_params, use_tqdm)
+        return self._generate(outputs, [prompt.resume_points for prompt in prompts], sampling_params, use_tqdm)
 
     def _chat_prompt(self, messages: list[Message], variables: dict[str, Any]) -> ChatPrompt:
-        if self.info.wants_checkpoints:
+        if self.info.wants_resume_points:
             return self.tokenizer.encode_chat_prompt(messages, **variables)
         return ChatPrompt(self.tokenizer.encode_chat(messages, **variables), [])
 
     def _generate(
         self,
         outputs: list[RequestOutput],
-        checkpoints: list[list[int]],
+        resume_points: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = _as_params(sampling_params, len(outputs))
-        wanted = [_Wanted(*each) for each in zip(outputs, params, checkpoints, strict=True)]
+        wanted = [_Wanted(*each) for each in zip(outputs, params, resume_points, strict=True)]
         with _bar(len(outputs), shown=use_tqdm) as bar:
             task = bar.add_task("generating", total=len(outputs))
             self._run(wanted, lambda: bar.advance(task))
@@ -175,7 +175,7 @@ class LLM:
                 request_id=request_id,
                 prompt_token_ids=item.output.prompt_token_ids,
                 params=item.params,
-                checkpoints=item.checkpoints,
+                resume_points=item.resume_points,
             )
         )
 

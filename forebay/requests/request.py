@@ -40,7 +40,6 @@ class Request:
         "arrival",
         "author",
         "cache_report",
-        "checkpoints",
         "held",
         "id",
         "last_progress",
@@ -54,6 +53,7 @@ class Request:
         "priority",
         "prompt_logprobs",
         "resume_after",
+        "resume_points",
         "status",
         "stop_ids",
         "tokens",
@@ -70,7 +70,7 @@ class Request:
         author: str = OPERATOR,
         arrival: float = 0.0,
         eos_token_ids: Sequence[int] = (),
-        checkpoints: Sequence[int] = (),
+        resume_points: Sequence[int] = (),
     ) -> None:
         self.id = id
         self.tokens = array("i", prompt_token_ids)
@@ -80,7 +80,7 @@ class Request:
         self.namespace = namespace
         self.author = author
         self.arrival = arrival
-        self.checkpoints = tuple(checkpoints)  # lengths of the prompt from which others are likely to go on
+        self.resume_points = tuple(resume_points)  # lengths of the prompt from which others are likely to go on
         self.stop_ids = frozenset(
             params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
         )

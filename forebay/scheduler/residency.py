@@ -167,7 +167,7 @@ class Residencies:
         if self.windows:
             held.window_start = self.windows.pool.first_needed(held.kv_len)
         if self.states:
-            self.states.admit(held, num_prompt=req.num_prompt, hints=req.checkpoints, branches=branches)
+            self.states.admit(held, num_prompt=req.num_prompt, hints=req.resume_points, branches=branches)
         if num_kept:
             self._load(held)
         elif self.states:

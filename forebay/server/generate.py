@@ -59,11 +59,11 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
             "max_tokens": server.engine.info.context_length,
             **body.template_variables,
         }
-        if not server.engine.info.wants_checkpoints:
+        if not server.engine.info.wants_resume_points:
             return [Prompt(token_ids=await server.workers.run(server.tokenizer.encode_chat, messages, **options))]
         encode, breakpoints = server.tokenizer.encode_chat_prompt, body.breakpoints
         prompt = await server.workers.run(encode, messages, breakpoints=breakpoints, **options)
-        return [Prompt(token_ids=prompt.token_ids, checkpoints=tuple(prompt.checkpoints))]
+        return [Prompt(token_ids=prompt.token_ids, resume_points=tuple(prompt.resume_points))]
 
     return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
 

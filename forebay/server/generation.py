@@ -32,11 +32,11 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is None where the client sent ids. Others are likely to go on from the first `checkpoints` tokens."""
+    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens."""
 
     token_ids: list[int]
     text: str | None = None
-    checkpoints: tuple[int, ...] = ()
+    resume_points: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class Generation:
                         priority=order.priority,
                         namespace=order.namespace,
                         author=order.author,
-                        checkpoints=prompt.checkpoints,
+                        resume_points=prompt.resume_points,
                     )
                     choices.append(Choice(len(choices), prompt, stream, order, table))
         except BaseException:

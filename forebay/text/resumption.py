@@ -31,7 +31,7 @@ class ChatPrompt(NamedTuple):
     """The tokens of a conversation, and the numbers of them behind which others are likely to go on, ascending."""
 
     token_ids: list[int]
-    checkpoints: list[int]
+    resume_points: list[int]
 
 
 def places(text: str, messages: Sequence[Message], breakpoints: Sequence[Breakpoint], render: Render) -> list[int]:

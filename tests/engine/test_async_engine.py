@@ -88,9 +88,11 @@ async def collect(stream: Stream) -> list[Update]:
 
 def test_a_request_reaches_the_engine_and_its_tokens_come_back_in_order() -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        stream = engine.submit(prompt_token_ids=[4, 5], params=PARAMS, priority=3, namespace="tenant", checkpoints=(1,))
+        stream = engine.submit(
+            prompt_token_ids=[4, 5], params=PARAMS, priority=3, namespace="tenant", resume_points=(1,)
+        )
         frame = await peer.heard(AddRequest)
-        assert frame.checkpoints == [1]
+        assert frame.resume_points == [1]
         assert (frame.prompt_token_ids, frame.params, frame.priority, frame.namespace) == ([4, 5], PARAMS, 3, "tenant")
         peer.say(tokens(frame.request_id, 1))
         peer.say(tokens(frame.request_id, 2, 3, finish=FinishReason.LENGTH))

@@ -152,8 +152,8 @@ def test_d7_lengths_to_resume_at_lie_within_the_prompt(seed: int, tokenizer: Tok
             assert isinstance(prompt, ForebayError)
             return
         assert prompt.token_ids == ids
-        assert all(0 < length <= len(ids) for length in prompt.checkpoints)
-        assert list(prompt.checkpoints) == sorted(set(prompt.checkpoints))
+        assert all(0 < length <= len(ids) for length in prompt.resume_points)
+        assert list(prompt.resume_points) == sorted(set(prompt.resume_points))
 
     fuzz(seed, 60, make_body, check_marks)
 

@@ -38,7 +38,7 @@ from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 
 PARAMS = SamplingParams(max_new_tokens=4, logit_bias={5: 1.5}, stop_token_ids=(1, 2), seed=2**62, logprobs=2, top_p=0.5)
 TO_ENGINE: list[msgspec.Struct] = [
-    AddRequest(request_id=1, prompt_token_ids=[1, 2, 3], params=PARAMS, namespace="a", priority=-1, checkpoints=[2]),
+    AddRequest(request_id=1, prompt_token_ids=[1, 2, 3], params=PARAMS, namespace="a", priority=-1, resume_points=[2]),
     AddRequest(request_id=2, prompt_token_ids=[5] * 40, params=SamplingParams(max_new_tokens=3, prompt_logprobs=1)),
     AbortRequest(request_id=2**40),
     FlushCache(serial=3),
@@ -171,7 +171,7 @@ def make_request(rng: random.Random) -> list[AddRequest]:
             params=params,
             priority=number(0),
             namespace=rng.choice(["", "a", "\0" * 100]),
-            checkpoints=[number(2) for _ in range(rng.choice([0, 0, 2, 50]))],
+            resume_points=[number(2) for _ in range(rng.choice([0, 0, 2, 50]))],
         )
 
     return [one(rng.choice([number + 1, 1])) for number in range(rng.randint(1, 4))]

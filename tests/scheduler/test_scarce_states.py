@@ -26,7 +26,7 @@ def test_the_hints_of_one_long_prompt_push_no_other_conversation_out():
     chats = [[*range(i, i + 20)] for i in (100, 200, 300)]
     for chat in chats:
         run(rig, chat)
-    run(rig, [*range(400, 600)], checkpoints=range(20, 200, 20))
+    run(rig, [*range(400, 600)], resume_points=range(20, 200, 20))
     assert [run(rig, [*chat, 1000, 7]) for chat in chats] == [20, 20, 20]
     assert rig.scheduler.held.states.num_skipped > 0
 
@@ -65,5 +65,5 @@ def test_no_buffer_keeps_to_the_same_rule():
     rig = Rig(state=state, max_running_requests=1, page_size=1, context_length=256, num_pages=512)
     run(rig, [*range(100, 120)])
     run(rig, [*range(200, 220)])
-    run(rig, [*range(300, 500)], checkpoints=range(20, 200, 20))
+    run(rig, [*range(300, 500)], resume_points=range(20, 200, 20))
     assert run(rig, [*range(200, 220), 1000, 7]) >= 20

@@ -75,7 +75,7 @@ def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
 
 def test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits():
     rig = hybrid(1, chunked_prefill_size=40, context_length=128)
-    rig.add(list(range(80)), max_new=2, checkpoints=(32,))
+    rig.add(list(range(80)), max_new=2, resume_points=(32,))
     first, second = rig.launch(), rig.launch()
     assert [snapshots(plan)[-1][1] for plan in (first, second)] == [32, 76]
     pool = rig.scheduler.held.states.pool
@@ -147,7 +147,7 @@ def test_c3_tracking_slots_are_two_with_overlap_and_one_without():
 
 def test_no_buffer_ends_chunks_at_checkpoints_and_copies_the_state_before_the_next():
     rig = hybrid(strategy=StateStrategy.NO_BUFFER, context_length=128, num_pages=128)
-    rig.add(list(range(60)), max_new=3, checkpoints=[10])
+    rig.add(list(range(60)), max_new=3, resume_points=[10])
     first, second, third = rig.step(), rig.step(), rig.step()
     assert [int(plan.q_lens[0]) for plan in (first, second, third)] == [10, 49, 1]
     assert len(first.states.copy_src) == 0

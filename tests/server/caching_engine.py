@@ -42,7 +42,7 @@ class CachingEngine:
         priority: int = 0,
         namespace: str = "",
         author: str = OPERATOR,
-        checkpoints: Sequence[int] = (),
+        resume_points: Sequence[int] = (),
     ) -> Stream:
         wanted = AddRequest(
             request_id=next(self._ids),
@@ -51,7 +51,7 @@ class CachingEngine:
             priority=priority,
             namespace=namespace,
             author=author,
-            checkpoints=list(checkpoints),
+            resume_points=list(resume_points),
         )
         mailbox = self._mailboxes[wanted.request_id] = Mailbox(wanted.request_id)
         self._tell(self.core.add(wanted))

@@ -106,7 +106,7 @@ class FakeEngine:
         manual: bool = False,
         context_length: int = 8192,
         vocab_size: int = 49152,
-        wants_checkpoints: bool = False,
+        wants_resume_points: bool = False,
     ) -> None:
         self.script = script
         self.dead: Failure | None = None
@@ -118,7 +118,7 @@ class FakeEngine:
         self.submitted: list[FakeStream] = []
         self.namespaces: list[str] = []
         self.authors: list[str] = []
-        self.checkpoints: list[list[int]] = []
+        self.resume_points: list[list[int]] = []
         self.counters = {"steps_total": 1.0}
         self.hybrid_pools: list[PoolState] = []
         self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
@@ -136,7 +136,7 @@ class FakeEngine:
             load_seconds=0.1,
             report=[("memory", "kv", "1 GiB", "65536 tokens x 16 KiB")],
             pid=1,
-            wants_checkpoints=wants_checkpoints,
+            wants_resume_points=wants_resume_points,
         )
         self._limit = max_running + max_queued
         self._manual = manual
@@ -153,7 +153,7 @@ class FakeEngine:
         priority: int = 0,
         namespace: str = "",
         author: str = OPERATOR,
-        checkpoints: Sequence[int] = (),
+        resume_points: Sequence[int] = (),
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")
@@ -164,7 +164,7 @@ class FakeEngine:
         self.submitted.append(stream)
         self.namespaces.append(namespace)
         self.authors.append(author)
-        self.checkpoints.append(list(checkpoints))
+        self.resume_points.append(list(resume_points))
         self.peak = max(self.peak, len(self.running))
         if self._stepper is None and not self._manual:
             self._stepper = asyncio.get_running_loop().create_task(self._step_forever())

@@ -112,17 +112,17 @@ def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: La
 def test_a_plain_model_gets_no_checkpoints(launch: Launch) -> None:
     server = launch()
     chat(server)
-    assert server.engine.checkpoints == [[]]
+    assert server.engine.resume_points == [[]]
 
 
 def test_a_model_with_states_learns_where_conversations_go_on(launch: Launch) -> None:
     """C18: in tokens of the prompt that the engine gets; of every choice's."""
-    server = launch(lambda: FakeEngine(wants_checkpoints=True))
+    server = launch(lambda: FakeEngine(wants_resume_points=True))
     chat(server, n=2)
     prompt = server.engine.submitted[0].prompt
-    assert server.engine.checkpoints[0] == server.engine.checkpoints[1]
+    assert server.engine.resume_points[0] == server.engine.resume_points[1]
     texts = [
-        server.tokenizer.decode(prompt[:count], skip_special_tokens=False) for count in server.engine.checkpoints[0]
+        server.tokenizer.decode(prompt[:count], skip_special_tokens=False) for count in server.engine.resume_points[0]
     ]
     head = f"<|im_start|>system\n{SYSTEM['content']}<|im_end|>\n"
     assert texts == [head, f"{head}<|im_start|>user\n"]
@@ -145,10 +145,10 @@ def test_a_model_with_states_learns_where_conversations_go_on(launch: Launch) ->
 )
 def test_a_clients_cache_control_is_a_checkpoint(launch: Launch, message: dict[str, Any], ending: str) -> None:
     """C18."""
-    server = launch(lambda: FakeEngine(wants_checkpoints=True))
+    server = launch(lambda: FakeEngine(wants_resume_points=True))
     chat(server, messages=[SYSTEM, {"role": "user", **message}])
     prompt = server.engine.submitted[0].prompt
-    last = server.tokenizer.decode(prompt[: server.engine.checkpoints[0][-1]], skip_special_tokens=False)
+    last = server.tokenizer.decode(prompt[: server.engine.resume_points[0][-1]], skip_special_tokens=False)
     assert last.endswith(ending)
 
 

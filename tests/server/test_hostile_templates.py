@@ -21,7 +21,7 @@ HANGS = (
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    running = start(tiny_tokenizer(template=HANGS), lambda: FakeEngine(wants_checkpoints=True))
+    running = start(tiny_tokenizer(template=HANGS), lambda: FakeEngine(wants_resume_points=True))
     yield running
     running.close()
 

@@ -112,7 +112,7 @@ class Simulation:
             params,
             priority=rng.randrange(3),
             namespace=again[1] if again else rng.choice(self.traffic.namespaces),
-            checkpoints=self.conversations.checkpoints(prompt),
+            resume_points=self.conversations.resume_points(prompt),
         )
 
     def add(
@@ -122,7 +122,7 @@ class Simulation:
         *,
         priority: int = 0,
         namespace: str = "",
-        checkpoints: Sequence[int] = (),
+        resume_points: Sequence[int] = (),
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
@@ -134,7 +134,7 @@ class Simulation:
             priority=priority,
             namespace=namespace,
             arrival=self.now,
-            checkpoints=checkpoints,
+            resume_points=resume_points,
         )
         too_large, full = self._too_large(req), self._full(req)
         try:

@@ -215,7 +215,7 @@ class Conversations:
             return None
         return self._failed.pop(0)
 
-    def checkpoints(self, prompt: Sequence[int]) -> list[int]:
+    def resume_points(self, prompt: Sequence[int]) -> list[int]:
         """Lengths that a client might name, not all of them sensible."""
         if self._rng.random() >= self._traffic.hints:
             return []

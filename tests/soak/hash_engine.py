@@ -94,7 +94,7 @@ def hash_engine() -> ThreadedEngine:
         page_size=PAGE,
         vocab_size=VOCAB,
         eos_token_ids=[EOS],
-        wants_checkpoints=True,
+        wants_resume_points=True,
     )
 
 

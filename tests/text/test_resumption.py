@@ -32,7 +32,7 @@ def beginnings(tokenizer: Tokenizer, talk: list[dict[str, Any]], **options: Any)
     """The text before each checkpoint."""
     prompt = tokenizer.encode_chat_prompt(talk, **options)
     assert prompt.token_ids == tokenizer.encode_chat(talk)
-    return [tokenizer.decode(prompt.token_ids[:n], skip_special_tokens=False) for n in prompt.checkpoints]
+    return [tokenizer.decode(prompt.token_ids[:n], skip_special_tokens=False) for n in prompt.resume_points]
 
 
 def test_ends_of_messages_are_found_through_the_template(embedded: Tokenizer) -> None:
@@ -53,8 +53,8 @@ def test_the_next_turn_and_another_conversation_begin_with_the_same_tokens(embed
     prompt = embedded.encode_chat_prompt(TALK)
     other = embedded.encode_chat([SYSTEM, {"role": "user", "content": "What is a forebay?"}])
     edited = embedded.encode_chat([*TALK[:3], {"role": "user", "content": "And at noon?"}])
-    assert prompt.token_ids[: prompt.checkpoints[1]] == other[: prompt.checkpoints[1]]
-    assert prompt.token_ids[: prompt.checkpoints[-1]] == edited[: prompt.checkpoints[-1]]
+    assert prompt.token_ids[: prompt.resume_points[1]] == other[: prompt.resume_points[1]]
+    assert prompt.token_ids[: prompt.resume_points[-1]] == edited[: prompt.resume_points[-1]]
 
 
 def test_a_clients_breakpoint_is_where_its_part_ends(embedded: Tokenizer) -> None:
@@ -76,8 +76,8 @@ def test_every_checkpoint_is_a_number_of_tokens_of_the_prompt(words: list[str]) 
     tokenizer = tiny_tokenizer(600)
     talk = [{"role": role, "content": word * 3} for word in words for role in ("user", "assistant")]
     prompt = tokenizer.encode_chat_prompt(talk)
-    assert prompt.checkpoints == sorted(prompt.checkpoints)
-    assert all(0 < count < len(prompt.token_ids) for count in prompt.checkpoints)
+    assert prompt.resume_points == sorted(prompt.resume_points)
+    assert all(0 < count < len(prompt.token_ids) for count in prompt.resume_points)
 
 
 def test_the_number_of_renderings_is_bounded_and_of_long_texts_there_are_fewer() -> None:
