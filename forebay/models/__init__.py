@@ -30,7 +30,7 @@ def _no_progress(done: int, total: int) -> None:
 
 def describe(config: ModelConfig) -> DecoderSpec:
     """What the model is made of, and of which weights."""
-    family = importlib.import_module(f"forebay.models.{config.model_type}")
+    family = importlib.import_module(f"forebay.families.{config.model_type}.model")
     spec: DecoderSpec = family.describe(config)
     return spec
 

@@ -12,14 +12,17 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from forebay.families.model_config import ModelConfig
+from forebay.families.model_config import Experts, ModelConfig
+from forebay.families.transformer import SLIDING
 from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.build import BlockSpec, Parts
+from forebay.layers.blocks import PreNormSpec
+from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
-from forebay.layers.mlp import MlpSpec
+from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.params import LinearParam, TensorParam, linear, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
+from forebay.layers.routing import SoftmaxRouterSpec
 from forebay.models.loader import Loader
 from forebay.ops import LinearWeight, Ops
 from forebay.pools.cache_spec import CacheSpec
@@ -77,16 +80,9 @@ def layer_name(layer: int) -> str:
 
 
 def attention_spec(
-    config: ModelConfig,
-    layer: int,
-    *,
-    qkv_bias: bool = False,
-    o_bias: bool = False,
-    qk_norm: QkNorm = QkNorm.NONE,
-    rope: bool = True,
+    config: ModelConfig, layer: int, *, qk_norm: QkNorm = QkNorm.NONE, rope: bool = True
 ) -> AttentionSpec:
     """The attention of a layer as the configuration has it; the options are what a family adds."""
-    sliding = config.layer_types[layer] == "sliding_attention"
     return AttentionSpec(
         name=f"{layer_name(layer)}.self_attn",
         hidden_size=config.hidden_size,
@@ -94,25 +90,54 @@ def attention_spec(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         norm_eps=config.rms_norm_eps,
-        sliding_window=config.sliding_window if sliding else 0,
-        qkv_bias=qkv_bias,
-        o_bias=o_bias,
+        sliding_window=config.sliding_window if config.layer_types[layer] == SLIDING else 0,
+        qkv_bias=config.attention_bias,
+        o_bias=config.attention_bias,
         qk_norm=qk_norm,
         rope=rope_spec(config) if rope else None,
     )
 
 
-def mlp_spec(config: ModelConfig, layer: int, *, bias: bool = False) -> MlpSpec:
+def mlp_spec(config: ModelConfig, layer: int, *, name: str = "mlp") -> MlpSpec:
     return MlpSpec(
-        name=f"{layer_name(layer)}.mlp",
+        name=f"{layer_name(layer)}.{name}",
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
-        bias=bias,
+        bias=config.mlp_bias,
+    )
+
+
+def softmax_experts(config: ModelConfig, experts: Experts, name: str, *, router: str, normalize: bool) -> MoeSpec:
+    """`name` is the checkpoint's prefix, behind which stand `router` and the experts."""
+    return MoeSpec(
+        name=name,
+        router=SoftmaxRouterSpec(
+            name=f"{name}.{router}",
+            hidden_size=config.hidden_size,
+            num_experts=experts.num_experts,
+            num_experts_per_tok=experts.per_token,
+            normalize=normalize,
+        ),
+        hidden_size=config.hidden_size,
+        intermediate_size=experts.intermediate_size,
+        num_experts=experts.num_experts,
     )
 
 
 def norm_param(config: ModelConfig, layer: int, name: str) -> TensorParam:
     return vector(f"{layer_name(layer)}.{name}.weight", config.hidden_size)
+
+
+def pre_norm(
+    config: ModelConfig,
+    layer: int,
+    mixer: PartSpec,
+    mlp: PartSpec,
+    *,
+    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
+) -> PreNormSpec:
+    mixer_norm, mlp_norm = (norm_param(config, layer, name) for name in norms)
+    return PreNormSpec(mixer=mixer, mlp=mlp, mixer_norm=mixer_norm, mlp_norm=mlp_norm, norm_eps=config.rms_norm_eps)
 
 
 class Decoder:

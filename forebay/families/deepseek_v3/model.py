@@ -1,17 +1,14 @@
-"""DeepSeek-V3: latent attention, and experts in groups beside shared ones in all layers but the first."""
-
 from __future__ import annotations
 
 import math
 
 from forebay.families.deepseek_v3.config import DENSE, LatentConfig
-from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mlp import GATE_UP_DOWN, MlpSpec, MoeSpec
 from forebay.layers.routing import SigmoidRouterSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, mlp_spec, norm_param, rope_spec
+from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, mlp_spec, pre_norm, rope_spec
 
 _EPSILON = 1e-20
 
@@ -22,17 +19,7 @@ def describe(config: LatentConfig) -> DecoderSpec:
 
 def _block(config: LatentConfig, layer: int) -> BlockSpec:
     attention = latent_attention_spec(config, f"{layer_name(layer)}.self_attn")
-    return latent_block(config, layer, attention, feed_forward(config, layer))
-
-
-def latent_block(config: LatentConfig, layer: int, mixer: PartSpec, mlp: PartSpec) -> BlockSpec:
-    return PreNormSpec(
-        mixer=mixer,
-        mlp=mlp,
-        mixer_norm=norm_param(config, layer, "input_layernorm"),
-        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
-        norm_eps=config.rms_norm_eps,
-    )
+    return pre_norm(config, layer, attention, feed_forward(config, layer))
 
 
 def latent_attention_spec(config: LatentConfig, name: str) -> LatentAttentionSpec:
@@ -95,8 +82,6 @@ def feed_forward(
         names=expert_names,
     )
     shared = MlpSpec(
-        name=f"{name}.shared_experts",
-        hidden_size=config.hidden_size,
-        intermediate_size=experts.shared_size,
+        name=f"{name}.shared_experts", hidden_size=config.hidden_size, intermediate_size=experts.shared_size
     )
     return SumSpec(first=routed, second=shared)

@@ -1,15 +1,12 @@
-"""gpt-oss: attention sinks, a sliding window in every other layer, a mixture of experts with biases in all."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 
 from forebay.families.gpt_oss.config import GptOssConfig
-from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.routing import SoftmaxRouterSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, pre_norm
 
 
 def describe(config: GptOssConfig) -> DecoderSpec:
@@ -17,14 +14,7 @@ def describe(config: GptOssConfig) -> DecoderSpec:
 
 
 def _block(config: GptOssConfig, layer: int) -> BlockSpec:
-    bias = config.attention_bias
-    return PreNormSpec(
-        mixer=replace(attention_spec(config, layer, qkv_bias=bias, o_bias=bias), sinks=True),
-        mlp=_experts(config, layer),
-        mixer_norm=norm_param(config, layer, "input_layernorm"),
-        mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
-        norm_eps=config.rms_norm_eps,
-    )
+    return pre_norm(config, layer, replace(attention_spec(config, layer), sinks=True), _experts(config, layer))
 
 
 def _experts(config: GptOssConfig, layer: int) -> ClampedMoeSpec:

@@ -1,19 +1,16 @@
-"""Falcon-H1: every layer has attention and a Mamba-2 mixer side by side; constants scale most inputs and outputs."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.bamba.model import NORMS
 from forebay.families.falcon_h1.config import FalconH1Config
+from forebay.families.mamba2.model import mamba2_spec
 from forebay.layers.attention import AttentionSpec
-from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec, Multipliers
-from forebay.layers.mlp import MlpSpec
 from forebay.layers.params import vector
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, norm_param
-from forebay.models.mamba_mixers import mamba2_spec
+from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, pre_norm
 
 
 def describe(config: FalconH1Config) -> DecoderSpec:
@@ -27,26 +24,14 @@ def describe(config: FalconH1Config) -> DecoderSpec:
 
 def _block(config: FalconH1Config, layer: int) -> BlockSpec:
     gate_scale, scale = config.mlp_multipliers
-    return PreNormSpec(
-        mixer=SumSpec(first=_attention(config, layer), second=_mamba(config, layer)),
-        mlp=MlpSpec(
-            name=f"{layer_name(layer)}.feed_forward",
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            bias=config.mlp_bias,
-            gate_scale=gate_scale,
-            scale=scale,
-        ),
-        mixer_norm=norm_param(config, layer, "input_layernorm"),
-        mlp_norm=norm_param(config, layer, "pre_ff_layernorm"),
-        norm_eps=config.rms_norm_eps,
-    )
+    mixer = SumSpec(first=_attention(config, layer), second=_mamba(config, layer))
+    mlp = replace(mlp_spec(config, layer, name="feed_forward"), gate_scale=gate_scale, scale=scale)
+    return pre_norm(config, layer, mixer, mlp, norms=NORMS)
 
 
 def _attention(config: FalconH1Config, layer: int) -> AttentionSpec:
-    bias = config.attention_bias
     return replace(
-        attention_spec(config, layer, qkv_bias=bias, o_bias=bias),
+        attention_spec(config, layer),
         input_scale=config.attention_in_multiplier,
         key_scale=config.key_multiplier,
         output_scale=config.attention_out_multiplier,

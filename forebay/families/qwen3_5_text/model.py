@@ -1,13 +1,11 @@
-"""Qwen 3.5's language model: gated delta nets, and among every few of them attention whose output is gated."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.families.qwen3_5_text.config import Qwen35Config
+from forebay.families.transformer import LINEAR
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.params import Rows
@@ -17,7 +15,7 @@ from forebay.models.decoder import (
     decoder_spec,
     layer_name,
     mlp_spec,
-    norm_param,
+    pre_norm,
     rope_spec,
 )
 
@@ -34,8 +32,7 @@ def _block(config: Qwen35Config, layer: int) -> BlockSpec:
 
 
 def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
-    delta = config.delta
-    keys, values, heads = delta.key_size, delta.value_size, delta.num_value_heads
+    keys, values, heads = config.delta.key_size, config.delta.value_size, config.delta.num_value_heads
     return (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads))
 
 
@@ -46,23 +43,15 @@ def qwen_decoder(config: Qwen35Config, blocks: Sequence[BlockSpec]) -> DecoderSp
 
 def qwen_block(config: Qwen35Config, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:
     """With attention instead of the delta net in the layers that have it."""
-    mixer_norm, mlp_norm = (
-        replace(norm_param(config, layer, name), offset=_NORM_OFFSET)
-        for name in ("input_layernorm", "post_attention_layernorm")
-    )
-    return PreNormSpec(
-        mixer=delta if config.layer_types[layer] == "linear_attention" else _attention(config, layer),
-        mlp=mlp,
-        mixer_norm=mixer_norm,
-        mlp_norm=mlp_norm,
-        norm_eps=config.rms_norm_eps,
-    )
+    mixer = delta if config.layer_types[layer] == LINEAR else _attention(config, layer)
+    block = pre_norm(config, layer, mixer, mlp)
+    mixer_norm, mlp_norm = (replace(norm, offset=_NORM_OFFSET) for norm in (block.mixer_norm, block.mlp_norm))
+    return replace(block, mixer_norm=mixer_norm, mlp_norm=mlp_norm)
 
 
 def _attention(config: Qwen35Config, layer: int) -> AttentionSpec:
-    bias = config.attention_bias
     return replace(
-        attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
+        attention_spec(config, layer, qk_norm=QkNorm.HEAD),
         norm_offset=_NORM_OFFSET,
         rope=replace(rope_spec(config), dim=config.rotary_dim),
         output_gate=True,

@@ -1,14 +1,13 @@
-"""Kimi Linear: Kimi delta attention, and among every few such layers latent attention without positions; experts."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.deepseek_v3.model import feed_forward, latent_attention_spec
 from forebay.families.kimi_linear.config import KimiLinearConfig
+from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name
-from forebay.models.deepseek_v3 import feed_forward, latent_attention_spec, latent_block
+from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, pre_norm
 
 _EXPERT_NAMES = ("w1", "w3", "w2")  # gate, up and down
 
@@ -18,13 +17,19 @@ def describe(config: KimiLinearConfig) -> DecoderSpec:
 
 
 def _block(config: KimiLinearConfig, layer: int) -> BlockSpec:
-    mlp = feed_forward(config, layer, expert_names=_EXPERT_NAMES)
-    return latent_block(config, layer, _mixer(config, f"{layer_name(layer)}.self_attn", layer), mlp)
+    return pre_norm(config, layer, _mixer(config, layer), feed_forward(config, layer, expert_names=_EXPERT_NAMES))
 
 
-def _mixer(config: KimiLinearConfig, name: str, layer: int) -> PartSpec:
-    if config.layer_types[layer] == "full_attention":
+def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:
+    name = f"{layer_name(layer)}.self_attn"
+    if config.layer_types[layer] == FULL:
         return replace(latent_attention_spec(config, name), rope=None)
+    return kimi_delta_spec(config, name, low_rank=True, a_log_shape=(1, 1, config.delta.num_heads, 1))
+
+
+def kimi_delta_spec(
+    config: KimiLinearConfig, name: str, *, low_rank: bool, a_log_shape: tuple[int, ...]
+) -> KimiDeltaSpec:
     delta = config.delta
     return KimiDeltaSpec(
         name=name,
@@ -33,6 +38,7 @@ def _mixer(config: KimiLinearConfig, name: str, layer: int) -> PartSpec:
         head_dim=delta.head_dim,
         width=delta.width,
         norm_eps=config.rms_norm_eps,
-        low_rank=True,
-        a_log_shape=(1, 1, delta.num_heads, 1),
+        low_rank=low_rank,
+        a_log_shape=a_log_shape,
+        lowest_log_decay=delta.lower_bound,
     )

@@ -1,5 +1,3 @@
-"""OLMo 2: norms after attention and MLP instead of before, and q and k normed over all their heads together."""
-
 from __future__ import annotations
 
 from forebay.families.model_config import ModelConfig
@@ -10,13 +8,12 @@ from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, ml
 
 
 def describe(config: ModelConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+    return decoder_spec(config, [post_norm(config, layer) for layer in range(config.num_layers)])
 
 
-def _block(config: ModelConfig, layer: int) -> BlockSpec:
-    bias = config.attention_bias
+def post_norm(config: ModelConfig, layer: int, *, rope: bool = True) -> BlockSpec:
     return PostNormSpec(
-        mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.FULL),
+        mixer=attention_spec(config, layer, qk_norm=QkNorm.FULL, rope=rope),
         mlp=mlp_spec(config, layer),
         mixer_norm=norm_param(config, layer, "post_attention_layernorm"),
         mlp_norm=norm_param(config, layer, "post_feedforward_layernorm"),

@@ -1,41 +1,28 @@
-"""Nemotron-H: every layer is one thing alone, a Mamba-2 mixer, attention without positions, an MLP or experts."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.nemotron_h.config import NemotronHConfig
-from forebay.layers.blocks import SingleSpec
-from forebay.layers.build import BlockSpec, PartSpec
+from forebay.families.mamba.model import backbone_decoder, mixer_name
+from forebay.families.mamba2.model import mamba2_spec
+from forebay.families.nemotron_h.config import MLP, NemotronHConfig
+from forebay.families.transformer import FULL, LINEAR
+from forebay.layers.build import PartSpec
 from forebay.layers.relu2 import Relu2MlpSpec, Relu2MoeSpec
 from forebay.layers.routing import SigmoidRouterSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
-from forebay.models.mamba_mixers import backbone_decoder, backbone_layer, backbone_norm, mamba2_spec
 
 
 def describe(config: NemotronHConfig) -> DecoderSpec:
-    return backbone_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: NemotronHConfig, layer: int) -> BlockSpec:
-    return SingleSpec(
-        mixer=_mixer(config, layer),
-        norm=backbone_norm(config, layer),
-        norm_eps=config.rms_norm_eps,
-    )
+    return backbone_decoder(config, [_mixer(config, layer) for layer in range(config.num_layers)])
 
 
 def _mixer(config: NemotronHConfig, layer: int) -> PartSpec:
-    name = f"{backbone_layer(layer)}.mixer"
-    match config.layer_types[layer]:
-        case "linear_attention":
-            return mamba2_spec(config, name)
-        case "full_attention":
-            return replace(attention_spec(config, layer, rope=False), name=name)
-        case "mlp":
-            return _mlp(config, name, config.intermediate_size)
-        case _:
-            return _experts(config, name)
+    name, kind = mixer_name(layer), config.layer_types[layer]
+    if kind == LINEAR:
+        return mamba2_spec(config, name)
+    if kind == FULL:
+        return replace(attention_spec(config, layer, rope=False), name=name)
+    return _mlp(config, name, config.intermediate_size) if kind == MLP else _experts(config, name)
 
 
 def _mlp(config: NemotronHConfig, name: str, intermediate_size: int) -> Relu2MlpSpec:

@@ -1,23 +1,17 @@
-"""LFM 2 with a mixture of experts in all layers but the first `num_dense_layers`."""
-
 from __future__ import annotations
 
+from forebay.families.lfm2.model import GATE_UP_DOWN, dense_mlp, lfm2_block, lfm_decoder
 from forebay.families.lfm2_moe.config import Lfm2MoeConfig
-from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.build import PartSpec
 from forebay.layers.mlp import MoeSpec
 from forebay.layers.routing import SigmoidRouterSpec
 from forebay.models.decoder import DecoderSpec, layer_name
-from forebay.models.lfm2 import GATE_UP_DOWN, dense_mlp, lfm2_block, lfm_decoder
 
 _EPSILON = 1e-6
 
 
 def describe(config: Lfm2MoeConfig) -> DecoderSpec:
-    return lfm_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: Lfm2MoeConfig, layer: int) -> BlockSpec:
-    return lfm2_block(config, layer, _mlp(config, layer))
+    return lfm_decoder(config, [lfm2_block(config, i, _mlp(config, i)) for i in range(config.num_layers)])
 
 
 def _mlp(config: Lfm2MoeConfig, layer: int) -> PartSpec:

@@ -1,5 +1,3 @@
-"""Zamba 2: Mamba-2 mixers; before some of them a transformer block, one of a few whose weights take turns."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -7,6 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from forebay.families.mamba2.config import HYBRID
+from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.zamba2.config import Zamba2Config
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
@@ -14,7 +13,6 @@ from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
 from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
-from forebay.models.mamba_mixers import mamba2_spec
 from forebay.pools.cache_spec import CacheSpec
 
 _MIXER_EPS = 1e-5  # transformers has no field for it

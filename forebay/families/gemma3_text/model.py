@@ -1,5 +1,3 @@
-"""Gemma 3's language model: norms around both halves, sliding windows with a rotary base of their own."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -39,9 +37,8 @@ def _norm(config: Gemma3Config, layer: int, name: str) -> TensorParam:
 
 
 def _attention(config: Gemma3Config, layer: int) -> AttentionSpec:
-    bias = config.attention_bias
     return replace(
-        attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.HEAD),
+        attention_spec(config, layer, qk_norm=QkNorm.HEAD),
         norm_offset=_NORM_OFFSET,
         rope=RopeSpec(config.head_dim, *config.ropes[config.layer_types[layer]]),
         scale=config.query_pre_attn_scalar**-0.5,

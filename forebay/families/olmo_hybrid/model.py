@@ -1,13 +1,11 @@
-"""OLMo hybrids: gated delta nets behind a norm, and among every few of them attention before one, as in OLMo 2."""
-
 from __future__ import annotations
 
+from forebay.families.olmo2.model import post_norm
 from forebay.families.olmo_hybrid.config import OlmoHybridConfig
-from forebay.layers.attention import QkNorm
-from forebay.layers.blocks import PostNormSpec, PreNormSpec
+from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, norm_param
+from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, mlp_spec, pre_norm
 
 _DELTA_NORM_EPS = 1e-5  # whatever the other norms have: as in transformers
 
@@ -17,22 +15,9 @@ def describe(config: OlmoHybridConfig) -> DecoderSpec:
 
 
 def _block(config: OlmoHybridConfig, layer: int) -> BlockSpec:
-    if config.layer_types[layer] == "linear_attention":
-        return PreNormSpec(
-            mixer=_delta_net(config, layer),
-            mlp=mlp_spec(config, layer),
-            mixer_norm=norm_param(config, layer, "input_layernorm"),
-            mlp_norm=norm_param(config, layer, "post_attention_layernorm"),
-            norm_eps=config.rms_norm_eps,
-        )
-    bias, rope = config.attention_bias, config.has_rope
-    return PostNormSpec(
-        mixer=attention_spec(config, layer, qkv_bias=bias, o_bias=bias, qk_norm=QkNorm.FULL, rope=rope),
-        mlp=mlp_spec(config, layer),
-        mixer_norm=norm_param(config, layer, "post_attention_layernorm"),
-        mlp_norm=norm_param(config, layer, "post_feedforward_layernorm"),
-        norm_eps=config.rms_norm_eps,
-    )
+    if config.layer_types[layer] == LINEAR:
+        return pre_norm(config, layer, _delta_net(config, layer), mlp_spec(config, layer))
+    return post_norm(config, layer, rope=config.has_rope)
 
 
 def _delta_net(config: OlmoHybridConfig, layer: int) -> GatedDeltaSpec:

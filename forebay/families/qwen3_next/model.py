@@ -1,13 +1,11 @@
-"""Qwen3-Next: as Qwen 3.5 with experts, but what the delta net's first layers give is grouped by key head."""
-
 from __future__ import annotations
 
+from forebay.families.qwen3_5_moe_text.model import qwen_experts
+from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, qwen_decoder
 from forebay.families.qwen3_next.config import Qwen3NextConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import DecoderSpec, mlp_spec
-from forebay.models.qwen3_5_moe_text import qwen_experts
-from forebay.models.qwen3_5_text import delta_spec, qwen_block, qwen_decoder
 
 
 def describe(config: Qwen3NextConfig) -> DecoderSpec:

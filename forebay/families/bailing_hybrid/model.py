@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.families.deepseek_v3.model import feed_forward, latent_attention_spec
+from forebay.families.kimi_linear.config import KimiLinearConfig
+from forebay.families.kimi_linear.model import kimi_delta_spec
+from forebay.families.transformer import FULL
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, pre_norm
+
+
+def describe(config: KimiLinearConfig) -> DecoderSpec:
+    spec = decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+    return replace(spec, embedding=replace(spec.embedding, names=("model.word_embeddings.weight",)))
+
+
+def _block(config: KimiLinearConfig, layer: int) -> BlockSpec:
+    return pre_norm(config, layer, _mixer(config, layer), feed_forward(config, layer, correction="gate.expert_bias"))
+
+
+def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:
+    name = f"{layer_name(layer)}.attention"
+    if config.layer_types[layer] == FULL:
+        return replace(latent_attention_spec(config, name), head_gate=True, output_name="dense")
+    delta = kimi_delta_spec(config, name, low_rank=False, a_log_shape=(config.delta.num_heads,))
+    return replace(delta, output_name="dense")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.families.mamba2.config import Mamba2Config
+from forebay.families.mamba2.model import mamba2_spec
+from forebay.families.transformer import LINEAR
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.params import vector
+from forebay.models.decoder import (
+    DecoderSpec,
+    attention_spec,
+    decoder_spec,
+    layer_name,
+    mlp_spec,
+    pre_norm,
+    rope_spec,
+)
+
+NORMS = ("input_layernorm", "pre_ff_layernorm")
+"""Of a layer's mixer and its MLP, as Falcon-H1 and Jamba call them, too."""
+
+
+def describe(config: Mamba2Config) -> DecoderSpec:
+    return replace(
+        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
+        norm=vector("model.final_layernorm.weight", config.hidden_size),
+    )
+
+
+def _block(config: Mamba2Config, layer: int) -> BlockSpec:
+    return pre_norm(config, layer, _mixer(config, layer), mlp_spec(config, layer, name="feed_forward"), norms=NORMS)
+
+
+def _mixer(config: Mamba2Config, layer: int) -> PartSpec:
+    if config.layer_types[layer] == LINEAR:
+        return mamba2_spec(config, f"{layer_name(layer)}.mamba")
+    return replace(attention_spec(config, layer), rope=replace(rope_spec(config), dim=config.head_dim // 2))

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.families.bamba.model import NORMS
+from forebay.families.jamba.config import JambaConfig
+from forebay.families.mamba.model import mamba1_spec
+from forebay.families.transformer import LINEAR
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.mamba1 import ScanNorm
+from forebay.layers.params import vector
+from forebay.models.decoder import (
+    DecoderSpec,
+    attention_spec,
+    decoder_spec,
+    layer_name,
+    mlp_spec,
+    pre_norm,
+    softmax_experts,
+)
+
+
+def describe(config: JambaConfig) -> DecoderSpec:
+    return replace(
+        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
+        norm=vector("model.final_layernorm.weight", config.hidden_size),
+    )
+
+
+def _block(config: JambaConfig, layer: int) -> BlockSpec:
+    return pre_norm(config, layer, _mixer(config, layer), _feed_forward(config, layer), norms=NORMS)
+
+
+def _mixer(config: JambaConfig, layer: int) -> PartSpec:
+    if config.layer_types[layer] == LINEAR:
+        mixer = mamba1_spec(config, f"{layer_name(layer)}.mamba")
+        return replace(mixer, norm=ScanNorm.WEIGHTED, norm_eps=config.rms_norm_eps)
+    return attention_spec(config, layer, rope=False)
+
+
+def _feed_forward(config: JambaConfig, layer: int) -> PartSpec:
+    if layer not in config.expert_layers:
+        return mlp_spec(config, layer, name="feed_forward")
+    name = f"{layer_name(layer)}.feed_forward"
+    return softmax_experts(config, config.experts, name, router="router", normalize=False)

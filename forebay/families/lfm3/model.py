@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.families.lfm2.config import CONV
+from forebay.families.lfm2.model import NORMS, conv_spec, dense_mlp, lfm_decoder
+from forebay.families.lfm3.config import Lfm3Config
+from forebay.layers.attention import QkNorm
+from forebay.layers.blocks import SandwichSpec
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.rotary import RopeSpec
+from forebay.models.decoder import DecoderSpec, attention_spec, norm_param, pre_norm
+
+
+def describe(config: Lfm3Config) -> DecoderSpec:
+    return lfm_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: Lfm3Config, layer: int) -> BlockSpec:
+    block = pre_norm(config, layer, _mixer(config, layer), dense_mlp(config, layer), norms=NORMS)
+    if not config.use_sandwich_norm:
+        return block
+    return SandwichSpec(
+        mixer=block.mixer,
+        mlp=block.mlp,
+        mixer_norms=(block.mixer_norm, norm_param(config, layer, "post_operator_norm")),
+        mlp_norms=(block.mlp_norm, norm_param(config, layer, "post_ffn_norm")),
+        norm_eps=config.rms_norm_eps,
+    )
+
+
+def _mixer(config: Lfm3Config, layer: int) -> PartSpec:
+    kind = config.layer_types[layer]
+    if kind == CONV:
+        return conv_spec(config, layer)
+    return replace(
+        attention_spec(config, layer, qk_norm=QkNorm.HEAD),
+        rope=RopeSpec(config.head_dim, *config.ropes[kind]),
+        head_gate=config.use_attention_gate,
+    )

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from forebay.families.qwen3_5_moe_text.config import Qwen35MoeConfig
+from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, qwen_decoder, separate_inputs
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.mlp import MlpSpec
+from forebay.layers.scalar_gate import ScalarGateSpec
+from forebay.layers.sums import SumSpec
+from forebay.models.decoder import DecoderSpec, layer_name, softmax_experts
+
+
+def describe(config: Qwen35MoeConfig) -> DecoderSpec:
+    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: Qwen35MoeConfig, layer: int) -> BlockSpec:
+    delta = delta_spec(config, layer, separate_inputs(config))
+    return qwen_block(config, layer, delta=delta, mlp=qwen_experts(config, layer, normalize=True))
+
+
+def qwen_experts(config: Qwen35MoeConfig, layer: int, *, normalize: bool) -> PartSpec:
+    name = f"{layer_name(layer)}.mlp"
+    shared = MlpSpec(
+        name=f"{name}.shared_expert",
+        hidden_size=config.hidden_size,
+        intermediate_size=config.shared_intermediate_size,
+    )
+    return SumSpec(
+        first=softmax_experts(config, config.experts, name, router="gate", normalize=normalize),
+        second=ScalarGateSpec(gate=f"{name}.shared_expert_gate", part=shared, hidden_size=config.hidden_size),
+    )

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from forebay.families.qwen3_moe.config import Qwen3MoeConfig
+from forebay.layers.attention import QkNorm
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.models.decoder import (
+    DecoderSpec,
+    attention_spec,
+    decoder_spec,
+    layer_name,
+    mlp_spec,
+    pre_norm,
+    softmax_experts,
+)
+
+
+def describe(config: Qwen3MoeConfig) -> DecoderSpec:
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
+
+
+def _block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:
+    return pre_norm(config, layer, attention_spec(config, layer, qk_norm=QkNorm.HEAD), _mlp(config, layer))
+
+
+def _mlp(config: Qwen3MoeConfig, layer: int) -> PartSpec:
+    if layer not in config.expert_layers:
+        return mlp_spec(config, layer)
+    name = f"{layer_name(layer)}.mlp"
+    return softmax_experts(config, config.experts, name, router="gate", normalize=config.norm_topk_prob)
