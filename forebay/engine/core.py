@@ -239,4 +239,4 @@ def _failure(error: Exception, where: str) -> Failure:
     if not isinstance(error, ForebayError):
         log.error(event("add_failed", at=where), exc_info=error)
     typed = _as_typed(error, where)
-    return Failure(type(typed).__name__, typed.code, typed.message)
+    return Failure.of(typed)

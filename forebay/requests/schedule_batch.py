@@ -5,13 +5,30 @@ gets copies (C9, C10).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
 from forebay.memory.holding import NOTHING, RowTable
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
+
+
+class Chunk(NamedTuple):
+    """A step computes a request's known tokens from position `start` up to `stop`."""
+
+    req: Request
+    start: int
+    stop: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def is_last(self) -> bool:
+        """Whether a token is sampled behind it."""
+        return self.stop == self.req.residency.extend_target
 
 
 class ScheduleBatch:
@@ -38,10 +55,10 @@ class ScheduleBatch:
         lens: Ids = self._table.max_kv_len[self.req_pool_indices_cpu]
         return lens
 
-    def prepare_for_extend(self, reqs: Sequence[Request], stops: Sequence[int] | Ids) -> None:
-        """The batch becomes: compute each request's known tokens from what it has KV for up to `stops`."""
-        self._fill(reqs)
-        self._table.kv_len[self.req_pool_indices_cpu] = stops
+    def prepare_for_extend(self, chunks: Sequence[Chunk]) -> None:
+        """The batch becomes the requests of these chunks, with KV up to their ends."""
+        self._fill([chunk.req for chunk in chunks])
+        self._table.kv_len[self.req_pool_indices_cpu] = [chunk.stop for chunk in chunks]
 
     def prepare_for_decode(self, active: Ids | None = None) -> None:
         """Each request (or those at the indices `active`) computes one token more."""
@@ -55,13 +72,16 @@ class ScheduleBatch:
     def prepare_for_prebuilt(self, reqs: Sequence[Request]) -> None:
         """The batch becomes requests whose KV came from elsewhere: every token but the last has it, and the next step
         decodes (C9, for the decode server)."""
-        self.prepare_for_extend(reqs, [len(req.tokens) - 1 for req in reqs])
+        self.prepare_for_extend([Chunk(req, 0, len(req.tokens) - 1) for req in reqs])
 
     def filter_batch(self, keep: Ids) -> None:
         """Keep the requests at the indices `keep`, in that order."""
         reqs = self.reqs
         self.reqs = [reqs[i] for i in keep.tolist()]
         self.req_pool_indices_cpu = self.req_pool_indices_cpu[keep]
+
+    def remove(self, req: Request) -> None:
+        self.filter_batch(np.flatnonzero(self.req_pool_indices_cpu != req.residency.row))
 
     def merge_batch(self, other: Self) -> None:
         """Append another batch's requests."""

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from forebay.base.errors import ForebayError
 from forebay.memory.miss_reason import MissReason
 from forebay.requests.step_plan import TokenLogprob
 
@@ -45,6 +46,10 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kind: str
     code: str
     message: str
+
+    @classmethod
+    def of(cls, error: ForebayError) -> Failure:
+        return cls(type(error).__name__, error.code, error.message)
 
 
 class Update(msgspec.Struct, array_like=True, gc=False):

@@ -7,8 +7,8 @@ falls while nothing goes wrong, and rises after a retraction. The bounds are tho
 from __future__ import annotations
 
 from array import array
-from collections.abc import Generator, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
-from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.policy import MAX_OVERTAKES, queue_order
 from forebay.scheduler.residency import Residencies
@@ -74,10 +74,17 @@ def num_common(a: array[int], b: array[int]) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
+class Admitted(NamedTuple):
+    """Somebody who starts: with which chunk, and how it hit."""
+
+    chunk: Chunk
+    report: CacheReport
+
+
 class AdmissionPass:
     """One pass over the waiting queue, inside one allocation group (C7): who starts in this step.
 
-    Memory is promised as it is decided, so that later candidates see what earlier ones will need.
+    Memory is taken and promised as it is decided, so that later candidates see what earlier ones will need.
     """
 
     def __init__(
@@ -98,38 +105,45 @@ class AdmissionPass:
         growing = total_growth_pages(np.maximum(remaining, 0), self._ratio, self._config.page_size)
         return growing + sum(self._growth(req) for req in extending)
 
-    def run(self, waiting: Sequence[Request], budget: int) -> Generator[tuple[Request, CacheReport], None, None]:
-        """Admit requests of `waiting`, which stand in the order of their rank, while `budget` prompt tokens, rows and
-        pages last; yields each with its cache report.
+    def run(self, candidates: Sequence[Request], left: int, *, on_trial: bool = False) -> list[Admitted]:
+        """Admit some of `candidates`, who stand in the order of their rank, while prompt tokens (`left` of this step),
+        rows and pages last.
 
-        A request may be overtaken by those behind it, because it does not fit or because the policy tries them first,
-        but only so often: then it is tried first, and if it does not fit everybody waits for it.
+        Nobody starts once those who have just started leave as many tokens to later steps as this one has left. A
+        request may be overtaken by those behind it, because it does not fit or because the policy tries them first, but
+        only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
-        held = self._held
-        num_passed = 0
-        order = queue_order(waiting, self._config.schedule_policy, lambda req: held.match(req).num_tokens)
-        candidates = list(order)
-        with held.rows.group(min(len(candidates), held.rows.available_size())):
-            for req in candidates:
-                if budget <= 0 or not held.rows.available_size() or num_passed > MAX_PASSED:
-                    return
-                if held.computes_for(req):
-                    continue
+        held, waiting = self._held, list(candidates)
+        admitted: list[Admitted] = []
+        num_passed = num_left_over = 0
+        order = queue_order(candidates, self._config.schedule_policy, lambda req: held.match(req).num_tokens)
+        with held.rows.group(min(len(waiting), held.rows.available_size())):
+            for req in list(order):
+                if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
+                    break
+                if max(req.resume_after, held.kept.made_by(req.id)) > held.steps.committed:
+                    continue  # a step in flight still computes for it, or copies what it keeps
                 with blamed_on(req):
                     num_kept = held.kept.num_tokens(req.id)
                     match = no_match(MissReason.NONE) if num_kept else held.match(req)
                     if not num_kept and self._follows(req, match.num_tokens):
                         continue
                     report = self._admit(req, match, waiting)
-                if report is None:
-                    if req.overtaken >= MAX_OVERTAKES:
-                        return
-                    num_passed += 1
-                    continue
+                    if report is None:
+                        if req.overtaken >= MAX_OVERTAKES:
+                            break
+                        num_passed += 1
+                        continue
+                    chunk = held.cut(req, left)
+                    held.extend(chunk)
                 for earlier in waiting[: waiting.index(req)]:
                     earlier.overtaken += 1
-                budget -= req.residency.extend_target - req.residency.kv_len
-                yield req, report
+                if not on_trial:  # who starts stays ahead of the others on trial, and counts as overtaken by them
+                    waiting.remove(req)
+                admitted.append(Admitted(chunk, report))
+                left -= chunk.num_tokens
+                num_left_over += req.residency.extend_target - chunk.stop
+        return admitted
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held

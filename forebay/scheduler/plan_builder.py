@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from forebay.memory.kv_allocator import decode_locations, extend_locations
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
+from forebay.requests.schedule_batch import Chunk
 from forebay.requests.step_plan import Admission, HostWork, RowWrites, StateWork, StepPlan, WindowWork
 from forebay.scheduler.residency import Residencies
 
 _NO_WRITES, _NO_WINDOWS, _NO_STATES, _NO_HOST_WORK = RowWrites(), WindowWork(), StateWork(), HostWork()
-
-
-class Chunk(NamedTuple):
-    """The next step computes a request's known tokens from position `start` up to `stop`."""
-
-    req: Request
-    start: int
-    stop: int
 
 
 def build_plan(

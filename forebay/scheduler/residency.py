@@ -25,7 +25,7 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, Ids, Slots, as_ids
 from forebay.memory.tracking import Snapshot
 from forebay.requests.request import Request
-from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.scheduler.kept import KeptOnHost
 from forebay.scheduler.row_writes import RowWriter
@@ -128,10 +128,6 @@ class Residencies:
             self.windows.unlock(match.pages)
         self.cache.unpin(pin)
 
-    def computes_for(self, req: Request) -> bool:
-        """Whether a step in flight still computes for a request that waits, or copies to the host what it keeps."""
-        return max(req.resume_after, self.kept.made_by(req.id)) > self.steps.committed
-
     def pages_to_admit(self, req: Request, pin: Pin) -> int:
         return footprint(len(req.tokens), self.page_size, held_pages=pin.num_pages).pages
 
@@ -205,16 +201,20 @@ class Residencies:
             for req in extending:
                 self.windows.slide(req.residency)
 
-    def extend(self, held: Residency, stop: int) -> None:
-        """The next step computes the request's tokens up to `stop`."""
-        if self.windows:
-            self.windows.extend(held, stop)
-        if self.states:
-            self.states.extend(held, stop, self.steps.launched + 1)
+    def cut(self, req: Request, most: int) -> Chunk:
+        """The request's next chunk, of at most so many tokens; it may be empty. Nothing is taken for it yet."""
+        held = req.residency
+        start = held.kv_len
+        stop = min(held.extend_target, start + most)
+        return Chunk(req, start, self.states.limit(held, stop) if self.states else stop)
 
-    def limit(self, held: Residency, stop: int) -> int:
-        """Where a chunk up to `stop` has to end."""
-        return self.states.limit(held, stop) if self.states else stop
+    def extend(self, chunk: Chunk) -> None:
+        """The next step computes this chunk."""
+        held = chunk.req.residency
+        if self.windows:
+            self.windows.extend(held, chunk.stop)
+        if self.states:
+            self.states.extend(held, chunk.stop, self.steps.launched + 1)
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """The next step decodes the requests (at the indices `active`): one page more for each whose token opens one,

@@ -297,7 +297,7 @@ def test_a_token_is_told_once_with_all_that_belongs_to_it_whatever_fails(line: i
         assert engine.num_logprobs[wanted.request_id] == len(engine.tokens[wanted.request_id])
 
 
-@pytest.mark.parametrize("code", ["self.requests[req.id] = req", "self._enqueue(req)"])
+@pytest.mark.parametrize("code", ["self.requests[req.id] = req", "self.enqueue(req)"])
 def test_what_could_not_be_queued_is_not_there(code: str) -> None:
     engine = Engine(CONFIGS["plain"])
     run_with_a_line_failing(engine, Scheduler.add, prepared_lines(Scheduler.add, code)[-1], 3)
@@ -324,7 +324,7 @@ def test_what_the_engine_cannot_take_in_for_one_ends_that_one_however_many_run()
 def test_nothing_of_a_step_that_was_not_finite_is_kept_if_taking_it_in_fails() -> None:
     """C30: of two whose chunks were not finite the first cannot even be ended. Both run again, from the start."""
     engine = Engine(replace(CONFIGS["states"], chunked_prefill_size=64), num_requests=0)
-    launch, finish = engine.runner.launch, engine.scheduler._finish
+    launch, finish = engine.runner.launch, engine.scheduler.finish
     failing = Kth(1, MemoryError)
 
     def poisoning(plan: StepPlan) -> Any:
@@ -339,7 +339,7 @@ def test_nothing_of_a_step_that_was_not_finite_is_kept_if_taking_it_in_fails() -
         return finish(*args, **more)
 
     engine.runner.launch = poisoning  # type: ignore[method-assign]
-    engine.scheduler._finish = finishing  # type: ignore[method-assign]
+    engine.scheduler.finish = finishing  # type: ignore[method-assign]
     for i in (1, 2):
         engine.asked.append(engine.wanted(i, list(range(100 * i, 100 * i + 23)), 4))
         engine.take(engine.core.add(engine.asked[-1]))

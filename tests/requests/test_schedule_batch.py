@@ -9,7 +9,7 @@ from forebay.memory.holding import Residency, RowTable
 from forebay.memory.radix_node import NOWHERE, Pin
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 
 NUM_ROWS = 200
 
@@ -41,7 +41,7 @@ def test_c9_extend_computes_from_what_has_kv_to_the_stop():
     req = request(table, 1)
     req.held.kv_len = 2
     batch = ScheduleBatch(table)
-    batch.prepare_for_extend([req], [4])
+    batch.prepare_for_extend([Chunk(req, 2, 4)])
     assert entries(batch) == [(101, 1, 4, 8)]
     assert req.held.kv_len == 4
 

@@ -284,7 +284,7 @@ def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_
     rig = Rig(depth=1, chunked_prefill_size=8, state=kept)
     req = rig.add(40)
     rig.launch()
-    rig.scheduler._retract(req)
+    rig.scheduler.retract(req)
     assert rig.scheduler.held.kept.num_bytes
     other = rig.add(5)
     rig.launch()

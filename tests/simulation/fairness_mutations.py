@@ -9,8 +9,8 @@ from forebay.requests.request import Status
 from forebay.scheduler import admission, scheduler
 from forebay.scheduler.door import overdue
 from forebay.scheduler.policy import queue_order, rank
+from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.scheduler import Scheduler
 
 Patch = pytest.MonkeyPatch
 
@@ -34,14 +34,14 @@ def a_retracted_request_has_all_the_time(patch: Patch) -> None:
 
 
 def the_queue_counts_as_time_without_a_token(patch: Patch) -> None:
-    start = Scheduler._start
+    start = Queues.start
 
     def mutated(self, req, report, now):
         progress = req.last_progress
         start(self, req, report, now)
         req.last_progress = progress
 
-    patch.setattr(Scheduler, "_start", mutated)
+    patch.setattr(Queues, "start", mutated)
 
 
 def the_first_in_rank_gives_way(patch: Patch) -> None:

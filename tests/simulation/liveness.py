@@ -121,7 +121,8 @@ class Liveness:
     def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
         """Whether a step in flight still computes for the request, or a prompt under way will give it a part of its
         own."""
-        return self._scheduler.held.computes_for(req) or any(
+        held = self._scheduler.held
+        return max(req.resume_after, held.kept.made_by(req.id)) > held.steps.committed or any(
             leader.namespace == req.namespace
             and admission.num_common(leader.tokens, req.tokens) >= admission.SHARE_WORTH_WAITING
             for leader in under_way
@@ -197,8 +198,8 @@ class Liveness:
         """Pages that the next tokens open, less those that can be had or that steps in flight will release."""
         scheduler, held = self._scheduler, self._scheduler.held
         lens, ends = scheduler.running.seq_lens_cpu, scheduler.running.max_kv_lens_cpu
-        growing = lens < ends if scheduler._flights else np.ones(len(lens), dtype=bool)
+        growing = lens < ends if scheduler.flights else np.ones(len(lens), dtype=bool)
         wanted = int(np.count_nonzero(growing & (lens % self._config.page_size == 0)))
         leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.leaving)
-        leaving += sum(req.residency.num_pages for req in scheduler._finishing)
+        leaving += sum(req.residency.num_pages for req in scheduler.finishing)
         return wanted - held.kv.num_free - held.cache.num_evictable - leaving

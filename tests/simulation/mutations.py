@@ -19,6 +19,7 @@ from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission, residency, scheduler
+from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.fairness_mutations import FAIRNESS_MUTATIONS
@@ -142,14 +143,14 @@ def one_table_entry_is_written_twice_in_a_step(patch: Patch) -> None:
 
 @mutation
 def an_uncommitted_page_is_adopted(patch: Patch) -> None:
-    launch = Scheduler._launch_extends
+    launch = Queues.launch_extends
 
     def mutated(self, chunks):
         launch(self, chunks)
-        for req, _, stop in chunks:
-            self.held.adopt(req, stop)
+        for chunk in chunks:
+            self.held.adopt(chunk.req, chunk.stop)
 
-    patch.setattr(Scheduler, "_launch_extends", mutated)
+    patch.setattr(Queues, "launch_extends", mutated)
 
 
 @mutation
@@ -280,7 +281,7 @@ def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
 def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
     def mutated(self, request_id, now):
         hit = [req for id, req in list(self.requests.items()) if str(id).startswith(str(request_id))]
-        return [self._finish(req, FinishReason.ABORT) for req in hit]
+        return [self.finish(req, FinishReason.ABORT) for req in hit]
 
     patch.setattr(Scheduler, "abort", mutated)
 
@@ -292,15 +293,15 @@ def timeouts_are_not_noticed(patch: Patch) -> None:
 
 @mutation
 def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
-    finish = Scheduler._finish
+    finish = Scheduler.finish
 
     def mutated(self, req, *args, **kwargs):
-        waiting = self._num_waiting_tokens
+        waiting = self.num_waiting_tokens
         update = finish(self, req, *args, **kwargs)
-        self._num_waiting_tokens = waiting
+        self.num_waiting_tokens = waiting
         return update
 
-    patch.setattr(Scheduler, "_finish", mutated)
+    patch.setattr(Scheduler, "finish", mutated)
 
 
 @mutation
@@ -333,26 +334,26 @@ def a_request_gets_a_token_too_many(patch: Patch) -> None:
 
 @mutation
 def a_retracted_request_loses_its_last_token(patch: Patch) -> None:
-    retract = Scheduler._retract
+    retract = Scheduler.retract
 
     def mutated(self, req):
         retract(self, req)
         if req.num_output:
             req.tokens.pop()
-            self._num_waiting_tokens -= 1
+            self.num_waiting_tokens -= 1
 
-    patch.setattr(Scheduler, "_retract", mutated)
+    patch.setattr(Scheduler, "retract", mutated)
 
 
 @mutation
 def a_retracted_request_resumes_while_a_step_still_computes_for_it(patch: Patch) -> None:
-    retract = Scheduler._retract
+    retract = Scheduler.retract
 
     def mutated(self, req):
         retract(self, req)
         req.resume_after = 0
 
-    patch.setattr(Scheduler, "_retract", mutated)
+    patch.setattr(Scheduler, "retract", mutated)
 
 
 @mutation
@@ -370,7 +371,7 @@ def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
     fail = Scheduler.fail
 
     def mutated(self, plan, error, now):
-        flight = self._flights[0]
+        flight = self.flights[0]
         flight.reqs[:] = [req for req in flight.reqs if req.status is not Status.WAITING]
         return fail(self, plan, error, now)
 
@@ -379,25 +380,25 @@ def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
 
 @mutation
 def prompt_logprobs_are_sent_twice_after_a_retraction(patch: Patch) -> None:
-    start = Scheduler._start
+    start = Queues.start
 
     def mutated(self, req, *args):
         collected = req.prompt_logprobs
         start(self, req, *args)
         req.prompt_logprobs = collected
 
-    patch.setattr(Scheduler, "_start", mutated)
+    patch.setattr(Queues, "start", mutated)
 
 
 @mutation
 def a_retracted_request_waits_for_a_step_that_may_never_come(patch: Patch) -> None:
-    retract = Scheduler._retract
+    retract = Scheduler.retract
 
     def mutated(self, req):
         retract(self, req)
         req.resume_after += 1
 
-    patch.setattr(Scheduler, "_retract", mutated)
+    patch.setattr(Scheduler, "retract", mutated)
 
 
 @mutation

@@ -209,7 +209,7 @@ class Oracles:
             "a request stands in another queue than its status says",
         )
         require(
-            scheduler._num_waiting_tokens == sum(len(req.tokens) for req in waiting),
+            scheduler.num_waiting_tokens == sum(len(req.tokens) for req in waiting),
             "the number of waiting tokens is not their sum",
         )
         room = self.config.state.retraction_host_bytes

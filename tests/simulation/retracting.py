@@ -26,17 +26,17 @@ class RetractingScheduler(Scheduler):
         self.every, self.skips, self._num_plans = every, skips, 0
         self.liveness: Liveness | None = None
 
-    def _retract(self, req: Request) -> None:
+    def retract(self, req: Request) -> None:
         if self.liveness:
             self.liveness.gives_way(req)
-        super()._retract(req)
+        super().retract(req)
 
     def _make_room_to_decode(self) -> bool:
         roomy = super()._make_room_to_decode()
         self._num_plans += 1
         here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
         if self.every and here and self._num_plans % self.every == 0:
-            super()._retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
+            super().retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
             if self.liveness:
                 self.liveness.forced()
             roomy = False  # as after any other retraction

@@ -31,7 +31,7 @@ def test_a_row_handed_out_again_at_once_has_no_writes_of_its_last_tenant():
 
 def retract_last(rig: Rig) -> None:
     scheduler = rig.scheduler
-    scheduler._retract(victim([*scheduler.running.reqs, *scheduler.extending], scheduler.config.schedule_policy))
+    scheduler.retract(victim([*scheduler.running.reqs, *scheduler.extending], scheduler.config.schedule_policy))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

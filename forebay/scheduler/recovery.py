@@ -1,0 +1,76 @@
+"""After a failure: everybody starts over, those on trial run alone, and who can never be finished ends."""
+
+from __future__ import annotations
+
+from forebay.base.errors import EngineError, ForebayError
+from forebay.base.log import event, get_logger
+from forebay.requests.request import Request
+from forebay.scheduler.audit import audit, reclaim_leaks
+from forebay.scheduler.door import check_fits
+from forebay.scheduler.queues import Queues
+
+log = get_logger("scheduler")
+
+Ending = tuple[Request, ForebayError]
+"""Who ends, and why."""
+
+
+def start_over(queues: Queues) -> None:
+    """Nobody runs, nothing is in flight: every living request waits, with the tokens that it has. What completed steps
+    computed for it stays in the cache, unless the books turn out to be wrong: then everything is free."""
+    held = queues.held
+    void = [flight.plan for flight in queues.flights]
+    queues.flights.clear()
+    try:
+        held.start_over([req for req in queues.requests.values() if req.held], queues.finishing, void)
+        audit(held, [])
+    except Exception as error:
+        log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
+        queues.counters.add("books_cleared")
+        held.clear(void)
+    queues.everybody_waits()
+
+
+def set_back_who_is_not_on_trial(queues: Queues) -> None:
+    for req in [*queues.running.reqs, *queues.extending]:
+        if req not in queues.suspects.on_trial:
+            queues.remove(req)
+            queues.set_back(req)
+
+
+def who_is_stuck(queues: Queues) -> list[Ending]:
+    """Nothing could be planned. Where nothing is on its way back either, some memory is lost: who needs more than there
+    is left should end now rather than with its time-out, and not hold up the others."""
+    if queues.flights or queues.finishing or queues.held.leaving:
+        return []
+    if queues.num_running:
+        return [(queues.running.reqs[0], _memory_lost(queues))]
+    if not queues.waiting:
+        return []
+    quarantine_leaks(queues)
+    return _who_no_longer_fits(queues) or [(queues.candidates[0], _memory_lost(queues))]
+
+
+def quarantine_leaks(queues: Queues) -> int:
+    """When nobody holds anything: count what is booked for somebody all the same, and never use it again."""
+    lost = reclaim_leaks(queues.held)
+    queues.counters.add("leaked_pages", lost)
+    return lost
+
+
+def _who_no_longer_fits(queues: Queues) -> list[Ending]:
+    found: list[Ending] = []
+    for req in queues.waiting:
+        try:
+            check_fits(req, queues.config, queues.held.usable_pages)
+        except ForebayError as error:
+            found.append((req, error))
+    return found
+
+
+def _memory_lost(queues: Queues) -> EngineError:
+    lost = ", ".join(f"{slots.num_quarantined} of {slots.capacity} {slots.name}" for slots, _ in queues.held.pools)
+    return EngineError(
+        f"the engine has lost memory (set aside: {lost}), and what is left is too little for this request: restart",
+        code="memory_lost",
+    )
