@@ -1,7 +1,7 @@
 """The ops around attention: what each does, for every backend.
 
 Shape letters: T tokens, S sequences, R request rows, P pages per row, Hq query heads, Hk KV heads, D head size of
-queries and keys, Dv of values.
+queries and keys, Dv of values, L token locations.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 
 class KvCache(NamedTuple):
-    """What a layer keeps of each token, by slot.
+    """What a layer keeps of each token, by location.
 
     v may be a view into k's rows: a token's value is then what lies in its key at that place (latent attention), and v
     has the scales of k. Scales are those of int8 caches, None otherwise: a head's entries are its codes, -127..127,
     times its scale, the largest entry / 127.
     """
 
-    k: Tensor  # [slots, Hk, D]
-    v: Tensor  # [slots, Hk, Dv]
-    k_scale: Tensor | None = None  # [slots, Hk] float32
+    k: Tensor  # [L, Hk, D]
+    v: Tensor  # [L, Hk, Dv]
+    k_scale: Tensor | None = None  # [L, Hk] float32
     v_scale: Tensor | None = None
 
 
@@ -33,8 +33,8 @@ class PagedKv:
     last of these layers has run.
 
     Sequence i's queries are q_start[i]..q_start[i+1]; the last of them is at position seq_lens[i] - 1. The KV of
-    position p is in slot page_table[rows[i], p // page_size] * page_size + p % page_size. With a `page_map` page p of
-    the table stands for page page_map[p] of the caches (windowed layers have fewer pages).
+    position p is at location page_table[rows[i], p // page_size] * page_size + p % page_size. With a `page_map` page p
+    of the table stands for page page_map[p] of the caches (windowed layers have fewer pages).
     """
 
     page_table: Tensor  # [R + 1, P] int32
@@ -42,7 +42,7 @@ class PagedKv:
     q_start: Tensor  # [S + 1] int32
     seq_lens: Tensor  # [S] int32
     page_size: int
-    out_cache_loc: Tensor  # [T] int64, the slots of the step's own tokens
+    out_cache_loc: Tensor  # [T] int64, the locations of the step's own tokens
     page_map: Tensor | None = None  # [pages + 1] int32
     plans: dict[Hashable, object] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What a backend has worked out once, for the layers to come."""
@@ -58,7 +58,7 @@ class AttentionOps(Protocol):
         ...
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
-        """Write k [T, Hk, D] and v [T, Hk, Dv] to slots loc [T] int64 of the cache.
+        """Write k [T, Hk, D] and v [T, Hk, Dv] to locations loc [T] int64 of the cache.
 
         Where a head's key is not finite its value becomes NaN (its scale, in int8 caches), so that the token's own
         attention, whatever it weighs that value with, is NaN too and nothing can hide in the cache.
@@ -84,8 +84,8 @@ class AttentionOps(Protocol):
         """Causal attention of ragged queries q [T, Hq, D] over paged KV -> [T, Hq, Dv].
 
         Query head h reads KV head h // (Hq / Hk). With a sliding window w > 0 a query sees itself and the w - 1
-        positions before it. A slot that no query sees, be it padding, another sequence's or out of the window, may hold
-        anything, NaN included (C5). sinks [Hq] float32 are logits that take part in each head's softmax without a value
-        (gpt-oss).
+        positions before it. A location that no query sees, be it padding, another sequence's or out of the window, may
+        hold anything, NaN included (C5). sinks [Hq] float32 are logits that take part in each head's softmax without a
+        value (gpt-oss).
         """
         ...

@@ -90,8 +90,8 @@ class NativeAttention:
         tokens, q_heads, head_dim = q.shape
         _, kv_heads, v_dim = cache.v.shape
         plan = self._plan(paged, (q_heads, kv_heads, head_dim, v_dim, sliding_window))
-        k_slot, k_head, _ = cache.k.stride()
-        v_slot, v_head, _ = cache.v.stride()
+        k_stride, k_head, _ = cache.k.stride()
+        v_stride, v_head, _ = cache.v.stride()
         out = q.new_empty(tokens, q_heads, v_dim)
         self._paged_attention[q.dtype, cache.k.dtype](
             self._pool,
@@ -99,11 +99,11 @@ class NativeAttention:
             q.data_ptr(),
             q.stride(0),
             cache.k.data_ptr(),
-            k_slot,
+            k_stride,
             k_head,
             _address(cache.k_scale),
             cache.v.data_ptr(),
-            v_slot,
+            v_stride,
             v_head,
             _address(cache.v_scale),
             scale,

@@ -52,9 +52,9 @@ class TorchAttention:
             positions = torch.arange(length)
             pages = paged.page_table[row, positions // size].long()
             pages = pages if paged.page_map is None else paged.page_map[pages].long()
-            slots = pages * size + positions % size
+            locations = pages * size + positions % size
             query_positions = torch.arange(length - (end - first), length)
-            k, v = _kept(cache.k, slots, cache.k_scale), _kept(cache.v, slots, cache.v_scale)
+            k, v = _at(cache.k, locations, cache.k_scale), _at(cache.v, locations, cache.v_scale)
             out[first:end] = _attend(q[first:end], k, v, query_positions, scale, sliding_window, sinks)
         return out
 
@@ -68,8 +68,8 @@ def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
     cache[loc] = codes.nan_to_num(nan=0.0).round().clamp(-127, 127).to(torch.int8)
 
 
-def _kept(cache: Tensor, slots: Tensor, scale: Tensor | None) -> Tensor:
-    return cache[slots] if scale is None else cache[slots] * scale[slots].unsqueeze(-1)
+def _at(cache: Tensor, locations: Tensor, scale: Tensor | None) -> Tensor:
+    return cache[locations] if scale is None else cache[locations] * scale[locations].unsqueeze(-1)
 
 
 def _attend(
