@@ -1,7 +1,8 @@
 """The last look at a plan's indices before they become addresses.
 
-A negative index means the last entry to Python and torch and anything at all to a kernel, and the native kernels check
-nothing: what passes here is inside the pools. A plan that does not pass is a fault of ours, and its step fails.
+To Python and torch a negative index means an entry from the end; to a kernel it may mean anything, and the native
+kernels check nothing. What passes here is inside the pools. A plan that does not pass is a bug of ours, and its step
+fails.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _arrays_of: Final = attrgetter(*_COLUMNS)
 
 @dataclass(frozen=True, kw_only=True)
 class PoolBounds:
-    """Sizes of what a plan's numbers index, padding included: a model without windows or states has only that."""
+    """Sizes of the pools that a plan indexes, padding included; 0 for what the model does not have."""
 
     num_rows: int
     num_pages: int
@@ -77,7 +78,7 @@ class PoolBounds:
         return [(path.rpartition(".")[2], column, self._sizes.get(column.pool)) for path, column in _COLUMNS.items()]
 
     def _check_states(self, plan: StepPlan) -> None:
-        """What the step writes, whether the model or what comes before it, it writes once, and padding never."""
+        """The model and the copies before it write each state slot at most once, and never the padding slot."""
         work = plan.states
         if len(work.clears) or len(work.copy_dst):
             _once("clears and copy_dst", work.clears, work.copy_dst)
@@ -101,7 +102,7 @@ class PoolBounds:
 
 
 def _inside(name: str, values: I64, size: int, least: int = 0) -> None:
-    """One look at the greatest: what is too small is very great without its sign."""
+    """One comparison for both ends: seen as unsigned, a negative number is very large."""
     shifted = values - least if least else values
     if len(values) and not np.maximum.reduce(shifted.view(np.uint64)) < size - least:
         raise IndexOutOfPool(

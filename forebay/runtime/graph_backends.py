@@ -120,8 +120,8 @@ class CudaGraphs:
 class CpuGraphs:
     """A replay is one native call: the step's kernels, recorded with their addresses, run by the ops' own threads.
 
-    Whatever the step does in torch instead is done again in torch between two tapes: right, but slower. A step that
-    reads values on the host cannot be captured: `Uncapturable`. Activations of all graphs share one arena.
+    What the step does in torch is repeated in torch, between two tapes: correct, but slower. A step that reads values
+    on the host cannot be captured (`Uncapturable`). The activations of all graphs share one arena.
     """
 
     name: Final = "cpu"

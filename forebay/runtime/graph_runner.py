@@ -42,8 +42,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
     Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
     contents are nobody's; the captured step itself begins by resetting the padding row of every column in `writes`, so
     that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
-    smallest that holds it. A size without a graph runs by its Python until the use that `patience` names, which then
-    captures it: by default the first where graphs are quickly made.
+    smallest that holds it. A size runs eagerly until its `patience`-th use, then is captured: by default at the first
+    use where graphs are quickly made.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         return len(self._graphs)
 
     def _captured_by_use(self, size: int) -> Graph[Outputs] | None:
-        """Graphs are captured in idle moments; one that is wanted sooner, once it has been missed often enough."""
+        """Graphs are captured in idle moments, or at the `patience`-th use of a size that has none yet."""
         self._uses[size] = self._uses.get(size, 0) + 1
         return None if self._refused or self._uses[size] < self._patience else self._capture(size)
 

@@ -84,7 +84,7 @@ class LaunchedStep:
     chunks: tuple[_Chunk, ...]
 
     def result(self) -> StepResult:
-        """Wait for the tokens. An id outside the vocabulary, whatever produced it, is a failure of that sequence."""
+        """Wait for the tokens. A sequence whose id is outside the vocabulary, for whatever reason, has failed."""
         array = self.token_ids.wait()
         token_ids = array.tolist()
         failed: tuple[int, ...] = ()

@@ -14,13 +14,15 @@ from forebay.runtime.model_runner import ModelRunner
 
 
 class StepBefore(Exception):
-    """A step was queued behind one that then failed: it may build on what that one did not do."""
+    """This step was queued behind one that failed, and may rely on what that one did not do."""
 
 
 class OverlappedRunner:
-    """A `Runner` over another one, whose steps run in the order of their launch. What is wrong with a plan is raised by
-    its step's `result`, and whatever was launched before that was seen fails too. Nobody else may use the inner runner
-    any more."""
+    """A `Runner` over another one, whose steps run in the order of their launch.
+
+    An error in a plan is raised by its step's `result`, and every step launched before the error was seen fails too.
+    Nobody else may use the inner runner any more.
+    """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner

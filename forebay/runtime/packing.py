@@ -42,7 +42,7 @@ class _Buffer:
 class Packing:
     """Sections of declared dtypes (of 8 or 4 bytes), each starting at a whole word, in a ring of buffers.
 
-    A buffer is written again only after `num_buffers - 1` other steps, and after its copy to the device is through.
+    A buffer is written again only after `num_buffers - 1` other steps, and once its copy to the device has completed.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from forebay.requests.step_plan import Admission
 
 
 class _RowState:
-    """What one request has said so far, on the device: nothing of it is ever read by the host."""
+    """The tokens one request has produced so far, on the device; the host never reads them."""
 
     def __init__(self, admission: Admission, vocab_size: int, device: torch.device) -> None:
         params = self.params = admission.params
@@ -45,7 +45,7 @@ class _RowState:
 
 
 class Penalties:
-    """The states of the rows that have penalties or a logit bias; a Python loop over those and nobody else."""
+    """The states of the rows that have penalties or a logit bias: a Python loop over these rows only."""
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self._vocab_size = vocab_size

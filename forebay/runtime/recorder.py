@@ -1,10 +1,10 @@
-"""Records what a step does on the CPU: native kernels on tapes, whatever torch computes as calls in between.
+"""Records what a step does on the CPU: native kernels on tapes, torch's own work as calls in between.
 
-Native kernels record themselves (`ops.tape`) instead of running, so that a capture takes no longer than the step's
-Python; only before torch looks at what they compute are those recorded so far run. What torch does passes through a
-dispatch mode: allocations are served
-from an arena, so that a replay finds its memory where the recording had it, and that memory is used again within the
-step as soon as nothing refers to it; views cost nothing in a replay, since they only name addresses.
+While a step is recorded its native kernels go on the tape (`ops.tape`) and are not run, so that a capture takes no
+longer than the step's Python. They are run only when torch is about to look at what they compute. Torch's work passes
+through a dispatch mode. It allocates from an arena: a replay then finds its memory where the recording had it, and
+memory is used again within the step as soon as nothing refers to it. Views only name addresses, and cost nothing in a
+replay.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Uncapturable(Exception):
 class Arena:
     """Memory for what a step computes, in blocks that are never given back. Owned by one backend.
 
-    A tensor's bytes are free again when the last view of them dies: so a recording uses memory as the step did, and
-    graphs that are recorded one after the other lie in the same bytes.
+    A tensor's bytes are free again when the last view of them dies: so a recording uses as much memory as the step did,
+    and graphs recorded one after the other share the same bytes.
     """
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """A dense tensor on the CPU, which nothing was said about that the arena does not know."""
+    """Whether the arena can serve this allocation: dense, on the CPU, and nothing else asked for."""
     device = kwargs.get("device")
     return (device is None or torch.device(device).type == "cpu") and kwargs.get("memory_format") in (
         None,

@@ -1,4 +1,4 @@
-"""Choosing tokens. Every row's choice depends on that row alone, by a bit: not on the batch, nor on its place in it.
+"""Choosing tokens. A row's choice depends on that row alone, to the bit: not on the batch, nor on its place in it.
 
 Shape letters: N sequences that sample, D of them that draw at random, V vocabulary.
 """
