@@ -108,6 +108,14 @@ def without_partial_rotary(fields: Fields, *, default: float, ignored: Collectio
     return share, fields.replaced(partial_rotary_factor=None, rope_scaling=None, rope_parameters=left)
 
 
+def rotary_dim(fields: Fields, head_dim: int, share: float) -> int:
+    """How many of a head's dimensions that is."""
+    dim = int(head_dim * share)
+    if dim < 2 or dim % 2:
+        raise fields.wrong("partial_rotary_factor", f"an even share of a head's {head_dim} dimensions")
+    return dim
+
+
 def _check_keys(parameters: Mapping[str, Any], rope_type: str, where: str) -> None:
     known = {*_COMMON, *_NEEDED[rope_type], *_ALLOWED.get(rope_type, ())}
     for key in parameters:

@@ -33,7 +33,8 @@ class AttentionSpec:
     in `norm_name`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
     head's output is multiplied by the logistic function of its entry of the layer `gate_proj`. `output_gate`: each
     entry of the output is multiplied by that of its own gate, which `q_proj` has behind each head's q. The input, k and
-    the output are multiplied by `input_scale`, `key_scale` and `output_scale`.
+    the output are multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary
+    pairs as neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one.
     """
 
     name: str
@@ -52,6 +53,8 @@ class AttentionSpec:
     sinks: bool = False
     head_gate: bool = False
     output_gate: bool = False
+    interleaved: bool = False
+    qkv_name: str = ""
     output_name: str = "o_proj"
     norm_name: str = "norm"
     input_scale: float = 1.0
@@ -71,13 +74,14 @@ class AttentionSpec:
         """Of q, k, v and, with an `output_gate`, the gates."""
         names = [f"{self.name}.{part}_proj" for part in ("q", "k", "v")]
         q_and_gate = (1 + self.output_gate) * self.q_size
+        sizes = [q_and_gate, self.kv_size, self.kv_size]
         scales = ((self.q_size, 1.0), (self.kv_size, self.key_scale), (self.kv_size, 1.0))
         return linear(
-            names,
-            [q_and_gate, self.kv_size, self.kv_size],
+            [f"{self.name}.{self.qkv_name}"] if self.qkv_name else names,
+            [sum(sizes)] if self.qkv_name else sizes,
             self.hidden_size,
             bias=self.qkv_bias,
-            rows=self._gates_last(q_and_gate) if self.output_gate else (),
+            rows=self._gates_last(q_and_gate) if self.output_gate else self._halves() if self.interleaved else (),
             scales=(*scales, (self.q_size, 1.0)) if self.output_gate else scales,
             input_scale=self.input_scale,
         )
@@ -88,6 +92,15 @@ class AttentionSpec:
             for first in (0, self.head_dim)
         )
         return (*q, range(q_and_gate, q_and_gate + 2 * self.kv_size), *gates)
+
+    def _halves(self) -> Rows:
+        """Halves are paired here: of each head the first of each pair, then the second ones, then what has no angle."""
+        assert self.rope is not None, "without rotary embedding there are no pairs"
+        heads = range(0, self.q_size + self.kv_size, self.head_dim)
+        dim, size = self.rope.dim, self.head_dim
+        parts = ((0, dim, 2), (1, dim, 2), (dim, size, 1))
+        rotated = (range(head + first, head + stop, step) for head in heads for first, stop, step in parts)
+        return (*filter(len, rotated), range(self.q_size + self.kv_size, self.q_size + 2 * self.kv_size))
 
     @property
     def gate(self) -> LinearParam:

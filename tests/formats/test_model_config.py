@@ -47,7 +47,7 @@ def test_silence_means_what_it_means_to_transformers(read):
 
 
 # Those with a parser of their own have their defaults tested where that is.
-PLAIN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "qwen3_moe")
+PLAIN = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "qwen3_moe", "glm4", "phi3", "ernie4_5")
 
 
 @pytest.mark.parametrize("model_type", PLAIN)
@@ -146,6 +146,8 @@ def test_rope_parameters_that_are_not_honoured_are_refused(rope, message, read):
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"auto_map": {"AutoModel": "modeling.py"}}, "remote code"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}}, "longrope"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_parameters"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"pretraining_tp": True}, "pretraining_tp"),
         ({"is_causal": False}, "is_causal"),

@@ -28,6 +28,11 @@ ARCHITECTURES = {
     "qwen3": (gguf.MODEL_ARCH.QWEN3, False),
     "smollm3-gguf": (gguf.MODEL_ARCH.SMOLLM3, True),
     "olmo2": (gguf.MODEL_ARCH.OLMO2, False),
+    "glm4": (gguf.MODEL_ARCH.GLM4, False),
+    "phi3": (gguf.MODEL_ARCH.PHI3, False),
+    "phi3-window-partial-tied": (gguf.MODEL_ARCH.PHI3, False),
+    "ernie4_5": (gguf.MODEL_ARCH.ERNIE4_5, False),
+    "ernie4_5-biases-untied": (gguf.MODEL_ARCH.ERNIE4_5, False),
     "qwen3_moe-gguf": (gguf.MODEL_ARCH.QWEN3MOE, False),
 }
 
@@ -79,6 +84,10 @@ def _metadata(config):
     }
     if config.model_type == "mistral":
         metadata["attention.sliding_window"] = config.sliding_window
+    if config.model_type == "phi3":
+        metadata["attention.sliding_window"] = config.sliding_window or 0
+    if config.model_type in ("glm4", "phi3"):
+        metadata["rope.dimension_count"] = int(config.head_dim * config.rope_parameters["partial_rotary_factor"])
     if config.model_type == "qwen3_moe":
         metadata["expert_count"] = config.num_experts
         metadata["expert_used_count"] = config.num_experts_per_tok

@@ -85,6 +85,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**MOE, "norm_topk_prob": True, "decoder_sparse_step": 2, "num_hidden_layers": 4, "mlp_only_layers": [3]},
     ),
+    "glm4": ("glm4", {"head_dim": 16}),
+    "glm4-no-biases-tied-whole-heads": (
+        "glm4",
+        {"attention_bias": False, "tie_word_embeddings": True} | _rope("linear", factor=4.0, partial_rotary_factor=1.0),
+    ),
+    "phi3": ("phi3", {}),
+    "phi3-window-partial-tied": (
+        "phi3",
+        {"sliding_window": 6, "tie_word_embeddings": True} | _rope("default", partial_rotary_factor=0.5),
+    ),
+    "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5-biases-untied": (
+        "ernie4_5",
+        {"use_bias": True, "tie_word_embeddings": False, "head_dim": 16, "num_key_value_heads": 1}
+        | _rope("linear", factor=4.0),
+    ),
     **cases_delta.CASES,
     **cases_mamba.CASES,
     **cases_window.CASES,

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family, ModelConfig
-from forebay.families.rope import without_partial_rotary
+from forebay.families.rope import rotary_dim, without_partial_rotary
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, layers_of, transformer
@@ -46,13 +46,11 @@ def gated_transformer(fields: Fields) -> dict[str, Any]:
     rotated."""
     share, whole = without_partial_rotary(fields, default=0.25, ignored=_PICTURE_AXES)
     values = transformer(whole, Defaults(head_dim=256), layer_types=())
-    rotary_dim = int(values["head_dim"] * share)
-    if rotary_dim < 2 or rotary_dim % 2:
-        raise fields.wrong("partial_rotary_factor", f"an even share of a head's {values['head_dim']} dimensions")
+    rotated = rotary_dim(fields, values["head_dim"], share)
     interval = fields.size("full_attention_interval", default=4)
     computed = [LINEAR if (i + 1) % interval else FULL for i in range(values["num_layers"])]
     delta = delta_net(fields, key_heads=16, value_heads=32, key_size=128, value_size=128)
-    return {**values, "layer_types": tuple(layers_of(fields, computed)), "rotary_dim": rotary_dim, "delta": delta}
+    return {**values, "layer_types": tuple(layers_of(fields, computed)), "rotary_dim": rotated, "delta": delta}
 
 
 def delta_net(fields: Fields, *, key_heads: int, value_heads: int, key_size: int, value_size: int) -> DeltaNet:

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.transformer import Defaults, transformer
+
+
+def parse(fields: Fields) -> ModelConfig:
+    defaults = Defaults(head_dim=128, kv_heads=True, rms_norm_eps=1e-5, rope_theta=500_000.0, tied=True)
+    bias = fields.flag("use_bias", default=False)
+    return ModelConfig(**{**transformer(fields, defaults), "attention_bias": bias, "mlp_bias": bias})
+
+
+FAMILY: Final = Family(parse=parse)

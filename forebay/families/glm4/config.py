@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.rope import rotary_dim, without_partial_rotary
+from forebay.families.transformer import Defaults, transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartialRotaryConfig(ModelConfig):
+    """`rotary_dim`: how many dimensions of a head, the first ones, are rotated."""
+
+    rotary_dim: int
+
+
+def parse(fields: Fields) -> PartialRotaryConfig:
+    share, whole = without_partial_rotary(fields, default=0.5)
+    values = transformer(whole, Defaults(head_dim=128, rms_norm_eps=1.5625e-7))
+    values["attention_bias"] = fields.flag("attention_bias", default=True)
+    return PartialRotaryConfig(**values, rotary_dim=rotary_dim(fields, values["head_dim"], share))
+
+
+FAMILY: Final = Family(parse=parse)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from forebay.families.architecture import Architecture
+from forebay.families.glm4 import gguf as glm4
+from forebay.families.glm4.gguf import JOINED_MLP
+from forebay.formats.gguf import GgufFile
+
+
+def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+    glm4.configure(file, own, config)
+    config["sliding_window"] = config.get("sliding_window") or None  # 0 for none
+
+
+ARCHITECTURES: Final = {
+    "phi3": Architecture(
+        model_type="phi3",
+        block_names={
+            **JOINED_MLP,
+            "attn_qkv": "self_attn.qkv_proj",
+            "attn_output": "self_attn.o_proj",
+            "attn_norm": "input_layernorm",
+            "ffn_norm": "post_attention_layernorm",
+        },
+        keys={"attention.sliding_window": "sliding_window"},
+        checked=("rope.dimension_count",),
+        configure=_configure,
+    )
+}
