@@ -24,6 +24,7 @@ from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import NOWHERE, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
+from forebay.memory.slots import as_ids
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.schedule_batch import ScheduleBatch
@@ -69,7 +70,7 @@ def hybrid_rows(n: int, rounds: int) -> tuple[float, float]:
 
     def release() -> None:
         for req in held:
-            pool.free_mamba_cache(req)
+            pool.mamba_pool.free(as_ids(pool.take_slots(req.row)), req.id)
             pool.free(req)
         held.clear()
 

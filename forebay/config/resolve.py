@@ -236,7 +236,6 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
             )
     return Facts(
         model_path=path,
-        is_default_model=named is AUTO,
         model=model,
         weights=weights,
         cores=machine.usable_cores(),

@@ -40,7 +40,6 @@ class Facts:
     unless that is a GPU."""
 
     model_path: Path
-    is_default_model: bool
     model: ModelConfig
     weights: WeightShapes
     cores: Amount

@@ -87,10 +87,6 @@ class StateRows(ReqToTokenPool):
         self._row_slots[row] = PAD
         return slots
 
-    def free_mamba_cache(self, req: RowHolder) -> None:
-        """Free the slots of a request, which keeps its row."""
-        self.mamba_pool.free(as_ids(self.take_slots(req.row)), req.id)
-
     def clear(self) -> None:
         """Every row and slot is free, and every mapping zero."""
         super().clear()

@@ -271,21 +271,6 @@ class Lease:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def grow(self, n: int) -> None:
-        self.ids = np.concatenate([self.ids, self._slots.take_ids(n, self.owner)])
-
-    def split(self, n: int) -> Lease:
-        """Keep the first n slots; the returned lease owns the rest."""
-        rest = Lease(self._slots, self.ids[n:], self.owner)
-        self.ids = self.ids[:n]
-        return rest
-
-    def give_to(self, owner: int) -> Ids:
-        """End this lease by making `owner` responsible for its slots."""
-        ids, self.ids = self.ids, self.ids[:0]
-        self._slots.transfer(ids, self.owner, owner)
-        return ids
-
     def release(self) -> None:
         """Give the slots back; a released lease holds none, so releasing again does nothing."""
         ids, self.ids = self.ids, self.ids[:0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forebay.memory.hybrid_rows import HybridMambaDecodeReqToTokenPool, HybridReqToTokenPool, effective_mamba_size
-from forebay.memory.slots import GROUP, PAD, Holder, OutOfSlots
+from forebay.memory.slots import GROUP, PAD, Holder, OutOfSlots, as_ids
 
 
 @dataclass
@@ -77,7 +77,7 @@ def test_a_request_that_holds_a_row_keeps_its_slots():
 def test_freeing_states_and_then_the_row_gives_everything_back():
     pool, req = make(), Req(1)
     pool.alloc([req])
-    pool.free_mamba_cache(req)
+    pool.mamba_pool.free(as_ids(pool.take_slots(req.row)), req.id)
     pool.free(req)
     pool.audit([])
     pool.mamba_pool.audit([])

@@ -235,16 +235,13 @@ def test_reserving_from_two_pools_is_all_or_nothing():
     assert pages.num_free == 8
 
 
-def test_a_lease_grows_splits_and_changes_hands():
+def test_a_released_lease_holds_nothing():
     slots = Slots("pages", 8)
     lease = slots.take(3, ALICE)
-    lease.grow(2)
-    rest = lease.split(1)
-    assert (len(lease), len(rest)) == (1, 4)
-    kept = lease.give_to(CACHE)
-    rest.release()
-    rest.release()  # a released lease holds nothing
-    slots.audit([Holder(CACHE, kept)])
+    lease.release()
+    lease.release()
+    assert len(lease) == 0
+    slots.audit([])
 
 
 def test_an_id_beyond_the_pool_is_not_taken_for_the_last_slot():
