@@ -60,7 +60,6 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
         path=config.engine.model_path,
         created=int(time.time()),
         settings=config.settings,
-        max_queued_requests=config.engine.max_queued_requests,
         uses_priority=_uses_priority(config.engine),
         stall_timeout_s=config.engine.stall_timeout_s,
     )

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final, cast
 
-from forebay.base.errors import Overloaded, PayloadTooLarge, Unavailable, from_code
+from forebay.base.errors import EngineError, PayloadTooLarge, Unavailable, from_code
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
@@ -31,6 +31,7 @@ from forebay.engine.stream import Mailbox, Stream, failed
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure
+from forebay.scheduler.limits import check_count
 
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
@@ -152,9 +153,8 @@ class AsyncEngine:
         """
         if not self.is_ready:
             raise self._unavailable()
-        limit = self.info.max_running_requests + self._process.config.max_queued_requests
-        if len(self._mailboxes) >= limit or self._transport.get_write_buffer_size() > MAX_FRAME_BYTES:
-            raise Overloaded(f"{len(self._mailboxes)} requests run or wait; at most {limit} are taken: try again later")
+        room = self._transport.get_write_buffer_size() <= MAX_FRAME_BYTES
+        check_count(len(self._mailboxes), self.info.max_requests if room else 0)
         request_id = next(self._ids)
         frame = AddRequest(
             request_id=request_id,
@@ -193,7 +193,8 @@ class AsyncEngine:
         if self.dead is None:
             self._send(Shutdown())
             reason = "the server is shutting down and the request did not end in the time it had left"
-            self._end(Failure("Unavailable", "shutting_down", "the engine was closed"), reason, "shutting_down")
+            closed = Unavailable("the engine was closed", code="shutting_down")
+            self._end(Failure.of(closed), Unavailable(reason, code="shutting_down"))
         self._transport.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), grace_s)
@@ -229,7 +230,7 @@ class AsyncEngine:
         if hang is None:
             self._loop.call_later(WATCH_INTERVAL_S, self._watch)
         else:
-            self._died_of(Failure("EngineError", "engine_stalled", hang))
+            self._died_of(Failure.of(EngineError(hang, code="engine_stalled")))
             self._transport.abort()
 
     def _hang(self) -> str | None:
@@ -304,18 +305,18 @@ class AsyncEngine:
         if self.dead is not None:
             return
         code = await asyncio.to_thread(self._process.stop, EXIT_GRACE_S)
-        self._died_of(Failure("EngineError", "engine_dead", f"the engine process {describe_exit(code)}"))
+        self._died_of(Failure.of(EngineError(f"the engine process {describe_exit(code)}", code="engine_dead")))
 
     def _died_of(self, failure: Failure) -> None:
         if self.dead is None:
             log.error(event("engine_dead", cause=failure.message))
-            self._end(failure, "the engine died while it worked on this request", "engine_dead")
+            self._end(failure, Unavailable("the engine died while it worked on this request", code="engine_dead"))
 
-    def _end(self, failure: Failure, reason: str, code: str) -> None:
+    def _end(self, failure: Failure, reason: Unavailable) -> None:
         """Nothing will come any more: end every stream, answer every question."""
         self.dead = failure
         for request_id, mailbox in self._mailboxes.items():
-            mailbox.put(failed(request_id, Failure("Unavailable", code, reason)))
+            mailbox.put(failed(request_id, reason))
         self._mailboxes.clear()
         for answer in self._answers.values():
             if not answer.done():
@@ -337,7 +338,7 @@ class _Protocol(asyncio.Protocol):
         try:
             self._engine._on_data(data)
         except ChannelError as error:
-            self._engine._died_of(Failure("EngineError", error.code, error.message))
+            self._engine._died_of(Failure.of(EngineError(error.message, code=error.code)))
             self._engine._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -17,7 +17,7 @@ from forebay.base import fault
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
-from forebay.config.engine_config import EngineConfig
+from forebay.config.engine_config import EngineConfig, SchedulerConfig
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
@@ -34,6 +34,7 @@ from forebay.runtime.allocator import keep_freed_memory
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
+from forebay.scheduler.limits import most_requests
 from forebay.scheduler.scheduler import Scheduler
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -86,7 +87,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     )
     load_seconds = time.monotonic() - begin
     report = _report(config, budget, model, runner, ops, load_seconds)
-    ready = _ready(budget, checkpoint, report, load_seconds)
+    ready = _ready(core.scheduler.config, budget, checkpoint, report, load_seconds)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
 
@@ -139,10 +140,13 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
     )
 
 
-def _ready(budget: MemoryBudget, checkpoint: Checkpoint, report: Report, load_seconds: float) -> Ready:
+def _ready(
+    limits: SchedulerConfig, budget: MemoryBudget, checkpoint: Checkpoint, report: Report, load_seconds: float
+) -> Ready:
     return Ready(
         max_total_tokens=budget.max_total_tokens,
         max_running_requests=budget.max_running_requests,
+        max_requests=most_requests(limits),
         context_length=budget.context_length,
         page_size=budget.page_size,
         vocab_size=checkpoint.config.vocab_size,

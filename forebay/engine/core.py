@@ -16,9 +16,9 @@ from forebay.engine.pace import Pace
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request
-from forebay.requests.sampling_params import check_token_id
 from forebay.requests.step_plan import Launched, Runner, StepPlan
-from forebay.requests.updates import Failure, Update
+from forebay.requests.updates import Update
+from forebay.scheduler.limits import check_token_ids
 from forebay.scheduler.scheduler import Scheduler
 from forebay.scheduler.suspects import RequestFault
 
@@ -105,7 +105,7 @@ class EngineCore:
             self.scheduler.add(request, now)
         except Exception as error:
             self.stats.refused += 1
-            return [failed(wanted.request_id, _failure(error, f"request {wanted.request_id}"))]
+            return [failed(wanted.request_id, _refusal(error, f"request {wanted.request_id}"))]
         return []
 
     def abort(self, request_id: int) -> list[Update]:
@@ -147,9 +147,7 @@ class EngineCore:
     def _check(self, wanted: AddRequest) -> None:
         """Every id that will index something, whoever sent it."""
         wanted.params.check(self._vocab_size)
-        if wanted.prompt_token_ids:
-            for token in (min(wanted.prompt_token_ids), max(wanted.prompt_token_ids)):
-                check_token_id("prompt", token, self._vocab_size)
+        check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)
 
     def _expire(self, now: float, updates: list[Update]) -> None:
         if now >= self._expire_at:
@@ -235,8 +233,7 @@ def _as_typed(error: Exception, where: str) -> ForebayError:
     return EngineError(f"{where} failed inside the engine; its log has the cause", code="step_failed")
 
 
-def _failure(error: Exception, where: str) -> Failure:
+def _refusal(error: Exception, where: str) -> ForebayError:
     if not isinstance(error, ForebayError):
         log.error(event("add_failed", at=where), exc_info=error)
-    typed = _as_typed(error, where)
-    return Failure.of(typed)
+    return _as_typed(error, where)

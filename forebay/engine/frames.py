@@ -11,6 +11,7 @@ from forebay.config.engine_config import EngineConfig
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
+from forebay.scheduler.state import PoolState
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -54,17 +55,6 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop now. Draining is the server's business: it sends this when nothing runs any more or time is up."""
 
 
-class PoolState(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool by holder, in its own unit (pages, rows): free + running + cached + quarantined = total (C8)."""
-
-    name: str
-    total: int
-    free: int
-    running: int
-    cached: int = 0
-    quarantined: int = 0
-
-
 class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     """Where the engine stands. Counters only grow; times are seconds of the engine's monotonic clock."""
 
@@ -100,6 +90,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 
     max_total_tokens: int
     max_running_requests: int
+    max_requests: int  # those that may wait included
     context_length: int
     page_size: int
     vocab_size: int

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from forebay.base import fault
+from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
 from forebay.engine.core import EngineCore
@@ -21,7 +22,7 @@ from forebay.engine.frames import (
     Updates,
 )
 from forebay.engine.stream import failed
-from forebay.requests.updates import Failure, Update
+from forebay.requests.updates import Update
 
 STATE_INTERVAL_S: Final = 1.0
 LOG_INTERVAL_S: Final = 10.0  # of work
@@ -137,5 +138,5 @@ class EngineLoop:
             log.info(self._core.stats.line(self._core.scheduler, now))
 
 
-def _too_large(error: FrameTooLarge) -> Failure:
-    return Failure("EngineError", error.code, f"{error.message}: ask for fewer log-probabilities")
+def _too_large(error: FrameTooLarge) -> EngineError:
+    return EngineError(f"{error.message}: ask for fewer log-probabilities", code=error.code)

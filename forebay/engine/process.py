@@ -22,7 +22,7 @@ from typing import Final, NoReturn
 
 from forebay.base import fault
 from forebay.base.clock import RunClock
-from forebay.base.errors import ConfigError, ForebayError, ModelError
+from forebay.base.errors import ConfigError, EngineError, ForebayError, ModelError
 from forebay.base.log import event, get_logger, setup_logging
 from forebay.base.signals import ENDING
 from forebay.config.engine_config import EngineConfig
@@ -131,9 +131,9 @@ def _say(channel: Channel[ToEngine], words: Dead) -> None:
 
 
 def _last_words(error: Exception) -> Failure:
-    if isinstance(error, ForebayError):
-        return Failure(type(error).__name__, error.code, error.message)
-    return Failure("EngineError", "engine_dead", f"{type(error).__name__}: {error}")
+    if not isinstance(error, ForebayError):
+        error = EngineError(f"{type(error).__name__}: {error}", code="engine_dead")
+    return Failure.of(error)
 
 
 def main() -> NoReturn:

@@ -13,7 +13,7 @@ Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`
 from __future__ import annotations
 
 from forebay.base.log import event
-from forebay.engine.frames import PoolState, State
+from forebay.engine.frames import State
 from forebay.scheduler.scheduler import Scheduler
 
 
@@ -51,17 +51,7 @@ class Stats:
             num_waiting_tokens=state.num_waiting_tokens,
             oldest_wait_s=state.oldest_wait_s,
             last_step_age_s=0.0 if scheduler.idle else now - self.last_step_at,
-            pools=[
-                PoolState(
-                    name=pool.name,
-                    total=pool.total,
-                    free=pool.free,
-                    running=pool.running,
-                    cached=pool.cached,
-                    quarantined=pool.quarantined,
-                )
-                for pool in state.pools
-            ],
+            pools=state.pools,
             counters={**state.counters, **own},
             map=state.page_map,
             answers=answers,

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from forebay.base.errors import EngineError, ForebayError
 from forebay.requests.updates import Failure, FinishReason, Update
 
 MAX_PENDING: Final = 1 << 16  # tokens and reported alternatives a consumer may lag behind, a few MB at most
@@ -57,7 +58,7 @@ class Mailbox:
         fits = self.pending is None or self._size <= MAX_PENDING
         if not fits:
             lag = f"{self._size} tokens were waiting to be read; at most {MAX_PENDING} are kept"
-            update = failed(self.request_id, Failure("EngineError", "slow_consumer", f"the stream was cut: {lag}"))
+            update = failed(self.request_id, EngineError(f"the stream was cut: {lag}", code="slow_consumer"))
             self.pending = None
         self.pending = update if self.pending is None else _merge(self.pending, update)
         self.closed = update.finish is not None
@@ -150,9 +151,9 @@ class Stream:
             self._loop.call_soon_threadsafe(self._abort, self.request_id)
 
 
-def failed(request_id: int, failure: Failure) -> Update:
+def failed(request_id: int, error: ForebayError) -> Update:
     """The last update of a request that failed."""
-    return Update(request_id=request_id, token_ids=[], finish=FinishReason.ERROR, failure=failure)
+    return Update(request_id=request_id, token_ids=[], finish=FinishReason.ERROR, failure=Failure.of(error))
 
 
 def _merge(first: Update, then: Update) -> Update:

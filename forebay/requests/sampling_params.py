@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from typing import Final
 
 import msgspec
 
@@ -14,6 +15,15 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 256
 MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1  # as in the field: another one each time
+BOUNDS: Final = {  # of numbers, inclusive; `top_p` is above 0 as well
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-3, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "logit_bias": (-100.0, 100.0),
+}
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,13 +67,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary."""
         _within("max_tokens", self.max_new_tokens, 1, 2**31 - 1)
-        _within("temperature", self.temperature, 0.0, 100.0)
         _within("top_k", self.top_k, 0, 2**31 - 1)
-        _within("top_p", self.top_p, 0.0, 1.0)
-        _within("min_p", self.min_p, 0.0, 1.0)
-        _within("repetition_penalty", self.repetition_penalty, 1e-3, 100.0)
-        _within("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _within("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name, bounds in BOUNDS.items():
+            if name != "logit_bias":
+                _within(name, getattr(self, name), *bounds)
         _within("seed", self.seed, RANDOM_SEED, MAX_SEED)
         _within("logprobs", self.logprobs, -1, MAX_TOP_LOGPROBS)
         _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
@@ -76,7 +83,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         for token in self.logit_bias:
             check_token_id("logit_bias", token, vocab_size)
         for value in self.logit_bias.values():
-            _within("logit_bias", value, -100.0, 100.0)
+            _within("logit_bias", value, *BOUNDS["logit_bias"])
         for token in self.stop_token_ids:
             check_token_id("stop_token_ids", token, vocab_size)
 

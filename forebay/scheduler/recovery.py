@@ -6,7 +6,7 @@ from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.requests.request import Request
 from forebay.scheduler.audit import audit, reclaim_leaks
-from forebay.scheduler.door import check_fits
+from forebay.scheduler.limits import check_fits
 from forebay.scheduler.queues import Queues
 
 log = get_logger("scheduler")

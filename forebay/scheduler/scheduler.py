@@ -20,12 +20,12 @@ from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
-from forebay.scheduler.door import check_fits, check_room, overdue
+from forebay.scheduler.limits import check_fits, check_room, overdue
 from forebay.scheduler.plan_builder import build_plan
 from forebay.scheduler.policy import victim
 from forebay.scheduler.queues import Flight, Queues
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
-from forebay.scheduler.state import Counters, SchedulerState, page_map, pool_usage
+from forebay.scheduler.state import SchedulerState, page_map, pool_state
 from forebay.scheduler.suspects import blamed_on
 
 Bools = npt.NDArray[np.bool_]
@@ -357,8 +357,8 @@ class Scheduler(Queues):
             num_waiting=len(self.waiting),
             num_waiting_tokens=self.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=tuple(pool_usage(slots, cached) for slots, cached in self.held.pools),
-            counters=Counters({**self.counters, **self.held.counters}),
+            pools=[pool_state(slots, cached) for slots, cached in self.held.pools],
+            counters=self.counters.with_all(self.held.counters),
             page_map=page_map(self.held.kv),
         )
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
+import msgspec
 import numpy as np
 
+from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import CACHE, FREE, QUARANTINE, Slots
+from forebay.requests.updates import FinishReason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolUsage:
-    """One pool by holder, in its own unit: free + running + cached + quarantined = total (C8)."""
+class PoolState(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool by holder, in its own unit (pages, rows): free + running + cached + quarantined = total (C8)."""
 
     name: str
     total: int
     free: int
     running: int
-    cached: int
-    quarantined: int
+    cached: int = 0
+    quarantined: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,20 +34,41 @@ class SchedulerState:
     num_waiting: int
     num_waiting_tokens: int
     oldest_wait_s: float
-    pools: tuple[PoolUsage, ...]
+    pools: list[PoolState]
     counters: dict[str, float]
     page_map: list[int]
 
 
+COUNTED: Final = frozenset(
+    {
+        *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
+        *("generated_tokens", "retractions", "retractions_kept", "steps", "failed_steps", "recoveries"),
+        *("books_cleared", "leaked_pages", "ledger_violations", "evicted_pages", "dead_kv_tokens"),
+        *("states_evicted", "checkpoints.taken", "checkpoints.skipped"),
+        *(f"misses.{reason}" for reason in MissReason),
+        *(f"finished.{reason}" for reason in FinishReason),
+    }
+)
+
+
 class Counters(dict[str, float]):
-    """Numbers that only grow, by name; `misses.<reason>` and `finished.<reason>` are counted per reason."""
+    """Numbers that only grow, by the names in `COUNTED`; any other is a KeyError."""
 
     def add(self, name: str, amount: float = 1) -> None:
+        if name not in COUNTED:
+            raise KeyError(name)
         self[name] = self.get(name, 0) + amount
 
+    def with_all(self, counts: Mapping[str, float]) -> Counters:
+        """These, and what others counted."""
+        both = Counters(self)
+        for name, count in counts.items():
+            both.add(name, count)
+        return both
 
-def pool_usage(slots: Slots, cached: int = 0) -> PoolUsage:
-    return PoolUsage(
+
+def pool_state(slots: Slots, cached: int = 0) -> PoolState:
+    return PoolState(
         name=slots.name,
         total=slots.capacity,
         free=slots.num_free,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from forebay.engine.frames import PoolState
+from forebay.scheduler.state import PoolState
 
 
 class Error(TypedDict):

@@ -53,9 +53,6 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
 def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tokenizer: Tokenizer) -> ServerContext:
     """Raises ConfigError for a server that anybody on the network could use."""
 
-    def limit() -> int:
-        return engine.info.max_running_requests + model.max_queued_requests
-
     json_workers = Workers("JSON", 1)
     return ServerContext(
         config=config,
@@ -64,7 +61,7 @@ def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tok
         tokenizer=tokenizer,
         security=Security(config),
         isolation=Isolation(config.cache_isolation),
-        lifecycle=Lifecycle(limit),
+        lifecycle=Lifecycle(lambda: engine.info.max_requests),
         metrics=Metrics(model.name),
         bodies=Bodies(config.max_body_bytes, json_workers),
         json_workers=json_workers,

@@ -15,9 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import ForebayError, InvalidRequest, RequestError, RequestTooLarge
+from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
+from forebay.scheduler.limits import check_context, check_token_ids
 from forebay.server.bodies import ClientGone
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
@@ -95,8 +96,8 @@ async def completions(request: Request, server: ServerContext) -> Response:
 async def _completion_prompt(server: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> Prompt:
     info = server.engine.info
     if not isinstance(prompt, str):
-        if len(prompt) <= info.context_length and max(prompt) >= info.vocab_size:  # a longer one is refused for that
-            raise InvalidRequest(f"prompt: token id {max(prompt)} is not in 0..{info.vocab_size - 1}", param="prompt")
+        if len(prompt) <= info.context_length:  # a longer one is refused for that
+            check_token_ids("prompt", prompt, info.vocab_size)
         return Prompt(token_ids=prompt)
     token_ids = await server.workers.run(
         server.tokenizer.encode,
@@ -166,24 +167,15 @@ def _order(server: ServerContext, context: RequestContext, body: Sampling, param
 
 
 def _with_room(
-    params: SamplingParams, prompts: list[Prompt], source: str, wanted: int | None, context_length: int
+    params: SamplingParams, prompts: list[Prompt], wanted: int | None, context_length: int
 ) -> SamplingParams:
-    """`params` with `max_new_tokens`: what was asked for, or what the context has left. `source` is the field that the
-    prompts come from. Raises InvalidRequest and RequestTooLarge."""
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    if min(len(prompt.token_ids) for prompt in prompts) == 0:
-        raise InvalidRequest("the prompt is empty: it must have at least one token", param=source)
-    need = longest + (1 if wanted is None else max(1, wanted))
-    if need > context_length:
-        asked = "" if wanted is None else f" and max_tokens {wanted}"
-        raise RequestTooLarge(
-            f"a prompt of {longest} tokens{asked} need {need}; the context holds {context_length}: shorten the prompt "
-            "or lower max_tokens",
-            param="max_tokens" if longest < context_length else source,
-        )
-    return msgspec.structs.replace(
-        params, max_new_tokens=context_length - longest if wanted is None else max(1, wanted)
-    )
+    """`params` with `max_new_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
+    RequestTooLarge."""
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    asked = None if wanted is None else max(1, wanted)
+    for length in (min(lengths), max(lengths)):
+        check_context(length, asked, context_length)
+    return msgspec.structs.replace(params, max_new_tokens=context_length - max(lengths) if asked is None else asked)
 
 
 async def _serve(
@@ -206,7 +198,8 @@ async def _serve(
             made = await prompts()
         if watch.gone:
             raise ClientGone
-        params = _with_room(params, made, source, wanted, info.context_length)
+        with _naming(source):
+            params = _with_room(params, made, wanted, info.context_length)
         order = replace(order, params=params, discard_output=wanted == 0)
         generation = Generation.submit(server.engine, server.tokenizer.table, made, order)
         generation.started_at = context.arrived_at

@@ -9,10 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.errors import ForebayError
 from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
 from forebay.engine.frames import Ready, State
+from forebay.scheduler.limits import check_token_ids
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol import DetokenizeRequest, TokenizeRequest
 
@@ -84,9 +85,7 @@ async def detokenize(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, DetokenizeRequest)
     server.check_model(body.model)
     info = server.engine.info
-    highest = max(body.tokens, default=0)
-    if highest >= info.vocab_size:
-        raise InvalidRequest(f"tokens: token id {highest} is not in 0..{info.vocab_size - 1}", param="tokens")
+    check_token_ids("tokens", body.tokens, info.vocab_size)
     text = await server.workers.run(
         server.tokenizer.decode,
         body.tokens,

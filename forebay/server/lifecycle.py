@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from forebay.base.errors import Overloaded, Unavailable
+from forebay.base.errors import Unavailable
+from forebay.scheduler.limits import check_count
 
 
 class Lifecycle:
@@ -25,9 +26,7 @@ class Lifecycle:
         """Hold `count` places. Raises Unavailable while draining, Overloaded when they are not free."""
         if self.draining:
             raise Unavailable("the server is shutting down: send the request to another one", code="draining")
-        limit = self._limit()
-        if self.num_inside + count > limit:
-            raise Overloaded(f"{self.num_inside} requests run or wait; at most {limit} are taken: try again later")
+        check_count(self.num_inside, self._limit(), count)
         self.num_inside += count
         self._empty.clear()
         try:

@@ -25,7 +25,7 @@ from pydantic import (
 
 from forebay.base.errors import InvalidRequest
 from forebay.config.server_args import MAX_COUNT
-from forebay.requests.sampling_params import MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from forebay.server.isolation import Session
 from forebay.server.validation import (
     INVALID_COMBINATION,
@@ -47,12 +47,12 @@ MAX_PARTS: Final = 256
 MAX_TEXT: Final = 64 << 20  # characters; the body's limit comes first
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
-
+WITHIN: Final = {name: Field(ge=low, le=high) for name, (low, high) in BOUNDS.items()}
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=I32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
-Bias = Annotated[float, Field(ge=-100, le=100)]
+Bias = Annotated[float, WITHIN["logit_bias"]]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
 MAX_METADATA: Final = 16
@@ -215,13 +215,13 @@ class Sampling(Strict):
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, WITHIN["temperature"]] | None = None
+    top_p: Annotated[float, Field(gt=BOUNDS["top_p"][0], le=BOUNDS["top_p"][1])] | None = None
     top_k: Annotated[int, Field(ge=-1, le=I32)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    min_p: Annotated[float, WITHIN["min_p"]] | None = None
+    repetition_penalty: Annotated[float, WITHIN["repetition_penalty"]] | None = None
+    presence_penalty: Annotated[float, WITHIN["presence_penalty"]] | None = None
+    frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None

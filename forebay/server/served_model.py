@@ -55,14 +55,13 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
-    """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. At most
-    `max_queued_requests` wait behind those that run. The engine is given up when a step takes `stall_timeout_s`. With
-    `uses_priority` it looks at the priorities of requests, to admit or to evict."""
+    """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
+    engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
+    to admit or to evict."""
 
     name: str
     path: str
     created: int
     settings: tuple[Setting, ...] = ()
-    max_queued_requests: int = 256
     stall_timeout_s: float = 60.0
     uses_priority: bool = True

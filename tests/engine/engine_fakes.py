@@ -73,6 +73,7 @@ CONFIG = EngineConfig(
 READY = Ready(
     max_total_tokens=1024,
     max_running_requests=8,
+    max_requests=CONFIG.max_running_requests + CONFIG.max_queued_requests,
     context_length=256,
     page_size=4,
     vocab_size=1000,

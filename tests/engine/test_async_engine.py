@@ -6,7 +6,6 @@ import asyncio
 import gc
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 import uvloop
@@ -336,14 +335,14 @@ def test_answers_find_their_questions_among_unasked_states() -> None:
 
 def test_more_requests_than_can_run_and_queue_are_refused_at_once() -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        streams = [submit(engine) for _ in range(READY.max_running_requests + 2)]
-        with pytest.raises(Overloaded):
+        streams = [submit(engine) for _ in range(READY.max_requests)]
+        with pytest.raises(Overloaded, match="40 requests run or wait; at most 40"):
             submit(engine)
         peer.say(tokens(streams[0].request_id, finish=FinishReason.STOP))
         await collect(streams[0])
         streams.append(submit(engine))
 
-    play(scene, peer=ScriptedEngine(replace(CONFIG, max_queued_requests=2)))
+    play(scene)
 
 
 def test_a_prompt_that_no_frame_holds_is_refused_and_the_next_one_served(monkeypatch: pytest.MonkeyPatch) -> None:

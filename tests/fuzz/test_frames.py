@@ -23,7 +23,6 @@ from forebay.engine.frames import (
     FlushCache,
     FromEngine,
     GetState,
-    PoolState,
     Ready,
     Shutdown,
     State,
@@ -33,6 +32,7 @@ from forebay.engine.frames import (
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+from forebay.scheduler.state import PoolState
 from tests.engine.engine_fakes import CONFIG, READY, ScriptedEngine, fake_core, state
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 

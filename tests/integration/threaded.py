@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,8 +26,8 @@ class ThreadedEngine:
     def __init__(self, core: EngineCore, **told: Any) -> None:
         """`told` are the fields of `Ready` that differ from `engine_fakes.READY`."""
         self.core, self.pid = core, os.getpid()
-        self.ready = msgspec.structs.replace(READY, **told)
-        self.config = replace(CONFIG, max_queued_requests=256)
+        self.ready = msgspec.structs.replace(READY, **{"max_requests": 264, **told})
+        self.config = CONFIG
         self.encoder = FrameEncoder()
         self.sock, theirs = socket.socketpair()
         self.channel: Channel[ToEngine] = Channel(theirs, ToEngine)

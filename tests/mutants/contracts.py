@@ -136,7 +136,7 @@ CONTRACTS: Final = {
         "nobody; whoever gave way comes back with room for all that it may generate, and within the stall time-"
         "out or with a typed error.",
         "scheduler/scheduler.py, scheduler/policy.py, scheduler/admission.py, scheduler/kept.py, "
-        "scheduler/door.py, runtime/host_copies.py",
+        "scheduler/limits.py, runtime/host_copies.py",
     ),
     "C27": Contract(
         "Every request ends",

@@ -6,7 +6,7 @@ SCHEDULER = (
     # -- the door and the clocks --------------------------------------------------------------------------------------
     Mutant(
         "C27 what can never fit is refused at the door",
-        "scheduler/door.py",
+        "scheduler/limits.py",
         "    if pages > num_pages:",
         "    if False:",
         "scheduler/test_scheduler.py::"
@@ -14,35 +14,35 @@ SCHEDULER = (
     ),
     Mutant(
         "C27 the queue is capped",
-        "scheduler/door.py",
-        "    if num_requests >= room:",
-        "    if False:",
+        "scheduler/limits.py",
+        "    check_count(num_requests, most_requests(config))\n",
+        "",
         "scheduler/test_scheduler.py::test_the_queue_is_capped_in_requests",
     ),
     Mutant(
         "C27 a request ends within the request time-out",
-        "scheduler/door.py",
+        "scheduler/limits.py",
         "    if age > config.request_timeout_s:",
         "    if age > config.request_timeout_s and not req.num_retractions:",
         "scheduler/test_fairness.py::test_a_retracted_request_that_does_not_come_back_in_time_ends_typed",
     ),
     Mutant(
         "C27 a request that never started ends within the queue time-out",
-        "scheduler/door.py",
+        "scheduler/limits.py",
         "        if age > config.queue_timeout_s:",
         "        if False:",
         "scheduler/test_scheduler.py::test_a_request_that_takes_too_long_ends_with_a_typed_error",
     ),
     Mutant(
         "C26 a retracted request is not bound by the time-out of the queue",
-        "scheduler/door.py",
+        "scheduler/limits.py",
         "    if req.status is Status.WAITING and req.cache_report is None:",
         "    if req.status is Status.WAITING:",
         "scheduler/test_fairness.py::test_a_retracted_request_is_not_queued_anew",
     ),
     Mutant(
         "C26 a retracted request that does not come back ends within the stall time-out",
-        "scheduler/door.py",
+        "scheduler/limits.py",
         "    elif still > config.stall_timeout_s:",
         "    elif req.status is not Status.WAITING and still > config.stall_timeout_s:",
         "scheduler/test_fairness.py::test_a_retracted_request_that_does_not_come_back_in_time_ends_typed",

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from forebay.base.errors import Overloaded, Unavailable
-from forebay.engine.frames import Beat, PoolState, Ready, State, Updates
+from forebay.engine.frames import Beat, Ready, State, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+from forebay.scheduler.state import PoolState
 
 Script = Callable[[list[int], SamplingParams], list[int]]
 
@@ -129,6 +130,7 @@ class FakeEngine:
         self.info = Ready(
             max_total_tokens=1 << 16,
             max_running_requests=max_running,
+            max_requests=max_running + max_queued,
             context_length=context_length,
             page_size=16,
             vocab_size=vocab_size,

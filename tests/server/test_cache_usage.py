@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from forebay.engine.frames import PoolState
 from forebay.requests.updates import CacheReport, MissReason
+from forebay.scheduler.state import PoolState
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
 

@@ -7,7 +7,7 @@ import pytest
 from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
 from forebay.scheduler import admission, scheduler
-from forebay.scheduler.door import overdue
+from forebay.scheduler.limits import overdue
 from forebay.scheduler.policy import queue_order, rank
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies

@@ -1,24 +1,43 @@
-"""Who is refused at once, with the numbers, because it can never fit or the queue is full; and who has to leave."""
+"""All that a request is refused for, with the numbers: ids that do not exist, too many tokens, too many requests; and
+who has to leave. The server asks here first what it can know before the engine does."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.footprint import footprint
 from forebay.requests.request import Request, Status
+from forebay.requests.sampling_params import check_token_id
+
+
+def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidRequest for an id that is none."""
+    if token_ids:
+        for token in (min(token_ids), max(token_ids)):
+            check_token_id(param, token, vocab_size)
+
+
+def check_context(num_prompt: int, max_new_tokens: int | None, context_length: int) -> None:
+    """Raise InvalidRequest or RequestTooLarge for a prompt that is empty, or too long with what is to be generated
+    (None: as much as the context has left)."""
+    if num_prompt == 0:
+        raise InvalidRequest("the prompt is empty: it must have at least one token")
+    wanted = num_prompt + (1 if max_new_tokens is None else max_new_tokens)
+    if wanted > context_length:
+        asked = "one more" if max_new_tokens is None else f"max_tokens is {max_new_tokens}"
+        raise RequestTooLarge(
+            f"the prompt has {num_prompt} tokens and {asked}, together {wanted}; the context holds {context_length}: "
+            "shorten the prompt or lower max_tokens",
+            param="max_tokens" if num_prompt < context_length else None,
+        )
 
 
 def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine, with `num_pages` pages, could not
     finish."""
-    if req.num_prompt == 0:
-        raise InvalidRequest("the prompt is empty; it must have at least one token", param="prompt")
-    wanted = req.num_prompt + req.params.max_new_tokens
-    if wanted > config.context_length:
-        raise RequestTooLarge(
-            f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}, together {wanted}; "
-            f"the context holds {config.context_length}: shorten the prompt or lower max_tokens"
-        )
+    check_context(req.num_prompt, req.params.max_new_tokens, config.context_length)
     pages = footprint(req.max_kv_len, config.page_size).pages
     if pages > num_pages:
         raise RequestTooLarge(
@@ -29,17 +48,26 @@ def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
         )
 
 
+def most_requests(config: SchedulerConfig) -> int:
+    """How many may be in the engine, running or queued."""
+    return config.max_running_requests + config.max_queued_requests
+
+
+def check_count(num_here: int, limit: int, num_more: int = 1) -> None:
+    """Raise Overloaded where there is no room for `num_more` requests."""
+    if num_here + num_more > limit:
+        raise Overloaded(
+            f"{num_here} requests run or wait; at most {limit} are taken (--max-running-requests and "
+            "--max-queued-requests): try again later"
+        )
+
+
 def check_room(req: Request, config: SchedulerConfig, num_requests: int, num_waiting_tokens: int) -> None:
     """Raise Overloaded when as many requests are here as may run and wait, or too many prompt tokens wait.
 
     The first to wait may be of any length: what fits must be able to come in.
     """
-    room = config.max_running_requests + config.max_queued_requests
-    if num_requests >= room:
-        raise Overloaded(
-            f"{num_requests} requests are running or queued and {room} may be ({config.max_running_requests} running, "
-            f"{config.max_queued_requests} queued): try again later"
-        )
+    check_count(num_requests, most_requests(config))
     if num_waiting_tokens and num_waiting_tokens + req.num_prompt > config.max_queued_tokens:
         raise Overloaded(
             f"of the {config.max_queued_tokens} prompt tokens that may be queued (--max-queued-tokens) fewer are left "
