@@ -83,6 +83,11 @@ def test_no_function_is_too_long() -> None:
     assert grown(long_functions(files()), LONG_FUNCTIONS) == {}
 
 
+def test_the_scheduler_fits_on_a_page() -> None:
+    page = (PACKAGE.parent / "docs" / "scheduler-in-one-page.md").read_text()
+    assert len(page.split("```")[1].strip().splitlines()) <= 60
+
+
 def test_what_has_become_short_is_allowed_no_longer() -> None:
     found = {**long_files(files()), **long_functions(files())}
     assert {**LONG_FILES, **LONG_FUNCTIONS}.keys() <= found.keys()
