@@ -1,4 +1,4 @@
-"""`forebay models list|pull|inspect|make`."""
+"""`forebay models list|pull|inspect|show|make`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,29 @@ from forebay.cli.progress import pull_default_model
 from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
+from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
+from forebay.families.model_config import config_of, family_title
+from forebay.families.small import small_config
 from forebay.formats.store import cached, find_model, models_folder, short_name
 from forebay.pools.cache_spec import cache_sizes
 
 CONTEXTS = (1024, 8192, 32768, 131072)
 PIPED_WIDTH = 500
+_SHOWN_SIZE, _SHOWN_LAYERS = 512, 8
 
 
 def run(words: Sequence[str]) -> int:
     summary = (
         "list: the models in the cache. pull: fetch the default model. inspect: what a model is and needs.\n"
+        "show: a model, or a small one of a type, as equations.\n"
         "make: write a small random model with the default model's tokenizer."
     )
-    parser = Parser("models", summary, "list|pull|inspect [MODEL]|make NAME --like TYPE [options]")
-    parser.option("action", nargs="?", default="list", help="list, pull, inspect or make")
-    parser.option("model", nargs="?", help="inspect: a path or a name from the list. make: the new name")
+    parser = Parser("models", summary, "list|pull|inspect [MODEL]|show [MODEL|TYPE]|make NAME --like TYPE [options]")
+    parser.option("action", nargs="?", default="list", help="list, pull, inspect, show or make")
+    parser.option(
+        "model", nargs="?", help="inspect, show: a path or a listed name. show: or a type. make: the new name"
+    )
     add_options(parser)
     own = parser.parse(words).own
     if own.model and own.action in ("list", "pull"):
@@ -44,10 +51,12 @@ def run(words: Sequence[str]) -> int:
         print(pull_default_model())
     elif own.action == "inspect":
         inspect(own.model)
+    elif own.action == "show":
+        show(own.model)
     elif own.action == "make":
         print(make(own.model, own))
     else:
-        raise ConfigError(f"there is no `forebay models {own.action}`: use list, pull, inspect or make")
+        raise ConfigError(f"there is no `forebay models {own.action}`: use list, pull, inspect, show or make")
     return 0
 
 
@@ -74,6 +83,22 @@ def inspect(name: str | None) -> None:
     for item, value in [*_shape(checkpoint), *_memory(checkpoint)]:
         table.add_row(item, value)
     _console().print(table)
+
+
+def show(name: str | None) -> None:
+    """Print a model's description as equations: a checkpoint's, or that of a small one of a type."""
+    from forebay.models import describe  # brings torch, which nothing but this needs here
+    from forebay.models.equations import equations
+
+    if name in TYPES:
+        config = config_of(small_config(name, hidden_size=_SHOWN_SIZE, num_layers=_SHOWN_LAYERS, vocab_size=1 << 15))
+        print(f"{family_title(name)}\nA small {name} may be:\n")
+    else:
+        checkpoint = open_checkpoint(find_model(name))
+        config = checkpoint.config
+        print(f"{family_title(config.model_type)}\n{checkpoint.path}:\n")
+    spec = describe(config)
+    print("\n".join(equations(spec, [block.cache_specs() for block in spec.blocks])))
 
 
 def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:

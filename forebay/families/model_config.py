@@ -92,8 +92,18 @@ def family(model_type: str) -> Family:
     return found
 
 
+def family_title(model_type: str) -> str:
+    """A sentence about it."""
+    return (importlib.import_module(f"forebay.families.{model_type}").__doc__ or "").partition("\n")[0]
+
+
+def config_of(fields: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+    """Of a config.json's fields; `where` is what errors call it."""
+    return _parse(fields, where)
+
+
 def config_from_gguf(file: GgufFile) -> ModelConfig:
-    return _parse(hf_config(file), str(file.path))
+    return config_of(hf_config(file), str(file.path))
 
 
 def config_from_folder(folder: Path) -> ModelConfig:

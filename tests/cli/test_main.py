@@ -121,6 +121,11 @@ def test_help_searches_names_aliases_and_texts() -> None:
     assert "no option" in full_help("zebra")
 
 
+def test_show_prints_the_equations_of_a_type_or_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "show", "falcon_h1"]) == 0
+    assert "x += attention(norm(x)) + mamba2(norm(x))" in capsys.readouterr().out
+
+
 def test_inspect_prints_the_shape_and_the_memory(capsys: pytest.CaptureFixture[str], embedded_model: Path) -> None:
     assert main(["models", "inspect"]) == 0
     text = capsys.readouterr().out

@@ -13,6 +13,7 @@ from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
 from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
+from forebay.models.equations import block_lines, term
 from forebay.pools.cache_spec import CacheSpec
 
 _MIXER_EPS = 1e-5  # transformers has no field for it
@@ -99,6 +100,22 @@ class StackSpec:
 
     def build(self, parts: Parts) -> Block:
         return Stack(self, parts)
+
+
+@block_lines.register
+def _(block: StackSpec) -> list[str]:
+    shared, mixer = block.shared, term(block.layers[0].mixer)
+    lines = [f"x += {mixer.of('norm(x)')}", *mixer.lines]
+    if not shared:
+        return lines
+    first = shared[0]
+    hybrids = [str(number) for number, layer in enumerate(block.layers) if layer.use is not None]
+    return [
+        *lines,
+        f"in layers {', '.join(hybrids)} instead: x += {mixer.of('norm(x + W block(norm([x, x_0])))')}",
+        f"block(h) = mlp(norm(attention(h))), {len(shared)} that take turns, each use with adapters of its own",
+        f"  {first.num_heads} heads of {first.head_dim}, {first.num_kv_heads} of KV, mlp {first.intermediate_size:,}",
+    ]
 
 
 class Stack:

@@ -1,0 +1,287 @@
+"""A model's description as the equations that it stands for: x is the residual stream, h what a part gets.
+
+Layers that are alike are shown once. Names of weights are left out, and so is what has no effect: a window of a layer
+without one, a factor of 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import singledispatch
+from typing import Any, NamedTuple
+
+from forebay.layers.attention import AttentionSpec, QkNorm
+from forebay.layers.blocks import PostNormSpec, PreNormSpec, SandwichSpec, SingleSpec
+from forebay.layers.clamped_moe import ClampedMoeSpec
+from forebay.layers.gated_delta import GatedDeltaSpec
+from forebay.layers.kimi_delta import KimiDeltaSpec
+from forebay.layers.latent_attention import LatentAttentionSpec
+from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
+from forebay.layers.mamba2 import Mamba2Spec
+from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
+from forebay.layers.relu2 import Relu2MlpSpec, Relu2MoeSpec
+from forebay.layers.rotary import RopeSpec
+from forebay.layers.routing import RouterSpec, SigmoidRouterSpec, SoftmaxRouterSpec
+from forebay.layers.scalar_gate import ScalarGateSpec
+from forebay.layers.short_conv import ShortConvSpec
+from forebay.layers.sums import SumSpec
+from forebay.models.decoder import DecoderSpec
+from forebay.pools.cache_spec import CacheSpec
+
+_ARGUMENT = "@"
+
+
+class Term(NamedTuple):
+    """What a part is called, with an `@` for its input, and the equations that define it."""
+
+    call: str
+    lines: tuple[str, ...]
+
+    def of(self, argument: str) -> str:
+        return self.call.replace(_ARGUMENT, argument)
+
+
+def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterator[str]:
+    """Line by line; `kept` is what each block keeps of the tokens it has seen."""
+    vocab, hidden = spec.embedding.sizes[0], spec.embedding.inner[0]
+    yield f"x = {_times(spec.embedding_scale)}embedding[token]  ({vocab:,} x {hidden:,})"
+    for layers, lines in _alike(spec, kept).items():
+        yield f"\n{layers}:" if len(spec.blocks) > 1 else "\nall layers:"
+        yield from (f"  {line}" for line in lines)
+    yield f"\nlogits = {_times(spec.logits_scale)}head(norm(x))  (at most {spec.max_positions:,} positions)"
+
+
+def _alike(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> dict[str, list[str]]:
+    """The lines of each kind of layer, by the numbers of those that are of this kind."""
+    layers: dict[tuple[str, ...], list[int]] = {}
+    for number, (block, keeps) in enumerate(zip(spec.blocks, kept, strict=True)):
+        counts = Counter(map(str, keeps))
+        memory = [f"keeps {f'{count} times ' if count > 1 else ''}{what}" for what, count in counts.items()]
+        layers.setdefault((*block_lines(block), *memory), []).append(number)
+    return {_ranges(numbers): list(lines) for lines, numbers in layers.items()}
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`layers 0-2, 4-6`."""
+    if len(numbers) == 1:
+        return f"layer {numbers[0]}"
+    starts = [n for n in numbers if n - 1 not in numbers]
+    stops = [n for n in numbers if n + 1 not in numbers]
+    return "layers " + ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(starts, stops, strict=True))
+
+
+@singledispatch
+def block_lines(block: Any) -> list[str]:
+    """A family that has blocks of its own registers them."""
+    raise NotImplementedError(f"there is no equation for a {type(block).__name__}")
+
+
+@block_lines.register
+def _(block: PreNormSpec) -> list[str]:
+    mixer, mlp = term(block.mixer), term(block.mlp)
+    by = _times(block.residual_multiplier)
+    return [f"x += {by}{mixer.of('norm(x)')}", f"x += {by}{mlp.of('norm(x)')}", *mixer.lines, *mlp.lines]
+
+
+@block_lines.register
+def _(block: SingleSpec) -> list[str]:
+    mixer = term(block.mixer)
+    return [f"x += {mixer.of('norm(x)')}", *mixer.lines]
+
+
+@block_lines.register
+def _(block: PostNormSpec) -> list[str]:
+    mixer, mlp = term(block.mixer), term(block.mlp)
+    return [f"x += norm({mixer.of('x')})", f"x += norm({mlp.of('x')})", *mixer.lines, *mlp.lines]
+
+
+@block_lines.register
+def _(block: SandwichSpec) -> list[str]:
+    mixer, mlp = term(block.mixer), term(block.mlp)
+    return [f"x += norm({mixer.of('norm(x)')})", f"x += norm({mlp.of('norm(x)')})", *mixer.lines, *mlp.lines]
+
+
+@singledispatch
+def term(part: Any) -> Term:
+    raise NotImplementedError(f"there is no equation for a {type(part).__name__}")
+
+
+@term.register
+def _(part: SumSpec) -> Term:
+    first, second = term(part.first), term(part.second)
+    return Term(f"{first.call} + {second.call}", (*first.lines, *second.lines))
+
+
+@term.register
+def _(part: ScalarGateSpec) -> Term:
+    inner = term(part.part)
+    return Term(f"sigmoid(w {_ARGUMENT}) {inner.call}", inner.lines)
+
+
+@term.register
+def _(part: AttentionSpec) -> Term:
+    normed = {QkNorm.NONE: "{}", QkNorm.HEAD: "norm({})", QkNorm.FULL: "norm of all heads({})"}[part.qk_norm]
+    q, k = (f"{'rope(' if part.rope else ''}{normed.format(w)}{')' if part.rope else ''}" for w in ("Wq h", "Wk h"))
+    scores = f"{part.scale or part.head_dim**-0.5:.4g} {_times(part.key_scale)}q·k"
+    out = f"softmax({scores}{' and a sink' if part.sinks else ''}) v"
+    gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
+    seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
+    by = f"{_times(part.output_scale)}Wo {gate}{out}"
+    return Term(
+        f"attention({_times(part.input_scale)}{_ARGUMENT})",
+        (
+            f"attention(h) = {by}  over {seen}",
+            f"  q = {q}, k = {k}, v = Wv h; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
+            *_rope(part.rope),
+        ),
+    )
+
+
+@term.register
+def _(part: LatentAttentionSpec) -> Term:
+    c_q = f"norm(Wdq h) of {part.q_rank}" if part.q_rank else "h"
+    gate = "sigmoid(Wg h) " if part.head_gate else ""
+    rotated = "rope" if part.rope else "as they are"
+    return Term(
+        f"attention({_ARGUMENT})",
+        (
+            f"attention(h) = Wo {gate}softmax({part.scale:.4g} q·k) v  over all tokens so far",
+            f"  c = norm(Wdkv h) of {part.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
+            f"  {part.num_heads} heads of {part.nope_dim} + {part.rope_dim} ({rotated}), values of {part.value_dim}",
+            *_rope(part.rope),
+        ),
+    )
+
+
+def _rope(rope: RopeSpec | None) -> tuple[str, ...]:
+    if rope is None:
+        return ()
+    scaling = dict(rope.scaling or {})
+    factors = scaling.pop("factors", ())
+    if factors:
+        scaling["factors"] = len(factors)
+    kind = scaling.pop("rope_type", "")
+    scaled = "".join(f", {name} {value}" for name, value in scaling.items())
+    return (f"  rope: {rope.dim} dimensions of a head, theta {rope.theta:,.0f}{f', {kind}{scaled}' if kind else ''}",)
+
+
+@term.register
+def _(part: Mamba1Spec) -> Term:
+    normed = "" if part.norm is ScanNorm.NONE else "norms of "
+    return Term(
+        f"mamba({_ARGUMENT})",
+        (
+            "mamba(h) = W (y silu(z)),  S = exp(dt A) S + dt B u,  y = C S + D u",
+            f"  u, z = W h of {part.intermediate_size:,}; u = silu(conv(u)) over {part.width} tokens",
+            f"  {normed}dt (rank {part.rank}), B, C = W u; a state of {part.state_size} for each channel",
+        ),
+    )
+
+
+@term.register
+def _(part: Mamba2Spec) -> Term:
+    gated = "y silu(z)"
+    if part.norm is not None:
+        gated = "norm(y) silu(z)" if part.norm.norm_first else "norm(y silu(z))"
+    m = part.multipliers
+    scales = {"z": m.gate, "x": m.x, "B": m.b, "C": m.c, "dt": m.dt}
+    scaled = [f"{name} by {factor:.4g}" for name, factor in scales.items() if factor != 1.0]
+    low, high = part.dt_limit
+    return Term(
+        f"mamba2({_times(m.inputs)}{_ARGUMENT})",
+        (
+            f"mamba2(h) = {_times(m.output)}W {gated},  S = exp(dt A) S + dt B u,  y = C S + D u",
+            f"  z, u, B, C, dt = W h{', times ' + ', '.join(scaled) if scaled else ''}; "
+            f"u, B, C = silu(conv(u, B, C)) over {part.width} tokens",
+            f"  {part.num_heads} heads of {part.head_dim}, {part.num_groups} groups, a state of {part.state_size}; "
+            f"dt in [{low:.4g}, {high:.4g}]",
+        ),
+    )
+
+
+@term.register
+def _(part: GatedDeltaSpec) -> Term:
+    beta = f"{_times(part.most_beta)}sigmoid(Wb h)"
+    return Term(
+        f"gated_delta({_ARGUMENT})",
+        (
+            "gated_delta(h) = W (norm(S q) silu(z)),  S = a S + b (v - a S k) k^T",
+            f"  q, k, v, z = W h; q, k, v = silu(conv(q, k, v)) over {part.width} tokens",
+            f"  a = exp(-exp(A) softplus(Wa h)), b = {beta}",
+            f"  {part.num_key_heads} heads of keys of {part.key_head_dim}, {part.num_value_heads} of values of "
+            f"{part.value_head_dim}",
+        ),
+    )
+
+
+@term.register
+def _(part: KimiDeltaSpec) -> Term:
+    log = f"{part.lowest_log_decay:.4g} sigmoid(.)" if part.lowest_log_decay else "-exp(A) softplus(.)"
+    rank = f" through {part.head_dim} dimensions" if part.low_rank else ""
+    return Term(
+        f"kimi_delta({_ARGUMENT})",
+        (
+            "kimi_delta(h) = W (norm(S q) sigmoid(z)),  S = a S + b (v - a S k) k^T, a for each channel of a key",
+            f"  q, k, v = silu(conv(W h)) over {part.width} tokens; a = exp({log}) of Wa h and z = Wz h{rank}, "
+            "b = sigmoid(Wb h)",
+            f"  {part.num_heads} heads of {part.head_dim}",
+        ),
+    )
+
+
+@term.register
+def _(part: ShortConvSpec) -> Term:
+    line = f"short_conv(h) = W (c conv(b u)),  b, c, u = W h; conv over {part.width} tokens"
+    return Term(f"short_conv({_ARGUMENT})", (line,))
+
+
+@term.register
+def _(part: MlpSpec) -> Term:
+    name = "gelu" if part.activation is Activation.GELU_TANH else "silu"
+    gated = f"{name}({_times(part.gate_scale)}Wg h) Wu h"
+    return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = {_times(part.scale)}Wd ({gated})  of {part.intermediate_size:,}",))
+
+
+@term.register
+def _(part: MoeSpec) -> Term:
+    return _mixture(part.router, "Wd (silu(Wg h) Wu h)", part.intermediate_size)
+
+
+@term.register
+def _(part: ClampedMoeSpec) -> Term:
+    gated = f"g sigmoid({part.alpha:.4g} g) (u + 1), g, u = Wg h, Wu h in +-{part.limit:.4g}"
+    return _mixture(part.router, f"Wd ({gated})", part.intermediate_size)
+
+
+@term.register
+def _(part: Relu2MlpSpec) -> Term:
+    return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = Wd relu(Wu h)^2  of {part.intermediate_size:,}",))
+
+
+@term.register
+def _(part: Relu2MoeSpec) -> Term:
+    routed = _mixture(part.router, "Wd relu(Wu h)^2", part.intermediate_size)
+    shared = f"  beside an expert of {part.shared.intermediate_size:,} for all tokens"
+    latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
+    return Term(routed.call, (*routed.lines, shared, *latent))
+
+
+def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
+    match router:
+        case SoftmaxRouterSpec():
+            share = f"softmax over {'those' if router.normalize else 'all'} of Wr h"
+            chosen = f"{router.num_experts_per_tok} of {router.num_experts}"
+        case SigmoidRouterSpec():
+            share = f"{_times(router.scale)}sigmoid(Wr h){', in shares of their sum' if router.normalize else ''}"
+            groups = f" in the best {router.best_groups} of {router.groups} groups" if router.groups > 1 else ""
+            corrected = ", chosen with a bias" if router.correction else ""
+            chosen = f"{router.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
+        case _:
+            raise NotImplementedError(f"there is no equation for a {type(router).__name__}")
+    line = f"experts(h) = sum of g_i {expert}  of {size:,}"
+    return Term(f"experts({_ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
+
+
+def _times(factor: float) -> str:
+    return "" if factor == 1.0 else f"{factor:.4g} "
