@@ -143,9 +143,9 @@ class Forebay:
     def memory(self) -> Memory:
         """Of one request: the state slots that the ledger books for it, live and tracking, and the pages of its row."""
         scheduler, config = self.core.scheduler, self.core.scheduler.config
-        batch, states = scheduler.running, scheduler.held.states
-        assert states is not None
-        num_slots = len(states.pool.held_by(batch.reqs[0].id))
+        batch = scheduler.running
+        states = next(kind for kind in scheduler.held.kinds if kind.name == "state")
+        num_slots = len(states.slots.held_by(batch.reqs[0].id))
         num_pages = ceil_div(int(batch.seq_lens_cpu[0]), config.page_size)
         return Memory(num_slots * config.state.slot_bytes, num_pages * config.state.page_bytes)
 

@@ -13,9 +13,10 @@ from scripts.trace_step import Trace, steps
 # (hybrid, which step): the most functions and files.
 MOST = {
     (False, "prefill"): (124, 23),
-    (False, "decode"): (36, 14),
-    (True, "prefill"): (168, 32),
-    (True, "decode"): (44, 18),
+    (False, "decode"): (35, 14),
+    # Every kind is asked, also the one that has nothing to say: its `Kind` method counts as well.
+    (True, "prefill"): (184, 31),
+    (True, "decode"): (49, 18),
 }
 
 

@@ -14,15 +14,15 @@ beyond `extend_target`, and the pages with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from forebay.base.units import ceil_div
-from forebay.memory.radix_node import Node, Pin
+from forebay.memory.radix_node import Pin
 from forebay.memory.slots import PAD, Ids
-from forebay.memory.tracking import Tracking
 
 NOTHING: Final[Ids] = np.empty(0, dtype=np.int64)
 
@@ -36,14 +36,14 @@ class RowTable:
 
     def __init__(self, num_rows: int, page_size: int) -> None:
         self.page_size = page_size
-        self._block: Ids = np.zeros((5, num_rows), dtype=np.int64)
-        self.request_id, self.kv_len, self.kv_committed, self.max_kv_len, self.window_start = self._block
+        self._block: Ids = np.zeros((4, num_rows), dtype=np.int64)
+        self.request_id, self.kv_len, self.kv_committed, self.max_kv_len = self._block
         self.residents: list[Residency | None] = [None] * num_rows  # who runs in each row
 
     def move_in(self, held: Residency, max_kv_len: int) -> None:
         """`held` has this row from now on; all that is known is that its request ends at `max_kv_len`."""
         self.residents[held.row] = held
-        self._block[:, held.row] = (held.id, 0, 0, max_kv_len, 0)
+        self._block[:, held.row] = (held.id, 0, 0, max_kv_len)
 
     def move_out(self, row: int) -> None:
         """Nobody runs in this row any more, though steps in flight may still compute there."""
@@ -80,19 +80,18 @@ class _Entry:
 
 class Residency:
     """What request `id` holds: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
-    `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there.
+    `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there. What it
+    holds of other kinds of cache they know by its row.
     """
 
-    __slots__ = ("extend_target", "id", "pin", "row", "table", "tracking")
+    __slots__ = ("extend_target", "id", "pin", "row", "table")
 
     kv_len = _Entry("kv_len")  # tokens that launched steps write
     kv_committed = _Entry("kv_committed")  # of them, those that completed steps wrote
-    window_start = _Entry("window_start")  # the first page whose window it holds, where layers have windows
 
     def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
         self.table, self.id, self.pin, self.extend_target = table, id, pin, extend_target
         self.row = PAD
-        self.tracking: Tracking | None = None  # where layers have recurrent states
 
     @property
     def num_pages(self) -> int:
@@ -133,6 +132,18 @@ def _nothing() -> Ids:
     return NOTHING
 
 
+class _Releases(Protocol):
+    def release(self, holding: Holding, owner: int) -> None: ...
+
+
+class Holding(NamedTuple):
+    """What of one kind of cache is let go of: slots of its owner's, and what of the cache's that had `locked`."""
+
+    kind: _Releases
+    ids: Ids = NOTHING
+    locked: Any = NOTHING
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """What is left of a residency, or a part that it gave up: released when `fence` is open. Whatever it did not have
@@ -143,10 +154,7 @@ class Leaving:
     row: int = PAD  # PAD when it kept its row
     pages: Ids = field(default_factory=_nothing)  # its own KV pages
     pin: Pin | None = None
-    window_pages: Ids = field(default_factory=_nothing)  # its own, by their numbers in the window pool
-    unlocked: Ids = field(default_factory=_nothing)  # the cache's pages whose windows it no longer reads
-    state_slots: Ids = field(default_factory=_nothing)
-    source: Node | None = None  # whose state a step copied
+    holdings: Sequence[Holding] = ()
 
     @property
     def num_pages(self) -> int:

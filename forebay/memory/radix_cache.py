@@ -62,7 +62,7 @@ class RadixCache(RadixIndex):
         for kind in kinds:
             kind.tree = self
         self._slots = slots
-        self._cuts_leaves = not any(kind.whole_leaves for kind in kinds)
+        self._cuts_leaves = not any(kind.at_ends for kind in kinds)
         self._order = _EVICTION_ORDER[policy]
         self._clock = 0
         self._heap: list[Any] = []  # (*order, stamp, node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from forebay.memory.checkpoints import Checkpoint
+from forebay.memory.slots import PAD
 
 
 class Snapshot(NamedTuple):
@@ -18,16 +19,18 @@ class Snapshot(NamedTuple):
 class Tracking:
     """`live` is the slot that steps read and write. `buffers` are the request's tracking slots, `ahead` the checkpoints
     that its chunks have not reached. Snapshots are `pending` until their step commits; then those in slots of their own
-    are `ready` for the prefix cache, and of those in tracking slots the latest is `tracked`.
+    are `ready` for the prefix cache, and of those in tracking slots the latest is `tracked`. The slot that a leaving
+    request has `given` to the cache is its own no more.
     """
 
-    __slots__ = ("ahead", "buffers", "live", "pending", "ready", "tracked")
+    __slots__ = ("ahead", "buffers", "given", "live", "pending", "ready", "tracked")
 
     def __init__(self, live: int, buffers: list[int], ahead: list[Checkpoint]) -> None:
         self.live, self.buffers, self.ahead = live, buffers, ahead
         self.pending: list[Snapshot] = []
         self.ready: list[Snapshot] = []
         self.tracked: Snapshot | None = None
+        self.given = PAD
 
     def next_buffer(self) -> int | None:
         """The tracking slot for the next snapshot: never the one whose state is complete, if there are two, and none

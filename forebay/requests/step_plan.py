@@ -6,8 +6,9 @@ page writes, N snapshots, C clears, D copies, P pages, Q window pages, K tokens 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -74,6 +75,13 @@ class StateWork(Part, frozen=True, kw_only=True):
     clears: Annotated[I64, Column("C", "slots", least=1, device=np.int64)] = NOTHING
     copy_src: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NOTHING
     copy_dst: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NOTHING
+
+
+KIND_PARTS: Final[Mapping[str, tuple[str, type[Part]]]] = {
+    "window": ("windows", WindowWork),
+    "state": ("states", StateWork),
+}
+"""By the name of a kind of cache: the part of a plan that is about it, and the name that it has there."""
 
 
 class HostWork(Part, frozen=True, kw_only=True):

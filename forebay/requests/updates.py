@@ -24,17 +24,15 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How much of a prompt came from the prefix cache, and why not more. `miss_reason` tells about position
     `cached_tokens`, the first that had to be computed.
 
-    By kind: `kv_tokens` had their KV in the cache; within them, the last place at which a window could be resumed is
-    `window_tokens`, and a recurrent state `state_tokens` (None where no layer keeps such a thing). Where the prompt
-    left a cached one of the same author, `differs_at` is the position (-1: it did not), with the token here and the one
-    there.
+    `kv_tokens` had their KV in the cache; within them, `resumable` has the last place at which each other kind of cache
+    that layers keep could be resumed. Where the prompt left a cached one of the same author, `differs_at` is the
+    position (-1: it did not), with the token here and the one there.
     """
 
     cached_tokens: int = 0
     miss_reason: MissReason = MissReason.NONE
     kv_tokens: int = 0
-    window_tokens: int | None = None
-    state_tokens: int | None = None
+    resumable: dict[str, int] = {}
     differs_at: int = -1
     token_here: int = -1
     token_there: int = -1

@@ -152,8 +152,7 @@ class AdmissionPass:
             cached_tokens=held.kept.num_tokens(req.id) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
-            window_tokens=match.resumable.get("window", 0) if held.windows else None,
-            state_tokens=match.resumable.get("state", 0) if held.states else None,
+            resumable={kind.name: match.resumable.get(kind.name, 0) for kind in held.kinds},
             differs_at=differs_at,
             token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
             token_there=there,
@@ -170,16 +169,13 @@ class AdmissionPass:
 
     def _gives(self, leader: Request, req: Request, start: int, stop: int) -> bool:
         """Whether `leader` will leave something in the cache from which `req` can go on at `stop` or later."""
-        under_way = leader.residency
-        if leader.namespace != req.namespace or under_way.extend_target < stop:
+        if leader.namespace != req.namespace or leader.residency.extend_target < stop:
             return False
-        if under_way.tracking:
-            stop = next((length for length in under_way.tracking.to_come if length >= stop), len(req.tokens))
-        elif under_way.kv_committed >= stop:
-            return False
+        end = self._held.next_end(leader.residency, stop)
         return (
-            stop < len(req.tokens)
-            and leader.tokens[start:stop] == req.tokens[start:stop]
+            end is not None
+            and end < len(req.tokens)
+            and leader.tokens[start:end] == req.tokens[start:end]
             and leader.tokens[:start] == req.tokens[:start]
         )
 
@@ -187,16 +183,16 @@ class AdmissionPass:
         """Admit the request if there is room; how it hit, None for no room."""
         held = self._held
         pin = held.pin(req, match)
-        if not held.can_have_states and match.num_tokens:
-            # The state it would go on from takes the slot that it needs for its own: better to start than to wait.
+        if match.num_tokens and (scarce := held.scarce):
+            # What it would go on from takes the slot that it needs for its own: better to start than to wait.
             held.unpin(pin, match)
-            match = match.given_up(MissReason.STATE_MISSING)
+            match = match.given_up(scarce.missing)
             pin = held.pin(req, match)
         need, growth = held.pages_to_admit(req, pin), self._growth(req)
         reserve = 0 if self._alone else self._promised + growth
         if (
             need + reserve > held.available_pages
-            or not held.can_have_states
+            or held.scarce
             or (req.num_retractions >= MAX_RETRACTIONS and not self._alone)
         ):
             held.unpin(pin, match)
@@ -210,7 +206,7 @@ class AdmissionPass:
 
     def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
-        if self._held.states is None:
+        if not any(kind.at_ends for kind in self._held.kinds):
             return []
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens

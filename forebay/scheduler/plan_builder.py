@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,10 +11,10 @@ from forebay.memory.kv_allocator import decode_locations, extend_locations
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
-from forebay.requests.step_plan import Admission, HostWork, RowWrites, StateWork, StepPlan, WindowWork
+from forebay.requests.step_plan import KIND_PARTS, Admission, HostWork, RowWrites, StepPlan
 from forebay.scheduler.residency import Residencies
 
-_NO_WRITES, _NO_WINDOWS, _NO_STATES, _NO_HOST_WORK = RowWrites(), WindowWork(), StateWork(), HostWork()
+_NO_WRITES, _NO_HOST_WORK = RowWrites(), HostWork()
 
 
 def build_plan(
@@ -57,46 +58,17 @@ def build_plan(
         writes=RowWrites(write_rows=write_rows, write_columns=write_columns, write_pages=write_pages)
         if len(write_rows)
         else _NO_WRITES,
-        windows=_windows(held, locations),
-        states=_states(held, rows),
+        **_kinds(held, rows, locations),
         host=HostWork(saves=saves, drops=drops, loads=loads) if saves or drops or loads else _NO_HOST_WORK,
         admissions=tuple(_admission(req) for req in admitted),
         prompt_logprobs=tuple(i for i, (req, _, _) in enumerate(chunks) if req.wants_prompt_logprobs),
     )
 
 
-def _windows(held: Residencies, locations: Ids) -> WindowWork:
-    """For tokens whose KV goes to `locations`."""
-    if held.windows is None:
-        return _NO_WINDOWS
-    pool = held.windows.pool
-    pages, offsets = np.divmod(locations, held.page_size)
-    map_pages, map_windows = pool.take_writes()
-    return WindowWork(
-        out_window_loc=pool.full_to_window[pages].astype(np.int64) * held.page_size + offsets,
-        map_pages=map_pages,
-        map_windows=map_windows,
-    )
-
-
-def _states(held: Residencies, rows: Ids) -> StateWork:
-    """For sequences in `rows`."""
-    states = held.states
-    if states is None:
-        return _NO_STATES
-    copy_src, copy_dst = states.pool.take_copies()
-    place = {row: i for i, row in enumerate(rows.tolist())}
-    snapshots = sorted((place[row], length, slot) for row, length, slot in states.take_snapshots())
-    seqs, lens, slots = np.array(snapshots, dtype=np.int64).reshape(-1, 3).T
-    return StateWork(
-        state_slots=states.rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
-        snap_seqs=seqs,
-        snap_lens=lens,
-        snap_slots=slots,
-        clears=states.pool.take_clears(),
-        copy_src=copy_src,
-        copy_dst=copy_dst,
-    )
+def _kinds(held: Residencies, rows: Ids, locations: Ids) -> dict[str, Any]:
+    """What is done about other kinds of cache, for sequences in `rows` whose KV goes to `locations`."""
+    told = [(kind, *KIND_PARTS[kind.name]) for kind in held.kinds if kind.name in KIND_PARTS]
+    return {field: part(**kind.columns(rows, locations)) for kind, field, part in told}
 
 
 def _admission(req: Request) -> Admission:

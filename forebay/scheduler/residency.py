@@ -1,40 +1,35 @@
-"""How admitted requests come by what they hold (rows, pages, pins, windows and states), and when it is given back."""
+"""How admitted requests come by what they hold (rows, pages, pins, and more by kind), and when it is given back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.base import fault
 from forebay.base.units import ceil_div
-from forebay.config.engine_config import SchedulerConfig, StateStrategy
-from forebay.memory.footprint import footprint, tracking_slots, window_margin
-from forebay.memory.holding import NOTHING, Leaving, Residency, RowTable, Steps
-from forebay.memory.hybrid_rows import HybridReqToTokenPool
-from forebay.memory.kinds.kind import Kind
-from forebay.memory.kinds.recurrent import States
-from forebay.memory.kinds.window import Windows
+from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.footprint import footprint
+from forebay.memory.holding import NOTHING, Holding, Leaving, Residency, RowTable, Steps
+from forebay.memory.kinds.build import make_kinds, make_rows
+from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Pin, no_match
-from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import PAD, Ids, Slots, as_ids
-from forebay.memory.tracking import Snapshot
+from forebay.memory.slots import PAD, Ids, Slots
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.scheduler.kept import KeptOnHost
 from forebay.scheduler.row_writes import RowWriter
-from forebay.scheduler.states import StateKeeper
-from forebay.scheduler.windows import WindowKeeper
 
 
 class Residencies:
-    """Rows, KV pages and prefix cache of one engine; windows and states where the model's layers keep such things.
+    """Rows, KV pages, prefix cache and the other kinds of cache of one engine.
 
     What each request holds is its `Residency`. What a step in flight may still write is not released: it waits for the
     commit of the last step launched before it was let go.
@@ -44,48 +39,14 @@ class Residencies:
         self.page_size = config.page_size
         self.kv = PagedKvAllocator(config.num_pages, config.page_size, ledger=config.ledger)
         self.kept = KeptOnHost(config.state)
-        self.states: StateKeeper | None = None
-        self.windows: WindowKeeper | None = None
-        self._reuse = config.radix_cache
+        self.rows = make_rows(config)
+        self.kinds = make_kinds(config, self.rows)
+        self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
+        self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
         self.leaving: list[Leaving] = []  # what has been let go of and is not released yet
-        self._make_pools(config)
-        self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.row_writes = RowWriter(self.rows)
-
-    def _make_pools(self, config: SchedulerConfig) -> None:
-        ps, kept = config.page_size, config.state
-        rows, context, ledger = config.max_running_requests, config.context_length, config.ledger
-        hybrid: HybridReqToTokenPool | None = None
-        states: States | None = None
-        windows: Windows | None = None
-        if kept.num_slots:
-            extra_buffer = kept.strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
-            hybrid = HybridReqToTokenPool(
-                rows,
-                context,
-                mamba_size=kept.num_slots,
-                num_tracking=tracking_slots(extra_buffer, config.overlap_depth),
-                page_size=ps,
-                ledger=ledger,
-            )
-            states = States(hybrid.mamba_pool)
-        if kept.num_window_pages:
-            windows = Windows(
-                kept.num_window_pages,
-                config.num_pages,
-                page_size=ps,
-                window=kept.window,
-                margin=window_margin(ps, kept.track_interval if kept.num_slots else 0),
-                ledger=ledger,
-            )
-        self.rows = hybrid or ReqToTokenPool(rows, context, page_size=ps, ledger=ledger)
-        self.kinds: tuple[Kind, ...] = tuple(kind for kind in (states, windows) if kind)
-        self.cache = RadixCache(self.kv, ps, policy=config.radix_eviction_policy, kinds=self.kinds)
-        if hybrid and states:
-            self.states = StateKeeper(config, hybrid, states)
-        if windows:
-            self.windows = WindowKeeper(windows, self.rows)
+        self._reuse = config.radix_cache
 
     @property
     def available_pages(self) -> int:
@@ -115,30 +76,28 @@ class Residencies:
     def pin(self, req: Request, match: Match) -> Pin:
         """Keep all that `match` found, until `unpin` or for as long as the request needs it."""
         pin = self.cache.pin(match, req.namespace, req.priority, req.author)
-        if pin.num_pages and self.states:
-            self.states.cached.lock(pin.node)
-        if pin.num_pages and self.windows:
-            self.windows.lock(match.pages)
+        if pin.num_pages:
+            for kind in self.kinds:
+                kind.lock(pin.node, match.pages)
         return pin
 
     def unpin(self, pin: Pin, match: Match) -> None:
-        if pin.num_pages and self.states:
-            self.states.cached.unlock(pin.node)
-        if pin.num_pages and self.windows:
-            self.windows.unlock(match.pages)
+        if pin.num_pages:
+            for kind in self.kinds:
+                kind.unlock(pin.node, match.pages)
         self.cache.unpin(pin)
 
     def pages_to_admit(self, req: Request, pin: Pin) -> int:
         return footprint(len(req.tokens), self.page_size, held_pages=pin.num_pages).pages
 
     @property
-    def can_have_states(self) -> bool:
-        """Whether one more request can be given its state slots, with the cached states that are locked staying."""
-        return self.states is None or self.states.cached.num_available >= self.states.rows.slots_per_req
+    def scarce(self) -> Kind | None:
+        """The kind of which one more request cannot be given what it needs at once, with all that is locked staying."""
+        return next((kind for kind in self.kinds if not kind.can_admit), None)
 
     def admit(self, req: Request, match: Match, pin: Pin, branches: Iterable[int] = ()) -> None:
-        """Give the request a row, pages for all its known tokens and state slots, all or nothing; the pin becomes the
-        request's. A request that was kept on the host goes on from there. `branches` are lengths at which other
+        """Give the request a row, pages for all its known tokens and what else it needs, all or nothing; the pin is
+        then its own. A request that was kept on the host goes on from there. `branches` are lengths at which other
         prompts part from its own.
 
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
@@ -148,8 +107,8 @@ class Residencies:
         with ExitStack() as undo:
             undo.callback(self.unpin, pin, match)
             self._make_room(need)
-            if self.states:
-                self.states.cached.make_room(self.states.rows.slots_per_req)
+            for kind in self.kinds:
+                kind.make_room_to_admit()
             pages = undo.enter_context(self.kv.take(need, req.id))
             fault.point("residency.admit")
             self.rows.alloc([held])
@@ -160,81 +119,62 @@ class Residencies:
         held.kv_len = num_kept or match.num_tokens
         held.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
         self.row_writes.write(held.row, 0, np.concatenate([match.pages, pages.ids]))
-        if self.windows:
-            held.window_start = self.windows.pool.first_needed(held.kv_len)
-        if self.states:
-            self.states.admit(held, num_prompt=req.num_prompt, hints=req.resume_points, branches=branches)
+        arrival = Arrival(req.num_prompt, num_kept > 0, req.resume_points, branches)
+        for kind in self.kinds:
+            kind.admit(held, arrival)
         if num_kept:
-            self._load(held)
-        elif self.states:
-            self.states.begin(held)
-
-    def _load(self, held: Residency) -> None:
-        """Bring back what the request kept on the host."""
-        stop = ceil_div(held.kv_len, self.page_size)
-        if self.windows:
-            self.windows.pool.take(self.rows.pages(held.row, held.window_start, stop), held.id)
-        self.kept.load(self._what_is_kept(held))
+            self.kept.load(self._what_is_kept(held))
 
     def _what_is_kept(self, held: Residency) -> Kept:
-        """The places of the KV and state of the request's first `kv_len` tokens."""
-        stop = ceil_div(held.kv_len, self.page_size)
-        pages = self.rows.pages(held.row, 0, stop)
-        windows = NOTHING
-        if self.windows:
-            pool = self.windows.pool
-            windows = pool.full_to_window[pages[pool.first_needed(held.kv_len) :]].astype(np.int64)
-        return Kept(
-            request_id=held.id,
-            pages=pages,
-            window_pages=windows,
-            state_slot=held.tracking.live if held.tracking else PAD,
-        )
+        """The places of what layers keep of the request's first `kv_len` tokens."""
+        pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
+        places: dict[str, Any] = {"window_pages": NOTHING, "state_slot": PAD}
+        for kind in self.kinds:
+            places |= kind.places(held, pages)
+        return Kept(request_id=held.id, pages=pages, **places)
 
     def keep(self, held: Residency) -> bool:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
         return self.kept.save(self._what_is_kept(held), held.kv_len)
 
     def slide(self, extending: Iterable[Request]) -> None:
-        """Before chunks are cut: let go of what the chunks before have moved the windows past."""
-        if self.windows:
-            for req in extending:
-                self.windows.slide(req.residency)
+        """Before chunks are cut: let go of what the chunks before have left behind."""
+        if self.kinds:
+            rows = np.array([req.residency.row for req in extending], dtype=np.int64)
+            for kind in self.kinds:
+                kind.slide(self.table, rows)
 
     def cut(self, req: Request, most: int) -> Chunk:
         """The request's next chunk, of at most so many tokens; it may be empty. Nothing is taken for it yet."""
         held = req.residency
         start = held.kv_len
         stop = min(held.extend_target, start + most)
-        return Chunk(req, start, self.states.limit(held, stop) if self.states else stop)
+        for kind in self.kinds:
+            stop = kind.limit(held, stop)
+        return Chunk(req, start, stop)
 
     def extend(self, chunk: Chunk) -> None:
         """The next step computes this chunk."""
-        held = chunk.req.residency
-        if self.windows:
-            self.windows.extend(held, chunk.stop)
-        if self.states:
-            self.states.extend(held, chunk.stop, self.steps.launched + 1)
+        for kind in self.kinds:
+            kind.extend(chunk.req.residency, chunk.stop, self.steps.launched + 1)
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """The next step decodes the requests (at the indices `active`): one page more for each whose token opens one,
         and the batch is prepared."""
         rows = batch.req_pool_indices_cpu if active is None else batch.req_pool_indices_cpu[active]
-        if self.windows:
-            self.windows.decode(self.table, rows)
+        for kind in self.kinds:
+            kind.slide(self.table, rows)
         self.grow(rows)
         batch.prepare_for_decode(active)
-        if self.states:
-            self.states.decode(self.table, rows, self.steps)
+        for kind in self.kinds:
+            kind.decode(self.table, rows, self.steps)
 
     def launched(self, step: int) -> None:
         """The plan of `step` is complete."""
         self.steps.launched = step
         self.kept.launched(step)
-        if self.states and self.states.sources:
-            sources, self.states.sources = self.states.sources, []
-            for source in sources:
-                self.let_go(Leaving(fence=self.steps.fence(), request_id=PAD, source=source))
+        for kind in self.kinds:
+            self._let_holding_go(kind.launched(), PAD)
 
     def grow(self, rows: Ids) -> None:
         """One page more for each of the rows whose next token opens one."""
@@ -245,8 +185,8 @@ class Residencies:
         owners = self.table.request_id[rows]
         pages = self.kv.take_ids(len(rows), owners)
         self.row_writes.write_each(rows, self.table.kv_len[rows] // self.page_size, pages)
-        if self.windows:
-            self.windows.pool.take(pages, owners)
+        for kind in self.kinds:
+            kind.grow(pages, owners)
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:
         """Of each row, whether its next token is the first of a page."""
@@ -260,96 +200,68 @@ class Residencies:
 
     # -- going out ------------------------------------------------------------------------------------------------
 
-    def adopt(self, req: Request, num_committed: int) -> None:
-        """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps;
-        where layers have states, only up to the last of those that such steps wrote."""
+    def adopt(self, req: Request, num_committed: int, *, last: bool = False) -> None:
+        """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps, as
+        far as a request could go on behind them; with `last` the request is leaving."""
         if not self._reuse:
             return
-        if self.states is None:
-            self._adopt(req, num_committed // self.page_size)
-            return
-        held = req.residency
-        tracking = held.tracking
-        assert tracking is not None
-        tracking.complete(self.steps.committed)
-        while tracking.ready:
-            snapshot = tracking.ready.pop(0)
-            self._adopt(req, snapshot.length // self.page_size)
-            if not self._give_state(held, snapshot):
-                self.let_go(Leaving(fence=self.steps.fence(), request_id=req.id, state_slots=as_ids([snapshot.slot])))
+        ends: Sequence[int] = (num_committed,)
+        for kind in self.kinds:
+            ends = kind.ends(req.residency, ends, self.steps.committed, last=last)
+        for end in ends:
+            start = req.residency.pin.num_pages
+            self._adopt(req, start, end // self.page_size)
+            for kind in self.kinds:
+                self._let_holding_go(kind.adopted(req.residency, start, end), req.id)
 
-    def _adopt(self, req: Request, stop: int) -> None:
-        """Let the cache have the request's pages up to `stop`. Where it has such pages already, the request's row turns
-        to those and its own copies are let go."""
-        held = req.residency
-        start = held.pin.num_pages
+    def _adopt(self, req: Request, start: int, stop: int) -> None:
+        """Let the cache have the request's pages [start, stop), from its pin's end on. Where it has such pages already,
+        the request's row turns to those and its own copies are let go."""
         if stop <= start:
             return
+        held = req.residency
         own = self.rows.pages(held.row, start, stop)
         adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
         num_replaced = len(adoption.replaced)
         if num_replaced:
             self.row_writes.write(held.row, start, adoption.replaced)
-        if self.windows:
-            self.windows.adopted(held, start, stop)
-        if num_replaced:
             pages = own[:num_replaced]
-            self.let_go(
-                Leaving(
-                    fence=self.steps.fence(),
-                    request_id=req.id,
-                    pages=pages,
-                    window_pages=self.windows.pool.detach(pages) if self.windows else NOTHING,
-                )
-            )
+            holdings = _present(kind.let_go(pages) for kind in self.kinds)
+            self.let_go(Leaving(fence=self.steps.fence(), request_id=req.id, pages=pages, holdings=holdings))
 
-    def _give_state(self, held: Residency, snapshot: Snapshot) -> bool:
-        assert self.states is not None
-        return self.states.cached.attach(held.pin, snapshot.slot, snapshot.length, held.id)
+    def next_end(self, held: Residency, stop: int) -> int | None:
+        """The first length, `stop` or more, to which the cache will be given what the request computes."""
+        end = stop if held.kv_committed < stop else None
+        for kind in self.kinds:
+            end = kind.next_end(held, stop, end)
+        return end
 
     def is_finishing(self, req: Request) -> bool:
         """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
-        return self.states is not None and self.states.is_finishing(req.residency, len(req.tokens))
+        return any(kind.is_finishing(req.residency, len(req.tokens)) for kind in self.kinds)
 
     def release(self, req: Request, num_committed: int | None = None) -> None:
         """Take back all that the request holds, now or when no step in flight can touch it any more.
 
-        With `num_committed` the cache first adopts what completed steps wrote, and the latest state of it.
+        With `num_committed` the cache first adopts what completed steps wrote.
         """
-        given: int | None = None
-        if num_committed is not None and self._reuse:
-            given = self._adopt_last(req, num_committed)
+        if num_committed is not None:
+            self.adopt(req, num_committed, last=True)
         held = req.residency
         own = self.rows.pages(held.row, held.pin.num_pages, held.num_pages)
-        windows, unlocked = NOTHING, NOTHING
-        if self.windows:
-            self.windows.slide(held)
-            windows, unlocked = self.windows.leave(held, held.window_start, held.num_pages)
-        slots = self.states.take_slots(held, given) if self.states else NOTHING
+        holdings = _present(kind.leave(held) for kind in self.kinds)
         req.held = None
         self.table.move_out(held.row)
         self.row_writes.forget(held.row)
         self.let_go(
             Leaving(
-                fence=self.steps.fence(),
-                request_id=req.id,
-                row=held.row,
-                pages=own,
-                pin=held.pin,
-                window_pages=windows,
-                unlocked=unlocked,
-                state_slots=slots,
+                fence=self.steps.fence(), request_id=req.id, row=held.row, pages=own, pin=held.pin, holdings=holdings
             )
         )
 
-    def _adopt_last(self, req: Request, num_committed: int) -> int | None:
-        """Adopt what a leaving request computed; the slot that became the cache's."""
-        self.adopt(req, num_committed)
-        last = self.states.last(req.residency, num_committed) if self.states else None
-        if last is None:
-            return None
-        self._adopt(req, last.length // self.page_size)
-        return last.slot if self._give_state(req.residency, last) else None
+    def _let_holding_go(self, holding: Holding | None, request_id: int) -> None:
+        if holding is not None:
+            self.let_go(Leaving(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))
 
     def let_go(self, leaving: Leaving) -> None:
         """Release this, as soon as its fence is open."""
@@ -379,13 +291,8 @@ class Residencies:
             self.kv.return_ids(leaving.pages, leaving.request_id)
         if leaving.row != PAD:
             self.rows.free_row(leaving.row)
-        if self.windows:
-            self.windows.pool.slots.return_ids(leaving.window_pages, leaving.request_id)
-            self.windows.pool.unlock(leaving.unlocked)
-        if self.states and len(leaving.state_slots):
-            self.states.pool.free(leaving.state_slots, leaving.request_id)
-        if self.states and leaving.source:
-            self.states.cached.unlock(leaving.source)
+        for holding in leaving.holdings:
+            holding.kind.release(holding, leaving.request_id)
         if leaving.pin is not None:
             self.cache.unpin(leaving.pin)
 
@@ -398,13 +305,10 @@ class Residencies:
             self.release(req)
         self.kept.start_over(void, self.steps.committed)
         self.row_writes.take()
-        if self.states:
-            self.states.start_over()
         self.steps.committed = self.steps.launched
         self._take_back_what_is_free()
-        if self.windows:
-            # What the void steps were to tell the device; the rest does no harm.
-            self.windows.pool.write_again(np.flatnonzero(self.windows.pool.full_to_window))
+        for kind in self.kinds:
+            kind.start_over()
 
     def clear(self, void: Sequence[StepPlan]) -> None:
         """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
@@ -417,9 +321,6 @@ class Residencies:
         self.kv.clear()
         self.rows.clear()
         self.table.clear()
-        if self.states:
-            self.states.take_snapshots()
-            self.states.sources = []
 
     # -- checking -------------------------------------------------------------------------------------------------
 
@@ -436,11 +337,10 @@ class Residencies:
             "evicted_pages": self.cache.num_evicted_pages,
             "ledger_violations": sum(slots.num_violations for slots, _ in self.pools),
         }
-        if self.states:
-            counted |= {
-                "checkpoints.taken": self.states.num_taken,
-                "checkpoints.skipped": self.states.num_skipped,
-                "states_evicted": self.states.cached.num_evicted,
-                "dead_kv_tokens": self.states.cached.num_dead_pages * self.page_size,
-            }
+        for kind in self.kinds:
+            counted |= kind.counters
         return counted
+
+
+def _present(holdings: Iterable[Holding | None]) -> list[Holding]:
+    return [holding for holding in holdings if holding is not None]

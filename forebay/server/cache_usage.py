@@ -12,21 +12,17 @@ from forebay.text.token_bytes import TokenBytes
 def cache_usage(reports: Sequence[CacheReport], table: TokenBytes) -> dict[str, Any]:
     """Of a request's prompts, one report each: tokens are summed, the reason and the difference are the first's.
 
-    `matched_tokens` are those whose KV was there, and within them the last places from which a window and a recurrent
-    state could go on, where layers keep such; `cached_tokens` were used. `differs` says where the prompt left a cached
+    `matched_tokens` are those whose KV was there, and within them the last places from which each other kind of cache
+    that layers keep could go on; `cached_tokens` were used. `differs` says where the prompt left a cached
     one of its own session: the position, and the text of the token here and of the one there; null where it left none.
     """
     first = reports[0]
-    matched: dict[str, list[int | None]] = {
-        "kv": [report.kv_tokens for report in reports],
-        "window": [report.window_tokens for report in reports],
-        "state": [report.state_tokens for report in reports],
-    }
     return {
         "cached_tokens": sum(report.cached_tokens for report in reports),
         "miss_reason": first.miss_reason.value,
         "matched_tokens": {
-            kind: sum(filter(None, counts)) for kind, counts in matched.items() if counts[0] is not None
+            "kv": sum(report.kv_tokens for report in reports),
+            **{kind: sum(report.resumable.get(kind, 0) for report in reports) for kind in first.resumable},
         },
         "differs": _difference(first, table),
     }

@@ -49,7 +49,13 @@ TO_ENGINE: list[msgspec.Struct] = [
 SCORE = TokenLogprob(5, -0.5, 1, [5, 6], [-0.5, -1.5])
 NEWS = [
     Update(1, [5]),
-    Update(2, [6], logprobs=[SCORE], prompt_logprobs=[None, SCORE], cache=CacheReport(3, MissReason.EVICTED, 4, 4, 4)),
+    Update(
+        2,
+        [6],
+        logprobs=[SCORE],
+        prompt_logprobs=[None, SCORE],
+        cache=CacheReport(3, MissReason.EVICTED, 4, {"state": 4}),
+    ),
     Update(1, [7], finish=FinishReason.STOP, matched_stop=7),
     Update(2, [], finish=FinishReason.ERROR, failure=Failure("EngineError", "step_failed", "a step failed")),
 ]

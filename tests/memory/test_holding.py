@@ -17,10 +17,10 @@ def resident(table: RowTable, row: int, *, id: int = 7, extend_target: int = 10)
 def test_a_residency_and_its_row_are_one():
     table = RowTable(5, page_size=4)
     held, other = resident(table, 3), resident(table, 1, id=8)
-    held.kv_len, held.window_start = 9, 2
+    held.kv_len = 9
     table.kv_len[as_ids([1, 3])] += 1
     assert (held.kv_len, other.kv_len) == (10, 1)
-    assert table.window_start.tolist() == [0, 0, 0, 2, 0]
+    assert table.kv_len.tolist() == [0, 1, 0, 10, 0]
     assert table.request_id.tolist() == [PAD, 8, 0, 7, 0]
     assert (table.resident(3), table.resident(1)) == (held, other)
 
@@ -28,12 +28,12 @@ def test_a_residency_and_its_row_are_one():
 def test_a_row_begins_anew_with_its_next_tenant():
     table = RowTable(3, page_size=4)
     first = resident(table, 2)
-    first.kv_len = first.kv_committed = first.window_start = 9
+    first.kv_len = first.kv_committed = 9
     table.move_out(2)
     with pytest.raises(AssertionError, match="nobody runs in row 2"):
         table.resident(2)
     second = resident(table, 2)
-    assert (second.kv_len, second.kv_committed, second.window_start) == (0, 0, 0)
+    assert (second.kv_len, second.kv_committed) == (0, 0)
 
 
 def test_pages_are_held_for_all_that_is_known_and_then_for_all_that_is_promised():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from forebay.memory.hybrid_rows import HybridReqToTokenPool
-from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.cached_states import CachedStates
 from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
@@ -74,8 +74,8 @@ class HybridPoolMachine(RuleBasedStateMachine):
             mamba_size=NUM_ROWS + spare_states,
             num_tracking=0,
         )
-        self.windows = Windows(num_pages, num_pages, page_size=page_size, window=window)
-        self.kept = States(self.rows.mamba_pool)
+        self.windows = Windows(num_pages, num_pages, self.rows, window=window)
+        self.kept = CachedStates(self.rows.mamba_pool)
         self.cache = RadixCache(self.kv, page_size, kinds=[self.kept, self.windows])
         self.tenants: list[Tenant] = []
         self.retracted: list[tuple[bytes, str]] = []
@@ -109,14 +109,14 @@ class HybridPoolMachine(RuleBasedStateMachine):
         total, held = -(-len(key) // self.page_bytes), len(match.pages)
         needed = self.first_read(held * self.page_size)
         if held:
-            self.kept.lock(tenant.pin.node)
-        self.windows.lock(match.pages[needed:])
+            self.kept.lock(tenant.pin.node, match.pages)
+        self.windows.lock_windows(match.pages[needed:])
         num_states = self.rows.mamba_pool.num_free + self.kept.num_evictable
         fits = total - held <= self.kv.num_free + self.cache.num_evictable and num_states
         if not fits or not self.rows.available_size() or not self.take_windows_of(total - held):
-            self.windows.unlock(match.pages[needed:])
+            self.windows.unlock_windows(match.pages[needed:])
             if held:
-                self.kept.unlock(tenant.pin.node)
+                self.kept.unlock(tenant.pin.node, match.pages)
             self.cache.unpin(tenant.pin)
             return
         self.evict(max(0, total - held - self.kv.num_free))
@@ -125,7 +125,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.windows.take(own, tenant.id)
         self.rows.alloc([tenant])
         if held:  # the state is copied by the first step
-            self.kept.unlock(tenant.pin.node)
+            self.kept.unlock(tenant.pin.node, match.pages)
         tenant.pages = [*match.pages.tolist(), *own.tolist()]
         tenant.num_written = tenant.state_len = held
         tenant.window_start = needed
@@ -170,7 +170,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
         self.kv.return_ids(replaced, tenant.id)
         # Of the pages that are the cache's now it goes on reading those whose windows it holds.
         tenant.window_start = max(tenant.window_start, self.first_window(tenant, start, stop))
-        self.windows.lock(np.array(tenant.pages[max(start, tenant.window_start) : stop], dtype=np.int64))
+        self.windows.lock_windows(np.array(tenant.pages[max(start, tenant.window_start) : stop], dtype=np.int64))
 
     def first_window(self, tenant: Tenant, start: int, stop: int) -> int:
         """Windows that the cache had lost, and the request behind them too, are not there to be locked."""
@@ -196,7 +196,7 @@ class HybridPoolMachine(RuleBasedStateMachine):
     def let_go_of_windows(self, tenant: Tenant, start: int, stop: int) -> None:
         pinned = min(max(tenant.pin.num_pages - start, 0), stop - start)
         pages = self.ids(tenant.pages[start:stop])
-        self.windows.unlock(pages[:pinned])
+        self.windows.unlock_windows(pages[:pinned])
         self.windows.slots.return_ids(self.windows.detach(pages[pinned:]), tenant.id)
 
     @precondition(lambda self: self.tenants)

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.cached_states import CachedStates
 from forebay.memory.kinds.window import Windows
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import OPERATOR, Match, Pin
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Slots
 
 ALICE = 1
@@ -25,8 +26,9 @@ class Rig:
 
     def __init__(self, page_size: int = 1, num_slots: int = 8, window: int = 0, num_pages: int = 100) -> None:
         self.kv = Slots("kv", num_pages)
-        self.states = States(MambaPool(num_slots)) if num_slots else None
-        self.windows = Windows(num_pages, num_pages, page_size=page_size, window=window) if window else None
+        self.states = CachedStates(MambaPool(num_slots)) if num_slots else None
+        rows = ReqToTokenPool(1, 100, page_size=page_size)
+        self.windows = Windows(num_pages, num_pages, rows, window=window) if window else None
         kinds = [kind for kind in (self.states, self.windows) if kind]
         self.cache = RadixCache(self.kv, page_size, kinds=kinds)
 
@@ -141,10 +143,10 @@ def test_branching_points_go_before_ends_when_they_are_most_of_what_there_is():
 def test_c6_a_locked_state_is_never_evicted():
     rig = Rig()
     pin = rig.insert(A, 20)
-    rig.states.lock(pin.node)
+    rig.states.lock(pin.node, pin.node.pages)
     assert rig.states.evict(5) == 0
     assert rig.states.num_evictable == 0
-    rig.states.unlock(pin.node)
+    rig.states.unlock(pin.node, pin.node.pages)
     assert rig.states.evict(5) == 1
 
 

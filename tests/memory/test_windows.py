@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from forebay.memory.kinds.window import Windows
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Holder, OutOfSlots
 
 ALICE, BOB = 1, 2
@@ -14,7 +15,7 @@ def ids(*values: int) -> np.ndarray:
 
 
 def make(num_window_pages: int = 6, page_size: int = 4, window: int = 6) -> Windows:
-    return Windows(num_window_pages, 20, page_size=page_size, window=window)
+    return Windows(num_window_pages, 20, ReqToTokenPool(1, 80, page_size=page_size), window=window)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +56,13 @@ def test_locked_windows_are_not_evicted_until_the_last_reader_has_gone():
     pool = make()
     pool.take(ids(1, 2, 3), ALICE)
     pool.give_to_cache(ids(1, 2, 3), ALICE)
-    pool.lock(ids(2, 3))
-    pool.lock(ids(3))
+    pool.lock_windows(ids(2, 3))
+    pool.lock_windows(ids(3))
     assert (pool.num_cached, pool.num_evictable) == (3, 1)
     assert pool.evict_from(ids(1, 2, 3), 3) == 1
-    pool.unlock(ids(2, 3))
+    pool.unlock_windows(ids(2, 3))
     assert pool.evict_from(ids(1, 2, 3), 3) == 1
-    pool.unlock(ids(3))
+    pool.unlock_windows(ids(3))
     assert pool.evict_from(ids(1, 2, 3), 3) == 1
     assert pool.slots.num_free == 6
 
@@ -70,7 +71,7 @@ def test_unlocking_more_often_than_locking_is_found():
     pool = make()
     pool.take(ids(1), ALICE)
     with pytest.raises(AssertionError, match="more often"):
-        pool.unlock(ids(1))
+        pool.unlock_windows(ids(1))
 
 
 def test_the_cache_takes_over_windows_that_it_had_lost():

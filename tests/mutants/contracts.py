@@ -53,7 +53,7 @@ CONTRACTS: Final = {
         "State slots",
         "Slot 0 is padding. A slot holds zeros or the copied state before the first layer reads it, and what is "
         "copied stays until the step that copies it has completed.",
-        "memory/mamba_pool.py, memory/kinds/recurrent.py, scheduler/states.py, pools/table.py",
+        "memory/mamba_pool.py, memory/kinds/cached_states.py, memory/kinds/recurrent.py, pools/table.py",
     ),
     "C7": Contract(
         "Allocation groups",
@@ -112,8 +112,8 @@ CONTRACTS: Final = {
         "The prefix cache resumes what is whole",
         "A hit ends where every kind of state can go on. A state is adopted with the length it is valid for, when"
         " the step that wrote it has completed.",
-        "memory/radix_cache.py, memory/radix_index.py, memory/kinds/recurrent.py, memory/kinds/window.py, "
-        "memory/tracking.py, memory/checkpoints.py, scheduler/states.py, scheduler/windows.py",
+        "memory/radix_cache.py, memory/radix_index.py, memory/kinds/cached_states.py, "
+        "memory/kinds/recurrent.py, memory/kinds/window.py, memory/tracking.py, memory/checkpoints.py",
     ),
     "C19": Contract(
         "Hits change no token",

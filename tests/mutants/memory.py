@@ -228,7 +228,7 @@ MEMORY = (
     ),
     Mutant(
         "C6 a state that a step will copy is not evicted",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/cached_states.py",
         "        return next((node for rank in order for node in rank if self._at[node].locks == 0), None)",
         "        return next((node for rank in order for node in rank), None)",
         "memory/test_radix_kinds.py::test_c6_a_locked_state_is_never_evicted",
@@ -307,7 +307,7 @@ MEMORY = (
     ),
     Mutant(
         "C18 a hit ends where there is a state",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/cached_states.py",
         "            if end <= longest and node in self._at:",
         "            if end <= longest:",
         "memory/test_radix_kinds.py::test_c18_a_hit_ends_at_the_deepest_state",
@@ -328,7 +328,7 @@ MEMORY = (
     ),
     Mutant(
         "C18 a state is adopted with the length it is valid for",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/cached_states.py",
         '        assert prefix_len == length, f"a state after {length} tokens for a prefix of {prefix_len}"\n',
         "",
         "memory/test_radix_kinds.py::test_c18_a_state_of_another_length_is_not_adopted",
@@ -356,7 +356,7 @@ MEMORY = (
     ),
     Mutant(
         "C18 a split leaves the state at the deeper end",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/cached_states.py",
         "            self._below[upper] = self._below[lower]\n",
         "            self._below[upper] = self._below[lower]\n            self._at[upper] = self._at.pop(lower)\n",
         "memory/test_radix_kinds.py::test_c18_a_split_leaves_the_state_at_the_deeper_end",
@@ -384,7 +384,7 @@ MEMORY = (
     ),
     Mutant(
         "C18 useless states are evicted first",
-        "memory/kinds/recurrent.py",
+        "memory/kinds/cached_states.py",
         "                cached.rank = _SHADOWED\n                self._ranks[_SHADOWED][step] = None\n",
         "                self._ranks[cached.rank][step] = None\n",
         "memory/test_radix_kinds.py::test_useless_states_are_evicted_first_then_ends_then_branching_points",

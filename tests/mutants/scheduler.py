@@ -149,8 +149,8 @@ SCHEDULER = (
     Mutant(
         "C29 nobody waits for another tenant's prompt",
         "scheduler/admission.py",
-        "        if leader.namespace != req.namespace or under_way.extend_target < stop:",
-        "        if under_way.extend_target < stop:",
+        "        if leader.namespace != req.namespace or leader.residency.extend_target < stop:",
+        "        if leader.residency.extend_target < stop:",
         "scheduler/test_fairness.py::test_a_prompt_waits_for_the_same_one_of_its_own_tenant_alone",
     ),
     Mutant(
@@ -184,9 +184,9 @@ SCHEDULER = (
     ),
     Mutant(
         "C27 C30 window writes that a failed launch swallowed are sent again",
-        "scheduler/residency.py",
-        "            self.windows.pool.write_again(np.flatnonzero(self.windows.pool.full_to_window))\n",
-        "            pass\n",
+        "memory/kinds/window.py",
+        "        self.write_again(np.flatnonzero(self.full_to_window))\n",
+        "        pass\n",
         "scheduler/test_windows.py::test_window_pages_of_a_failed_step_are_written_again",
     ),
     Mutant(
@@ -316,31 +316,31 @@ SCHEDULER = (
     ),
     Mutant(
         "C18 C30 a state is adopted when its step has committed",
-        "scheduler/residency.py",
-        "        tracking.complete(self.steps.committed)\n        while tracking.ready:",
-        "        tracking.complete(self.steps.launched)\n        while tracking.ready:",
+        "memory/kinds/recurrent.py",
+        "        tracking.complete(committed)\n",
+        "        tracking.complete(committed + 1)\n",
         "scheduler/test_states.py::"
         "test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits",
     ),
     Mutant(
         "C6 a hit copies the cached state",
-        "scheduler/states.py",
-        "            self.pool.copy_from(self.cached.slot_of(pin.node), tracking.live)\n",
+        "memory/kinds/recurrent.py",
+        "            self.pool.copy_from(self.slot_of(pin.node), live)\n",
         "",
         "scheduler/test_states.py::test_c18_a_hit_copies_the_cached_state_and_clears_nothing",
     ),
     Mutant(
         "C6 what is copied is locked until the step has committed",
         "scheduler/residency.py",
-        "                self.let_go(Leaving(fence=self.steps.fence(), request_id=PAD, source=source))",
-        "                self.take_back(Leaving(fence=self.steps.fence(), request_id=PAD, source=source))",
+        "            self.let_go(Leaving(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))",
+        "            self.take_back(Leaving(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))",
         "scheduler/test_states.py::test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed",
     ),
     Mutant(
         "C18 with no buffer chunks end at checkpoints",
-        "scheduler/states.py",
-        "        return next((point.length for point in _tracking(held).ahead if start < point.length < stop), stop)",
-        "        return stop",
+        "memory/kinds/recurrent.py",
+        "if start < point.length < stop), stop)",
+        "if False), stop)",
         "scheduler/test_states.py::test_no_buffer_ends_chunks_at_checkpoints_and_copies_the_state_before_the_next",
     ),
     Mutant(
@@ -352,9 +352,9 @@ SCHEDULER = (
     ),
     Mutant(
         "C18 a window is held as long as a request reads it",
-        "scheduler/windows.py",
-        "        first = int(self.pool.first_kept(held.kv_committed))",
-        "        first = int(self.pool.first_kept(held.kv_len))",
+        "memory/kinds/window.py",
+        "        first = self.first_kept(table.kv_committed[rows])",
+        "        first = self.first_kept(table.kv_len[rows])",
         "scheduler/test_windows.py::test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads",
     ),
     # -- the batch ----------------------------------------------------------------------------------------------------

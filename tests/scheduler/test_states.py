@@ -8,6 +8,7 @@ from forebay.config.engine_config import Ledger, StateConfig, StateStrategy
 from forebay.memory.slots import CACHE
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import MissReason
+from tests.kinds_of import states_of, windows_of
 from tests.scheduler.rig import Rig
 
 
@@ -42,9 +43,9 @@ def test_c18_a_hit_copies_the_cached_state_and_clears_nothing():
     second = rig.add([*range(20), 50], max_new=1)
     plan = rig.step()
     assert (plan.states.copy_dst.tolist(), len(plan.states.clears)) == (plan.states.state_slots.tolist(), 0)
-    assert rig.scheduler.held.states.pool.owner[plan.states.copy_src] == CACHE
+    assert states_of(rig.scheduler.held).pool.owner[plan.states.copy_src] == CACHE
     assert plan.q_lens.tolist() == [1], "the first request ended at a page's end, and its live state was kept"
-    assert second.cache_report.state_tokens == 20
+    assert second.cache_report.resumable == {"state": 20}
 
 
 def test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed():
@@ -52,7 +53,7 @@ def test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed()
     rig.add(list(range(20)), max_new=1)
     rig.run()
     rig.add([*range(20), 50], max_new=3)
-    cached = rig.scheduler.held.states.cached
+    cached = states_of(rig.scheduler.held)
     rig.launch()
     assert cached.num_locked == 1
     rig.commit()
@@ -65,7 +66,7 @@ def test_c18_a_snapshot_is_adopted_when_its_step_commits_and_not_before(depth):
     rig.add(list(range(20)), max_new=2)
     plan = rig.launch()
     (_, length, slot) = snapshots(plan)[-1]
-    pool, states = rig.scheduler.held.states.pool, rig.scheduler.held.states.cached
+    pool, states = states_of(rig.scheduler.held).pool, states_of(rig.scheduler.held)
     assert (length, states.num_cached) == (16, 0)
     assert pool.owner[slot] == 1
     rig.commit()
@@ -78,7 +79,7 @@ def test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_t
     rig.add(list(range(80)), max_new=2, resume_points=(32,))
     first, second = rig.launch(), rig.launch()
     assert [snapshots(plan)[-1][1] for plan in (first, second)] == [32, 76]
-    pool = rig.scheduler.held.states.pool
+    pool = states_of(rig.scheduler.held).pool
     rig.commit()
     assert [pool.owner[snapshots(plan)[-1][2]] for plan in (first, second)] == [CACHE, 1]
     rig.commit()
@@ -92,7 +93,7 @@ def test_c20_kv_without_a_state_is_computed_again_and_a_state_kept_there():
     branch = rig.add([*range(14), *range(60, 80)], max_new=1)
     plan = rig.step()
     report = branch.cache_report
-    assert (report.cached_tokens, report.kv_tokens, report.state_tokens) == (0, 12, 0)
+    assert (report.cached_tokens, report.kv_tokens, report.resumable["state"]) == (0, 12, 0)
     assert report.miss_reason is MissReason.STATE_MISSING
     assert (report.differs_at, report.token_here, report.token_there) == (14, 60, 14)
     assert [length for _, length, _ in snapshots(plan)] == [12, 32]
@@ -129,11 +130,11 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
     first = rig.add(list(range(7)), max_new=30)
     while first.num_output < 10:
         rig.step()
-    live, held = first.held.tracking.live, rig.scheduler.held
+    live, held = states_of(rig.scheduler.held).tracking(first.held).live, rig.scheduler.held
     rig.scheduler.abort(first.id, rig.now)
     rig.run()
-    assert (held.states.pool.owner[live] == CACHE) == (depth == 0)
-    assert held.states.cached.num_cached == held.states.pool.capacity - held.states.pool.num_free
+    assert (states_of(held).pool.owner[live] == CACHE) == (depth == 0)
+    assert states_of(held).num_cached == states_of(held).pool.capacity - states_of(held).pool.num_free
     again = rig.add([*range(7), *[500] * 10], max_new=1)
     rig.run()
     assert again.cache_report.cached_tokens == 16
@@ -189,7 +190,7 @@ def test_c8_an_aborted_prompt_gives_back_every_slot():
     rig.scheduler.audit()
     rig.run()
     held = rig.scheduler.held
-    assert held.states.pool.num_free + held.states.cached.num_cached == 24
+    assert states_of(held).pool.num_free + states_of(held).num_cached == 24
 
 
 def test_a_failed_step_leaves_nothing_behind():
@@ -199,14 +200,14 @@ def test_a_failed_step_leaves_nothing_behind():
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"), rig.now)
     rig.scheduler.audit()
-    assert rig.scheduler.held.states.pool.num_free == 24
+    assert states_of(rig.scheduler.held).pool.num_free == 24
     assert rig.scheduler.held.cache.num_pages == 0
 
 
 def test_c7_a_prefill_pass_opens_exactly_one_group(monkeypatch):
     rig = hybrid(max_running_requests=6, slots=40)
     opened = []
-    pool = rig.scheduler.held.states.pool
+    pool = states_of(rig.scheduler.held).pool
     begin = pool.alloc_group_begin
     monkeypatch.setattr(pool, "alloc_group_begin", lambda n: (opened.append(n), begin(n)))
     for _ in range(5):
@@ -225,7 +226,7 @@ def test_a_hit_that_does_not_fit_yet_is_let_go_of_whole():
     rig.add([*range(20), 50], max_new=30)
     plan = rig.step()
     assert plan.num_extends == 0
-    assert rig.scheduler.held.states.cached.num_locked == 0
+    assert states_of(rig.scheduler.held).num_locked == 0
     rig.run()
 
 
@@ -235,7 +236,7 @@ def test_without_the_prefix_cache_nothing_is_tracked_or_kept():
     rig.run()
     assert not any(len(plan.states.snap_slots) for plan in rig.plans)
     assert rig.scheduler.held.rows.slots_per_req == 1
-    assert rig.scheduler.held.states.pool.num_free == 8
+    assert states_of(rig.scheduler.held).pool.num_free == 8
 
 
 def test_equal_prompts_under_way_leave_one_state_in_the_cache():
@@ -243,15 +244,15 @@ def test_equal_prompts_under_way_leave_one_state_in_the_cache():
     rig.add(list(range(20)), max_new=1)
     rig.add(list(range(20)), max_new=1)
     rig.run()
-    assert rig.scheduler.held.states.cached.num_cached == 2, "after 16 tokens, and after the last"
-    assert rig.scheduler.held.states.pool.num_free == 22
+    assert states_of(rig.scheduler.held).num_cached == 2, "after 16 tokens, and after the last"
+    assert states_of(rig.scheduler.held).pool.num_free == 22
 
 
 def test_c8_leaked_slots_and_windows_are_quarantined_when_idle():
     state = StateConfig(num_slots=8, num_window_pages=20, window=8)
     rig = Rig(state=state, ledger=Ledger.COUNT)
     held = rig.scheduler.held
-    held.states.pool.take_ids(2, 77)
-    held.windows.pool.slots.take_ids(1, 77)
+    states_of(held).pool.take_ids(2, 77)
+    windows_of(held).slots.take_ids(1, 77)
     assert rig.scheduler.reclaim_leaks() == 3
-    assert held.states.pool.num_quarantined == 2
+    assert states_of(held).pool.num_quarantined == 2

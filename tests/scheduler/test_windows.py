@@ -8,6 +8,7 @@ from forebay.config.engine_config import StateConfig
 from forebay.memory.footprint import window_pages_in_flight, window_pages_per_request
 from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
+from tests.kinds_of import windows_of
 from tests.scheduler.rig import Rig
 
 WINDOW = 8
@@ -49,7 +50,7 @@ def test_every_token_has_a_window_location_beside_its_own():
 def test_a_long_decode_holds_no_more_than_its_window():
     rig = windowed(rows=1)
     rig.add(6, max_new=120)
-    pool = rig.scheduler.held.windows.pool
+    pool = windows_of(rig.scheduler.held)
     for _ in range(100):
         rig.step()
         held = pool.slots.capacity - pool.slots.num_free - pool.num_cached
@@ -82,7 +83,7 @@ def test_c18_a_hit_locks_its_window_until_it_has_moved_past_it():
     rig = windowed()
     rig.add(list(range(24)), max_new=1)
     rig.run()
-    pool = rig.scheduler.held.windows.pool
+    pool = windows_of(rig.scheduler.held)
     second = rig.add([*range(24), 60, 61], max_new=14)
     rig.step()
     assert second.cache_report.cached_tokens == 24
@@ -105,9 +106,9 @@ def test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads(depth):
         launched = rig.launch()
         if req.held:
             for plan in rig.flights:
-                first = held.windows.pool.first_needed(int(plan.seq_lens[0] - plan.q_lens[0]))
+                first = windows_of(held).first_needed(int(plan.seq_lens[0] - plan.q_lens[0]))
                 read = held.rows.pages(req.held.row, first, -(-int(plan.seq_lens[0]) // 4))
-                assert held.windows.pool.is_there(read).all()
+                assert windows_of(held).is_there(read).all()
         if len(rig.flights) > depth or not launched:
             rig.commit()
 
@@ -129,11 +130,11 @@ def test_windows_that_were_evicted_are_computed_again_and_kept():
     rig = windowed(rows=1, chunk=16)
     rig.add(list(range(40)), max_new=1)
     rig.run()
-    rig.scheduler.held.windows.pool.evict(100)
+    windows_of(rig.scheduler.held).evict(100)
     again = rig.add([*range(40), 1], max_new=1)
     rig.run()
     report = again.cache_report
-    assert (report.cached_tokens, report.kv_tokens, report.window_tokens) == (0, 40, 0)
+    assert (report.cached_tokens, report.kv_tokens, report.resumable["window"]) == (0, 40, 0)
     third = rig.add([*range(40), 2], max_new=1)
     rig.run()
     assert third.cache_report.cached_tokens == 40
@@ -154,10 +155,10 @@ def test_a_hit_that_does_not_fit_yet_unlocks_its_windows():
     rig.add(list(range(100, 124)), max_new=14)
     rig.step()
     rig.step()
-    before = rig.scheduler.held.windows.pool.num_locked
+    before = windows_of(rig.scheduler.held).num_locked
     rig.add([*range(24), 50], max_new=30)
     assert rig.step().num_extends == 0
-    assert rig.scheduler.held.windows.pool.num_locked == before
+    assert windows_of(rig.scheduler.held).num_locked == before
     rig.run()
 
 
@@ -170,7 +171,7 @@ def test_window_pages_of_a_failed_step_are_written_again():
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"), rig.now)
     assert (staying.status, failing.status) == (Status.WAITING, Status.WAITING)
-    cached = np.flatnonzero(rig.scheduler.held.windows.pool.full_to_window).tolist()
+    cached = np.flatnonzero(windows_of(rig.scheduler.held).full_to_window).tolist()
     again = rig.step()
     assert set(writes(again)) >= {*cached, *rig.scheduler.held.rows.pages(failing.held.row, 0, 2).tolist()}
     assert cached

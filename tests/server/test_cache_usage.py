@@ -35,7 +35,7 @@ def cached(server: Running, report: CacheReport, path: str = "/v1/completions", 
 def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> None:
     """C20."""
     server = launch()
-    report = CacheReport(32, MissReason.STATE_MISSING, kv_tokens=64, window_tokens=48, state_tokens=32)
+    report = CacheReport(32, MissReason.STATE_MISSING, kv_tokens=64, resumable={"window": 48, "state": 32})
     assert cached(server, report, prompt="hello world") == {
         "cached_tokens": 32,
         "miss_reason": "kv_present_state_missing",
@@ -46,7 +46,7 @@ def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> N
 
 def test_usage_names_no_kind_that_the_model_has_not(launch: Launch) -> None:
     server = launch()
-    found = cached(server, CacheReport(32, MissReason.NONE, 32, state_tokens=32), prompt=["hello", "world"])
+    found = cached(server, CacheReport(32, MissReason.NONE, 32, {"state": 32}), prompt=["hello", "world"])
     assert found["matched_tokens"] == {"kv": 64, "state": 64}
     assert cached(server, CacheReport(32, MissReason.NONE, 32), prompt="hello")["matched_tokens"] == {"kv": 32}
 
@@ -55,7 +55,7 @@ def test_usage_shows_the_first_token_that_differs_in_text(launch: Launch) -> Non
     """C20."""
     server = launch()
     (here,), (there,) = server.tokenizer.encode(" world"), server.tokenizer.encode("hello")
-    report = CacheReport(16, MissReason.DIVERGED, 16, 16, 16, differs_at=17, token_here=here, token_there=there)
+    report = CacheReport(16, MissReason.DIVERGED, 16, differs_at=17, token_here=here, token_there=there)
     found = cached(server, report, "/v1/chat/completions", **CHAT)
     assert found["differs"] == {"position": 17, "here": " world", "there": "hello"}
 
@@ -73,7 +73,7 @@ def test_control_tokens_and_half_characters_have_a_spelling_too(launch: Launch) 
 
 def test_several_prompts_are_summed_and_the_first_one_is_explained(launch: Launch) -> None:
     server = launch()
-    found = cached(server, CacheReport(8, MissReason.EVICTED, 8, 8, 8), prompt=["hello", "world"], n=2)
+    found = cached(server, CacheReport(8, MissReason.EVICTED, 8, {"state": 8}), prompt=["hello", "world"], n=2)
     assert found["cached_tokens"] == 16
     assert found["matched_tokens"]["kv"] == 16
     assert found["miss_reason"] == "evicted"

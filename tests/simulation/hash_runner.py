@@ -23,6 +23,7 @@ from forebay.memory.slots import CACHE, PAD, Slots
 from forebay.requests.parts import I64
 from forebay.requests.step_plan import Kept, StepPlan, StepResult, TokenLogprob
 from forebay.scheduler.residency import Residencies
+from tests.kinds_of import states_of, windows_of
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_unique
 from tests.simulation.hashing import (
     KEY,
@@ -64,8 +65,8 @@ class Pools:
         return cls(
             kv=held.kv,
             rows=held.rows.slots,
-            windows=held.windows.pool if held.windows else None,
-            states=held.states.pool if held.states else None,
+            windows=windows_of(held) if windows_of(held) else None,
+            states=states_of(held).pool if states_of(held) else None,
         )
 
 

@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from forebay.memory.kinds import recurrent
 from forebay.memory.kinds.recurrent import States
 from forebay.memory.kinds.window import Windows
 from forebay.memory.mamba_pool import MambaPool
-from forebay.memory.slots import CACHE
+from forebay.memory.slots import CACHE, PAD
 from forebay.memory.tracking import Snapshot, Tracking
-from forebay.scheduler import states
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.kept import KeptOnHost
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.states import StateKeeper
 
 Patch = pytest.MonkeyPatch
 
@@ -28,44 +27,44 @@ def a_state_is_not_cleared_for_its_next_tenant(patch: Patch) -> None:
 
 
 def a_state_is_cleared_although_it_is_copied_to(patch: Patch) -> None:
-    begin = StateKeeper.begin
+    begin = States._begin
 
     def mutated(self, held):
         begin(self, held)
         if held.pin.num_pages:
-            self.pool.clear_state(held.tracking.live)
+            self.pool.clear_state(self.tracking(held).live)
 
-    patch.setattr(StateKeeper, "begin", mutated)
+    patch.setattr(States, "_begin", mutated)
 
 
 def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
     copy_from = MambaPool.copy_from
-    begin = StateKeeper.begin
+    begin = States._begin
 
     def mutated(self, held):
         begin(self, held)
         above = held.pin.node.parent
-        if held.pin.num_pages and self.cached.slot_of(above):
+        if held.pin.num_pages and self.slot_of(above):
             self.pool.take_copies()
-            copy_from(self.pool, self.cached.slot_of(above), held.tracking.live)
+            copy_from(self.pool, self.slot_of(above), self.tracking(held).live)
 
-    patch.setattr(StateKeeper, "begin", mutated)
+    patch.setattr(States, "_begin", mutated)
 
 
 def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
-    begin = StateKeeper.begin
+    begin = States._begin
 
     def mutated(self, held):
         begin(self, held)
-        while self.sources:
-            self.cached.unlock(self.sources.pop())
+        while self._sources:
+            self.unlock(self._sources.pop(), None)
 
-    patch.setattr(StateKeeper, "begin", mutated)
+    patch.setattr(States, "_begin", mutated)
 
 
 def a_state_is_evicted_while_it_is_locked(patch: Patch) -> None:
-    patch.setattr(States, "lock", lambda self, node: None)
-    patch.setattr(States, "unlock", lambda self, node: None)
+    patch.setattr(States, "lock", lambda self, node, pages: None)
+    patch.setattr(States, "unlock", lambda self, node, pages: None)
 
 
 def an_evicted_state_is_still_found(patch: Patch) -> None:
@@ -94,21 +93,31 @@ def splitting_an_edge_leaves_the_state_with_the_upper_part(patch: Patch) -> None
 
 
 def a_state_slot_leaks(patch: Patch) -> None:
-    take_slots = StateKeeper.take_slots
-    patch.setattr(StateKeeper, "take_slots", lambda self, held, given: take_slots(self, held, given)[1:])
+    leave = States.leave
+
+    def mutated(self, held):
+        left = leave(self, held)
+        return left._replace(ids=left.ids[1:])
+
+    patch.setattr(States, "leave", mutated)
 
 
 def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
-    take_slots = StateKeeper.take_slots
-    patch.setattr(StateKeeper, "take_slots", lambda self, held, given: take_slots(self, held, None))
+    leave = States.leave
+
+    def mutated(self, held):
+        self.tracking(held).given = PAD
+        return leave(self, held)
+
+    patch.setattr(States, "leave", mutated)
 
 
 def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> None:
-    begin, admit = StateKeeper.begin, Residencies.admit
+    begin, admit = States._begin, Residencies.admit
 
     def mutated(self, req, *args):
         with Patch.context() as inside:
-            inside.setattr(StateKeeper, "begin", (lambda self, held: None) if req.num_retractions else begin)
+            inside.setattr(States, "_begin", (lambda self, held: None) if req.num_retractions else begin)
             admit(self, req, *args)
 
     patch.setattr(Residencies, "admit", mutated)
@@ -123,26 +132,27 @@ def a_snapshot_is_adopted_before_its_step_committed(patch: Patch) -> None:
 
 
 def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
-    last = StateKeeper.last
+    latest = States._latest
 
-    def mutated(self, held, num_committed):
-        snapshot = last(self, held, num_committed)
-        page_size = self._config.page_size
+    def mutated(self, held, tracking, num_committed):
+        snapshot = latest(self, held, tracking, num_committed)
+        page_size = self.tree.page_size
         return snapshot and snapshot._replace(length=num_committed // page_size * page_size)
 
-    patch.setattr(StateKeeper, "last", mutated)
+    patch.setattr(States, "_latest", mutated)
 
 
 def a_live_state_is_donated_although_a_step_in_flight_takes_it_further(patch: Patch) -> None:
-    last = StateKeeper.last
+    latest = States._latest
 
-    def mutated(self, held, num_committed):
-        page_size = self._config.page_size
-        if num_committed % page_size == 0 and num_committed > held.pin.num_pages * page_size:
-            return Snapshot(0, num_committed, held.tracking.live)
-        return last(self, held, num_committed)
+    def mutated(self, held, tracking, num_committed):
+        page_size = self.tree.page_size
+        known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
+        if num_committed % page_size == 0 and num_committed > known:
+            return Snapshot(0, num_committed, tracking.live)
+        return latest(self, held, tracking, num_committed)
 
-    patch.setattr(StateKeeper, "last", mutated)
+    patch.setattr(States, "_latest", mutated)
 
 
 def tracking_slots_do_not_take_turns(patch: Patch) -> None:
@@ -160,17 +170,17 @@ def a_state_is_tracked_a_token_late(patch: Patch) -> None:
 
 
 def checkpoints_are_not_cut_to_whole_pages(patch: Patch) -> None:
-    right = states.plan_checkpoints
+    right = recurrent.plan_checkpoints
 
     def mutated(*, page_size, **asked):
         points = right(page_size=page_size, **asked)
         return [point._replace(length=point.length - 1) for point in points] if page_size > 1 else points
 
-    patch.setattr(states, "plan_checkpoints", mutated)
+    patch.setattr(recurrent, "plan_checkpoints", mutated)
 
 
 def chunks_run_past_the_checkpoints_of_live_states(patch: Patch) -> None:
-    patch.setattr(StateKeeper, "limit", lambda self, held, stop: stop)
+    patch.setattr(States, "limit", lambda self, held, stop: stop)
 
 
 # -- windows ----------------------------------------------------------------------------------------------------------
@@ -192,8 +202,8 @@ def a_window_with_a_hole_is_a_hit(patch: Patch) -> None:
 
 
 def the_windows_of_a_hit_are_not_locked(patch: Patch) -> None:
-    patch.setattr(Windows, "lock", lambda self, pages: None)
-    patch.setattr(Windows, "unlock", lambda self, pages: None)
+    patch.setattr(Windows, "lock_windows", lambda self, pages: None)
+    patch.setattr(Windows, "unlock_windows", lambda self, pages: None)
 
 
 def a_row_turns_to_cached_pages_that_have_lost_their_windows(patch: Patch) -> None:

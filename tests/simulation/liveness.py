@@ -153,7 +153,7 @@ class Liveness:
         ):
             return False  # then it is the starter's turn
         # A hit that it is tried for first may be given up for lack of a slot when it starts.
-        hits = [report.kv_tokens, report.window_tokens, report.state_tokens]
+        hits = [report.kv_tokens, *report.resumable.values()]
         return (
             0 in hits
             and self._pages(len(req.tokens)) <= self._pages(len(starter.tokens))
@@ -169,7 +169,7 @@ class Liveness:
         ahead = [req for req in scheduler.waiting if self._rank(req) < self._rank(head)]
         if len(ahead) > admission.MAX_PASSED or any(req.overtaken >= policy.MAX_OVERTAKES for req in ahead):
             return  # one of those may be what everybody waits for
-        if self._budget_left(plan, started) <= 0 or not held.rows.available_size() or not held.can_have_states:
+        if self._budget_left(plan, started) <= 0 or not held.rows.available_size() or held.scarce:
             return
         if head.num_retractions >= admission.MAX_RETRACTIONS and others:
             return

@@ -14,6 +14,7 @@ from forebay.memory.slots import PAD
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
 from forebay.scheduler.scheduler import Scheduler
+from tests.kinds_of import states_of, windows_of
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import (
     U64,
@@ -99,13 +100,13 @@ class Tracked:
         state, windowed, ps = self.config.state, bool(self.model.window), self.config.page_size
         end = (len(self.prompt) - 1) // ps * ps
         cached, kv = report.cached_tokens, report.kv_tokens
-        state_tokens = kv if report.state_tokens is None else report.state_tokens
-        window_tokens = kv if report.window_tokens is None else report.window_tokens
+        state_tokens = report.resumable.get("state", kv)
+        window_tokens = report.resumable.get("window", kv)
         require(
             cached <= min(state_tokens, window_tokens)
             and max(state_tokens, window_tokens) <= kv <= end
-            and bool(state.num_slots) == (report.state_tokens is not None)
-            and windowed == (report.window_tokens is not None)
+            and bool(state.num_slots) == ("state" in report.resumable)
+            and windowed == ("window" in report.resumable)
             and (cached == kv or bool(state.num_slots) or windowed),
             f"request {self.id}: the kinds disagree in {report}",
         )
@@ -185,7 +186,7 @@ class Oracles:
                 ended.append(self.live.pop(tracked.id))
                 self.runner.cached.pop(tracked.id, None)
                 self.num_finished += 1
-            self.log.update(repr(update).encode())
+            self.log.update(_logged(update).encode())
         self.liveness.heard(updates, now)
         return ended
 
@@ -232,8 +233,8 @@ class Oracles:
             end = start + len(tokens)
             self._check_pages(child, right)
             after = int(state_values(tokens, state, salt)[-1]) if self.runner.states else 0
-            states = self.scheduler.held.states
-            if states and (slot := states.cached.slot_of(child)):
+            states = states_of(self.scheduler.held)
+            if states and (slot := states.slot_of(child)):
                 self._check_state(slot, after, end)
             self._check_below(child, end, int(right[-1]), after, salt)
 
@@ -264,16 +265,25 @@ class Oracles:
         require(held.rows.available_size() == config.max_running_requests, "a row is not free although nobody runs")
         require(held.kv.num_free + held.cache.num_pages == config.num_pages, "a page is neither free nor cached")
         require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
-        if held.states:
-            cached = held.states.cached
-            require(held.states.pool.num_free + cached.num_cached == config.state.num_slots, "a state slot is lost")
+        if states_of(held):
+            cached = states_of(held)
+            require(states_of(held).pool.num_free + cached.num_cached == config.state.num_slots, "a state slot is lost")
             require(cached.num_locked == 0, "a state is locked although nobody runs")
-        if held.windows:
-            pool = held.windows.pool
+        if windows_of(held):
+            pool = windows_of(held)
             require(pool.slots.num_free + pool.num_cached == config.state.num_window_pages, "a window page is lost")
             require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
         require(self.runner.host.copies.keys() <= set(held.kept._drops), "the host keeps what nobody will come for")
         require(held.kept.num_bytes == 0, "host memory is booked although nobody is retracted")
+
+
+def _logged(update: Update) -> str:
+    """An update as the log has it, so that its hash tells of what happened and not of how a report is laid out."""
+    if update.cache is None:
+        return repr(update)
+    at = update.cache.resumable
+    by_kind = f"window_tokens={at.get('window')}, state_tokens={at.get('state')}"
+    return repr(update).replace(f"resumable={at}", by_kind)
 
 
 def reference_output(prompt: list[int], count: int, *, vocab: int, seed: int = 0, namespace: str = "") -> list[int]:

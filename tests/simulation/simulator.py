@@ -31,6 +31,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission, policy
+from tests.kinds_of import states_of, windows_of
 from tests.simulation.hash_runner import HashRunner, HashStep, Pools, StepFailed
 from tests.simulation.hashing import salt_of
 from tests.simulation.oracles import Oracles, Tracked, require
@@ -194,9 +195,9 @@ class Simulation:
             self._abort_somebody()
         if rng.random() < faults.flush:
             self.scheduler.flush_cache()
-        windows = self.scheduler.held.windows
+        windows = windows_of(self.scheduler.held)
         if windows and rng.random() < faults.windows_lost:
-            windows.pool.evict(windows.pool.num_cached)
+            windows.evict(windows.num_cached)
         if rng.random() < faults.expire:
             self.expire()
         plan = self.launch()
@@ -360,10 +361,10 @@ class Simulation:
             retractions=int(counters.get("retractions", 0)),
             recomputed=int(counters.get("recomputed_tokens", 0)),
             kept=held.kept.num_kept,
-            state_hits=hits if held.states else 0,
-            window_hits=hits if held.windows else 0,
-            checkpoints=held.states.num_taken if held.states else 0,
-            evicted_states=held.states.cached.num_evicted if held.states else 0,
+            state_hits=hits if states_of(held) else 0,
+            window_hits=hits if windows_of(held) else 0,
+            checkpoints=states_of(held).num_taken if states_of(held) else 0,
+            evicted_states=states_of(held).num_evicted if states_of(held) else 0,
             digest=self.oracles.log.hexdigest(),
         )
 

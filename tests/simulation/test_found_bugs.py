@@ -10,6 +10,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
 from forebay.scheduler.policy import victim
+from tests.kinds_of import states_of, windows_of
 from tests.scheduler.rig import Rig
 from tests.simulation.oracles import Tracked
 from tests.simulation.rig import greedy, hybrid, simulation_of
@@ -102,8 +103,8 @@ def test_window_writes_that_a_failed_launch_swallowed_are_sent_again():
     prompt = list(range(30))
     sim.add(prompt, greedy(1))
     sim.drain()
-    windows = sim.scheduler.held.windows
-    windows.pool.evict(windows.pool.num_cached)
+    windows = windows_of(sim.scheduler.held)
+    windows.evict(windows.num_cached)
     again = sim.add(prompt, greedy(8))
     while not again.received:
         sim.turn()
@@ -158,7 +159,7 @@ def test_the_cache_report_is_about_the_cache_that_was_asked():
     sim = simulation_of(hybrid("extra_buffer", page_size=1, num_tokens=24, spare_slots=1, max_running_requests=1))
     sim.add([1, 2, 3, 4, 5, 6], greedy(1))
     sim.drain()
-    sim.scheduler.held.states.cached.evict(3)
+    states_of(sim.scheduler.held).evict(3)
     other = sim.add([1, 2, 9, *range(10, 30)], greedy(1))
     sim.drain()
     report = other.report

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
 from forebay.memory.kinds.window import Windows
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Slots
 from forebay.requests.parts import columns_of
 from forebay.requests.sampling_params import SamplingParams
@@ -44,7 +45,7 @@ class Device:
 
     def __init__(self, model=MODEL):
         self.kv, self.rows, self.states = Slots("kv", 40), Slots("rows", 4), Slots("state", 12)
-        self.windows = Windows(40, 40, page_size=PAGE, window=WINDOW)
+        self.windows = Windows(40, 40, ReqToTokenPool(4, 80, page_size=PAGE), window=WINDOW)
         config = SchedulerConfig(
             page_size=PAGE,
             num_pages=40,

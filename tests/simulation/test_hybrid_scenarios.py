@@ -7,6 +7,7 @@ import pytest
 
 from forebay.base import fault
 from forebay.requests.updates import FinishReason, MissReason
+from tests.kinds_of import states_of, windows_of
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.rig import HYBRIDS, WINDOW, greedy, hybrid, simulation_of, traffic
 from tests.simulation.simulator import Simulation
@@ -51,7 +52,7 @@ def not_admitted(sim: Simulation) -> None:
 
 def evicted(sim: Simulation) -> None:
     """Every other cached state."""
-    cached = sim.scheduler.held.states.cached
+    cached = states_of(sim.scheduler.held)
     cached.evict(cached.num_cached // 2)
 
 
@@ -66,7 +67,7 @@ def test_a3_a_slot_is_as_good_as_new_whatever_became_of_its_last_tenant(kind, de
         tracked = sim.add(fresh(sim, 5 + i % 16), greedy(1 + i % 5))
         sim.drain()
         assert (tracked.finish, len(tracked.received)) == (FinishReason.LENGTH, 1 + i % 5)
-    handed_out = sim.scheduler.held.states.pool.generation[1:]
+    handed_out = states_of(sim.scheduler.held).pool.generation[1:]
     assert len(np.unique(handed_out)) > 1
     assert handed_out.min() > 100, "a slot was used by few"
 
@@ -154,15 +155,15 @@ def resumable(sim: Simulation, prompt: list[int]) -> int:
         for child in node.children.values():
             path = tokens + np.frombuffer(child.key, dtype=np.int32).tolist()
             held_pages = np.concatenate([pages, child.pages])
-            ends = [len(path)] if held.states else range(len(tokens) + ps, len(path) + 1, ps)
+            ends = [len(path)] if states_of(held) else range(len(tokens) + ps, len(path) + 1, ps)
             for end in ends:
                 needed = held_pages[max(0, end - WINDOW + 1) // ps : end // ps]
-                there = held.windows is None or held.windows.pool.full_to_window[needed].all()
+                there = windows_of(held) is None or windows_of(held).full_to_window[needed].all()
                 if (
                     path[:end] == prompt[:end]
                     and end < len(prompt)
                     and there
-                    and (not held.states or held.states.cached.slot_of(child))
+                    and (not states_of(held) or states_of(held).slot_of(child))
                 ):
                     best = max(best, end)
             look(child, path, held_pages)
@@ -207,10 +208,10 @@ def test_c3_c20_of_a_partly_evicted_prefix_what_can_be_resumed_is_still_hit(kind
     for fraction in (1, 2, 3):
         sim.add(prompt, greedy(2))
         sim.drain()
-        if held.states:
-            held.states.cached.evict(held.states.cached.num_cached // fraction)
-        if held.windows:
-            held.windows.pool.evict(held.windows.pool.num_cached // fraction)
+        if states_of(held):
+            states_of(held).evict(states_of(held).num_cached // fraction)
+        if windows_of(held):
+            windows_of(held).evict(windows_of(held).num_cached // fraction)
         expected = resumable(sim, prompt)
         again = sim.add(prompt, greedy(2))
         sim.drain()
@@ -252,8 +253,8 @@ def test_c9_a_flush_with_work_in_flight_costs_nobody_a_token_and_leaves_no_stale
     assert sim.oracles.num_hits
     sim.scheduler.flush_cache()
     assert held.cache.num_pages == 0
-    assert held.states is None or held.states.pool.num_free == sim.config.state.num_slots
-    assert held.windows is None or held.windows.pool.slots.num_free == sim.config.state.num_window_pages
+    assert states_of(held) is None or states_of(held).pool.num_free == sim.config.state.num_slots
+    assert windows_of(held) is None or windows_of(held).slots.num_free == sim.config.state.num_window_pages
     cold = sim.add(system + fresh(sim, 6), greedy(8))
     sim.drain()
     assert cold.cached_tokens == 0

@@ -8,11 +8,22 @@ asks every kind the same questions, and a model without such layers loops over n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+from forebay.memory.holding import Holding, Residency, RowTable, Steps
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import Holder, Ids, Slots
+
+
+class Arrival(NamedTuple):
+    """What is known of a prompt that starts: its length, those from which others are likely to go on (`hints`), and
+    those at which others part from it (`branches`); and whether it goes on from what comes back from the host."""
+
+    num_prompt: int
+    from_host: bool = False
+    hints: Iterable[int] = ()
+    branches: Iterable[int] = ()
 
 
 class Tree(Protocol):
@@ -32,7 +43,7 @@ class Kind:
 
     name: ClassVar[str]
     missing: ClassVar[MissReason] = MissReason.NONE  # why a hit ends where this kind cannot be resumed
-    whole_leaves: ClassVar[bool] = False  # a leaf that was cut short could not be resumed any more
+    at_ends: ClassVar[bool] = False  # can be resumed only at ends of nodes, where it was given something
     slots: Slots
     tree: Tree  # set by the tree that asks
     num_cached = 0  # slots of the prefix cache, of which `num_locked` cannot be evicted
@@ -88,7 +99,99 @@ class Kind:
     def clear(self) -> None:
         """Forget everything, locked or not."""
 
-    # -- checking -----------------------------------------------------------------------------------------------------
+    # -- what a request holds, from its coming to its going -----------------------------------------------------------
+
+    @property
+    def can_admit(self) -> bool:
+        """Whether one more request can be given what it needs at once, with all that is locked staying."""
+        return True
+
+    def make_room_to_admit(self) -> None:
+        """See that it is free."""
+
+    def lock(self, node: Node, pages: Ids) -> None:
+        """Keep from eviction what somebody needs who will go on from the end of `node`, behind these `pages`."""
+
+    def unlock(self, node: Node, pages: Ids) -> None:
+        """Take back such a lock."""
+
+    def admit(self, held: Residency, arrival: Arrival) -> None:
+        """The request has its row and pages, and goes on from the end of its pin, for which it is locked, or from what
+        comes back from the host, for which it needs places."""
+
+    def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
+        """Where it keeps what goes with `pages`, those of its first `kv_len` tokens, as a plan's copies name it."""
+        return {}
+
+    def slide(self, table: RowTable, rows: Ids) -> None:
+        """A step is being planned for these rows: let go of what the steps before it have left behind."""
+
+    def limit(self, held: Residency, stop: int) -> int:
+        """Where a chunk up to `stop` has to end."""
+        return stop
+
+    def extend(self, held: Residency, stop: int, step: int) -> None:
+        """`step` computes the request's tokens up to `stop`."""
+
+    def decode(self, table: RowTable, rows: Ids, steps: Steps) -> None:
+        """The next step decodes these rows, whose lengths count it already."""
+
+    def grow(self, pages: Ids, owners: Ids) -> None:
+        """Decoding requests were given a page more each."""
+
+    def columns(self, rows: Ids, locations: Ids) -> dict[str, Ids]:
+        """The plan's columns about this kind, once: for sequences in `rows`, whose KV goes to `locations`."""
+        return {}
+
+    def launched(self) -> Holding | None:
+        """The step's plan is complete: what may be let go of when it has committed."""
+        return None
+
+    def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+        """Of the `ends` (in tokens) at which the cache could adopt what the steps up to `committed` wrote, those at
+        which it can be resumed; with `last` the request is leaving."""
+        return ends
+
+    def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:
+        """The first length, `stop` or more, to which the cache will be given what the request computes; `end` is that
+        of full KV, None where it has it already."""
+        return end
+
+    def adopted(self, held: Residency, start: int, end: int) -> Holding | None:
+        """The cache has the request's pages from page `start` up to `end` tokens; what it would not take."""
+        return None
+
+    def let_go(self, pages: Ids) -> Holding | None:
+        """A request has turned from these pages of its own: what goes with them."""
+        return None
+
+    def is_finishing(self, held: Residency, num_tokens: int) -> bool:
+        """Whether more of a request that ends now, with `num_tokens`, can be cached when its steps have committed."""
+        return False
+
+    def leave(self, held: Residency) -> Holding | None:
+        """All that a leaving request holds."""
+        return None
+
+    def release(self, holding: Holding, owner: int) -> None:
+        """Give back what was let go of: nobody touches it any more."""
+
+    def start_over(self) -> None:
+        """Nobody holds anything, and what is planned but not launched will not be."""
+
+    # -- telling and checking -----------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """What it has counted, by name."""
+        return {}
+
+    def holder(self, held: Residency) -> Holder:
+        """The slots that a request holds, for an audit."""
+        raise NotImplementedError
+
+    def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
+        """Assert that what is locked is what `residents` and what was let go of need."""
 
     def cached(self, nodes: Iterable[Node]) -> Holder:
         """The slots that hang on the tree's `nodes`, for an audit."""

@@ -1,214 +1,237 @@
-"""Recurrent states: what of them the prefix cache keeps, and which goes first (C18).
-
-A state costs the same whatever the length of its prefix, so what counts is whether anybody will come back to it. First
-go those that a later state on the same unbranched path shadows; then the ends of paths, the longest unused first; and
-last the branching points, unless they are most of what there is.
-"""
+"""Recurrent states: what a step begins with, and which snapshots of them it takes (C6, C18)."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any
 
-from forebay.memory.kinds.kind import Kind
-from forebay.memory.mamba_pool import MambaPool
-from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import Node, Pin
-from forebay.memory.slots import CACHE, PAD, Holder, Ids, as_ids
+import numpy as np
 
-_SHADOWED, _END, _BRANCH = range(3)
-
-
-class _Cached:
-    """The state after a node's last token. `locks` counts the steps that will copy it."""
-
-    __slots__ = ("locks", "rank", "slot")
-
-    def __init__(self, slot: int) -> None:
-        self.slot, self.locks, self.rank = slot, 0, _END
+from forebay.config.engine_config import SchedulerConfig, StateStrategy
+from forebay.memory.checkpoints import Checkpoint, Reason, plan_checkpoints
+from forebay.memory.holding import NOTHING, Holding, Residency, RowTable, Steps
+from forebay.memory.hybrid_rows import StateRows
+from forebay.memory.kinds.cached_states import CachedStates
+from forebay.memory.kinds.kind import Arrival
+from forebay.memory.radix_node import Node
+from forebay.memory.slots import PAD, Holder, Ids, as_ids
+from forebay.memory.tracking import Snapshot, Tracking
 
 
-class States(Kind):
-    """States at the ends of nodes. Of each rank the least recently used stands first.
+class States(CachedStates):
+    """Live slots, tracking slots and snapshots of the running requests, whose `Tracking` is at their row.
 
-    Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
+    With `extra_buffer` the step that passes a checkpoint writes the state to another slot as well. With `no_buffer`
+    chunks end there, and the next plan copies the live state; the last state is given away when the request leaves.
     """
 
-    name: ClassVar[str] = "state"
-    missing: ClassVar[MissReason] = MissReason.STATE_MISSING
-    whole_leaves: ClassVar[bool] = True
+    def __init__(self, config: SchedulerConfig, rows: StateRows) -> None:
+        super().__init__(rows.mamba_pool)
+        self._rows, self._config = rows, config
+        self._extra_buffer = config.state.strategy is StateStrategy.EXTRA_BUFFER
+        self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
+        self._snapshots: list[tuple[int, int, int]] = []  # row, KV length and slot of each
+        self._sources: list[Node] = []  # whose states the step being planned copies
+        self.num_taken = self.num_skipped = 0
 
-    def __init__(self, pool: MambaPool) -> None:
-        self.slots = self.pool = pool
-        self._at: dict[Node, _Cached] = {}
-        self._below: dict[Node, int] = {}  # states at or below a node, of those that have any
-        self._ranks: tuple[OrderedDict[Node, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
-        self.num_evicted = 0
-        self.num_dead_pages = 0
+    def tracking(self, held: Residency) -> Tracking:
+        tracking = self._tracking[held.row]
+        assert tracking is not None, f"request {held.id} has no state"
+        return tracking
+
+    # -- coming in ----------------------------------------------------------------------------------------------------
 
     @property
-    def has_useless(self) -> bool:
-        """Whether a state can be evicted that nobody will miss."""
-        return any(self._at[node].locks == 0 for node in self._ranks[_SHADOWED])
+    def can_admit(self) -> bool:
+        return self.num_available >= self._rows.slots_per_req
 
-    def slot_of(self, node: Node) -> int:
-        """The slot with the state at the end of `node`, PAD for none."""
-        cached = self._at.get(node)
-        return cached.slot if cached else PAD
+    def make_room_to_admit(self) -> None:
+        self.make_room(self._rows.slots_per_req)
 
-    def attach(self, pin: Pin, slot: int, length: int, owner: int) -> bool:
-        """Adopt `owner`'s slot, which holds the state after the `length` tokens of the pinned prefix and was written by
-        a completed step. False, and the slot stays the owner's, where the cache has that state already."""
-        node, prefix_len = pin.node, pin.num_pages * self.tree.page_size
-        assert prefix_len == length, f"a state after {length} tokens for a prefix of {prefix_len}"
-        assert node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
-        if node in self._at:
-            self._touch(node)
-            return False
-        self.pool.transfer(as_ids([slot]), owner, CACHE)
-        self._at[node] = _Cached(slot)
-        self.num_cached += 1
-        self._count(node, 1)
-        self._place(node)
-        self._shadow(node)
-        return True
+    def admit(self, held: Residency, arrival: Arrival) -> None:
+        """Its slots came with its row."""
+        live, *buffers = self._rows.slots_of(held.row)
+        ahead: list[Checkpoint] = []
+        if self._config.radix_cache:
+            ahead = plan_checkpoints(
+                start=held.kv_len,
+                num_prompt=arrival.num_prompt,
+                page_size=self._config.page_size,
+                hints=arrival.hints,
+                branches=arrival.branches,
+                interval=self._config.state.checkpoint_interval,
+            )
+        self._tracking[held.row] = Tracking(live, buffers, ahead)
+        if not arrival.from_host:
+            self._begin(held)
 
-    def lock(self, node: Node) -> None:
-        """A step will copy the state: it stays until that has completed."""
-        cached = self._at[node]
-        cached.locks += 1
-        self.num_locked += cached.locks == 1
+    def _begin(self, held: Residency) -> None:
+        """With the state at the end of its pin, which is locked until it is copied, or with none."""
+        live, pin = self.tracking(held).live, held.pin
+        if pin.num_pages:
+            self.pool.copy_from(self.slot_of(pin.node), live)
+            self._sources.append(pin.node)
+        else:
+            self.pool.clear_state(live)
 
-    def unlock(self, node: Node) -> None:
-        cached = self._at[node]
-        cached.locks -= 1
-        assert cached.locks >= 0, "a state was unlocked more often than locked"
-        self.num_locked -= cached.locks == 0
+    def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
+        return {"state_slot": self.tracking(held).live}
 
-    # -- what the prefix tree asks ------------------------------------------------------------------------------------
+    # -- a step's snapshots -------------------------------------------------------------------------------------------
 
-    def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
-        """Where a node ends with a state."""
-        end = found = 0
-        for node in nodes:
-            end += len(node.pages)
-            if end <= longest and node in self._at:
-                found = end
-        return found
+    def limit(self, held: Residency, stop: int) -> int:
+        if self._extra_buffer:
+            return stop
+        start = held.kv_len
+        return next((point.length for point in self.tracking(held).ahead if start < point.length < stop), stop)
 
-    def is_useful(self, leaf: Node) -> bool:
-        return leaf in self._at
+    def extend(self, held: Residency, stop: int, step: int) -> None:
+        tracking = self.tracking(held)
+        for length, reason in tracking.pop_ahead(stop if self._extra_buffer else held.kv_len):
+            slot = self._take(held.id, reason)
+            if slot is None:
+                continue
+            tracking.track(Snapshot(step, length, slot))
+            if self._extra_buffer:
+                self._snapshots.append((held.row, length, slot))
+            else:
+                self.pool.copy_from(tracking.live, slot)
 
-    def evict(self, num_slots: int) -> int:
-        """The useless first. Their KV stays until its pages are wanted: it goes before any that can be resumed."""
-        nodes: list[Node] = []
-        while len(nodes) < num_slots and (node := self._next_victim()) is not None:
-            self._drop(node)
-            nodes.append(node)
-        self.num_evicted += len(nodes)
-        if nodes:
-            self.tree.lost(nodes)
-        return len(nodes)
+    def _take(self, request_id: int, reason: Reason) -> int | None:
+        """A slot for a snapshot, as long as there is one that nobody needs more.
 
-    def _next_victim(self) -> Node | None:
-        order = [*self._ranks]
-        if 2 * len(self._ranks[_BRANCH]) > self.num_cached:
-            order = [self._ranks[_SHADOWED], self._ranks[_BRANCH], self._ranks[_END]]
-        return next((node for rank in order for node in rank if self._at[node].locks == 0), None)
+        Only where prompts are known to part does a state give way that somebody may come back to. A guess takes what is
+        free or useless: one long prompt would otherwise push out as many conversations as it has messages.
+        """
+        if reason is Reason.BRANCH or self.has_useless:
+            self.make_room(1)
+        if not self.pool.num_free:
+            self.num_skipped += 1
+            return None
+        self.num_taken += 1
+        return self.pool.take_one(request_id)
 
-    def _drop(self, node: Node) -> None:
-        """Free a node's state."""
-        cached = self._at.pop(node)
-        assert cached.locks == 0, f"state {cached.slot} goes although a step will copy it"
-        self.pool.free(as_ids([cached.slot]), CACHE)
-        self.num_cached -= 1
-        del self._ranks[cached.rank][node]
-        self._count(node, -1)
+    def decode(self, table: RowTable, rows: Ids, steps: Steps) -> None:
+        """Some rows reach a length at which they are tracked."""
+        if not (self._extra_buffer and self._config.radix_cache):
+            return
+        for row in rows[table.kv_len[rows] % self._config.state.track_interval == 0].tolist():
+            held = table.resident(row)
+            tracking, length = self.tracking(held), held.kv_len
+            tracking.complete(steps.committed)
+            slot = tracking.next_buffer()
+            if slot is not None:
+                tracking.track(Snapshot(steps.launched + 1, length, slot))
+                self._snapshots.append((row, length, slot))
+                self.num_taken += 1
 
-    # -- what the prefix tree tells -----------------------------------------------------------------------------------
+    def columns(self, rows: Ids, locations: Ids) -> dict[str, Ids]:
+        """Snapshots by sequence and then by length."""
+        taken, self._snapshots = self._snapshots, []
+        place = {row: i for i, row in enumerate(rows.tolist())}
+        snapshots = sorted((place[row], length, slot) for row, length, slot in taken)
+        seqs, lens, slots = np.array(snapshots, dtype=np.int64).reshape(-1, 3).T
+        copy_src, copy_dst = self.pool.take_copies()
+        return {
+            "state_slots": self._rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
+            "snap_seqs": seqs,
+            "snap_lens": lens,
+            "snap_slots": slots,
+            "clears": self.pool.take_clears(),
+            "copy_src": copy_src,
+            "copy_dst": copy_dst,
+        }
 
-    def touch(self, node: Node, num_pages: int) -> None:
-        if node in self._at:
-            self._touch(node)
+    def launched(self) -> Holding | None:
+        sources, self._sources = self._sources, []
+        return Holding(self, locked=sources) if sources else None
 
-    def attached(self, node: Node, owner: int) -> None:
-        """A leaf without a state has been added."""
-        self.num_dead_pages += len(node.pages)
-        parent = node.parent
-        if parent is not None and parent in self._at and len(parent.children) == 2:
-            self._touch(parent)  # its rank has changed
+    # -- going out ----------------------------------------------------------------------------------------------------
 
-    def split(self, upper: Node, lower: Node) -> None:
-        """The state stays at the lower end."""
-        if lower in self._below:
-            self._below[upper] = self._below[lower]
+    def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
+        """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
+        tracking = self.tracking(held)
+        tracking.complete(committed)
+        if last and (latest := self._latest(held, tracking, ends[-1])):
+            tracking.ready.append(latest)
+        return [snapshot.length for snapshot in tracking.ready]
 
-    def removed(self, node: Node) -> None:
-        if node in self._at:
-            self._drop(node)
-        self.num_dead_pages -= len(node.pages)
+    def _latest(self, held: Residency, tracking: Tracking, num_committed: int) -> Snapshot | None:
+        """The latest state within the first `num_committed` tokens, behind those that the cache will have.
+
+        The live one, if no step in flight has taken it further and a page ends there; else the tracked one.
+        """
+        page_size = self._config.page_size
+        known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
+        if held.kv_len == num_committed and num_committed % page_size == 0 and num_committed > known:
+            return Snapshot(0, num_committed, tracking.live)
+        if tracking.tracked and known < tracking.tracked.length <= num_committed:
+            return tracking.tracked
+        return None
+
+    def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:
+        return next((length for length in self.tracking(held).to_come if length >= stop), None)
+
+    def adopted(self, held: Residency, start: int, end: int) -> Holding | None:
+        """The cache gets the snapshot of this length, unless it has one: then it is the request's as before."""
+        tracking = self.tracking(held)
+        snapshot = tracking.ready.pop(0)
+        own = snapshot.slot == tracking.live or snapshot.slot in tracking.buffers
+        if self.attach(held.pin, snapshot.slot, snapshot.length, held.id):
+            tracking.given = snapshot.slot if own else PAD
+            return None
+        return None if own else Holding(self, as_ids([snapshot.slot]))
+
+    def is_finishing(self, held: Residency, num_tokens: int) -> bool:
+        """Whether the steps in flight will leave its state where the cache can take it: behind tokens that are known,
+        at a page's end."""
+        kv_len = held.kv_len
+        return (
+            self._config.radix_cache
+            and held.kv_committed < kv_len <= num_tokens
+            and kv_len % self._config.page_size == 0
+        )
+
+    def leave(self, held: Residency) -> Holding:
+        """All its slots, but the one that was given to the cache."""
+        tracking, self._tracking[held.row] = self.tracking(held), None
+        slots = [*self._rows.take_slots(held.row), *tracking.own_slots]
+        return Holding(self, as_ids([slot for slot in slots if slot != tracking.given]))
+
+    def release(self, holding: Holding, owner: int) -> None:
+        if len(holding.ids):
+            self.pool.free(holding.ids, owner)
+        for node in holding.locked:
+            self.unlock(node, NOTHING)
+
+    def start_over(self) -> None:
+        self._snapshots = []
+        self.pool.take_clears()
+        self.pool.take_copies()
+        sources, self._sources = self._sources, []
+        for node in sources:
+            self.unlock(node, NOTHING)
 
     def clear(self) -> None:
-        self.pool.clear()
-        self._at.clear()
-        self._below.clear()
-        for rank in self._ranks:
-            rank.clear()
-        self.num_cached = self.num_locked = self.num_dead_pages = 0
+        super().clear()
+        self._snapshots, self._sources = [], []
+        self._tracking = [None] * len(self._tracking)
 
-    # -- inside -------------------------------------------------------------------------------------------------------
+    # -- telling and checking -----------------------------------------------------------------------------------------
 
-    def _touch(self, node: Node) -> None:
-        """Somebody goes on from this state."""
-        del self._ranks[self._at[node].rank][node]
-        self._place(node)
+    @property
+    def counters(self) -> dict[str, float]:
+        return {
+            "checkpoints.taken": self.num_taken,
+            "checkpoints.skipped": self.num_skipped,
+            "states_evicted": self.num_evicted,
+            "dead_kv_tokens": self.num_dead_pages * self._config.page_size,
+        }
 
-    def _place(self, node: Node) -> None:
-        rank = self._at[node].rank = _BRANCH if len(node.children) > 1 else _END
-        self._ranks[rank][node] = None
+    def holder(self, held: Residency) -> Holder:
+        tracking = self.tracking(held)
+        return Holder(held.id, as_ids([tracking.live, *tracking.buffers, *tracking.own_slots]))
 
-    def _shadow(self, node: Node) -> None:
-        """The states above on the same path, up to the first branching point, are of little use from now on."""
-        step = node.parent
-        while step is not None and len(step.children) == 1:
-            cached = self._at.get(step)
-            if cached is not None:
-                del self._ranks[cached.rank][step]
-                cached.rank = _SHADOWED
-                self._ranks[_SHADOWED][step] = None
-                return
-            step = step.parent
-
-    def _count(self, node: Node, change: int) -> None:
-        """One state more or less at `node`: which pages are dead follows."""
-        step: Node | None = node
-        while step is not None:
-            count = self._below.get(step, 0) + change
-            if count == 0:
-                del self._below[step]
-                self.num_dead_pages += len(step.pages)
-            else:
-                self._below[step] = count
-                if count == change:
-                    self.num_dead_pages -= len(step.pages)
-            step = step.parent
-
-    # -- checking -----------------------------------------------------------------------------------------------------
-
-    def cached(self, nodes: Iterable[Node]) -> Holder:
-        return Holder(CACHE, as_ids([self._at[node].slot for node in nodes if node in self._at]))
-
-    def check(self, nodes: Iterable[Node]) -> None:
-        states = locked = dead = 0
-        for node in nodes:
-            cached, count = self._at.get(node), self._below.get(node, 0)
-            dead += len(node.pages) if count == 0 else 0
-            below = sum(self._below.get(child, 0) for child in node.children.values())
-            assert count == below + (cached is not None), "a node miscounts the states below it"
-            if cached is not None:
-                states, locked = states + 1, locked + (cached.locks > 0)
-                assert node in self._ranks[cached.rank], "a state is missing among the victims"
-        booked = (self.num_cached, self.num_locked, self.num_dead_pages)
-        assert (states, locked, dead) == booked, f"counted {states}, {locked}, {dead}; booked {booked}"
-        assert states == sum(map(len, self._ranks)) == len(self._at), "a node that is gone is still a victim"
+    def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
+        locked = {node for holding in holdings for node in holding.locked}
+        assert self.num_locked == len(locked), "a cached state is locked although no step copies it"

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Final
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
-from forebay.memory.kinds.kind import Kind
+from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
+from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
-
-_NOTHING: Final[Ids] = np.empty(0, dtype=np.int64)
 
 
 class Windows(Kind):
     """`num_window_pages` pages for the `num_pages` full pages, and which is whose.
+
+    A request holds the windows of its pages from `start[row]` on: those of its pinned pages are locked, the others are
+    its own. There are always enough: what all rows can need at once is reserved when memory is divided. The window
+    moves with what completed steps have written. So no step in flight reads what it moves past, which can be given back
+    at once; and what a step in flight writes has its whole window when the cache adopts it.
 
     `locks[page]` counts the requests that still read a cached page's window. The device's copy of `full_to_window`
     learns of changes through the window page writes of a step's plan; entries that became 0 are not sent: nobody reads
@@ -38,16 +44,18 @@ class Windows(Kind):
         self,
         num_window_pages: int,
         num_pages: int,
+        rows: ReqToTokenPool,
         *,
-        page_size: int,
         window: int,
         margin: int = 0,
         ledger: Ledger = Ledger.RAISE,
     ) -> None:
         self.slots = Slots("window", num_window_pages, ledger=ledger)
-        self.page_size, self.window, self.margin = page_size, window, margin
+        self.page_size, self.window, self.margin = rows.page_size, window, margin
+        self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
+        self._rows = rows
         self._written: list[Ids] = []
         # Those that may have windows, the least recently used first.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
@@ -84,13 +92,70 @@ class Windows(Kind):
         """Pages whose window page changed since the last plan, each once, and what it is now."""
         written, self._written = self._written, []
         if not written:
-            return _NOTHING, _NOTHING
+            return NOTHING, NOTHING
         pages = written[0] if len(written) == 1 else np.unique(np.concatenate(written))
         return pages, self.full_to_window[pages].astype(np.int64)
 
     def write_again(self, pages: Ids) -> None:
         """Tell the device once more: the step that carried it may never have run."""
         self._written.append(np.unique(pages))
+
+    def admit(self, held: Residency, arrival: Arrival) -> None:
+        start = self.start[held.row] = self.first_needed(held.kv_len)
+        if arrival.from_host:
+            self.take(self._rows.pages(held.row, start, ceil_div(held.kv_len, self.page_size)), held.id)
+
+    def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
+        """Of the pages that are still read."""
+        return {"window_pages": self.full_to_window[pages[self.first_needed(held.kv_len) :]].astype(np.int64)}
+
+    def extend(self, held: Residency, stop: int, step: int) -> None:
+        first, last = ceil_div(held.kv_len, self.page_size), ceil_div(stop, self.page_size)
+        if first < last:
+            self.take(self._rows.pages(held.row, first, last), held.id)
+
+    def grow(self, pages: Ids, owners: Ids) -> None:
+        self.take(pages, owners)
+
+    def slide(self, table: RowTable, rows: Ids) -> None:
+        """Give back what lies behind the window of each request's last completed token."""
+        first = self.first_kept(table.kv_committed[rows])
+        moved = first > self.start[rows]
+        for row, stop in zip(rows[moved].tolist(), first[moved].tolist(), strict=True):
+            held = table.resident(row)
+            self.release(self._detach(held, stop), held.id)
+            self.start[row] = stop
+
+    def _detach(self, held: Residency, stop: int) -> Holding:
+        """The windows of its own pages up to page `stop`, which no longer have them, and the pinned pages there."""
+        start = int(self.start[held.row])
+        pages = self._rows.pages(held.row, start, stop)
+        num_pinned = min(max(held.pin.num_pages - start, 0), len(pages))
+        return Holding(self, self.detach(pages[num_pinned:]), pages[:num_pinned])
+
+    def columns(self, rows: Ids, locations: Ids) -> dict[str, Ids]:
+        pages, offsets = np.divmod(locations, self.page_size)
+        map_pages, map_windows = self.take_writes()
+        return {
+            "out_window_loc": self.full_to_window[pages].astype(np.int64) * self.page_size + offsets,
+            "map_pages": map_pages,
+            "map_windows": map_windows,
+        }
+
+    def let_go(self, pages: Ids) -> Holding:
+        return Holding(self, self.detach(pages))
+
+    def leave(self, held: Residency) -> Holding:
+        self.slide(held.table, np.array([held.row]))
+        return self._detach(held, held.num_pages)
+
+    def release(self, holding: Holding, owner: int) -> None:
+        self.slots.return_ids(holding.ids, owner)
+        self.unlock_windows(holding.locked)
+
+    def start_over(self) -> None:
+        """The device may lack what the void steps were to tell it; the rest does no harm."""
+        self.write_again(np.flatnonzero(self.full_to_window))
 
     # -- pages of the prefix cache ------------------------------------------------------------------------------------
 
@@ -104,16 +169,32 @@ class Windows(Kind):
             n = int(gaps[below - 1])  # a gap in the window: the next place that could do ends in front of it
         return 0
 
-    def lock(self, pages: Ids) -> None:
+    def lock_windows(self, pages: Ids) -> None:
         """Keep the windows of cached pages, which are there, from eviction."""
         self.num_locked += int(np.count_nonzero(self.locks[pages] == 0))
         self.locks[pages] += 1
 
-    def unlock(self, pages: Ids) -> None:
+    def unlock_windows(self, pages: Ids) -> None:
         self.locks[pages] -= 1
         left = self.locks[pages]
         assert (left >= 0).all(), f"windows of pages {pages} were unlocked more often than locked"
         self.num_locked -= int(np.count_nonzero(left == 0))
+
+    def lock(self, node: Node, pages: Ids) -> None:
+        self.lock_windows(self._last(pages))
+
+    def unlock(self, node: Node, pages: Ids) -> None:
+        self.unlock_windows(self._last(pages))
+
+    def _last(self, pages: Ids) -> Ids:
+        """Of a prefix's pages those whose windows are needed behind it."""
+        return pages[self.first_needed(len(pages) * self.page_size) :]
+
+    def adopted(self, held: Residency, start: int, end: int) -> None:
+        """The request goes on reading the last of them."""
+        first, stop = max(start, int(self.start[held.row])), end // self.page_size
+        if first < stop:
+            self.lock_windows(self._rows.pages(held.row, first, stop))
 
     def evict(self, num_slots: int) -> int:
         """Of a node the first pages go first: whoever resumes at its end needs only the last ones."""
@@ -184,11 +265,26 @@ class Windows(Kind):
         self.full_to_window[:] = PAD
         self.locks[:] = 0
         self.num_cached = self.num_locked = 0
+        self.start[:] = 0
         self._written = []
         self._nodes.clear()
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
+    def holder(self, held: Residency) -> Holder:
+        windows = self.full_to_window[self._rows.pages(held.row, held.pin.num_pages, held.num_pages)]
+        return Holder(held.id, windows[windows != PAD].astype(np.int64))
+
+    def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
+        locks = np.zeros_like(self.locks)
+        for held in residents:
+            locks[self._rows.pages(held.row, int(self.start[held.row]), held.pin.num_pages)] += 1
+        for holding in holdings:
+            locks[holding.locked] += 1
+        assert (locks == self.locks).all(), "a cached window is locked by nobody, or read and not locked"
+        assert self.is_there(np.flatnonzero(locks)).all(), "a window that a request reads is not there"
+        assert self.num_locked == np.count_nonzero(locks), "the number of locked windows is miscounted"
+
     def cached(self, nodes: Iterable[Node]) -> Holder:
-        windows = np.concatenate([_NOTHING, *(self.full_to_window[node.pages] for node in nodes)])
+        windows = np.concatenate([NOTHING, *(self.full_to_window[node.pages] for node in nodes)])
         return Holder(CACHE, windows[windows != PAD].astype(np.int64))

@@ -1,0 +1,214 @@
+"""The recurrent states that the prefix cache keeps, and which of them goes first (C18).
+
+A state costs the same whatever the length of its prefix, so what counts is whether anybody will come back to it. First
+go those that a later state on the same unbranched path shadows; then the ends of paths, the longest unused first; and
+last the branching points, unless they are most of what there is.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from forebay.memory.kinds.kind import Kind
+from forebay.memory.mamba_pool import MambaPool
+from forebay.memory.miss_reason import MissReason
+from forebay.memory.radix_node import Node, Pin
+from forebay.memory.slots import CACHE, PAD, Holder, Ids, as_ids
+
+_SHADOWED, _END, _BRANCH = range(3)
+
+
+class _Cached:
+    """The state after a node's last token. `locks` counts the steps that will copy it."""
+
+    __slots__ = ("locks", "rank", "slot")
+
+    def __init__(self, slot: int) -> None:
+        self.slot, self.locks, self.rank = slot, 0, _END
+
+
+class CachedStates(Kind):
+    """States at the ends of nodes. Of each rank the least recently used stands first.
+
+    Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
+    """
+
+    name: ClassVar[str] = "state"
+    missing: ClassVar[MissReason] = MissReason.STATE_MISSING
+    at_ends: ClassVar[bool] = True
+
+    def __init__(self, pool: MambaPool) -> None:
+        self.slots = self.pool = pool
+        self._at: dict[Node, _Cached] = {}
+        self._below: dict[Node, int] = {}  # states at or below a node, of those that have any
+        self._ranks: tuple[OrderedDict[Node, None], ...] = (OrderedDict(), OrderedDict(), OrderedDict())
+        self.num_evicted = 0
+        self.num_dead_pages = 0
+
+    @property
+    def has_useless(self) -> bool:
+        """Whether a state can be evicted that nobody will miss."""
+        return any(self._at[node].locks == 0 for node in self._ranks[_SHADOWED])
+
+    def slot_of(self, node: Node) -> int:
+        """The slot with the state at the end of `node`, PAD for none."""
+        cached = self._at.get(node)
+        return cached.slot if cached else PAD
+
+    def attach(self, pin: Pin, slot: int, length: int, owner: int) -> bool:
+        """Adopt `owner`'s slot, which holds the state after the `length` tokens of the pinned prefix and was written by
+        a completed step. False, and the slot stays the owner's, where the cache has that state already."""
+        node, prefix_len = pin.node, pin.num_pages * self.tree.page_size
+        assert prefix_len == length, f"a state after {length} tokens for a prefix of {prefix_len}"
+        assert node.parent is not None, "nothing has been read where a prefix begins: the state there is zero"
+        if node in self._at:
+            self._touch(node)
+            return False
+        self.pool.transfer(as_ids([slot]), owner, CACHE)
+        self._at[node] = _Cached(slot)
+        self.num_cached += 1
+        self._count(node, 1)
+        self._place(node)
+        self._shadow(node)
+        return True
+
+    def lock(self, node: Node, pages: Ids) -> None:
+        """A step will copy the state: it stays until that has completed."""
+        cached = self._at[node]
+        cached.locks += 1
+        self.num_locked += cached.locks == 1
+
+    def unlock(self, node: Node, pages: Ids) -> None:
+        cached = self._at[node]
+        cached.locks -= 1
+        assert cached.locks >= 0, "a state was unlocked more often than locked"
+        self.num_locked -= cached.locks == 0
+
+    # -- what the prefix tree asks ------------------------------------------------------------------------------------
+
+    def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
+        """Where a node ends with a state."""
+        end = found = 0
+        for node in nodes:
+            end += len(node.pages)
+            if end <= longest and node in self._at:
+                found = end
+        return found
+
+    def is_useful(self, leaf: Node) -> bool:
+        return leaf in self._at
+
+    def evict(self, num_slots: int) -> int:
+        """The useless first. Their KV stays until its pages are wanted: it goes before any that can be resumed."""
+        nodes: list[Node] = []
+        while len(nodes) < num_slots and (node := self._next_victim()) is not None:
+            self._drop(node)
+            nodes.append(node)
+        self.num_evicted += len(nodes)
+        if nodes:
+            self.tree.lost(nodes)
+        return len(nodes)
+
+    def _next_victim(self) -> Node | None:
+        order = [*self._ranks]
+        if 2 * len(self._ranks[_BRANCH]) > self.num_cached:
+            order = [self._ranks[_SHADOWED], self._ranks[_BRANCH], self._ranks[_END]]
+        return next((node for rank in order for node in rank if self._at[node].locks == 0), None)
+
+    def _drop(self, node: Node) -> None:
+        """Free a node's state."""
+        cached = self._at.pop(node)
+        assert cached.locks == 0, f"state {cached.slot} goes although a step will copy it"
+        self.pool.free(as_ids([cached.slot]), CACHE)
+        self.num_cached -= 1
+        del self._ranks[cached.rank][node]
+        self._count(node, -1)
+
+    # -- what the prefix tree tells -----------------------------------------------------------------------------------
+
+    def touch(self, node: Node, num_pages: int) -> None:
+        if node in self._at:
+            self._touch(node)
+
+    def attached(self, node: Node, owner: int) -> None:
+        """A leaf without a state has been added."""
+        self.num_dead_pages += len(node.pages)
+        parent = node.parent
+        if parent is not None and parent in self._at and len(parent.children) == 2:
+            self._touch(parent)  # its rank has changed
+
+    def split(self, upper: Node, lower: Node) -> None:
+        """The state stays at the lower end."""
+        if lower in self._below:
+            self._below[upper] = self._below[lower]
+
+    def removed(self, node: Node) -> None:
+        if node in self._at:
+            self._drop(node)
+        self.num_dead_pages -= len(node.pages)
+
+    def clear(self) -> None:
+        self.pool.clear()
+        self._at.clear()
+        self._below.clear()
+        for rank in self._ranks:
+            rank.clear()
+        self.num_cached = self.num_locked = self.num_dead_pages = 0
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _touch(self, node: Node) -> None:
+        """Somebody goes on from this state."""
+        del self._ranks[self._at[node].rank][node]
+        self._place(node)
+
+    def _place(self, node: Node) -> None:
+        rank = self._at[node].rank = _BRANCH if len(node.children) > 1 else _END
+        self._ranks[rank][node] = None
+
+    def _shadow(self, node: Node) -> None:
+        """The states above on the same path, up to the first branching point, are of little use from now on."""
+        step = node.parent
+        while step is not None and len(step.children) == 1:
+            cached = self._at.get(step)
+            if cached is not None:
+                del self._ranks[cached.rank][step]
+                cached.rank = _SHADOWED
+                self._ranks[_SHADOWED][step] = None
+                return
+            step = step.parent
+
+    def _count(self, node: Node, change: int) -> None:
+        """One state more or less at `node`: which pages are dead follows."""
+        step: Node | None = node
+        while step is not None:
+            count = self._below.get(step, 0) + change
+            if count == 0:
+                del self._below[step]
+                self.num_dead_pages += len(step.pages)
+            else:
+                self._below[step] = count
+                if count == change:
+                    self.num_dead_pages -= len(step.pages)
+            step = step.parent
+
+    # -- checking -----------------------------------------------------------------------------------------------------
+
+    def cached(self, nodes: Iterable[Node]) -> Holder:
+        return Holder(CACHE, as_ids([self._at[node].slot for node in nodes if node in self._at]))
+
+    def check(self, nodes: Iterable[Node]) -> None:
+        states = locked = dead = 0
+        for node in nodes:
+            cached, count = self._at.get(node), self._below.get(node, 0)
+            dead += len(node.pages) if count == 0 else 0
+            below = sum(self._below.get(child, 0) for child in node.children.values())
+            assert count == below + (cached is not None), "a node miscounts the states below it"
+            if cached is not None:
+                states, locked = states + 1, locked + (cached.locks > 0)
+                assert node in self._ranks[cached.rank], "a state is missing among the victims"
+        booked = (self.num_cached, self.num_locked, self.num_dead_pages)
+        assert (states, locked, dead) == booked, f"counted {states}, {locked}, {dead}; booked {booked}"
+        assert states == sum(map(len, self._ranks)) == len(self._at), "a node that is gone is still a victim"
