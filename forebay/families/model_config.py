@@ -97,11 +97,6 @@ def family_title(model_type: str) -> str:
     return (importlib.import_module(f"forebay.families.{model_type}").__doc__ or "").partition("\n")[0]
 
 
-def config_of(fields: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """Of a config.json's fields; `where` is what errors call it."""
-    return _parse(fields, where)
-
-
 def config_from_gguf(file: GgufFile) -> ModelConfig:
     return config_of(hf_config(file), str(file.path))
 
@@ -112,10 +107,11 @@ def config_from_folder(folder: Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
-    return _parse(raw, str(folder / "config.json"), generation=more)
+    return config_of(raw, str(folder / "config.json"), generation=more)
 
 
-def _parse(raw: Mapping[str, Any], where: str, generation: Fields | None = None) -> ModelConfig:
+def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation: Fields | None = None) -> ModelConfig:
+    """Of a config.json's fields; `where` is what errors call it."""
     raw = _text_config(raw, where)
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in TYPES:

@@ -16,7 +16,7 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
-from forebay.models.decoder import Decoder, DecoderSpec
+from forebay.models.decoder import Decoder, DecoderSpec, decoder_spec
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.models.model import Model
 from forebay.ops import Ops
@@ -31,8 +31,10 @@ def _no_progress(done: int, total: int) -> None:
 def describe(config: ModelConfig) -> DecoderSpec:
     """What the model is made of, and of which weights."""
     family = importlib.import_module(f"forebay.families.{config.model_type}.model")
-    spec: DecoderSpec = family.describe(config)
-    return spec
+    if hasattr(family, "describe"):
+        spec: DecoderSpec = family.describe(config)
+        return spec
+    return decoder_spec(config, [family.block(config, layer) for layer in range(config.num_layers)])
 
 
 def load(

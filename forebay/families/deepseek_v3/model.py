@@ -8,16 +8,12 @@ from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mlp import GATE_UP_DOWN, MlpSpec, MoeSpec
 from forebay.layers.routing import SigmoidRouterSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, mlp_spec, pre_norm, rope_spec
+from forebay.models.decoder import layer_name, mlp_spec, pre_norm, rope_spec
 
 _EPSILON = 1e-20
 
 
-def describe(config: LatentConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: LatentConfig, layer: int) -> BlockSpec:
+def block(config: LatentConfig, layer: int) -> BlockSpec:
     attention = latent_attention_spec(config, f"{layer_name(layer)}.self_attn")
     return pre_norm(config, layer, attention, feed_forward(config, layer))
 

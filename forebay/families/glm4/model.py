@@ -7,14 +7,10 @@ from forebay.layers.attention import AttentionSpec
 from forebay.layers.blocks import SandwichSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import MlpSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param, rope_spec
+from forebay.models.decoder import attention_spec, mlp_spec, norm_param, rope_spec
 
 
-def describe(config: PartialRotaryConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: PartialRotaryConfig, layer: int) -> BlockSpec:
+def block(config: PartialRotaryConfig, layer: int) -> BlockSpec:
     names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
     before, after, mlp_before, mlp_after = (norm_param(config, layer, name) for name in names)
     return SandwichSpec(

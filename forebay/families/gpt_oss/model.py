@@ -6,14 +6,10 @@ from forebay.families.gpt_oss.config import GptOssConfig
 from forebay.layers.build import BlockSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.routing import SoftmaxRouterSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, pre_norm
+from forebay.models.decoder import attention_spec, layer_name, pre_norm
 
 
-def describe(config: GptOssConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: GptOssConfig, layer: int) -> BlockSpec:
+def block(config: GptOssConfig, layer: int) -> BlockSpec:
     return pre_norm(config, layer, replace(attention_spec(config, layer), sinks=True), _experts(config, layer))
 
 

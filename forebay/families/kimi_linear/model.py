@@ -7,16 +7,12 @@ from forebay.families.kimi_linear.config import KimiLinearConfig
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, pre_norm
+from forebay.models.decoder import layer_name, pre_norm
 
 _EXPERT_NAMES = ("w1", "w3", "w2")  # gate, up and down
 
 
-def describe(config: KimiLinearConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: KimiLinearConfig, layer: int) -> BlockSpec:
+def block(config: KimiLinearConfig, layer: int) -> BlockSpec:
     return pre_norm(config, layer, _mixer(config, layer), feed_forward(config, layer, expert_names=_EXPERT_NAMES))
 
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from forebay.families.model_config import ModelConfig
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, pre_norm
+from forebay.layers.build import BlockSpec
+from forebay.models.decoder import attention_spec, mlp_spec, pre_norm
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
-    layers = range(config.num_layers)
-    return decoder_spec(config, [pre_norm(config, i, attention_spec(config, i), mlp_spec(config, i)) for i in layers])
+def block(config: ModelConfig, layer: int) -> BlockSpec:
+    return pre_norm(config, layer, attention_spec(config, layer), mlp_spec(config, layer))

@@ -1,5 +1,5 @@
 from __future__ import annotations
 
-from forebay.families.llama.model import describe
+from forebay.families.llama.model import block
 
-__all__ = ["describe"]
+__all__ = ["block"]

@@ -4,14 +4,10 @@ from forebay.families.model_config import ModelConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.blocks import PostNormSpec
 from forebay.layers.build import BlockSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
+from forebay.models.decoder import attention_spec, mlp_spec, norm_param
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
-    return decoder_spec(config, [post_norm(config, layer) for layer in range(config.num_layers)])
-
-
-def post_norm(config: ModelConfig, layer: int, *, rope: bool = True) -> BlockSpec:
+def block(config: ModelConfig, layer: int, *, rope: bool = True) -> BlockSpec:
     return PostNormSpec(
         mixer=attention_spec(config, layer, qk_norm=QkNorm.FULL, rope=rope),
         mlp=mlp_spec(config, layer),

@@ -1,23 +1,19 @@
 from __future__ import annotations
 
-from forebay.families.olmo2.model import post_norm
+from forebay.families.olmo2 import model as olmo2
 from forebay.families.olmo_hybrid.config import OlmoHybridConfig
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, mlp_spec, pre_norm
+from forebay.models.decoder import layer_name, mlp_spec, pre_norm
 
 _DELTA_NORM_EPS = 1e-5  # whatever the other norms have: as in transformers
 
 
-def describe(config: OlmoHybridConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: OlmoHybridConfig, layer: int) -> BlockSpec:
+def block(config: OlmoHybridConfig, layer: int) -> BlockSpec:
     if config.layer_types[layer] == LINEAR:
         return pre_norm(config, layer, _delta_net(config, layer), mlp_spec(config, layer))
-    return post_norm(config, layer, rope=config.has_rope)
+    return olmo2.block(config, layer, rope=config.has_rope)
 
 
 def _delta_net(config: OlmoHybridConfig, layer: int) -> GatedDeltaSpec:

@@ -4,9 +4,7 @@ from forebay.families.qwen3_moe.config import Qwen3MoeConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import (
-    DecoderSpec,
     attention_spec,
-    decoder_spec,
     layer_name,
     mlp_spec,
     pre_norm,
@@ -14,11 +12,7 @@ from forebay.models.decoder import (
 )
 
 
-def describe(config: Qwen3MoeConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:
+def block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:
     return pre_norm(config, layer, attention_spec(config, layer, qk_norm=QkNorm.HEAD), _mlp(config, layer))
 
 
