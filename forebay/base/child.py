@@ -13,8 +13,8 @@ from forebay.base.package import ROOT
 
 @contextlib.contextmanager
 def held_back(*signals: signal.Signals) -> Iterator[None]:
-    """A child started in here is born with them blocked: it ignores them later, but Python would not until then, and a
-    Ctrl-C at that moment goes to all of a terminal's processes."""
+    """A child started in here is born with them blocked. It ignores them later, but not before Python has started in
+    it: a Ctrl-C at that moment reaches every process of a terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

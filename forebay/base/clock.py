@@ -16,11 +16,9 @@ MOST_S: Final = 2.0  # counted from one tick to the next, however late it comes
 
 
 class RunClock:
-    """Seconds, of which at most `MOST_S` are counted from one `tick` to the next.
-
-    `tick` is called about every `TICK_S` by whoever is late only if nobody ran: a thread that does nothing else, or an
-    event loop. Any thread may read.
-    """
+    """Seconds, of which at most `MOST_S` are counted from one `tick` to the next. `tick` is called about every
+    `TICK_S`, by a thread that does nothing else or by an event loop: a late call means that the process did not run.
+    Any thread may read."""
 
     def __init__(self, source: Callable[[], float] = time.monotonic) -> None:
         self._source = source

@@ -19,7 +19,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_exposure(host: str, api_keys: Sequence[str]) -> None:
-    """Raises ConfigError where anybody on the network could use the server, or meet one that is made to fail."""
+    """Raises ConfigError where anybody on the network could use the server, or reach one with armed fault points."""
     if is_loopback(host):
         return
     if not api_keys:

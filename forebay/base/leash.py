@@ -1,8 +1,8 @@
-"""Commands that end with whoever runs them, and all that they have started with them, however that end comes.
+"""Commands that end with whoever runs them, and with all that they have started, however that end comes.
 
-A compiler's driver does its work in children of its own: none of them hears of our death, and a signal to the driver
-alone leaves them at full load. So each command runs in a process group of its own, under a small process of ours that
-holds the one end of a pipe. When the other end is gone, because we let go of it or because we are, it ends the group.
+A compiler's driver does its work in child processes. None of them hears of our death, and a signal to the driver alone
+leaves them running at full load. So each command runs in a process group of its own, under a small process of ours that
+holds one end of a pipe. When the other end closes, because we closed it or because we died, it ends the group.
 """
 
 from __future__ import annotations

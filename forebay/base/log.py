@@ -22,7 +22,8 @@ def setup_logging(level: str, *, process: str) -> None:
 
 
 def event(_name: str, /, **fields: Any) -> str:
-    """`event("finished", id=3, ttft_ms=12.5)` -> `finished id=3 ttft_ms=12.5`. Values are cut and kept on one line."""
+    """`event("finished", id=3, ttft_ms=12.5)` -> `finished id=3 ttft_ms=12.5`. Long values are cut, and every value
+    stays on one line."""
     return " ".join([_name, *(f"{key}={_clean(value)}" for key, value in fields.items())])
 
 

@@ -1,4 +1,4 @@
-"""What all of the package may know of it: its version and its place."""
+"""The version, and the folder that the package lies in."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other engines have settings for and this version does not: one honest line each instead of a guess.
+"""Settings of other engines that this version does not have: one honest line each instead of a guess.
 
 Names are keys (underscores, no dashes); a trailing `*` stands for any ending.
 """

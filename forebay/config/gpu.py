@@ -14,7 +14,7 @@ _GB: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Bytes: all there is, and what nobody uses."""
+    """In bytes: all of it, and what is free."""
 
     total: int
     free: int
@@ -27,7 +27,7 @@ class _MemoryInfo(ctypes.Structure):
 
 
 def gpu_memory() -> GpuMemory | None:
-    """Of the GPU that this process would use, the first that CUDA_VISIBLE_DEVICES leaves; None without one."""
+    """Of the GPU that this process would use: the first that CUDA_VISIBLE_DEVICES leaves. None without one."""
     try:
         nvml = ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -59,9 +59,9 @@ def _read_shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns what it decides by: the model at a path with its weights' shapes, and the memory, of the
-    machine and of its GPU where that is asked for.
-    `forebay plan` asks about models without their weights, and about other machines."""
+    """How `resolve` learns the facts it decides by: the model at a path with its weights' shapes, and the memory of the
+    machine and, where that is asked for, of its GPU. `forebay plan` asks about models without their weights, and about
+    other machines."""
 
     model: Callable[[Path], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
@@ -299,7 +299,7 @@ def _refuse_absent_codes(asked: Given, facts: Facts) -> None:
 
 
 def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
-    """Memory is taken as the caches fill: what is not there would be missed hours later, and end the engine."""
+    """Caches take their memory as they fill: without this check the missing memory would end the engine hours later."""
     here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
     asked = {
         name: int(settled[name])  # type: ignore[arg-type]

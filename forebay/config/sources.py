@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser, flags: Iterable[Flag] = FLAGS) ->
 
 
 class Once(argparse.Action):
-    """Two spellings of one setting with different values are a mistake; the later one must not win in silence."""
+    """Two spellings of one setting with different values are a mistake: the later one must not win in silence."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"default": argparse.SUPPRESS, **options})

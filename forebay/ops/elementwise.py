@@ -1,7 +1,8 @@
-"""What the ops do that take entries one by one, or move them, for every backend.
+"""The ops that work entry by entry, or move entries, for every backend.
 
-Computed in float32, rounded once. Inputs may be views into wider rows; what is returned is contiguous. Shape letters: T
-tokens, H hidden size, I intermediate size, G gates per token.
+Computed in float32, rounded once. Inputs may be views into wider rows; what is returned is contiguous.
+
+Shape letters: T tokens, H hidden size, I intermediate size, G gates per token.
 """
 
 from __future__ import annotations
@@ -57,5 +58,5 @@ class ElementwiseOps(Protocol):
         ...
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
-        """Parts of the same two or three dimensions but the last, one behind the other along that."""
+        """Join parts of two or three dimensions, equal in all but the last, along the last."""
         ...

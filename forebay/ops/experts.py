@@ -24,10 +24,10 @@ class Scoring(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gating:
-    """How a token's experts are chosen by their scores, and what each of them counts.
+    """How a token's experts are chosen by their scores, and how each of them is weighted.
 
     With several `groups` of experts, which divide them evenly, a token's experts come from the best `best_groups` by
-    the sum of each group's two best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). `normalize`: their scores are
+    the sum of each group's two best (DeepSeek-V3, arXiv 2412.19437, section 2.1.2). `normalize`: the chosen scores are
     divided by their sum plus `epsilon`. Then they are multiplied by `scale`.
     """
 

@@ -31,8 +31,8 @@ class LinearOps(Protocol):
     def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> LinearWeight:
         """Pack weight [N, K] in the codes it has, and bias [N]. Keeps neither.
 
-        `linear` takes it for the matrix of its numbers, scale * (code - zero) + minimum, rounded to x's dtype; x itself
-        is not quantized. The numbers are made anew in every call: no more than the codes is kept.
+        `linear` uses it as the matrix scale * (code - zero) + minimum, rounded to x's dtype; x itself is not quantized.
+        The matrix is opened anew in every call: only the codes are kept.
         """
         ...
 

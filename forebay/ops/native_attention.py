@@ -113,7 +113,8 @@ class NativeAttention:
         return out
 
     def _plan(self, paged: PagedKv, heads: tuple[int, ...]) -> _Plan:
-        """Once for all layers of a step that have such heads. `heads`: query and KV heads, both sizes, the window."""
+        """The plan, made once for all layers of a step with such heads. `heads`: query and KV heads, both sizes, the
+        window."""
         plan = paged.plans.get(heads)
         if plan is not None:
             assert isinstance(plan, _Plan)
@@ -136,7 +137,7 @@ class NativeAttention:
 
 
 class _Plan:
-    """Who reads which keys (cpu/attention_plan.h)."""
+    """Which thread reads which keys (cpu/attention_plan.h)."""
 
     def __init__(self, kernels: Kernels) -> None:
         self.address = kernels.create("fb_attention_plan", self)

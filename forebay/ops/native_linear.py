@@ -132,7 +132,7 @@ def _width(out_features: int) -> int:
 
 
 def _aligned_bytes(size: int) -> Tensor:
-    """On a cache line's start: a group's codes would otherwise straddle one line more."""
+    """Bytes that begin on a cache line: otherwise a group's codes would straddle one line more."""
     memory = torch.empty(size + _LINE, dtype=torch.uint8)
     first = -memory.data_ptr() % _LINE
     return memory[first : first + size]

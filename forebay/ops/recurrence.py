@@ -130,7 +130,7 @@ class RecurrenceOps(Protocol):
         *,
         most_beta: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """The decays and rates of `gated_delta_rule` from what a linear layer gave for them:
+        """`log_decay` and `beta` of `gated_delta_rule`, from the outputs of a linear layer:
 
             log_decay = scale * softplus(decay + bias), or with a `rate` scale * sigmoid(rate * (decay + bias))
             beta = most_beta * sigmoid(beta)

@@ -46,9 +46,9 @@ class TorchRecurrence:
         dt_max: float = float("inf"),
     ) -> Tensor:
         x32, per_group = x.float(), x.shape[1] // b.shape[1]
-        width = F.softplus(dt.float() + dt_bias).clamp(dt_min, dt_max)
-        decay = (width * a).exp()[..., None, None]
-        scaled = (width.unsqueeze(-1) * x32).unsqueeze(-2)
+        dt32 = F.softplus(dt.float() + dt_bias).clamp(dt_min, dt_max)
+        decay = (dt32 * a).exp()[..., None, None]
+        scaled = (dt32.unsqueeze(-1) * x32).unsqueeze(-2)
         b32, c32 = (part.float().repeat_interleave(per_group, dim=1) for part in (b, c))
         out = d.unsqueeze(-1) * x32
 
@@ -73,12 +73,12 @@ class TorchRecurrence:
         batch: StateBatch,
     ) -> Tensor:
         x32, b32, c32 = x.float(), b.float(), c.float()
-        width = F.softplus(dt.float() + dt_bias)
-        scaled = width * x32
+        dt32 = F.softplus(dt.float() + dt_bias)
+        scaled = dt32 * x32
         out = d * x32
 
         def step(before: Tensor, at: Tensor) -> Tensor:
-            decay = (width[at].unsqueeze(-1) * a).exp()
+            decay = (dt32[at].unsqueeze(-1) * a).exp()
             after = before * decay + scaled[at].unsqueeze(-1) * b32[at].unsqueeze(-2)
             out[at] += (after @ c32[at].unsqueeze(-1)).squeeze(-1)
             return after

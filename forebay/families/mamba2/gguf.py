@@ -19,7 +19,7 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
 
 
 def heads_of(file: GgufFile, own: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Of a Mamba-2 mixer: heads, their size, and channels. The format calls the heads the rank of the step widths."""
+    """Of a Mamba-2 mixer: heads, their size, and channels. The format calls the number of heads the rank of dt."""
     heads, inner = own.get("ssm.time_step_rank"), own.get("ssm.inner_size")
     if type(heads) is not int or type(inner) is not int or heads < 1 or inner % heads:
         raise ModelError(f"{file.path}: {brief(inner)} channels of a mixer for {brief(heads)} heads")

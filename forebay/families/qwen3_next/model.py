@@ -21,7 +21,7 @@ def _block(config: Qwen3NextConfig, layer: int) -> BlockSpec:
 
 def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:
     """Of each key head `in_proj_qkvz` has q, k, v and the gate of its value heads, and `in_proj_ba`, whose rows begin
-    at `joined`, their rates and decays; wanted is q of all heads, then k of all, and so on."""
+    at `joined`, their beta and decay; wanted is q of all heads, then k of all, and so on."""
     delta = config.delta
     heads, key, group = delta.num_key_heads, delta.key_head_dim, delta.num_value_heads // delta.num_key_heads
     value = group * delta.value_head_dim
@@ -29,7 +29,7 @@ def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:
     def of_each(first: int, size: int) -> Rows:
         return rows_of_blocks(count=heads, block=2 * key + 2 * value, first=first, size=size)
 
-    rates, decays = (
+    betas, decays = (
         rows_of_blocks(count=heads, block=2 * group, first=joined + first, size=group) for first in (0, group)
     )
     return (
@@ -37,7 +37,7 @@ def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:
         *of_each(key, key),
         *of_each(2 * key, value),
         *of_each(2 * key + value, value),
-        *rates,
+        *betas,
         *decays,
     )
 
