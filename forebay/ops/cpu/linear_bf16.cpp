@@ -113,40 +113,8 @@ void linear_panels(const void* x, long ldx, const Panels& panels, const float* b
     }
 }
 
-DensePanels<bf16> dense(const void* packed, long inputs) {
-    return {static_cast<const bf16*>(packed), ceil_div(inputs, kStep) * 2 * kTile};
-}
-
 }  // namespace
 
-#define FOREBAY_LINEAR_BF16(Out, suffix)                                                                            \
-    void fb_linear_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out,   \
-                            long rows, long inputs, long outputs) {                                                 \
-        pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });     \
-    }                                                                                                               \
-    void fb_linear_q_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
-                              long rows, long inputs, long outputs) {                                               \
-        pool->op([=](Pool& p) {                                                                                     \
-            with_panels<bf16>(packed, inputs, [&](const auto& panels) {                                             \
-                linear(p, x, ldx, panels, bias, out, rows, inputs, outputs);                                        \
-            });                                                                                                     \
-        });                                                                                                         \
-    }
+#include "linear_bf16_entries.h"
 
-extern "C" {
-
-FOREBAY_LINEAR_BF16(bf16, bf16)
-FOREBAY_LINEAR_BF16(float, bf16_f32)
-
-void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
-    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
-}
-
-void fb_linear_panels_q_bf16(FOREBAY_LINEAR_PANELS) {
-    with_panels<bf16>(packed, inputs, [&](const auto& panels) {
-        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
-    });
-}
-
-int fb_cpu_init() { return 0; }
-}
+extern "C" int fb_cpu_init() { return 0; }
