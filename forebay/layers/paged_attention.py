@@ -10,7 +10,6 @@ from torch import Tensor
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.rotary import RopeSpec
-from forebay.ops.attention import KvCache
 from forebay.pools.cache_spec import CacheSpec
 
 
@@ -39,7 +38,7 @@ class PagedAttention:
     def __call__(self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, Hq, D], k [T, Hk, D], v [T, Hk, Dv] -> [T, Hq, Dv]. q and k may change."""
         ops, paged = self._ops, ctx.window if self._window else ctx.full
-        cache = KvCache(*ctx.cache.kv(self._layer), *ctx.cache.scales(self._layer))
+        cache = ctx.cache.kv(self._layer)
         if self._cos_sin is None:
             ops.store_kv(k, v, cache, paged.out_cache_loc)
         else:

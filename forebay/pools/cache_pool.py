@@ -12,26 +12,9 @@ import torch
 from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
+from forebay.ops.attention import KvCache
 from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState
 from forebay.pools.table import Column, Region, Table
-
-
-class KvLayer(NamedTuple):
-    """`k` and `v` `[(pages + 1) * page_size, num_kv_heads, head_dim]`, indexed by `page * page_size + offset`.
-
-    Of latent attention `v` is a view of the first `rank` entries of `k`'s rows.
-    """
-
-    k: Tensor
-    v: Tensor
-
-
-class KvScales(NamedTuple):
-    """Of 8-bit `k` and `v`: the scale of each slot's heads, `[slots, num_kv_heads]` float32; otherwise None. Values
-    that lie within keys have the keys' scales."""
-
-    k: Tensor | None = None
-    v: Tensor | None = None
 
 
 class StateLayer(NamedTuple):
@@ -68,25 +51,20 @@ class CachePool:
         counts = {Per.TOKEN: num_pages, Per.WINDOW_TOKEN: num_window_pages, Per.SLOT: num_slots}
         self.tables = {per: Table(counts[per] + 1, columns=columns[per], device=device) for per in Per}
         self.pages, self.window_pages, self.slots = self.tables.values()
-        self._layers: list[KvLayer | StateLayer] = []
-        self._scales: list[KvScales] = []
+        self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
             of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}
             self._layers.append(_layer(spec, of))
-            self._scales.append(KvScales(of.get("k_scale"), of.get("v_scale", of.get("k_scale"))))
 
     def _column(self, per: Per, name: str) -> Tensor:
         """By slot, or by location, wherever pages begin."""
         tensor = self.tables[per][name]
         return tensor if per is Per.SLOT else tensor.flatten(0, 1)
 
-    def kv(self, layer: int) -> KvLayer:
+    def kv(self, layer: int) -> KvCache:
         entry = self._layers[layer]
-        assert isinstance(entry, KvLayer), f"layer {layer} keeps {self.specs[layer]!r}"
+        assert isinstance(entry, KvCache), f"layer {layer} keeps {self.specs[layer]!r}"
         return entry
-
-    def scales(self, layer: int) -> KvScales:
-        return self._scales[layer]
 
     def state(self, layer: int) -> StateLayer:
         entry = self._layers[layer]
@@ -103,11 +81,11 @@ class CachePool:
         return [region for per, table in self.tables.items() for region in table.regions(per)]
 
 
-def _layer(spec: CacheSpec, of: Mapping[str, Tensor]) -> KvLayer | StateLayer:
+def _layer(spec: CacheSpec, of: Mapping[str, Tensor]) -> KvCache | StateLayer:
     match spec:
         case RecurrentState():
             return StateLayer(of.get("conv", torch.empty(0)), of.get("ssm", torch.empty(0)))
         case LatentAttention():
-            return KvLayer(of["k"], of["k"][..., : spec.rank])
+            return KvCache(of["k"], of["k"][..., : spec.rank], of.get("k_scale"), of.get("k_scale"))
         case _:
-            return KvLayer(of["k"], of["v"])
+            return KvCache(of["k"], of["v"], of.get("k_scale"), of.get("v_scale"))

@@ -40,7 +40,7 @@ class FakeHybrid(FakeModel):
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         hidden = super().forward(ctx, input_ids)
         x = self._embedding.index_select(0, input_ids)
-        k, v = ctx.cache.kv(1)
+        k, v, *_ = ctx.cache.kv(1)
         k.index_copy_(0, ctx.window.out_cache_loc, x.unsqueeze(1))
         v.index_copy_(0, ctx.window.out_cache_loc, -x.unsqueeze(1))
         states = _advance(ctx, x)
@@ -170,7 +170,7 @@ class HybridPlanner(Planner):
                 by_place = [tensor for tensor in cache.state(i) if tensor.numel()]
             else:
                 held = {self.full_to_window[page] for page in pages} if isinstance(spec, SlidingWindow) else pages
-                by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)]
+                by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)[:2]]
             for tensor in by_place:
                 tensor[torch.tensor([place not in held for place in range(len(tensor))])] = float("nan")
         if windows is not None:

@@ -71,7 +71,7 @@ def tensors(cache: CachePool, lists: Lists) -> Iterator[tuple[Tensor, Tensor]]:
         if isinstance(spec, RecurrentState):
             of_layer, entries = cache.state(i), lists.slots
         else:
-            of_layer, entries = cache.kv(i), lists.windows if isinstance(spec, SlidingWindow) else lists.pages
+            of_layer, entries = cache.kv(i)[:2], lists.windows if isinstance(spec, SlidingWindow) else lists.pages
         for tensor in of_layer:
             rows = torch.tensor(entries).repeat_interleave(tensor.shape[0] // len(entries))
             yield tensor, rows.view(-1, *[1] * (tensor.dim() - 1)).expand(tensor.shape)

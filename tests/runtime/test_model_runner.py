@@ -198,7 +198,7 @@ def spoil(runner: ModelRunner, live: dict[int, int], pages: np.ndarray) -> None:
     used = {int(pages[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE
             for row, length in live.items() for position in range(length)}  # fmt: skip
     free = torch.tensor(sorted(set(range(len(runner.cache.kv(0).k))) - used))
-    for tensor in runner.cache.kv(0):
+    for tensor in runner.cache.kv(0)[:2]:
         tensor.index_fill_(0, free, float("nan"))
     for row in range(NUM_ROWS + 1):
         first_unused = -(-live.get(row, 0) // PAGE_SIZE)
@@ -232,7 +232,7 @@ def assert_padding_holds(runner: ModelRunner) -> None:
         if name != "last_tokens":
             assert (runner.rows[name][0] == column.pad).all(), name
     assert 0 <= runner.rows.last_tokens[0] < VOCAB
-    for side in runner.cache.kv(0):
+    for side in runner.cache.kv(0)[:2]:
         assert side[:PAGE_SIZE].isfinite().all()
 
 
