@@ -19,7 +19,19 @@ ELSEWHERE = ("ops", "models", "families", "layers", "formats")
 KINDS = {"window", "windows", "swa", "mamba", "recurrent", "state", "states", "snapshot", "snapshots", "tracking"}
 # The state of a process, a connection or a row of counts: what /debug/state tells, not what a layer remembers.
 OTHER_STATES = {
-    *("State", "_State", "GetState", "DebugState", "PoolState", "SchedulerState", "_RowState", "_states", "set_state"),
+    *(
+        "State",
+        "_State",
+        "GetState",
+        "DebugState",
+        "PoolState",
+        "pool_state",
+        "HiddenStates",
+        "SchedulerState",
+        "_RowState",
+        "_states",
+        "set_state",
+    ),
     *("app_state", "server_state", "last_state", "debug_state", "_send_state", "_state_at", "state", "_state"),
     *("STATE_INTERVAL_S", "STATE_TIMEOUT_S"),
 }
