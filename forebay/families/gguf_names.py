@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -50,28 +50,31 @@ _CHECKED_KEYS: Final = (
 )
 
 
-@functools.cache
-def architectures() -> Mapping[str, Architecture]:
-    """Those of all families, by the names that files have."""
-    found: dict[str, Architecture] = {}
-    for model_type in TYPES:
+def architectures(likely: str = "") -> Iterator[tuple[str, Architecture]]:
+    """Those of all families, by the names that files have; first of the type that is called alike, which saves whoever
+    finds it there the import of all others."""
+    for model_type in sorted(TYPES, key=lambda model_type: model_type != likely.replace("-", "_")):
         name = f"forebay.families.{model_type}.gguf"
         if importlib.util.find_spec(name) is not None:
-            found |= importlib.import_module(name).ARCHITECTURES
-    return found
+            yield from importlib.import_module(name).ARCHITECTURES.items()
+
+
+@functools.cache
+def _architecture(name: str) -> Architecture | None:
+    return next((architecture for known, architecture in architectures(name) if known == name), None)
 
 
 def architecture_of(file: GgufFile) -> Architecture:
     """ModelError where the file holds a kind of model, or a part of one, that cannot be served."""
-    name, known = file.metadata.get("general.architecture"), architectures()
-    if not isinstance(name, str) or name not in known:
-        raise ModelError(
-            f"{file.path}: the GGUF architecture {brief(name)} is not supported; supported are {', '.join(known)}"
-        )
+    name = file.metadata.get("general.architecture")
+    architecture = _architecture(name) if isinstance(name, str) else None
+    if architecture is None:
+        known = ", ".join(name for name, _ in architectures())
+        raise ModelError(f"{file.path}: the GGUF architecture {brief(name)} is not supported; supported are {known}")
     split = file.metadata.get("split.count", 1)
     if type(split) is not int or split > 1:
         raise ModelError(f"{file.path}: it is one of several split files: merge them first (llama-gguf-split --merge)")
-    return known[name]
+    return architecture
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
