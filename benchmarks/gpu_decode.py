@@ -18,7 +18,6 @@ import math
 import statistics
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,10 @@ from forebay.engine.frames import AddRequest
 from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
-from forebay.layers.params import LinearParam, TensorParam
+from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.memory.budget import divide_memory
-from forebay.models import describe
-from forebay.models.decoder import Decoder, DecoderSpec
+from forebay.models import Needs, describe, needs_of
+from forebay.models.decoder import Decoder
 from forebay.models.random_weights import random_tensor
 from forebay.ops import LinearWeight, Ops, make_ops
 from forebay.pools.cache_spec import CacheSizes, cache_sizes
@@ -93,13 +92,13 @@ TINY: dict[str, dict[str, Any]] = {
 class RandomWeights:
     """The `Weights` of a model that nobody has trained, made where they are used, tensor by tensor."""
 
-    def __init__(self, spec: DecoderSpec, ops: Ops, device: str) -> None:
+    def __init__(self, needs: Needs, ops: Ops, device: str) -> None:
         self.dtype, self.device = DTYPE, device
-        self.held_bytes = Counter({"bfloat16": sum(param.num_elements for param in spec.params()) * DTYPE.itemsize})
+        self.held_bytes = {"bfloat16": sum(param.num_elements for param in needs.params) * DTYPE.itemsize}
         self._ops = ops
         self._generator = torch.Generator(device).manual_seed(0)
 
-    def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+    def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
         dtype = torch.float32 if float32 else DTYPE
         parts = []
         with torch.device(self.device):
@@ -108,12 +107,11 @@ class RandomWeights:
                 parts.append(values.add_(param.offset).to(dtype))
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
         if param.rows:
-            return torch.cat([joined[rows.start : rows.stop : rows.step] for rows in param.rows])
-        return joined
+            joined = torch.cat([joined[rows.start : rows.stop : rows.step] for rows in param.rows])
+        return change(joined)
 
-    def linear(self, param: LinearParam) -> LinearWeight:
-        bias = None if param.bias is None else self.tensor(param.bias)
-        return self._ops.pack_linear(self.tensor(param.weight), bias)
+    def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
+        return self._ops.pack_linear(self.tensor(weight), None if bias is None else self.tensor(bias))
 
     def table(self, param: TensorParam) -> Tensor:
         return self.tensor(param)
@@ -154,12 +152,14 @@ class Bench:
     def __init__(self, kind: str, args: argparse.Namespace) -> None:
         self.args, self.device = args, args.device
         self.config, self.engine = _configurations(kind, args)
-        self.spec = describe(self.config)
+        needs = needs_of(self.config)
         self.ops = make_ops(self.engine.kernels, self.engine.num_threads)
-        weights: Any = RandomWeights(self.spec, self.ops, self.device)
+        weights = RandomWeights(needs, self.ops, self.device)
         with torch.inference_mode():
-            self.model = Decoder(self.spec, self.ops, weights, num_positions=self.config.max_position_embeddings)
-        self.sizes = cache_sizes(self.spec.cache_specs(), self.engine.types)
+            self.model = Decoder(
+                describe(self.config), self.ops, weights, num_positions=self.config.max_position_embeddings
+            )
+        self.sizes = cache_sizes(needs.cache_specs, self.engine.types)
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:
         """The median of `--repeats` runs of `--steps` steps of a batch whose prompts are done."""
@@ -250,8 +250,7 @@ def _configurations(kind: str, args: argparse.Namespace) -> tuple[ModelConfig, E
 
 def _shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
     config = config_from_folder(path)
-    spec: DecoderSpec = describe(config)
-    kinds = ((WeightKind(None, param.joined_shape[-1], 16), param.num_elements) for param in spec.params())
+    kinds = ((WeightKind(None, param.joined_shape[-1], 16), param.num_elements) for param in needs_of(config).params)
     return config, WeightShapes.of(kinds)
 
 

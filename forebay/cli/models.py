@@ -87,7 +87,7 @@ def inspect(name: str | None) -> None:
 
 def show(name: str | None) -> None:
     """Print a model's description as equations: a checkpoint's, or that of a small one of a type."""
-    from forebay.models import describe  # brings torch, which nothing but this needs here
+    from forebay.models import describe, needs_of  # bring torch, which nothing but this needs here
     from forebay.models.equations import equations
 
     if name in TYPES:
@@ -97,8 +97,7 @@ def show(name: str | None) -> None:
         checkpoint = open_checkpoint(find_model(name))
         config = checkpoint.config
         print(f"{family_title(config.model_type)}\n{checkpoint.path}:\n")
-    spec = describe(config)
-    print("\n".join(equations(spec, [block.cache_specs() for block in spec.blocks])))
+    print("\n".join(equations(describe(config), needs_of(config).kept_by_block)))
 
 
 def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
@@ -124,9 +123,9 @@ def _quantisation(checkpoint: Checkpoint) -> str:
 
 
 def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
-    from forebay.models import describe  # brings torch, which nothing but this needs here
+    from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
-    model, specs = checkpoint.config, describe(checkpoint.config).cache_specs()
+    model, specs = checkpoint.config, needs_of(checkpoint.config).cache_specs
     parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
     contexts = sorted({c for c in CONTEXTS if c < model.max_position_embeddings} | {model.max_position_embeddings})
     rows = []

@@ -3,6 +3,7 @@ is read: a folder with nothing but a config.json will do, and the memory may be 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,7 +29,7 @@ from forebay.pools.cache_spec import CacheSizes, CacheSpec, cache_sizes
 
 if TYPE_CHECKING:
     from forebay.layers.params import TensorParam
-    from forebay.models.decoder import DecoderSpec
+    from forebay.models import Needs
 
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
 # The settings that bear on memory, in the order in which they are decided.
@@ -62,6 +63,14 @@ STATE_SETTINGS: Final = (
     "max_mamba_cache_size",
     "mamba_full_memory_ratio",
 )
+
+
+class Shape(NamedTuple):
+    """All that is read of a model."""
+
+    config: ModelConfig
+    needs: Needs
+    weights: WeightShapes
 
 
 class LayerRow(NamedTuple):
@@ -120,16 +129,15 @@ def _memory(text: str | None) -> Amount:
 
 def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     """Raises ConfigError where the weights or not a single request would fit, as serving would."""
-    config = parsed.resolve(Survey(model=_shape, memory=lambda: memory))
-    model = _model_config(Path(config.engine.model_path))
-    spec = _describe(model)
-    weights = _weights(Path(config.engine.model_path), spec)
+    read = functools.cache(_read)
+    config = parsed.resolve(Survey(model=lambda path: (read(path).config, read(path).weights), memory=lambda: memory))
+    model, needs, weights = read(Path(config.engine.model_path))
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.dtype])
     if weight_bytes >= memory.value:
         raise ConfigError(
             f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
         )
-    sizes = cache_sizes(spec.cache_specs(), config.engine.types)
+    sizes = cache_sizes(needs.cache_specs, config.engine.types)
     demand = memory_demand(config.engine, sizes, model.max_position_embeddings)
     budget = divide_memory(demand)
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
@@ -140,7 +148,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
         weight_bytes=weight_bytes,
         memory_bytes=memory.value,
         memory_source=memory.why,
-        layers=_layers(config, [block.cache_specs() for block in spec.blocks]),
+        layers=_layers(config, needs.kept_by_block),
         sizes=sizes,
         settings=tuple(_settings(config, parsed.written, sizes, budget)),
         memory=budget.lines,
@@ -148,13 +156,15 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     )
 
 
-def _shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
-    """A model's configuration, and the weights it must have."""
-    model = _model_config(path)
-    return model, _weights(path, _describe(model))
+def _read(path: Path) -> Shape:
+    from forebay.models import needs_of  # brings torch, which nothing but this needs here
+
+    config = _model_config(path)
+    needs = needs_of(config)
+    return Shape(config, needs, _weights(path, needs))
 
 
-def _weights(path: Path, spec: DecoderSpec) -> WeightShapes:
+def _weights(path: Path, needs: Needs) -> WeightShapes:
     """Those of a GGUF file may be in codes, of which the header says so."""
     tensors = open_checkpoint(path).tensors if path.suffix == ".gguf" else {}
 
@@ -163,19 +173,13 @@ def _weights(path: Path, spec: DecoderSpec) -> WeightShapes:
         codes = joined_codes(parts)
         return WeightKind(None if codes is None else codes.format, param.shape[-1], param.min_bits)
 
-    return WeightShapes.of((kind(param), param.num_elements) for param in spec.params())
+    return WeightShapes.of((kind(param), param.num_elements) for param in needs.params)
 
 
 def _model_config(path: Path) -> ModelConfig:
     if path.suffix == ".gguf":
         return config_from_gguf(GgufFile(path))
     return config_from_folder(path.parent if path.name == "config.json" else path)
-
-
-def _describe(model: ModelConfig) -> DecoderSpec:
-    from forebay.models import describe  # brings torch, which nothing but this needs here
-
-    return describe(model)
 
 
 def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[LayerRow, ...]:

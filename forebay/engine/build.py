@@ -25,7 +25,7 @@ from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
-from forebay.models import describe, load
+from forebay.models import load, needs_of
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import Per, cache_sizes
@@ -58,7 +58,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path)
     _name_unknown_options(checkpoint.config)
-    sizes = cache_sizes(describe(checkpoint.config).cache_specs(), config.types)
+    sizes = cache_sizes(needs_of(checkpoint.config).cache_specs, config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     ops = make_ops(config.kernels, config.num_threads)
     with _within_memory(config):

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import LinearParam, Rows, TensorParam, linear, rows_of_blocks, vector
+from forebay.layers.params import Rows, rows_of_blocks
 from forebay.layers.rotary import RopeSpec
 from forebay.pools.cache_spec import CacheSpec, FullAttention, SlidingWindow
 
@@ -69,94 +70,27 @@ class AttentionSpec:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
-    @property
-    def qkv(self) -> LinearParam:
-        """Of q, k, v and, with an `output_gate`, the gates."""
-        names = [f"{self.name}.{part}_proj" for part in ("q", "k", "v")]
-        q_and_gate = (1 + self.output_gate) * self.q_size
-        sizes = [q_and_gate, self.kv_size, self.kv_size]
-        scales = ((self.q_size, 1.0), (self.kv_size, self.key_scale), (self.kv_size, 1.0))
-        return linear(
-            [f"{self.name}.{self.qkv_name}"] if self.qkv_name else names,
-            [sum(sizes)] if self.qkv_name else sizes,
-            self.hidden_size,
-            bias=self.qkv_bias,
-            rows=self._gates_last(q_and_gate) if self.output_gate else self._halves() if self.interleaved else (),
-            scales=(*scales, (self.q_size, 1.0)) if self.output_gate else scales,
-            input_scale=self.input_scale,
-        )
-
-    def _gates_last(self, q_and_gate: int) -> Rows:
-        q, gates = (
-            rows_of_blocks(count=self.num_heads, block=2 * self.head_dim, first=first, size=self.head_dim)
-            for first in (0, self.head_dim)
-        )
-        return (*q, range(q_and_gate, q_and_gate + 2 * self.kv_size), *gates)
-
-    def _halves(self) -> Rows:
-        """Halves are paired here: of each head the first of each pair, then the second ones, then what has no angle."""
-        assert self.rope is not None, "without rotary embedding there are no pairs"
-        heads = range(0, self.q_size + self.kv_size, self.head_dim)
-        dim, size = self.rope.dim, self.head_dim
-        parts = ((0, dim, 2), (1, dim, 2), (dim, size, 1))
-        rotated = (range(head + first, head + stop, step) for head in heads for first, stop, step in parts)
-        return (*filter(len, rotated), range(self.q_size + self.kv_size, self.q_size + 2 * self.kv_size))
-
-    @property
-    def gate(self) -> LinearParam:
-        return linear([f"{self.name}.gate_proj"], [self.num_heads], self.hidden_size, bias=False)
-
-    @property
-    def output(self) -> LinearParam:
-        names, scales = [f"{self.name}.{self.output_name}"], ((self.hidden_size, self.output_scale),)
-        return linear(names, [self.hidden_size], self.q_size, bias=self.o_bias, scales=scales)
-
-    @property
-    def norms(self) -> tuple[TensorParam, ...]:
-        """Of q and k, where there are any."""
-        if self.qk_norm is QkNorm.NONE:
-            return ()
-        sizes = (self.head_dim, self.head_dim) if self.qk_norm is QkNorm.HEAD else (self.q_size, self.kv_size)
-        return tuple(
-            vector(f"{self.name}.{part}_{self.norm_name}.weight", size, offset=self.norm_offset)
-            for part, size in zip("qk", sizes, strict=True)
-        )
-
-    @property
-    def sink_logits(self) -> TensorParam:
-        return vector(f"{self.name}.sinks", self.num_heads)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        gate = self.gate.tensors() if self.head_gate else ()
-        sinks = (self.sink_logits,) if self.sinks else ()
-        return (*self.qkv.tensors(), *self.output.tensors(), *self.norms, *gate, *sinks)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        kv_heads, head_dim = self.num_kv_heads, self.head_dim
-        if self.sliding_window:
-            return (SlidingWindow(num_kv_heads=kv_heads, head_dim=head_dim, window=self.sliding_window),)
-        return (FullAttention(num_kv_heads=kv_heads, head_dim=head_dim),)
-
     def build(self, parts: Parts) -> Attention:
         return Attention(self, parts)
 
 
 class Attention:
     def __init__(self, spec: AttentionSpec, parts: Parts) -> None:
-        weights = parts.weights
+        parts = parts.within(spec.name)
         self._spec = spec
         self._ops = parts.ops
-        self._qkv = parts.linear(spec.qkv)
-        self._output = parts.linear(spec.output)
-        self._norms = tuple(weights.tensor(param) for param in spec.norms)
-        self._gate = parts.linear(spec.gate) if spec.head_gate else None
+        self._qkv = _qkv(spec, parts)
+        scales = ((spec.hidden_size, spec.output_scale),)
+        self._output = parts.linear({spec.output_name: spec.hidden_size}, spec.q_size, bias=spec.o_bias, scales=scales)
+        self._norms = _norms(spec, parts)
+        self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
         self._attend = PagedAttention(
             parts,
-            *spec.cache_specs(),
+            _cache_spec(spec),
             scale=spec.scale or spec.head_dim**-0.5,
             rope=spec.rope,
             window=spec.sliding_window,
-            sinks=weights.tensor(spec.sink_logits, float32=True) if spec.sinks else None,
+            sinks=parts.tensor("sinks", spec.num_heads, float32=True) if spec.sinks else None,
         )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -183,3 +117,48 @@ class Attention:
         if spec.qk_norm is QkNorm.HEAD:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         return q, k, v, gate
+
+
+def _norms(spec: AttentionSpec, parts: Parts) -> tuple[Tensor, ...]:
+    """The weights for q and k, where these are normed."""
+    if spec.qk_norm is QkNorm.NONE:
+        return ()
+    sizes = (spec.head_dim, spec.head_dim) if spec.qk_norm is QkNorm.HEAD else (spec.q_size, spec.kv_size)
+    names = (f"{part}_{spec.norm_name}.weight" for part in "qk")
+    return tuple(parts.tensor(name, size, offset=spec.norm_offset) for name, size in zip(names, sizes, strict=True))
+
+
+def _cache_spec(spec: AttentionSpec) -> CacheSpec:
+    if spec.sliding_window:
+        return SlidingWindow(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, window=spec.sliding_window)
+    return FullAttention(num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)
+
+
+def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
+    """Of q, k, v and, with an `output_gate`, the gates."""
+    q, kv = spec.q_size, spec.kv_size
+    outputs = {"q_proj": (1 + spec.output_gate) * q, "k_proj": kv, "v_proj": kv}
+    scales = ((q, 1.0), (kv, spec.key_scale), (kv, 1.0))
+    return parts.linear(
+        {spec.qkv_name: sum(outputs.values())} if spec.qkv_name else outputs,
+        spec.hidden_size,
+        bias=spec.qkv_bias,
+        rows=_gates_last(spec) if spec.output_gate else _halves(spec) if spec.interleaved else (),
+        scales=(*scales, (q, 1.0)) if spec.output_gate else scales,
+        input_scale=spec.input_scale,
+    )
+
+
+def _gates_last(spec: AttentionSpec) -> Rows:
+    dim, q_and_gate = spec.head_dim, 2 * spec.q_size
+    q, gates = (rows_of_blocks(count=spec.num_heads, block=2 * dim, first=first, size=dim) for first in (0, dim))
+    return (*q, range(q_and_gate, q_and_gate + 2 * spec.kv_size), *gates)
+
+
+def _halves(spec: AttentionSpec) -> Rows:
+    """Halves are paired here: of each head the first of each pair, then the second ones, then what has no angle."""
+    assert spec.rope is not None, "without rotary embedding there are no pairs"
+    rotated, dim, size = spec.q_size + spec.kv_size, spec.rope.dim, spec.head_dim
+    parts = ((0, dim, 2), (1, dim, 2), (dim, size, 1))
+    heads = (range(head + a, head + b, step) for head in range(0, rotated, size) for a, b, step in parts)
+    return (*filter(len, heads), range(rotated, rotated + spec.kv_size))

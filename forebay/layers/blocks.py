@@ -12,7 +12,6 @@ from torch import Tensor
 from forebay.layers.build import Block, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import TensorParam
-from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,12 +24,6 @@ class PreNormSpec:
     mlp_norm: TensorParam
     norm_eps: float
     residual_multiplier: float = 1.0
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.mixer.params(), *self.mlp.params(), self.mixer_norm, self.mlp_norm)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return self.mixer.cache_specs()
 
     def build(self, parts: Parts) -> Block:
         return PreNormBlock(self, parts)
@@ -63,12 +56,6 @@ class SingleSpec:
     norm: TensorParam
     norm_eps: float
 
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.mixer.params(), self.norm)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return self.mixer.cache_specs()
-
     def build(self, parts: Parts) -> Block:
         return SingleBlock(self, parts)
 
@@ -93,12 +80,6 @@ class PostNormSpec:
     mixer_norm: TensorParam
     mlp_norm: TensorParam
     norm_eps: float
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.mixer.params(), *self.mlp.params(), self.mixer_norm, self.mlp_norm)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return self.mixer.cache_specs()
 
     def build(self, parts: Parts) -> Block:
         return PostNormBlock(self, parts)
@@ -129,12 +110,6 @@ class SandwichSpec:
     mixer_norms: tuple[TensorParam, TensorParam]
     mlp_norms: tuple[TensorParam, TensorParam]
     norm_eps: float
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.mixer.params(), *self.mlp.params(), *self.mixer_norms, *self.mlp_norms)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return self.mixer.cache_specs()
 
     def build(self, parts: Parts) -> Block:
         return SandwichBlock(self, parts)

@@ -1,42 +1,96 @@
 """From the description of layers to layers: what every part is built with, and what it has to offer.
 
-A spec is a frozen value that says which weights a part wants and what it keeps of the tokens it has seen; `build` makes
-the part. A model is described, checked and sized before a weight is read.
+A spec is a frozen value that says what a part is; `build` makes the part, which asks `Parts` for its weights and says
+what it keeps of the tokens it has seen. What a whole model needs is so known from a build without weights
+(`forebay.models.dry_build`), before one is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
-from forebay.layers.params import LinearParam, TensorParam, Weights
+from forebay.layers.params import Change, Rows, Scales, TensorParam, Weights, unchanged
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.ops import Ops
 from forebay.pools.cache_spec import CacheSpec
 
 
+@dataclass(frozen=True, slots=True)
 class Parts:
-    """What a model's layers are built with, handed from one to the next."""
+    """What a model's layers are built with, handed from one to the next. Names of weights are those of the checkpoint
+    behind `prefix`."""
 
-    def __init__(self, ops: Ops, weights: Weights, ropes: RopeTables) -> None:
-        self.ops, self.weights = ops, weights
-        self._ropes = ropes
-        self.kept: list[CacheSpec] = []
+    ops: Ops
+    weights: Weights
+    ropes: RopeTables
+    kept: list[CacheSpec] = field(default_factory=list)
+    prefix: str = ""
 
-    def linear(self, param: LinearParam) -> Linear:
-        return Linear(self.ops, self.weights.linear(param))
+    def within(self, name: str) -> Parts:
+        """The same for the parts of `name`."""
+        return Parts(self.ops, self.weights, self.ropes, self.kept, f"{self.prefix}{name}.")
+
+    def linear(
+        self,
+        outputs: Mapping[str, int],
+        in_features: int,
+        *,
+        bias: bool = False,
+        rows: Rows = (),
+        scales: Scales = (),
+        input_scale: float = 1.0,
+        min_bits: int = 4,
+    ) -> Linear:
+        """Layers by name (`.weight` and `.bias` are added) and number of outputs, one below the other, or `rows` of
+        them. The input is multiplied by `input_scale`, and runs of outputs by `scales`."""
+        scales = scales or ((sum(map(len, rows)) if rows else sum(outputs.values()), 1.0),)
+        by_input = tuple((size, factor * input_scale) for size, factor in scales)
+        weight = self._joined(outputs, "weight", (in_features,), rows, by_input, min_bits)
+        of_bias = self._joined(outputs, "bias", (), rows, scales) if bias else None
+        return Linear(self.ops, self.weights.linear(weight, of_bias))
+
+    def tensor(
+        self, name: str, *shape: int, offset: float = 0.0, float32: bool = False, change: Change = unchanged
+    ) -> Tensor:
+        param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset)
+        return self.weights.tensor(param, float32=float32, change=change)
+
+    def decays(self, *shape: int) -> Tensor:
+        """A = -exp(A_log), float32."""
+        return self.tensor("A_log", *shape, float32=True, change=lambda a_log: -a_log.exp())
+
+    def conv_kernel(self, channels: Mapping[str, int], width: int) -> Tensor:
+        """Of causal convolutions by name (`.weight` is added) and number of channels, one behind the other: [W, C]."""
+        kernel = self._joined(channels, "weight", (1, width))
+        return self.weights.tensor(kernel, change=lambda kernel: kernel.squeeze(1).T.contiguous())
 
     def rope(self, spec: RopeSpec) -> Tensor:
-        return self._ropes.table(spec)
+        return self.ropes.table(spec)
 
     def keep(self, spec: CacheSpec) -> int:
-        """Declare what a mixer keeps; its number in the `CachePool`."""
+        """Say what a mixer keeps; its number in the `CachePool`."""
         self.kept.append(spec)
         return len(self.kept) - 1
+
+    def _joined(
+        self,
+        sizes: Mapping[str, int],
+        kind: str,
+        inner: tuple[int, ...],
+        rows: Rows = (),
+        scales: Scales = (),
+        min_bits: int = 16,
+    ) -> TensorParam:
+        names = tuple(f"{self.prefix}{name}.{kind}" for name in sizes)
+        scales = scales if any(factor != 1.0 for _, factor in scales) else ()
+        sized = tuple(sizes.values())
+        return TensorParam(names=names, sizes=sized, inner=inner, rows=rows, scales=scales, min_bits=min_bits)
 
 
 class Part(Protocol):
@@ -47,12 +101,6 @@ class Part(Protocol):
 
 
 class PartSpec(Protocol):
-    def params(self) -> tuple[TensorParam, ...]: ...
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """What it keeps, in the order in which `build` declares it; nothing for a feed-forward layer."""
-        ...
-
     def build(self, parts: Parts) -> Part: ...
 
 
@@ -67,9 +115,5 @@ class Block(Protocol):
 
 class BlockSpec(Protocol):
     """One decoder layer."""
-
-    def params(self) -> Sequence[TensorParam]: ...
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]: ...
 
     def build(self, parts: Parts) -> Block: ...

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import TensorParam, tensor
 from forebay.layers.routing import RouterSpec
 from forebay.ops import ExpertActivation
-from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,29 +27,6 @@ class ClampedMoeSpec:
     alpha: float
     limit: float
 
-    @property
-    def gate_up(self) -> tuple[TensorParam, TensorParam]:
-        """Weights [E, H, 2I], whose outputs are the first gate, the first up, the second gate.., and biases [E, 2I]."""
-        outputs = 2 * self.intermediate_size
-        return (
-            tensor(f"{self.name}.gate_up_proj", self.num_experts, self.hidden_size, outputs),
-            tensor(f"{self.name}.gate_up_proj_bias", self.num_experts, outputs),
-        )
-
-    @property
-    def down(self) -> tuple[TensorParam, TensorParam]:
-        """Weights [E, I, H] and biases [E, H]."""
-        return (
-            tensor(f"{self.name}.down_proj", self.num_experts, self.intermediate_size, self.hidden_size),
-            tensor(f"{self.name}.down_proj_bias", self.num_experts, self.hidden_size),
-        )
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.router.params(), *self.gate_up, *self.down)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return ()
-
     def build(self, parts: Parts) -> ClampedMoe:
         return ClampedMoe(self, parts)
 
@@ -60,9 +35,13 @@ class ClampedMoe:
     def __init__(self, spec: ClampedMoeSpec, parts: Parts) -> None:
         ops = self._ops = parts.ops
         self._router = spec.router.build(parts)
-        weights, biases = (_halves_from_turns(parts.weights.tensor(param)) for param in spec.gate_up)
+        parts, count, outputs = parts.within(spec.name), spec.num_experts, 2 * spec.intermediate_size
+        # Weights [E, H, 2I], whose outputs are the first gate, the first up, the second gate.., and biases [E, 2I].
+        weights = _halves_from_turns(parts.tensor("gate_up_proj", count, spec.hidden_size, outputs))
+        biases = _halves_from_turns(parts.tensor("gate_up_proj_bias", count, outputs))
         gate_up = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
-        weights, biases = (parts.weights.tensor(param) for param in spec.down)
+        weights = parts.tensor("down_proj", count, spec.intermediate_size, spec.hidden_size)
+        biases = parts.tensor("down_proj_bias", count, spec.hidden_size)
         down = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
         self._experts = ops.pack_experts(
             gate_up, down, ExpertActivation.CLAMPED_SWIGLU, alpha=spec.alpha, limit=spec.limit

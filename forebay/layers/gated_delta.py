@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, Rows, TensorParam, linear, vector
-from forebay.pools.cache_spec import CacheSpec, RecurrentState
+from forebay.layers.params import Rows
+from forebay.pools.cache_spec import RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,55 +54,24 @@ class GatedDeltaSpec:
     def channels(self) -> int:
         return 2 * self.key_size + self.value_size
 
-    @property
-    def input_layer(self) -> LinearParam:
-        names = [f"{self.name}.{name}" for name, _ in self.inputs]
-        sizes = [size for _, size in self.inputs]
-        return linear(names, sizes, self.hidden_size, bias=False, rows=self.input_rows)
-
-    @property
-    def output_layer(self) -> LinearParam:
-        return linear([f"{self.name}.{self.output_name}"], [self.hidden_size], self.value_size, bias=False)
-
-    @property
-    def kernel(self) -> TensorParam:
-        sizes = (self.channels,) if len(self.kernels) == 1 else (self.key_size, self.key_size, self.value_size)
-        names = tuple(f"{self.name}.{name}.weight" for name in self.kernels)
-        return TensorParam(names=names, sizes=sizes, inner=(1, self.width))
-
-    @property
-    def per_head(self) -> tuple[TensorParam, TensorParam]:
-        a_log, dt_bias = (vector(f"{self.name}.{part}", self.num_value_heads) for part in ("A_log", "dt_bias"))
-        return a_log, dt_bias
-
-    @property
-    def norm_weight(self) -> TensorParam:
-        return vector(f"{self.name}.{self.norm_name}.weight", self.value_head_dim)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        layers = (*self.input_layer.tensors(), *self.output_layer.tensors())
-        return (*layers, self.kernel, *self.per_head, self.norm_weight)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        ssm = (self.num_value_heads, self.key_head_dim, self.value_head_dim)
-        return (RecurrentState(conv=(self.width - 1, self.channels), ssm=ssm),)
-
     def build(self, parts: Parts) -> GatedDelta:
         return GatedDelta(self, parts)
 
 
 class GatedDelta:
     def __init__(self, spec: GatedDeltaSpec, parts: Parts) -> None:
-        weights = parts.weights
+        parts, heads = parts.within(spec.name), spec.num_value_heads
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = parts.linear(spec.input_layer)
-        self._output = parts.linear(spec.output_layer)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
-        a_log, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
-        self._decay = -a_log.exp()
-        self._norm = weights.tensor(spec.norm_weight)
+        ssm = (heads, spec.key_head_dim, spec.value_head_dim)
+        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, spec.channels), ssm=ssm))
+        self._inputs = parts.linear(dict(spec.inputs), spec.hidden_size, rows=spec.input_rows)
+        self._output = parts.linear({spec.output_name: spec.hidden_size}, spec.value_size)
+        sizes = (spec.channels,) if len(spec.kernels) == 1 else (spec.key_size, spec.key_size, spec.value_size)
+        self._kernel = parts.conv_kernel(dict(zip(spec.kernels, sizes, strict=True)), spec.width)
+        self._decay = parts.decays(heads)
+        self._dt_bias = parts.tensor("dt_bias", heads, float32=True)
+        self._norm = parts.tensor(f"{spec.norm_name}.weight", spec.value_head_dim)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""

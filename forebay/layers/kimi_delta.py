@@ -12,8 +12,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear, tensor, vector
-from forebay.pools.cache_spec import CacheSpec, RecurrentState
+from forebay.pools.cache_spec import RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,74 +45,34 @@ class KimiDeltaSpec:
         """What the first layer gives for decays, and for gates."""
         return self.head_dim if self.low_rank else self.size
 
-    @property
-    def inputs(self) -> LinearParam:
-        """Of q, k, v, decays, gates and rates."""
-        decay, gate = ("f_a_proj", "g_a_proj") if self.low_rank else ("f_proj", "g_proj")
-        names = [f"{self.name}.{part}" for part in ("q_proj", "k_proj", "v_proj", decay, gate, "b_proj")]
-        sizes = [self.size] * 3 + [self.gate_rank] * 2 + [self.num_heads]
-        return linear(names, sizes, self.hidden_size, bias=False)
-
-    @property
-    def second_layers(self) -> tuple[LinearParam, ...]:
-        """Of decays and gates, where these are of low rank."""
-        if not self.low_rank:
-            return ()
-        decay, gate = (
-            linear([f"{self.name}.{part}"], [self.size], self.head_dim, bias=False) for part in ("f_b_proj", "g_b_proj")
-        )
-        return decay, gate
-
-    @property
-    def output(self) -> LinearParam:
-        return linear([f"{self.name}.{self.output_name}"], [self.hidden_size], self.size, bias=False)
-
-    @property
-    def kernel(self) -> TensorParam:
-        names = tuple(f"{self.name}.{part}_conv1d.weight" for part in "qkv")
-        return TensorParam(names=names, sizes=(self.size,) * 3, inner=(1, self.width))
-
-    @property
-    def a_log(self) -> TensorParam:
-        return tensor(f"{self.name}.A_log", *self.a_log_shape)
-
-    @property
-    def dt_bias(self) -> TensorParam:
-        return vector(f"{self.name}.dt_bias", self.size)
-
-    @property
-    def norm_weight(self) -> TensorParam:
-        return vector(f"{self.name}.o_norm.weight", self.head_dim)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        layers = (self.inputs, *self.second_layers, self.output)
-        own = (self.kernel, self.a_log, self.dt_bias, self.norm_weight)
-        return (*(param for layer in layers for param in layer.tensors()), *own)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        ssm = (self.num_heads, self.head_dim, self.head_dim)
-        return (RecurrentState(conv=(self.width - 1, 3 * self.size), ssm=ssm),)
-
     def build(self, parts: Parts) -> KimiDelta:
         return KimiDelta(self, parts)
 
 
 class KimiDelta:
     def __init__(self, spec: KimiDeltaSpec, parts: Parts) -> None:
-        weights = parts.weights
+        parts, size, heads, dim = parts.within(spec.name), spec.size, spec.num_heads, spec.head_dim
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = parts.linear(spec.inputs)
-        self._second_layers = tuple(parts.linear(layer) for layer in spec.second_layers)
-        self._output = parts.linear(spec.output)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
-        rate = weights.tensor(spec.a_log, float32=True).flatten().exp().repeat_interleave(spec.head_dim)
+        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, 3 * size), ssm=(heads, dim, dim)))
+        decay, gate = ("f_a_proj", "g_a_proj") if spec.low_rank else ("f_proj", "g_proj")
+        outputs = {"q_proj": size, "k_proj": size, "v_proj": size, decay: spec.gate_rank, gate: spec.gate_rank}
+        self._inputs = parts.linear({**outputs, "b_proj": heads}, spec.hidden_size)
+        second = ("f_b_proj", "g_b_proj") if spec.low_rank else ()
+        self._second_layers = tuple(parts.linear({name: size}, dim) for name in second)
+        self._output = parts.linear({spec.output_name: spec.hidden_size}, size)
+        self._kernel = parts.conv_kernel({f"{part}_conv1d": size for part in "qkv"}, spec.width)
         bounded = spec.lowest_log_decay != 0
-        self._decay = torch.full_like(rate, spec.lowest_log_decay) if bounded else -rate
+
+        def rates(a_log: Tensor) -> Tensor:
+            rate = a_log.flatten().exp().repeat_interleave(dim)
+            return rate if bounded else -rate
+
+        rate = parts.tensor("A_log", *spec.a_log_shape, float32=True, change=rates)
+        self._decay = torch.full_like(rate, spec.lowest_log_decay) if bounded else rate
         self._rate = rate if bounded else None
-        self._dt_bias = weights.tensor(spec.dt_bias, float32=True)
-        self._norm = weights.tensor(spec.norm_weight)
+        self._dt_bias = parts.tensor("dt_bias", size, float32=True)
+        self._norm = parts.tensor("o_norm.weight", dim)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""

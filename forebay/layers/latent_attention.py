@@ -16,10 +16,11 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import LinearParam, Rows, TensorParam, linear, rows_of_blocks, vector
+from forebay.layers.params import Rows, rows_of_blocks
 from forebay.layers.rotary import RopeSpec
-from forebay.pools.cache_spec import CacheSpec, LatentAttention
+from forebay.pools.cache_spec import LatentAttention
 
 _NORM_EPS = 1e-6  # of the norms of both latent vectors, whatever the rest of a model has: as in transformers
 
@@ -49,79 +50,36 @@ class LatentAttentionSpec:
     head_gate: bool = False
     output_name: str = "o_proj"
 
-    @property
-    def q_layers(self) -> tuple[LinearParam, ...]:
-        """From the input to q, of all heads first N dimensions each, then R each."""
-        size = self.nope_dim + self.rope_dim
-        nope = rows_of_blocks(count=self.num_heads, block=size, first=0, size=self.nope_dim)
-        rope = (rows for head in range(self.num_heads) for rows in self._rotary_rows(head * size + self.nope_dim))
-        rows, sizes = (*nope, *rope), [self.num_heads * size]
-        if not self.q_rank:
-            return (linear([f"{self.name}.q_proj"], sizes, self.hidden_size, bias=False, rows=rows),)
-        return (
-            linear([f"{self.name}.q_a_proj"], [self.q_rank], self.hidden_size, bias=self.bias),
-            linear([f"{self.name}.q_b_proj"], sizes, self.q_rank, bias=False, rows=rows),
-        )
-
-    @property
-    def kv_layer(self) -> LinearParam:
-        """From the input to the latent vector and the R dimensions that all heads' keys share."""
-        rows = (range(self.rank), *self._rotary_rows(self.rank))
-        names, sizes = [f"{self.name}.kv_a_proj_with_mqa"], [self.rank + self.rope_dim]
-        return linear(names, sizes, self.hidden_size, bias=self.bias, rows=rows)
-
-    def _rotary_rows(self, first: int) -> Rows:
-        """Halves are paired here: the first of each pair, then the second ones."""
-        stop = first + self.rope_dim
-        return (range(first, stop, 2), range(first + 1, stop, 2)) if self.interleaved else (range(first, stop),)
-
-    @property
-    def expansion(self) -> TensorParam:
-        """From the latent vector to each head's key and value: [Hq * (N + Dv), C]."""
-        rows = self.num_heads * (self.nope_dim + self.value_dim)
-        return TensorParam(names=(f"{self.name}.kv_b_proj.weight",), sizes=(rows,), inner=(self.rank,))
-
-    @property
-    def gate(self) -> LinearParam:
-        return linear([f"{self.name}.g_proj"], [self.num_heads], self.hidden_size, bias=False)
-
-    @property
-    def output(self) -> LinearParam:
-        size = self.num_heads * self.value_dim
-        return linear([f"{self.name}.{self.output_name}"], [self.hidden_size], size, bias=self.bias)
-
-    @property
-    def norms(self) -> tuple[TensorParam, ...]:
-        """Of the latent vector of keys and values, and of that of queries where there is one."""
-        kv = vector(f"{self.name}.kv_a_layernorm.weight", self.rank)
-        return (kv, vector(f"{self.name}.q_a_layernorm.weight", self.q_rank)) if self.q_rank else (kv,)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        layers = (*self.q_layers, self.kv_layer, self.output, *((self.gate,) if self.head_gate else ()))
-        return (*(param for layer in layers for param in layer.tensors()), self.expansion, *self.norms)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (LatentAttention(rank=self.rank, rope_dim=self.rope_dim),)
-
     def build(self, parts: Parts) -> LatentAttentionLayer:
         return LatentAttentionLayer(self, parts)
 
 
 class LatentAttentionLayer:
     def __init__(self, spec: LatentAttentionSpec, parts: Parts) -> None:
-        ops, weights = parts.ops, parts.weights
+        parts, ops = parts.within(spec.name), parts.ops
         self._spec = spec
         self._ops = ops
-        self._attend = PagedAttention(parts, *spec.cache_specs(), scale=spec.scale)
+        self._attend = PagedAttention(parts, LatentAttention(rank=spec.rank, rope_dim=spec.rope_dim), scale=spec.scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
-        self._q_layers = tuple(parts.linear(layer) for layer in spec.q_layers)
-        self._kv_layer = parts.linear(spec.kv_layer)
-        self._output = parts.linear(spec.output)
-        self._gate = parts.linear(spec.gate) if spec.head_gate else None
-        self._norms = tuple(weights.tensor(norm) for norm in spec.norms)
-        heads = weights.tensor(spec.expansion).view(spec.num_heads, spec.nope_dim + spec.value_dim, spec.rank)
-        self._into_latent = ops.pack_heads([ops.pack_linear(head[: spec.nope_dim].T.contiguous()) for head in heads])
-        self._out_of_latent = ops.pack_heads([ops.pack_linear(head[spec.nope_dim :].contiguous()) for head in heads])
+        self._q_layers = _q_layers(spec, parts)
+        self._kv_layer = parts.linear(
+            {"kv_a_proj_with_mqa": spec.rank + spec.rope_dim},
+            spec.hidden_size,
+            bias=spec.bias,
+            rows=(range(spec.rank), *_rotary_rows(spec, spec.rank)),
+        )
+        self._output = parts.linear(
+            {spec.output_name: spec.hidden_size}, spec.num_heads * spec.value_dim, bias=spec.bias
+        )
+        self._gate = parts.linear({"g_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
+        size = spec.nope_dim + spec.value_dim
+        expansion = parts.tensor("kv_b_proj.weight", spec.num_heads * size, spec.rank)
+        heads = expansion.view(spec.num_heads, size, spec.rank)
+        keys, values = torch.split(heads, [spec.nope_dim, spec.value_dim], dim=1)
+        self._into_latent = ops.pack_heads([ops.pack_linear(head) for head in keys.transpose(1, 2).contiguous()])
+        self._out_of_latent = ops.pack_heads([ops.pack_linear(head) for head in values])
+        self._kv_norm = parts.tensor("kv_a_layernorm.weight", spec.rank)
+        self._q_norm = parts.tensor("q_a_layernorm.weight", spec.q_rank) if spec.q_rank else None
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Writes the latent vectors of the step's tokens, then attends over all of the rows'."""
@@ -141,8 +99,8 @@ class LatentAttentionLayer:
         """x [T, H] -> [T, Hq, N] and [T, Hq, R]."""
         spec, ops = self._spec, self._ops
         q = self._q_layers[0](ctx, x)
-        if spec.q_rank:
-            q = self._q_layers[1](ctx, ops.rms_norm(q, self._norms[1], _NORM_EPS))
+        if self._q_norm is not None:
+            q = self._q_layers[1](ctx, ops.rms_norm(q, self._q_norm, _NORM_EPS))
         nope, rope = torch.split(q, [spec.num_heads * spec.nope_dim, spec.num_heads * spec.rope_dim], dim=-1)
         return nope.view(len(x), spec.num_heads, spec.nope_dim), rope.view(len(x), spec.num_heads, spec.rope_dim)
 
@@ -150,4 +108,23 @@ class LatentAttentionLayer:
         """x [T, H] -> the latent vectors [T, 1, C] and what all heads' keys have besides [T, 1, R]."""
         spec, ops = self._spec, self._ops
         latent, rope = torch.split(self._kv_layer(ctx, x), [spec.rank, spec.rope_dim], dim=-1)
-        return ops.rms_norm(latent, self._norms[0], _NORM_EPS).unsqueeze(1), rope.unsqueeze(1)
+        return ops.rms_norm(latent, self._kv_norm, _NORM_EPS).unsqueeze(1), rope.unsqueeze(1)
+
+
+def _q_layers(spec: LatentAttentionSpec, parts: Parts) -> tuple[Linear, ...]:
+    """From the input to q, of all heads first N dimensions each, then R each."""
+    heads, size = spec.num_heads, spec.nope_dim + spec.rope_dim
+    nope = rows_of_blocks(count=heads, block=size, first=0, size=spec.nope_dim)
+    rows = (*nope, *(rows for head in range(heads) for rows in _rotary_rows(spec, head * size + spec.nope_dim)))
+    if not spec.q_rank:
+        return (parts.linear({"q_proj": heads * size}, spec.hidden_size, rows=rows),)
+    return (
+        parts.linear({"q_a_proj": spec.q_rank}, spec.hidden_size, bias=spec.bias),
+        parts.linear({"q_b_proj": heads * size}, spec.q_rank, rows=rows),
+    )
+
+
+def _rotary_rows(spec: LatentAttentionSpec, first: int) -> Rows:
+    """Halves are paired here: the first of each pair, then the second ones."""
+    stop = first + spec.rope_dim
+    return (range(first, stop, 2), range(first + 1, stop, 2)) if spec.interleaved else (range(first, stop),)

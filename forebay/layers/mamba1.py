@@ -14,8 +14,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear, tensor, vector
-from forebay.pools.cache_spec import CacheSpec, RecurrentState
+from forebay.pools.cache_spec import RecurrentState
 
 
 class ScanNorm(StrEnum):
@@ -42,80 +41,27 @@ class Mamba1Spec:
     norm: ScanNorm = ScanNorm.NONE
     norm_eps: float = 1e-6
 
-    @property
-    def inputs(self) -> LinearParam:
-        """What the convolution runs over, and the gate."""
-        return linear([f"{self.name}.in_proj"], [2 * self.intermediate_size], self.hidden_size, bias=self.bias)
-
-    @property
-    def selection(self) -> LinearParam:
-        """From a token's x to its step widths' rank, b and c."""
-        size = self.rank + 2 * self.state_size
-        return linear([f"{self.name}.x_proj"], [size], self.intermediate_size, bias=False)
-
-    @property
-    def steps(self) -> LinearParam:
-        """Without its bias, which is added in the scan, in float32."""
-        return linear([f"{self.name}.dt_proj"], [self.intermediate_size], self.rank, bias=False)
-
-    @property
-    def output(self) -> LinearParam:
-        return linear([f"{self.name}.out_proj"], [self.hidden_size], self.intermediate_size, bias=self.bias)
-
-    @property
-    def kernel(self) -> TensorParam:
-        return tensor(f"{self.name}.conv1d.weight", self.intermediate_size, 1, self.width)
-
-    @property
-    def kernel_bias(self) -> TensorParam:
-        return vector(f"{self.name}.conv1d.bias", self.intermediate_size)
-
-    @property
-    def per_channel(self) -> tuple[TensorParam, TensorParam, TensorParam]:
-        """Of the scan: the logarithms of its decays [I, D], what passes it by [I], and the step widths' bias [I]."""
-        return (
-            tensor(f"{self.name}.A_log", self.intermediate_size, self.state_size),
-            vector(f"{self.name}.D", self.intermediate_size),
-            vector(f"{self.name}.dt_proj.bias", self.intermediate_size),
-        )
-
-    @property
-    def norm_weights(self) -> tuple[TensorParam, ...]:
-        if self.norm is not ScanNorm.WEIGHTED:
-            return ()
-        sizes = {"dt": self.rank, "b": self.state_size, "c": self.state_size}
-        return tuple(vector(f"{self.name}.{part}_layernorm.weight", size) for part, size in sizes.items())
-
-    def params(self) -> tuple[TensorParam, ...]:
-        layers = (self.inputs, self.selection, self.steps, self.output)
-        bias = (self.kernel_bias,) if self.conv_bias else ()
-        tensors = (param for layer in layers for param in layer.tensors())
-        return (*tensors, self.kernel, *bias, *self.per_channel, *self.norm_weights)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        size = self.intermediate_size
-        return (RecurrentState(conv=(self.width - 1, size), ssm=(size, self.state_size)),)
-
     def build(self, parts: Parts) -> Mamba1:
         return Mamba1(self, parts)
 
 
 class Mamba1:
     def __init__(self, spec: Mamba1Spec, parts: Parts) -> None:
-        weights = parts.weights
+        parts = parts.within(spec.name)
+        size, state_size, rank = spec.intermediate_size, spec.state_size, spec.rank
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(*spec.cache_specs())
-        self._inputs, self._selection, self._steps, self._output = (
-            parts.linear(layer) for layer in (spec.inputs, spec.selection, spec.steps, spec.output)
-        )
-        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
-        self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
-        a_log, self._d, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_channel)
-        self._a = -a_log.exp()
-        self._norms = tuple(weights.tensor(param) for param in spec.norm_weights)
-        if spec.norm is ScanNorm.PLAIN:
-            self._norms = tuple(self._kernel.new_ones(size) for size in (spec.rank, spec.state_size, spec.state_size))
+        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size), ssm=(size, state_size)))
+        self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=spec.bias)  # and the gate
+        self._selection = parts.linear({"x_proj": rank + 2 * state_size}, size)
+        self._steps = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32
+        self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=spec.bias)
+        self._kernel = parts.conv_kernel({"conv1d": size}, spec.width)
+        self._kernel_bias = parts.tensor("conv1d.bias", size) if spec.conv_bias else None
+        self._a = parts.decays(size, state_size)
+        self._d = parts.tensor("D", size, float32=True)
+        self._dt_bias = parts.tensor("dt_proj.bias", size, float32=True)
+        self._norms = _norms(spec, parts, self._kernel)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
@@ -138,3 +84,13 @@ class Mamba1:
             )
         steps, b, c = parts
         return steps, b, c
+
+
+def _norms(spec: Mamba1Spec, parts: Parts, like: Tensor) -> tuple[Tensor, ...]:
+    """The weights for the step widths, b and c, `like` another tensor where the checkpoint has none."""
+    if spec.norm is ScanNorm.NONE:
+        return ()
+    sizes = {"dt": spec.rank, "b": spec.state_size, "c": spec.state_size}
+    if spec.norm is ScanNorm.PLAIN:
+        return tuple(like.new_ones(size) for size in sizes.values())
+    return tuple(parts.tensor(f"{part}_layernorm.weight", size) for part, size in sizes.items())

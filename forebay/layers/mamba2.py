@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear, tensor, vector
-from forebay.pools.cache_spec import CacheSpec, RecurrentState
+from forebay.layers.linear import Linear
+from forebay.pools.cache_spec import RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,69 +73,27 @@ class Mamba2Spec:
     def channels(self) -> int:
         return self.intermediate_size + 2 * self.group_channels
 
-    @property
-    def inputs(self) -> LinearParam:
-        """The gate, what the convolution runs over (x, b, c), and the step widths."""
-        size, per_group, by = self.intermediate_size, self.group_channels, self.multipliers
-        return linear(
-            [f"{self.name}.in_proj"],
-            [size + self.channels + self.num_heads],
-            self.hidden_size,
-            bias=self.in_bias,
-            scales=((size, by.gate), (size, by.x), (per_group, by.b), (per_group, by.c), (self.num_heads, by.dt)),
-            input_scale=by.inputs,
-        )
-
-    @property
-    def output(self) -> LinearParam:
-        scales = ((self.hidden_size, self.multipliers.output),)
-        return linear(
-            [f"{self.name}.out_proj"], [self.hidden_size], self.intermediate_size, bias=self.out_bias, scales=scales
-        )
-
-    @property
-    def kernel(self) -> TensorParam:
-        return tensor(f"{self.name}.conv1d.weight", self.channels, 1, self.width)
-
-    @property
-    def kernel_bias(self) -> TensorParam:
-        return vector(f"{self.name}.conv1d.bias", self.channels)
-
-    @property
-    def per_head(self) -> tuple[TensorParam, TensorParam, TensorParam]:
-        a_log, d, dt_bias = (vector(f"{self.name}.{part}", self.num_heads) for part in ("A_log", "D", "dt_bias"))
-        return a_log, d, dt_bias
-
-    @property
-    def norm_weight(self) -> TensorParam:
-        return vector(f"{self.name}.norm.weight", self.intermediate_size)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        bias = (self.kernel_bias,) if self.conv_bias else ()
-        norm = () if self.norm is None else (self.norm_weight,)
-        return (*self.inputs.tensors(), *self.output.tensors(), self.kernel, *bias, *self.per_head, *norm)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        conv = (self.width - 1, self.channels)
-        return (RecurrentState(conv=conv, ssm=(self.num_heads, self.state_size, self.head_dim)),)
-
     def build(self, parts: Parts) -> Mamba2:
         return Mamba2(self, parts)
 
 
 class Mamba2:
     def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
-        weights = parts.weights
+        parts, size, heads = parts.within(spec.name), spec.intermediate_size, spec.num_heads
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = parts.linear(spec.inputs)
-        self._output = parts.linear(spec.output)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
-        self._kernel_bias = weights.tensor(spec.kernel_bias) if spec.conv_bias else None
-        a_log, self._d, self._dt_bias = (weights.tensor(param, float32=True) for param in spec.per_head)
-        self._a = -a_log.exp()
-        self._norm = None if spec.norm is None else (spec.norm, weights.tensor(spec.norm_weight))
+        self._layer = parts.keep(
+            RecurrentState(conv=(spec.width - 1, spec.channels), ssm=(heads, spec.state_size, spec.head_dim))
+        )
+        self._inputs = _inputs(spec, parts)
+        scales = ((spec.hidden_size, spec.multipliers.output),)
+        self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=spec.out_bias, scales=scales)
+        self._kernel = parts.conv_kernel({"conv1d": spec.channels}, spec.width)
+        self._kernel_bias = parts.tensor("conv1d.bias", spec.channels) if spec.conv_bias else None
+        self._a = parts.decays(heads)
+        self._d = parts.tensor("D", heads, float32=True)
+        self._dt_bias = parts.tensor("dt_bias", heads, float32=True)
+        self._norm = None if spec.norm is None else (spec.norm, parts.tensor("norm.weight", size))
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
@@ -176,3 +134,15 @@ class Mamba2:
             norm_first=norm.norm_first,
             sigmoid=False,
         )
+
+
+def _inputs(spec: Mamba2Spec, parts: Parts) -> Linear:
+    """The gate, what the convolution runs over (x, b, c), and the step widths."""
+    size, per_group, by = spec.intermediate_size, spec.group_channels, spec.multipliers
+    return parts.linear(
+        {"in_proj": size + spec.channels + spec.num_heads},
+        spec.hidden_size,
+        bias=spec.in_bias,
+        scales=((size, by.gate), (size, by.x), (per_group, by.b), (per_group, by.c), (spec.num_heads, by.dt)),
+        input_scale=by.inputs,
+    )

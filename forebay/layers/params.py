@@ -1,22 +1,26 @@
-"""The declaration of weights: a layer says which checkpoint tensors it wants, in which shapes and joined how.
+"""What a weight is made of: checkpoint tensors, their shapes, and how they are joined.
 
-The declarations of a whole model are checked against the checkpoint before a byte of it is read, and then drive the
-loading: nothing else names a tensor.
+Layers name their weights where they are constructed and nowhere else. A dry build of a model collects what it asks for,
+which is checked against the checkpoint before a byte of that is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from forebay.ops import LinearWeight
 
 Scales = tuple[tuple[int, float], ...]
 """(number of rows, factor) for all rows of a weight, in their order; () where every factor is 1."""
+
+Change = Callable[[Tensor], Tensor]
+"""What is computed of a weight once it is there; nothing is where there are only shapes."""
 
 Rows = tuple[range, ...]
 """Rows of joined tensors in the order in which they are wanted; () for all of them as they are."""
@@ -60,47 +64,8 @@ class TensorParam:
             yield name, (size, *self.inner)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinearParam:
-    """Linear layers of the same input, run as one. `bias` None for none."""
-
-    weight: TensorParam
-    bias: TensorParam | None
-
-    def tensors(self) -> tuple[TensorParam, ...]:
-        return (self.weight,) if self.bias is None else (self.weight, self.bias)
-
-
 def vector(name: str, size: int, *, offset: float = 0.0) -> TensorParam:
     return TensorParam(names=(name,), sizes=(size,), offset=offset)
-
-
-def tensor(name: str, *shape: int) -> TensorParam:
-    return TensorParam(names=(name,), sizes=shape[:1], inner=shape[1:])
-
-
-def linear(
-    names: Sequence[str],
-    sizes: Sequence[int],
-    in_features: int,
-    *,
-    bias: bool,
-    rows: Rows = (),
-    scales: Scales = (),
-    input_scale: float = 1.0,
-    min_bits: int = 4,
-) -> LinearParam:
-    """Layers `names` (`.weight` and `.bias` are added) of `sizes` outputs, one below the other, or `rows` of them.
-
-    The input is multiplied by `input_scale`, and runs of outputs by `scales`.
-    """
-    weights, biases = tuple(f"{name}.weight" for name in names), tuple(f"{name}.bias" for name in names)
-    scales = scales or ((sum(map(len, rows)) if rows else sum(sizes), 1.0),)
-    weight = TensorParam(names=weights, sizes=tuple(sizes), inner=(in_features,), rows=rows)
-    return LinearParam(
-        weight=replace(weight, scales=_needed(scales, input_scale), min_bits=min_bits),
-        bias=replace(weight, names=biases, inner=(), scales=_needed(scales)) if bias else None,
-    )
 
 
 def rows_of_blocks(*, count: int, block: int, first: int, size: int) -> Rows:
@@ -108,16 +73,32 @@ def rows_of_blocks(*, count: int, block: int, first: int, size: int) -> Rows:
     return tuple(range(first + i * block, first + i * block + size) for i in range(count))
 
 
-def _needed(scales: Scales, more: float = 1.0) -> Scales:
-    scaled = tuple((rows, factor * more) for rows, factor in scales)
-    return scaled if any(factor != 1.0 for _, factor in scaled) else ()
+def unchanged(values: Tensor) -> Tensor:
+    return values
 
 
 class Weights(Protocol):
-    """Where a layer gets what it declared."""
+    """Where a model gets its weights, each of which it asks for once."""
 
-    def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
-        """In the model's dtype, or in float32 for what its kernel wants so."""
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's."""
         ...
 
-    def linear(self, param: LinearParam) -> LinearWeight: ...
+    @property
+    def device(self) -> torch.device | str: ...
+
+    @property
+    def held_bytes(self) -> Mapping[str, int]:
+        """Of all weights, how many are in what form: `bfloat16`, `8 bits`, `4 bits`."""
+        ...
+
+    def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
+        """In the model's dtype, or in float32 for what its kernel wants so, and as `change` makes it."""
+        ...
+
+    def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight: ...
+
+    def table(self, param: TensorParam) -> Tensor | LinearWeight:
+        """To look rows up in, and perhaps to multiply with as well: packed where it is held in codes."""
+        ...

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear
+from forebay.layers.linear import Linear
 from forebay.layers.routing import RouterSpec
 from forebay.ops import ExpertActivation
-from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,20 +24,6 @@ class Relu2MlpSpec:
     intermediate_size: int
     bias: bool = False
 
-    @property
-    def up(self) -> LinearParam:
-        return linear([f"{self.name}.up_proj"], [self.intermediate_size], self.hidden_size, bias=self.bias)
-
-    @property
-    def down(self) -> LinearParam:
-        return linear([f"{self.name}.down_proj"], [self.hidden_size], self.intermediate_size, bias=self.bias)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.up.tensors(), *self.down.tensors())
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return ()
-
     def build(self, parts: Parts) -> Relu2Mlp:
         return Relu2Mlp(self, parts)
 
@@ -46,12 +31,13 @@ class Relu2MlpSpec:
 class Relu2Mlp:
     def __init__(self, spec: Relu2MlpSpec, parts: Parts) -> None:
         self._ops = parts.ops
-        self._up = parts.linear(spec.up)
-        self._down = parts.linear(spec.down)
+        parts, hidden_size, size = parts.within(spec.name), spec.hidden_size, spec.intermediate_size
+        self.up = parts.linear({"up_proj": size}, hidden_size, bias=spec.bias)
+        self.down = parts.linear({"down_proj": hidden_size}, size, bias=spec.bias)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """down(relu(up(x))^2): x [T, H] -> [T, H]."""
-        return self._down(ctx, self._ops.relu2(self._up(ctx, x)))
+        return self.down(ctx, self._ops.relu2(self.up(ctx, x)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,35 +54,12 @@ class Relu2MoeSpec:
     latent_size: int = 0
     latent_bias: bool = False
 
-    @property
-    def experts(self) -> tuple[Relu2MlpSpec, ...]:
-        return tuple(
-            Relu2MlpSpec(
-                name=f"{self.name}.experts.{i}",
-                hidden_size=self.latent_size or self.hidden_size,
-                intermediate_size=self.intermediate_size,
-            )
-            for i in range(self.num_experts)
+    def expert(self, number: int) -> Relu2MlpSpec:
+        return Relu2MlpSpec(
+            name=f"{self.name}.experts.{number}",
+            hidden_size=self.latent_size or self.hidden_size,
+            intermediate_size=self.intermediate_size,
         )
-
-    @property
-    def latent(self) -> tuple[LinearParam, ...]:
-        """To the experts' inputs, and from their outputs."""
-        if not self.latent_size:
-            return ()
-        bias, outside, inside = self.latent_bias, self.hidden_size, self.latent_size
-        return (
-            linear([f"{self.name}.fc1_latent_proj"], [inside], outside, bias=bias),
-            linear([f"{self.name}.fc2_latent_proj"], [outside], inside, bias=bias),
-        )
-
-    def params(self) -> tuple[TensorParam, ...]:
-        latent = (tensor for layer in self.latent for tensor in layer.tensors())
-        experts = (param for expert in self.experts for param in expert.params())
-        return (*self.router.params(), *latent, *experts, *self.shared.params())
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return ()
 
     def build(self, parts: Parts) -> Relu2Moe:
         return Relu2Moe(self, parts)
@@ -104,23 +67,29 @@ class Relu2MoeSpec:
 
 class Relu2Moe:
     def __init__(self, spec: Relu2MoeSpec, parts: Parts) -> None:
-        weights = parts.weights
         self._ops = parts.ops
         self._router = spec.router.build(parts)
-        self._shared = spec.shared.build(parts)
-        self._latent = tuple(parts.linear(layer) for layer in spec.latent)
-        packed = [(weights.linear(expert.up), weights.linear(expert.down)) for expert in spec.experts]
+        self._latent = _latent(spec, parts.within(spec.name)) if spec.latent_size else None
+        experts = [Relu2Mlp(spec.expert(i), parts) for i in range(spec.num_experts)]
         self._experts = parts.ops.pack_experts(
-            [up for up, _ in packed], [down for _, down in packed], ExpertActivation.RELU2
+            [expert.up.weight for expert in experts], [expert.down.weight for expert in experts], ExpertActivation.RELU2
         )
+        self._shared = spec.shared.build(parts)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says, plus the shared one."""
         ops = self._ops
         ids, weights = self._router(ctx, x)
-        if not self._latent:
+        if self._latent is None:
             routed = ops.fused_experts(x, self._experts, ids, weights)
         else:
             into, out_of = self._latent
             routed = out_of(ctx, ops.fused_experts(into(ctx, x), self._experts, ids, weights))
         return ops.add_(routed, self._shared(ctx, x))
+
+
+def _latent(spec: Relu2MoeSpec, parts: Parts) -> tuple[Linear, Linear]:
+    """To the experts' inputs, and from their outputs."""
+    bias, outside, inside = spec.latent_bias, spec.hidden_size, spec.latent_size
+    into = parts.linear({"fc1_latent_proj": inside}, outside, bias=bias)
+    return into, parts.linear({"fc2_latent_proj": outside}, inside, bias=bias)

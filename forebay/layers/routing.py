@@ -12,8 +12,8 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear, vector
-from forebay.ops import Gating, Scoring
+from forebay.layers.linear import Linear
+from forebay.ops import Gating, Ops, Scoring
 
 
 class Router(Protocol):
@@ -23,8 +23,6 @@ class Router(Protocol):
 
 
 class RouterSpec(Protocol):
-    def params(self) -> tuple[TensorParam, ...]: ...
-
     def build(self, parts: Parts) -> Router: ...
 
 
@@ -40,16 +38,10 @@ class SoftmaxRouterSpec:
     normalize: bool
     bias: bool = False
 
-    @property
-    def logits(self) -> LinearParam:
-        return linear([self.name], [self.num_experts], self.hidden_size, bias=self.bias, min_bits=16)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return self.logits.tensors()
-
     def build(self, parts: Parts) -> TopkRouter:
         gating = Gating(num_experts_per_tok=self.num_experts_per_tok, scoring=Scoring.SOFTMAX, normalize=self.normalize)
-        return TopkRouter(self.logits, gating, None, parts)
+        logits = parts.linear({self.name: self.num_experts}, self.hidden_size, bias=self.bias, min_bits=16)
+        return TopkRouter(parts.ops, logits, gating, None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,17 +62,6 @@ class SigmoidRouterSpec:
     groups: int = 1
     best_groups: int = 1
 
-    @property
-    def logits(self) -> LinearParam:
-        return linear([self.name], [self.num_experts], self.hidden_size, bias=False, min_bits=16)
-
-    @property
-    def corrections(self) -> TensorParam:
-        return vector(self.correction, self.num_experts)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.logits.tensors(), *((self.corrections,) if self.correction else ()))
-
     def build(self, parts: Parts) -> TopkRouter:
         gating = Gating(
             num_experts_per_tok=self.num_experts_per_tok,
@@ -91,15 +72,17 @@ class SigmoidRouterSpec:
             groups=self.groups,
             best_groups=self.best_groups,
         )
-        return TopkRouter(self.logits, gating, self.corrections if self.correction else None, parts)
+        logits = parts.linear({self.name: self.num_experts}, self.hidden_size, min_bits=16)
+        correction = parts.tensor(self.correction, self.num_experts, float32=True) if self.correction else None
+        return TopkRouter(parts.ops, logits, gating, correction)
 
 
 class TopkRouter:
-    def __init__(self, logits: LinearParam, gating: Gating, corrections: TensorParam | None, parts: Parts) -> None:
-        self._ops = parts.ops
+    def __init__(self, ops: Ops, logits: Linear, gating: Gating, correction: Tensor | None) -> None:
+        self._ops = ops
+        self._logits = logits.weight
         self._gating = gating
-        self._logits = parts.weights.linear(logits)
-        self._corrections = None if corrections is None else parts.weights.tensor(corrections, float32=True)
+        self._correction = correction
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self._ops.topk_gating(self._ops.linear_f32(x, self._logits), self._gating, self._corrections)
+        return self._ops.topk_gating(self._ops.linear_f32(x, self._logits), self._gating, self._correction)

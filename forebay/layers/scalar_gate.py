@@ -11,8 +11,6 @@ from torch import Tensor
 
 from forebay.layers.build import Parts, PartSpec
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear
-from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,16 +21,6 @@ class ScalarGateSpec:
     part: PartSpec
     hidden_size: int
 
-    @property
-    def gate_layer(self) -> LinearParam:
-        return linear([self.gate], [1], self.hidden_size, bias=False, min_bits=16)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.gate_layer.tensors(), *self.part.params())
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return self.part.cache_specs()
-
     def build(self, parts: Parts) -> ScalarGate:
         return ScalarGate(self, parts)
 
@@ -40,7 +28,7 @@ class ScalarGateSpec:
 class ScalarGate:
     def __init__(self, spec: ScalarGateSpec, parts: Parts) -> None:
         self._ops = parts.ops
-        self._gate = parts.linear(spec.gate_layer)
+        self._gate = parts.linear({spec.gate: 1}, spec.hidden_size, min_bits=16)
         self._part = spec.part.build(parts)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:

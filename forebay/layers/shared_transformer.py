@@ -13,10 +13,10 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.layers.linear import Linear
 from forebay.layers.paged_attention import PagedAttention
-from forebay.layers.params import LinearParam, TensorParam, linear, vector
 from forebay.layers.rotary import RopeSpec
-from forebay.pools.cache_spec import CacheSpec, FullAttention
+from forebay.pools.cache_spec import FullAttention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,37 +38,6 @@ class SharedTransformerSpec:
         kv_size = self.num_kv_heads * self.head_dim
         return self.num_heads * self.head_dim, kv_size, kv_size
 
-    @property
-    def qkv(self) -> LinearParam:
-        names = [f"{self.name}.self_attn.{part}_proj" for part in "qkv"]
-        return linear(names, self.qkv_sizes, 2 * self.hidden_size, bias=False)
-
-    @property
-    def output(self) -> LinearParam:
-        return linear([f"{self.name}.self_attn.o_proj"], [self.hidden_size], self.qkv_sizes[0], bias=False)
-
-    @property
-    def gate_up(self) -> LinearParam:
-        name = f"{self.name}.feed_forward.gate_up_proj"
-        return linear([name], [2 * self.intermediate_size], self.hidden_size, bias=self.mlp_bias)
-
-    @property
-    def down(self) -> LinearParam:
-        name = f"{self.name}.feed_forward.down_proj"
-        return linear([name], [self.hidden_size], self.intermediate_size, bias=self.mlp_bias)
-
-    @property
-    def norms(self) -> tuple[TensorParam, TensorParam]:
-        """Of the block's input, and of the MLP's."""
-        return (
-            vector(f"{self.name}.input_layernorm.weight", 2 * self.hidden_size),
-            vector(f"{self.name}.pre_ff_layernorm.weight", self.hidden_size),
-        )
-
-    def params(self) -> tuple[TensorParam, ...]:
-        layers = (self.qkv, self.output, self.gate_up, self.down)
-        return (*(param for layer in layers for param in layer.tensors()), *self.norms)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UseSpec:
@@ -84,59 +53,36 @@ class UseSpec:
     rank: int
     on_attention: bool
 
-    @property
-    def adapters(self) -> tuple[tuple[LinearParam, LinearParam], ...]:
-        """Of gate and up, then of q, k and v: from the inputs to the rank, and from there to the outputs."""
-        of, size = self.shared, self.shared.hidden_size
-        found = [self._adapter("feed_forward.gate_up_proj_adapter_list", size, 2 * of.intermediate_size)]
-        if self.on_attention:
-            names = (f"self_attn.linear_{part}_adapter_list" for part in "qkv")
-            found += [self._adapter(name, 2 * size, outputs) for name, outputs in zip(names, of.qkv_sizes, strict=True)]
-        return tuple(found)
-
-    def _adapter(self, name: str, inputs: int, outputs: int) -> tuple[LinearParam, LinearParam]:
-        name = f"{self.shared.name}.{name}.{self.number}"
-        return (
-            linear([f"{name}.0"], [self.rank], inputs, bias=False),
-            linear([f"{name}.1"], [outputs], self.rank, bias=False),
-        )
-
-    @property
-    def output(self) -> LinearParam:
-        size = self.shared.hidden_size
-        return linear([self.output_name], [size], size, bias=False)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        """Without those of the shared block."""
-        adapters = (param for pair in self.adapters for layer in pair for param in layer.tensors())
-        return (*adapters, *self.output.tensors())
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (FullAttention(num_kv_heads=self.shared.num_kv_heads, head_dim=self.shared.head_dim),)
-
 
 class SharedTransformer:
     """The shared weights."""
 
     def __init__(self, spec: SharedTransformerSpec, parts: Parts) -> None:
-        weights = parts.weights
+        parts, size, inner = parts.within(spec.name), spec.hidden_size, spec.intermediate_size
         self.spec = spec
-        self.qkv, self.output, self.gate_up, self.down = (
-            parts.linear(layer) for layer in (spec.qkv, spec.output, spec.gate_up, spec.down)
-        )
-        self.input_norm, self.mlp_norm = (weights.tensor(param) for param in spec.norms)
+        attention, mlp = parts.within("self_attn"), parts.within("feed_forward")
+        qkv = dict(zip(("q_proj", "k_proj", "v_proj"), spec.qkv_sizes, strict=True))
+        self.qkv = attention.linear(qkv, 2 * size)
+        self.output = attention.linear({"o_proj": size}, spec.qkv_sizes[0])
+        self.gate_up = mlp.linear({"gate_up_proj": 2 * inner}, size, bias=spec.mlp_bias)
+        self.down = mlp.linear({"down_proj": size}, inner, bias=spec.mlp_bias)
+        self.input_norm = parts.tensor("input_layernorm.weight", 2 * size)
+        self.mlp_norm = parts.tensor("pre_ff_layernorm.weight", size)
 
 
 class Use:
     def __init__(self, spec: UseSpec, shared: SharedTransformer, parts: Parts) -> None:
+        of, size = spec.shared, spec.shared.hidden_size
         self._ops = parts.ops
         self._shared = shared
-        of = spec.shared
-        self._attend = PagedAttention(parts, *spec.cache_specs(), scale=(of.head_dim / 2) ** -0.5, rope=of.rope)
-        self._output = parts.linear(spec.output)
-        self._mlp_adapter, *self._attention_adapters = (
-            (parts.linear(into), parts.linear(out_of)) for into, out_of in spec.adapters
-        )
+        cache = FullAttention(num_kv_heads=of.num_kv_heads, head_dim=of.head_dim)
+        self._attend = PagedAttention(parts, cache, scale=(of.head_dim / 2) ** -0.5, rope=of.rope)
+        self._mlp_adapter = _adapter(spec, parts, "feed_forward.gate_up_proj", size, 2 * of.intermediate_size)
+        qkv = zip("qkv", of.qkv_sizes, strict=True) if spec.on_attention else ()
+        self._attention_adapters = [
+            _adapter(spec, parts, f"self_attn.linear_{part}", 2 * size, outputs) for part, outputs in qkv
+        ]
+        self._output = parts.linear({spec.output_name: size}, size)
 
     def __call__(self, ctx: ForwardContext, x: Tensor, embedded: Tensor) -> Tensor:
         """x [T, H] and the embeddings that the first layer began with, [T, H] -> [T, H]."""
@@ -157,3 +103,9 @@ class Use:
             ops.add_(qkv, ops.concat(added))
         q, k, v = (part.view(len(x), -1, spec.head_dim) for part in torch.split(qkv, list(spec.qkv_sizes), dim=-1))
         return shared.output(ctx, self._attend(ctx, q, k, v).flatten(1))
+
+
+def _adapter(spec: UseSpec, parts: Parts, of: str, inputs: int, outputs: int) -> tuple[Linear, Linear]:
+    """From the inputs to the rank, and from there to the outputs."""
+    parts = parts.within(f"{spec.shared.name}.{of}_adapter_list.{spec.number}")
+    return parts.linear({"0": spec.rank}, inputs), parts.linear({"1": outputs}, spec.rank)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import LinearParam, TensorParam, linear, tensor, vector
-from forebay.pools.cache_spec import CacheSpec, RecurrentState
+from forebay.pools.cache_spec import RecurrentState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,42 +23,19 @@ class ShortConvSpec:
     width: int
     bias: bool
 
-    @property
-    def inputs(self) -> LinearParam:
-        return linear([f"{self.name}.in_proj"], [3 * self.hidden_size], self.hidden_size, bias=self.bias)
-
-    @property
-    def output(self) -> LinearParam:
-        return linear([f"{self.name}.out_proj"], [self.hidden_size], self.hidden_size, bias=self.bias)
-
-    @property
-    def kernel(self) -> TensorParam:
-        return tensor(f"{self.name}.conv.weight", self.hidden_size, 1, self.width)
-
-    @property
-    def kernel_bias(self) -> TensorParam:
-        return vector(f"{self.name}.conv.bias", self.hidden_size)
-
-    def params(self) -> tuple[TensorParam, ...]:
-        bias = (self.kernel_bias,) if self.bias else ()
-        return (*self.inputs.tensors(), *self.output.tensors(), self.kernel, *bias)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (RecurrentState(conv=(self.width - 1, self.hidden_size)),)
-
     def build(self, parts: Parts) -> ShortConv:
         return ShortConv(self, parts)
 
 
 class ShortConv:
     def __init__(self, spec: ShortConvSpec, parts: Parts) -> None:
-        weights = parts.weights
+        parts, size = parts.within(spec.name), spec.hidden_size
         self._ops = parts.ops
-        self._layer = parts.keep(*spec.cache_specs())
-        self._inputs = parts.linear(spec.inputs)
-        self._output = parts.linear(spec.output)
-        self._kernel = weights.tensor(spec.kernel).squeeze(1).T.contiguous()
-        self._bias = weights.tensor(spec.kernel_bias) if spec.bias else None
+        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size)))
+        self._inputs = parts.linear({"in_proj": 3 * size}, size, bias=spec.bias)
+        self._output = parts.linear({"out_proj": size}, size, bias=spec.bias)
+        self._kernel = parts.conv_kernel({"conv": size}, spec.width)
+        self._bias = parts.tensor("conv.bias", size) if spec.bias else None
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """out(c * conv(b * y)), with b, c and y = in(x): x [T, H] -> [T, H]."""

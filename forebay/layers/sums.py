@@ -11,8 +11,6 @@ from torch import Tensor
 
 from forebay.layers.build import Parts, PartSpec
 from forebay.layers.context import ForwardContext
-from forebay.layers.params import TensorParam
-from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,12 +19,6 @@ class SumSpec:
 
     first: PartSpec
     second: PartSpec
-
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*self.first.params(), *self.second.params())
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (*self.first.cache_specs(), *self.second.cache_specs())
 
     def build(self, parts: Parts) -> Sum:
         return Sum(self, parts)

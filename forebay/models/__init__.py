@@ -17,11 +17,12 @@ from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
 from forebay.models.decoder import Decoder, DecoderSpec, decoder_spec
+from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names
 from forebay.models.model import Model
 from forebay.ops import Ops
 
-__all__ = ["Model", "describe", "load"]
+__all__ = ["Model", "Needs", "describe", "load", "needs_of"]
 
 
 def _no_progress(done: int, total: int) -> None:
@@ -29,12 +30,17 @@ def _no_progress(done: int, total: int) -> None:
 
 
 def describe(config: ModelConfig) -> DecoderSpec:
-    """What the model is made of, and of which weights."""
+    """What the model is made of."""
     family = importlib.import_module(f"forebay.families.{config.model_type}.model")
     if hasattr(family, "describe"):
         spec: DecoderSpec = family.describe(config)
         return spec
     return decoder_spec(config, [family.block(config, layer) for layer in range(config.num_layers)])
+
+
+def needs_of(config: ModelConfig) -> Needs:
+    """Which weights the model consists of, and what its layers keep."""
+    return dry_build(describe(config))
 
 
 def load(
@@ -55,7 +61,7 @@ def load(
     another shape than the configuration says, and where the context is longer than the model's.
     """
     spec = describe(checkpoint.config)
-    params = spec.params()
+    params = dry_build(spec).params
     check_names(checkpoint, params)
     num_positions = spec.max_positions if context_length is None else context_length
     if not 1 <= num_positions <= spec.max_positions:

@@ -20,36 +20,26 @@ from forebay.layers.blocks import PreNormSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.mlp import MlpSpec, MoeSpec
-from forebay.layers.params import LinearParam, TensorParam, linear, vector
+from forebay.layers.params import TensorParam, Weights, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.layers.routing import SoftmaxRouterSpec
-from forebay.models.loader import Loader
 from forebay.ops import LinearWeight, Ops
 from forebay.pools.cache_spec import CacheSpec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
-    """`head` None: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
+    """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
     `logits_scale`."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
     norm: TensorParam
     norm_eps: float
-    head: LinearParam | None
+    tied: bool
     max_positions: int
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
-
-    def params(self) -> tuple[TensorParam, ...]:
-        """All weights, each once."""
-        head = () if self.head is None else self.head.tensors()
-        return (self.embedding, *head, *(param for block in self.blocks for param in block.params()), self.norm)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """What each mixer keeps, in the order of the `CachePool`'s entries."""
-        return tuple(spec for block in self.blocks for spec in block.cache_specs())
 
 
 def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
@@ -64,9 +54,7 @@ def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpe
         ),
         norm=vector("model.norm.weight", config.hidden_size),
         norm_eps=config.rms_norm_eps,
-        head=None
-        if config.tie_word_embeddings
-        else linear(["lm_head"], [config.vocab_size], config.hidden_size, bias=False, min_bits=HEAD_BITS),
+        tied=config.tie_word_embeddings,
         max_positions=config.max_position_embeddings,
     )
 
@@ -143,24 +131,30 @@ def pre_norm(
 class Decoder:
     """A `Model`. Its weights are read-only after loading, and it keeps nothing of a step."""
 
-    def __init__(self, spec: DecoderSpec, ops: Ops, weights: Loader, *, num_positions: int) -> None:
+    def __init__(self, spec: DecoderSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
         self._spec = spec
         self._ops = ops
         self.held_bytes = weights.held_bytes
-        self.weight_bytes = weights.held_bytes.total()
+        self.weight_bytes = sum(weights.held_bytes.values())
+        parts = Parts(ops, weights, RopeTables(num_positions, weights.device))
         table = weights.table(spec.embedding)
         self._embedding = _lookup(ops, table, weights.dtype)
-        if spec.head is not None:
-            self._head = weights.linear(spec.head)
+        if not spec.tied:
+            vocab_size, hidden_size = spec.embedding.shape
+            self._head = parts.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS).weight
         else:
             self._head = ops.pack_linear(table) if isinstance(table, Tensor) else table
-        parts = Parts(ops, weights, RopeTables(num_positions, weights.device))
-        self._blocks = tuple(block.build(parts) for block in spec.blocks)
-        assert tuple(parts.kept) == spec.cache_specs(), "the layers keep something else than they declared"
+        self._blocks, kept = [], []
+        for block in spec.blocks:
+            first = len(parts.kept)
+            self._blocks.append(block.build(parts))
+            kept.append(tuple(parts.kept[first:]))
         self._norm = weights.tensor(spec.norm)
+        self.kept_by_block = tuple(kept)
 
-    def cache_specs(self) -> Sequence[CacheSpec]:
-        return self._spec.cache_specs()
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What each mixer keeps, in the order of the `CachePool`'s entries."""
+        return tuple(spec for kept in self.kept_by_block for spec in kept)
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] -> [T, H]; see `Model`."""

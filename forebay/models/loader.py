@@ -11,7 +11,7 @@ from torch import Tensor
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.formats.quantized import GroupQuantized, Quantization, StoredCodes
-from forebay.layers.params import LinearParam, TensorParam
+from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.models.weight_codes import codes_of
 from forebay.ops import LinearWeight, Ops
 
@@ -78,7 +78,7 @@ class Loader:
             self.held_bytes[_form(dtype, codes)] += _num_bytes(param, dtype, codes)
         self._done_bytes = 0
 
-    def tensor(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+    def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
         changed = bool(param.offset or param.scales)
         result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self.dtype)
         flat, done = result.view(-1), 0
@@ -96,15 +96,12 @@ class Loader:
             _change(result, param)
             result = result.to(torch.float32 if float32 else self.dtype)
         self._report(param)
-        return result.to(self.device)
+        return change(result.to(self.device))
 
-    def linear(self, param: LinearParam) -> LinearWeight:
-        weight = self._matrix(param.weight)
-        bias = None if param.bias is None else self.tensor(param.bias)
-        return self._packed(weight, bias)
+    def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
+        return self._packed(self._matrix(weight), None if bias is None else self.tensor(bias))
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
-        """To look rows up in, and perhaps to multiply with as well: packed where it is held in codes."""
         weight = self._matrix(param)
         return weight if isinstance(weight, Tensor) else self._packed(weight, None)
 

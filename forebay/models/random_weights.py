@@ -13,7 +13,7 @@ from torch import Tensor
 
 from forebay.families.model_config import ModelConfig, family
 from forebay.formats.safetensors_writer import write_safetensors
-from forebay.models import describe
+from forebay.models import needs_of
 from forebay.models.loader import Progress
 
 _DTYPES: Final = {
@@ -55,7 +55,7 @@ def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: i
 
 def _stored(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], float]]:
     """Each tensor's shape and the offset of its values, by the names under which other engines read them, too."""
-    params = {name: (shape, param.offset) for param in describe(config).params() for name, shape in param.parts()}
+    params = {name: (shape, param.offset) for param in needs_of(config).params for name, shape in param.parts()}
     stacks = family(config.model_type).names.stacks
     if stacks is None:
         return params

@@ -21,7 +21,7 @@ from forebay.families.tensor_names import TensorNames
 from forebay.families.transformer import FULL, SLIDING
 from forebay.formats import files
 from forebay.formats.safetensors import MAX_TENSORS, SafetensorsFile
-from forebay.models import describe
+from forebay.models import needs_of
 from forebay.text.tokenizer import Tokenizer
 from tests.formats.hostile import (
     CONTENTS,
@@ -238,7 +238,7 @@ def test_wrong_types_within_a_configuration_are_refused_or_read(model_type, nest
     for value in ({**sound, **changed} for changed in (nested, *replacements(nested))):
         (tmp_path / "config.json").write_text(json.dumps(value))
         try:
-            describe(config_from_folder(tmp_path))
+            needs_of(config_from_folder(tmp_path))
         except ModelError as error:
             wrong += [error] if "\n" in str(error) else []
         except Exception as error:

@@ -19,8 +19,7 @@ def small(model_type: str, num_layers: int = 8, **fields: object) -> ModelConfig
 
 
 def lines(config: ModelConfig) -> list[str]:
-    spec = models.describe(config)
-    return "\n".join(equations(spec, [block.cache_specs() for block in spec.blocks])).splitlines()
+    return "\n".join(equations(models.describe(config), models.needs_of(config).kept_by_block)).splitlines()
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -18,7 +18,7 @@ from forebay.formats.gguf import GgufFile
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import Quantization
 from forebay.formats.stored_tensor import read_tensor
-from forebay.layers.params import LinearParam, TensorParam, linear
+from forebay.layers.params import TensorParam
 from forebay.models.loader import Loader
 from forebay.ops import make_ops
 from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
@@ -144,11 +144,10 @@ def llama(tmp_path_factory):
     return path
 
 
-def loader(checkpoint: Checkpoint, params: list[LinearParam], quantization: Quantization, ops) -> Loader:
-    weights = [param.weight for param in params]
+def loader(checkpoint: Checkpoint, params: list[TensorParam], quantization: Quantization, ops) -> Loader:
     return Loader(
         checkpoint,
-        weights,
+        params,
         ops=ops,
         dtype=torch.float32,
         device="cpu",
@@ -158,23 +157,24 @@ def loader(checkpoint: Checkpoint, params: list[LinearParam], quantization: Quan
 
 
 LAYER = "model.layers.0"
-QKV = linear([f"{LAYER}.self_attn.{part}_proj" for part in "qkv"], [256, 128, 128], 256, bias=False)
-GATE_UP = linear([f"{LAYER}.mlp.{part}_proj" for part in ("gate", "up")], [256, 256], 256, bias=False)
-TURNS = linear(
-    [f"{LAYER}.mlp.{part}_proj" for part in ("gate", "up")],
-    [256, 256],
-    256,
-    bias=False,
-    rows=(range(0, 512, 2), range(7, 8), range(1, 512, 3)),
-)
-HALVED = linear([f"{LAYER}.mlp.down_proj"], [256], 256, bias=False, scales=((100, 0.5), (156, 2.0)))
+
+
+def matrix(sizes: dict[str, int], **options) -> TensorParam:
+    names = tuple(f"{LAYER}.{name}_proj.weight" for name in sizes)
+    return TensorParam(names=names, sizes=tuple(sizes.values()), inner=(256,), min_bits=4, **options)
+
+
+QKV = matrix({"self_attn.q": 256, "self_attn.k": 128, "self_attn.v": 128})
+GATE_UP = matrix({"mlp.gate": 256, "mlp.up": 256})
+TURNS = replace(GATE_UP, rows=(range(0, 512, 2), range(7, 8), range(1, 512, 3)))
+HALVED = matrix({"mlp.down": 256}, scales=((100, 0.5), (156, 2.0)))
 
 
 @pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0"])
 @pytest.mark.parametrize("param", [QKV, GATE_UP, TURNS, HALVED], ids=["qkv", "gate and up", "rows", "scales"])
 def test_what_was_packed_are_the_values_of_the_file(type_name, param, llama, ops):
     weights = loader(open_checkpoint(llama(type_name)), [param], FILE, ops)
-    packed, expected = weights.linear(param), weights.tensor(param.weight)
+    packed, expected = weights.linear(param, None), weights.tensor(param)
     every_row = torch.arange(packed.out_features)
     assert torch.equal(ops.embedding_packed(every_row, packed, torch.float32), expected)
 
@@ -185,8 +185,8 @@ def test_parts_in_different_codes_are_joined_in_a_format_for_both(llama, ops):
     mixed = {name: others[name] if "v_proj" in name else tensor for name, tensor in checkpoint.tensors.items()}
     weights = loader(replace(checkpoint, tensors=mixed), [QKV], FILE, ops)
     assert weights.held_bytes == {"8 bits": 512 * 256 + 512 * 8 * 4}
-    packed = ops.embedding_packed(torch.arange(512), weights.linear(QKV), torch.float32)
-    assert torch.equal(packed, weights.tensor(QKV.weight))
+    packed = ops.embedding_packed(torch.arange(512), weights.linear(QKV, None), torch.float32)
+    assert torch.equal(packed, weights.tensor(QKV))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,7 @@ def test_parts_in_different_codes_are_joined_in_a_format_for_both(llama, ops):
 )
 @pytest.mark.parametrize("quantization", [FILE, INT8, INT4])
 def test_what_cannot_be_in_codes_is_in_the_dtype(param, quantization, llama):
-    layer = LinearParam(weight=param, bias=None)
-    assert set(loader(open_checkpoint(llama("Q4_1")), [layer], quantization, TORCH).held_bytes) == {"float32"}
+    assert set(loader(open_checkpoint(llama("Q4_1")), [param], quantization, TORCH).held_bytes) == {"float32"}
 
 
 def test_rows_that_are_no_whole_groups_are_in_the_dtype(tiny):
@@ -213,14 +212,14 @@ def test_rows_that_are_no_whole_groups_are_in_the_dtype(tiny):
 @pytest.mark.parametrize(("quantization", "bits"), [(INT8, 8), (INT4, 4)])
 def test_weights_without_codes_are_rounded_as_they_are_loaded(quantization, bits, llama, ops):
     weights = loader(open_checkpoint(llama("F32")), [GATE_UP], quantization, ops)
-    packed = ops.embedding_packed(torch.arange(512), weights.linear(GATE_UP), torch.float32)
-    expected = values(quantize_rows(weights.tensor(GATE_UP.weight).numpy(), bits))
+    packed = ops.embedding_packed(torch.arange(512), weights.linear(GATE_UP, None), torch.float32)
+    expected = values(quantize_rows(weights.tensor(GATE_UP).numpy(), bits))
     np.testing.assert_array_equal(packed.numpy(), expected)
 
 
 def test_pieces_are_rounded_like_the_whole(llama, monkeypatch):
     def codes() -> np.ndarray:
-        return loader(open_checkpoint(llama("BF16")), [GATE_UP], INT4, TORCH).linear(GATE_UP).codes
+        return loader(open_checkpoint(llama("BF16")), [GATE_UP], INT4, TORCH).linear(GATE_UP, None).codes
 
     whole = codes()
     monkeypatch.setattr("forebay.models.weight_codes._PIECE_ELEMENTS", 100 * 256)
@@ -297,9 +296,9 @@ def test_routers_stay_in_the_dtype(tmp_path):
     folder = tmp_path / "moe"
     make_oracle("qwen3_moe", hidden_size=64, moe_intermediate_size=32, intermediate_size=96).save_pretrained(folder)
     model = models.load(open_checkpoint(folder), ops=TORCH, dtype=torch.float32, quantization=INT8)
-    spec = models.describe(open_checkpoint(folder).config)
-    small = sum(param.num_elements for param in spec.params() if param.min_bits == 16)
-    assert any("mlp.gate.weight" in name for param in spec.params() if param.min_bits == 16 for name in param.names)
+    params = models.needs_of(open_checkpoint(folder).config).params
+    small = sum(param.num_elements for param in params if param.min_bits == 16)
+    assert any("mlp.gate.weight" in name for param in params if param.min_bits == 16 for name in param.names)
     # All else is rows of 64, but for the heads' outputs of 48.
-    heads = sum(param.num_elements for param in spec.params() if param.inner == (48,))
+    heads = sum(param.num_elements for param in params if param.inner == (48,))
     assert model.held_bytes["float32"] == 4 * (small + heads)

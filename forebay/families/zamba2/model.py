@@ -14,7 +14,6 @@ from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
 from forebay.models.equations import block_lines, term
-from forebay.pools.cache_spec import CacheSpec
 
 _MIXER_EPS = 1e-5  # transformers has no field for it
 
@@ -76,12 +75,6 @@ class LayerSpec:
     mixer: Mamba2Spec
     norm: TensorParam
 
-    def params(self) -> tuple[TensorParam, ...]:
-        return (*(() if self.use is None else self.use.params()), *self.mixer.params(), self.norm)
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return (*(() if self.use is None else self.use.cache_specs()), *self.mixer.cache_specs())
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackSpec:
@@ -90,13 +83,6 @@ class StackSpec:
     shared: tuple[SharedTransformerSpec, ...]
     layers: tuple[LayerSpec, ...]
     norm_eps: float
-
-    def params(self) -> tuple[TensorParam, ...]:
-        shared = (param for block in self.shared for param in block.params())
-        return (*shared, *(param for layer in self.layers for param in layer.params()))
-
-    def cache_specs(self) -> tuple[CacheSpec, ...]:
-        return tuple(spec for layer in self.layers for spec in layer.cache_specs())
 
     def build(self, parts: Parts) -> Block:
         return Stack(self, parts)

@@ -1,0 +1,71 @@
+"""What a model needs, told by building it without weights: its layers ask for each weight where they would use it.
+
+Tensors of the device `meta` stand for the weights: shapes, which can be viewed, split and joined. Nothing is computed
+with them (see `Change`): the first such computation would take a second, in which torch imports its compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from forebay.base.errors import ModelError
+from forebay.layers.params import Change, TensorParam, unchanged
+from forebay.models.decoder import Decoder, DecoderSpec
+from forebay.ops import LinearWeight, make_ops
+from forebay.pools.cache_spec import CacheSpec
+
+_MOST_ELEMENTS = 1 << 56  # torch counts bytes in 63 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """All weights, each once, and what each block keeps, in the order of the `CachePool`'s entries."""
+
+    params: tuple[TensorParam, ...]
+    kept_by_block: tuple[tuple[CacheSpec, ...], ...]
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        return tuple(spec for kept in self.kept_by_block for spec in kept)
+
+
+def dry_build(spec: DecoderSpec) -> Needs:
+    """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor."""
+    shapes = _Shapes()
+    model = Decoder(spec, make_ops("torch", 1), shapes, num_positions=1)
+    return Needs(tuple(shapes.asked), model.kept_by_block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
+    in_features: int
+    out_features: int
+
+
+class _Shapes:
+    """`Weights` without values, which remember what was asked for."""
+
+    dtype = torch.float32
+    device = torch.device("meta")
+    held_bytes: Mapping[str, int] = {}
+
+    def __init__(self) -> None:
+        self.asked: list[TensorParam] = []
+
+    def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
+        if param.num_elements > _MOST_ELEMENTS:
+            raise ModelError(f"{param.names[0]} would have {param.num_elements:,} entries: no machine holds that")
+        self.asked.append(param)
+        return torch.empty(param.shape, device=self.device)
+
+    def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
+        self.asked += [weight] if bias is None else [weight, bias]
+        out_features, in_features = weight.shape
+        return _Unpacked(in_features, out_features)
+
+    def table(self, param: TensorParam) -> Tensor:
+        return self.tensor(param)

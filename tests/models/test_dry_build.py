@@ -1,0 +1,64 @@
+"""What a model needs is what its layers ask for: known without weights, and the same when it is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.base.errors import ModelError
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import config_of
+from forebay.families.small import small_config
+from forebay.models import needs_of
+from forebay.ops import make_ops
+from tests.deadlines import HANGS_S
+from tests.models.tiny import CASES
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_model_asks_for_each_tensor_of_its_checkpoint_once_and_keeps_what_it_said(case, tiny):
+    checkpoint = open_checkpoint(tiny(case).path)
+    needs, done = needs_of(checkpoint.config), []
+    names = [name for param in needs.params for name in param.names]
+    assert len(names) == len(set(names))
+    model = models.load(
+        checkpoint, ops=make_ops("torch", 1), dtype=torch.float32, progress=lambda *bytes_: done.append(bytes_)
+    )
+    assert len(done) == len(needs.params)
+    assert done[-1] == (model.weight_bytes, 4 * sum(param.num_elements for param in needs.params))
+    assert model.cache_specs() == needs.cache_specs
+
+
+def test_a_model_that_no_machine_holds_takes_no_memory(tiny):
+    config = open_checkpoint(tiny("llama").path).config
+    needs = needs_of(replace(config, vocab_size=1 << 28, hidden_size=1 << 20))
+    assert sum(param.num_elements for param in needs.params) > 1 << 48
+
+
+def test_a_tensor_that_torch_cannot_count_is_refused():
+    config = small_config("gpt_oss", hidden_size=64, num_layers=1, vocab_size=64)
+    huge = {"hidden_size": 1 << 24, "intermediate_size": 1 << 24, "num_local_experts": 1 << 12}
+    with pytest.raises(ModelError, match=r"experts\.gate_up_proj would have [\d,]+ entries"):
+        needs_of(config_of({**config, **huge}))
+
+
+WITHOUT_COMPILER = """
+import sys
+from forebay.families import TYPES
+from forebay.families.model_config import config_of
+from forebay.families.small import small_config
+from forebay.models import needs_of
+for name in TYPES:
+    needs_of(config_of(small_config(name, hidden_size=64, num_layers=4, vocab_size=64)))
+    assert "torch._dynamo" not in sys.modules, name
+"""
+
+
+def test_nothing_is_computed_with_shapes():
+    """Which would take a second, for torch then imports its compiler."""
+    subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], check=True, timeout=HANGS_S)
