@@ -57,6 +57,15 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False)
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.encode() == self.encode()
 
+    @classmethod
+    def padding(cls, lengths: Mapping[str, int]) -> dict[str, Any]:
+        """The columns that have a pad, of nothing else; `lengths` by letter, of the pads too."""
+        return {
+            name: np.full(lengths[column.length], lengths[column.pad] if isinstance(column.pad, str) else column.pad)
+            for name, column in columns_of(cls).items()
+            if column.pad is not None
+        }
+
     def encode(self) -> bytes:
         return _ENCODER.encode(self)
 

@@ -1,7 +1,8 @@
 """What one step does, decided in full before anything runs.
 
 Lengths of columns: S sequences in the step, E tokens of those that are extends, T tokens of all, W row writes, M window
-page writes, N snapshots, C clears, D copies, P pages, Q window pages, K tokens that a request brings.
+page writes, N snapshots, C clears, D copies, P pages, Q window pages, K tokens that a request brings. As a
+pad W stands for the tokens of a padded sequence.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     q_lens: Annotated[I64, Column("S")]
     seq_lens: Annotated[I64, Column("S", "lengths", device=np.int32, pad="W")]  # after the step
     out_cache_loc: Annotated[I64, Column("T", "locations", device=np.int64, pad=PAD)]
-    input_ids: Annotated[I64, Column("E", "tokens")]
+    input_ids: Annotated[I64, Column("E", "tokens", device=np.int64)]
     sample_mask: Annotated[Mask, Column("S")]
     writes: RowWrites = RowWrites()
     windows: WindowWork = WindowWork()

@@ -16,22 +16,19 @@ from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Forward, GreedyTokens, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.plan_columns import padded
 
 _WIDTH: Final = 1  # tokens per row
 
 
 class DecodeInputs(Table):
-    """What differs from step to step. A padded row is request row 0 with one token, whose KV goes to page 0.
+    """What differs from step to step. A padded row is request row 0 with W tokens, whose KV goes to page 0.
 
     The field's `mamba_track_mask` is where `mamba_track_indices` is not PAD: one fact, one column.
     """
 
-    req_pool_indices = Column(torch.int32, pad=PAD)
-    seq_lens = Column(torch.int32, pad="W")  # after the step; W is the step's query width
+    declared = padded("S", "T")
     positions = Column(torch.int64, pad=0)
-    out_cache_loc = Column(torch.int64, pad=PAD)
-    out_window_loc = Column(torch.int64, pad=PAD)
-    state_slots = Column(torch.int32, pad=PAD)
     mamba_track_indices = Column(torch.int32, pad=PAD)  # where the state goes too, PAD for nowhere
 
 
@@ -43,25 +40,17 @@ class DecodeStep:
         self._counts = torch.arange(most + 1, dtype=torch.int32, device=forward.rows.last_tokens.device)
 
     def __call__(self, inputs: DecodeInputs) -> GreedyTokens:
-        n, rows = inputs.num_rows, inputs.req_pool_indices
+        n = inputs.num_rows
         q_start = self._counts[: n + 1]
-        tokens = StepTokens(
-            input_ids=self._forward.ops.gather(self._forward.rows.last_tokens, rows),
-            positions=inputs.positions,
-            rows=rows,
+        input_ids = self._forward.ops.gather(self._forward.rows.last_tokens, inputs["req_pool_indices"])
+        states = StateBatch(
+            slots=inputs["state_slots"],
             q_start=q_start,
-            seq_lens=inputs.seq_lens,
-            out_cache_loc=inputs.out_cache_loc,
-            out_window_loc=inputs.out_window_loc,
-            states=StateBatch(
-                slots=inputs.state_slots,
-                q_start=q_start,
-                snap_start=q_start,
-                snap_ends=self._counts[1 : n + 1],
-                snap_slots=inputs.mamba_track_indices,
-            ),
+            snap_start=q_start,
+            snap_ends=self._counts[1 : n + 1],
+            snap_slots=inputs.mamba_track_indices,
         )
-        return self._forward.decode(tokens)
+        return self._forward.decode(StepTokens.of(inputs, input_ids=input_ids, q_start=q_start, states=states))
 
 
 def decode_runner(

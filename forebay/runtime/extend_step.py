@@ -2,7 +2,7 @@
 
 On a CPU the Python between the kernels of such a step would leave both cores idle for a tenth of it.
 
-Shape letters: T tokens, S sequences, both padding included; N of the tokens are padding, or N is 1.
+Shape letters: T tokens, S sequences, both padding included; W of the tokens are padding, or W is 1.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import PAD
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.plan_columns import padded
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
 # Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
@@ -28,21 +28,19 @@ _FINE_UP_TO: Final = 256
 
 
 class Tokens(Table):
+    declared = padded("T")
     input_ids = Column(torch.int64, pad=0)
     positions = Column(torch.int64, pad=0)
-    out_cache_loc = Column(torch.int64, pad=PAD)
-    out_window_loc = Column(torch.int64, pad=PAD)
 
 
 class Sequences(Table):
-    """The first padded sequence has all N padded tokens (N is at least 1), the others have none."""
+    """The first padded sequence has all W padded tokens (W is at least 1), the others have none."""
 
-    req_pool_indices = Column(torch.int32, pad=PAD)
-    seq_lens = Column(torch.int32, pad="N")  # a shorter one would have a negative prefix
+    declared = padded("S")
     q_ends = Column(torch.int32, pad="T")  # the token after each sequence's last; T of a padded one
 
     def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
-        super().__init__(num_rows, device=device, sizes={"T": 0, "N": 1})
+        super().__init__(num_rows, device=device, sizes={"T": 0, "W": 1})
         self.q_start = torch.cat([self.q_ends.new_zeros(1), self.q_ends])
         self._tensors["q_ends"] = self.q_start[1:]
 
@@ -50,6 +48,8 @@ class Sequences(Table):
 class ExtendInputs:
     """Two tables that are filled together; `num_rows` are the tokens. There is room for one sequence more than may run,
     so that a padded token always has one to belong to."""
+
+    columns = (*Tokens.declared, *Sequences.declared)
 
     def __init__(self, tokens: Tokens, sequences: Sequences) -> None:
         self.tokens, self.sequences = tokens, sequences
@@ -63,9 +63,12 @@ class ExtendInputs:
         of_sequences = {name: value for name, value in values.items() if name in Sequences.declared}
         of_tokens = {name: value for name, value in values.items() if name not in of_sequences}
         count = len(next(iter(of_sequences.values()), ()))
-        self.sequences.fill(of_sequences, count, self.sequences.num_rows, T=padded, N=max(1, padded - n))
+        self.sequences.fill(of_sequences, count, self.sequences.num_rows, T=padded, W=max(1, padded - n))
         self.tokens.fill(of_tokens, n, padded)
         return self.head(padded)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.sequences[name] if name in Sequences.declared else self.tokens[name]
 
     def head(self, n: int) -> Self:
         return type(self)(self.tokens.head(n), self.sequences)
@@ -80,18 +83,8 @@ class ExtendStep:
         )
 
     def __call__(self, inputs: ExtendInputs) -> HiddenStates:
-        tokens, sequences = inputs.tokens, inputs.sequences
-        step = StepTokens(
-            input_ids=tokens.input_ids,
-            positions=tokens.positions,
-            rows=sequences.req_pool_indices,
-            q_start=sequences.q_start,
-            seq_lens=sequences.seq_lens,
-            out_cache_loc=tokens.out_cache_loc,
-            out_window_loc=tokens.out_window_loc,
-            states=self._no_states,
-        )
-        return self._forward.hidden(step)
+        q_start = inputs.sequences.q_start
+        return self._forward.hidden(StepTokens.of(inputs, q_start=q_start, states=self._no_states))
 
 
 def extend_runner(

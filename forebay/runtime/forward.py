@@ -5,8 +5,8 @@ Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -20,6 +20,10 @@ from forebay.pools.request_rows import RequestRows
 from forebay.pools.window_pages import WindowPages
 
 
+class Columns(Protocol):
+    def __getitem__(self, name: str, /) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
     """The tokens of all sequences, one sequence after the other, on the device. `out_window_loc` and the states are
@@ -27,12 +31,18 @@ class StepTokens:
 
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    rows: Tensor  # [S] int32
+    req_pool_indices: Tensor  # [S] int32
     q_start: Tensor  # [S + 1] int32
     seq_lens: Tensor  # [S] int32
     out_cache_loc: Tensor  # [T] int64
     out_window_loc: Tensor  # [T] int64
     states: StateBatch
+
+    @classmethod
+    def of(cls, columns: Columns, **others: Any) -> Self:
+        """Each field from the column of its name, but for `others`."""
+        found: dict[str, Any] = {f.name: columns[f.name] for f in fields(cls) if f.name not in others}
+        return cls(**found, **others)
 
 
 class HiddenStates(NamedTuple):
@@ -60,7 +70,7 @@ class Forward:
         """What the layers are told of a step."""
         full = window = PagedKv(
             page_table=self.rows.req_to_token,
-            rows=tokens.rows,
+            rows=tokens.req_pool_indices,
             q_start=tokens.q_start,
             seq_lens=tokens.seq_lens,
             page_size=self.cache.page_size,
@@ -79,7 +89,7 @@ class Forward:
 
     def decode(self, tokens: StepTokens) -> GreedyTokens:
         """Of sequences of one token each: its successor."""
-        return self.greedy(self.model.forward(self.context(tokens), tokens.input_ids), tokens.rows)
+        return self.greedy(self.model.forward(self.context(tokens), tokens.input_ids), tokens.req_pool_indices)
 
     def greedy(self, hidden: Tensor, rows: Tensor) -> GreedyTokens:
         """hidden [N, H] of the last tokens of `rows` [N] int32."""

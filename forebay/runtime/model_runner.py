@@ -25,17 +25,18 @@ from forebay.pools.window_pages import WindowPages
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StateWork, StepPlan, StepResult, TokenLogprob, WindowWork
 from forebay.runtime.bounds import PoolBounds
-from forebay.runtime.decode_step import decode_runner
+from forebay.runtime.decode_step import DecodeInputs, decode_runner
 from forebay.runtime.extend_step import ExtendInputs, extend_runner
 from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.logprobs import token_logprobs, unpack
+from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties
 from forebay.runtime.row_options import RowOptions
 from forebay.runtime.sampler import Wants, draw
-from forebay.runtime.step_inputs import Inputs, StepInputs
+from forebay.runtime.step_inputs import StepInputs
 
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
@@ -169,13 +170,14 @@ class ModelRunner:
         inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
         chunks: tuple[_Chunk, ...] = ()
         if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
-            decoded = self.decode.run(self._inputs.decode_columns(inputs), plan.num_seqs)
+            decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
             token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
         else:
             hidden, finite = self._hidden(plan, inputs)
-            chunks = self._prompt_chunks(plan, hidden, wanted, inputs.targets) if wanted else ()
-            last = hidden if inputs.sample_tokens is None else hidden.index_select(0, inputs.sample_tokens)
-            decoded = self._forward.greedy(last, inputs.sample_rows)
+            chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
+            every = len(sample_rows) == plan.num_tokens
+            last = hidden if every else hidden.index_select(0, inputs["sample_tokens"])
+            decoded = self._forward.greedy(last, inputs["sample_rows"])
             token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
             token_ids = _of_all(token_ids, finite, inputs)
         return LaunchedStep(
@@ -213,29 +215,27 @@ class ModelRunner:
         """An extend of `length` tokens or one decode of the padding row: its KV goes to the padding pages, its state to
         the padding slot."""
         q_len = length if num_extends else 1
-        padding, no_tokens = np.full(q_len, PAD, dtype=np.int64), np.empty(0, dtype=np.int32)
+        lengths, no_tokens = {"S": 1, "T": q_len, "W": q_len}, np.empty(0, dtype=np.int32)
         return StepPlan(
             step=step,
             num_extends=num_extends,
-            rows=padding[:1],
             q_lens=np.full(1, q_len, dtype=np.int64),
-            seq_lens=np.full(1, q_len, dtype=np.int64),
-            out_cache_loc=padding,
-            input_ids=padding[: q_len * num_extends],
+            input_ids=np.zeros(q_len * num_extends, dtype=np.int64),
             sample_mask=np.ones(1, dtype=np.bool_),
-            windows=WindowWork(out_window_loc=padding) if self.windows is not None else WindowWork(),
-            states=StateWork(state_slots=padding[:1]) if self.cache.num_slots else StateWork(),
+            windows=WindowWork(**WindowWork.padding(lengths)) if self.windows is not None else WindowWork(),
+            states=StateWork(**StateWork.padding(lengths)) if self.cache.num_slots else StateWork(),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
+            **StepPlan.padding(lengths),
         )
 
-    def _hidden(self, plan: StepPlan, inputs: Inputs) -> HiddenStates:
+    def _hidden(self, plan: StepPlan, inputs: Sections) -> HiddenStates:
         """A step of any shape."""
         if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
             return self.extend.run(self._inputs.extend_columns(plan, inputs), plan.num_tokens)
         return self._forward.hidden(self._inputs.tokens(plan, inputs))
 
     def _choose(
-        self, decoded: GreedyTokens, inputs: Inputs, rows: Ids, wants: Wants, reporting: Ids
+        self, decoded: GreedyTokens, inputs: Sections, rows: Ids, wants: Wants, reporting: Ids
     ) -> tuple[Tensor, _ToHost | None]:
         """The tokens of the sequences that sample: the most likely ones, unless they want others."""
         ids, finite, raw = decoded
@@ -245,26 +245,26 @@ class ModelRunner:
             ids, finite = self._other_tokens(raw, inputs, rows, wants, ids, finite)
         logprobs = None
         if len(reporting):
-            which = inputs.reporting
+            which = inputs["reporting"]
             k = int(self._options.num_top[rows[reporting]].max())
             logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
         return torch.where(finite, ids, _FAILED), logprobs
 
     def _other_tokens(
-        self, logits: Tensor, inputs: Inputs, rows: Ids, wants: Wants, ids: Tensor, finite: Tensor
+        self, logits: Tensor, inputs: Sections, rows: Ids, wants: Wants, ids: Tensor, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
         if wants & Wants.ADJUST:
             logits = self._penalties.apply(logits, rows.tolist())
             ids, finite = self._ops.argmax_rows(logits)
         if wants & Wants.DRAW:
             ids = self._draw(logits, ids, inputs, wants)
-        self._ops.scatter(self.rows.last_tokens, inputs.sample_rows, ids)
+        self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], ids)
         if wants & Wants.ADJUST:
             self._penalties.record(ids, rows.tolist())
         return ids, finite
 
-    def _draw(self, logits: Tensor, greedy: Tensor, inputs: Inputs, wants: Wants) -> Tensor:
-        rows, lens, which = inputs.sample_rows, inputs.sample_lens, inputs.drawing
+    def _draw(self, logits: Tensor, greedy: Tensor, inputs: Sections, wants: Wants) -> Tensor:
+        rows, lens, which = inputs["sample_rows"], inputs["sample_lens"], inputs["drawing"]
         if len(which) == len(greedy):
             return draw(self._ops, logits, rows, lens, self.rows, wants)
         logits, rows, lens = (of_all.index_select(0, which) for of_all in (logits, rows, lens))
@@ -286,16 +286,16 @@ class ModelRunner:
         return tuple(chunks)
 
 
-def _of_all(token_ids: Tensor, finite: Tensor, inputs: Inputs) -> Tensor:
+def _of_all(token_ids: Tensor, finite: Tensor, inputs: Sections) -> Tensor:
     """token_ids [N] of the sequences that sample and finite [T] of all tokens -> one id for each sequence [S]: _FAILED
     where a token is not finite, anything where nothing is sampled. What a chunk leaves in the caches is finite where
     its hidden states are (decision 0014), so those that sample nothing are looked at as well."""
     broken = torch.zeros(len(finite) + 1, dtype=torch.int64, device=finite.device)
     torch.cumsum(~finite, 0, out=broken[1:])
-    bounds = broken.index_select(0, inputs.sections["q_start"])
+    bounds = broken.index_select(0, inputs["q_start"])
     if len(token_ids) < len(bounds) - 1:
         ids = torch.zeros(len(bounds) - 1, dtype=torch.int64, device=finite.device)
-        token_ids = ids.index_copy_(0, inputs.sections["sample_seqs"], token_ids)
+        token_ids = ids.index_copy_(0, inputs["sample_seqs"], token_ids)
     return token_ids.masked_fill(bounds[1:] != bounds[:-1], _FAILED)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +17,28 @@ _NUMPY: Final[Mapping[torch.dtype, Any]] = {torch.int64: np.int64, torch.int32: 
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Views:
-    """One layout's sections by name: the host's to write, the device's to read after `Packing.send`."""
+class Sections(dict[str, Tensor]):
+    """What was sent, by name, on the device; what was not is empty. They are views of a buffer, valid until the next
+    step but one is sent."""
+
+    def __init__(self, nothing: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._nothing = nothing
+
+    def __missing__(self, name: str) -> Tensor:
+        return self._nothing[name]
+
+    def of(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Those of `names` that were sent."""
+        return {name: self[name] for name in names if name in self}
+
+
+class _Views(NamedTuple):
+    """One layout's sections: the host's to write, the device's to read."""
 
     num_words: int
-    host: dict[str, Array]
-    device: dict[str, Tensor]
+    host: list[Array]
+    device: Sections
 
 
 class _Buffer:
@@ -35,7 +49,7 @@ class _Buffer:
         self.host = torch.zeros(num_words, dtype=torch.int64, pin_memory=pinned)
         self.array = self.host.numpy()
         self.device = torch.zeros(num_words, dtype=torch.int64, device=device)
-        self.views: dict[tuple[int, ...], Views] = {}
+        self.views: dict[tuple[object, ...], _Views] = {}
         self.sent: torch.cuda.Event | None = None  # when the last copy from here is through
 
 
@@ -48,42 +62,42 @@ class Packing:
     def __init__(
         self, sections: Mapping[str, torch.dtype], device: torch.device, *, num_words: int, num_buffers: int = 2
     ) -> None:
-        self._sections = tuple(sections.items())
+        self._dtypes = dict(sections)
+        self._nothing = {name: torch.empty(0, dtype=dtype, device=device) for name, dtype in sections.items()}
         self._device = device
         self._buffers = [_Buffer(num_words, device) for _ in range(num_buffers)]
         self._turn = 0
 
-    def begin(self, counts: tuple[int, ...]) -> Views:
-        """The views for sections of `counts` elements, in the order of declaration, in the next buffer of the ring."""
+    def send(self, arrays: Mapping[str, Array]) -> Sections:
+        """Start the one copy of everything to the device. KeyError for a section that was not declared."""
+        sent = {name: values for name, values in arrays.items() if len(values)}
         self._turn = (self._turn + 1) % len(self._buffers)
         buffer = self._buffers[self._turn]
         if buffer.sent is not None:
             buffer.sent.synchronize()
-        views = buffer.views.get(counts)
-        return views if views is not None else self._layout(counts)
-
-    def send(self, views: Views) -> None:
-        """Start the one copy of everything to the device."""
-        buffer = self._buffers[self._turn]
-        n = views.num_words
+        views = buffer.views.get((*sent, *map(len, sent.values()))) or self._layout(sent)
+        for section, values in zip(views.host, sent.values(), strict=True):
+            section[:] = values
+        buffer, n = self._buffers[self._turn], views.num_words
         buffer.device[:n].copy_(buffer.host[:n], non_blocking=True)
         if buffer.device.is_cuda:
             buffer.sent = torch.cuda.current_stream(buffer.device.device).record_event()
+        return views.device
 
-    def _layout(self, counts: tuple[int, ...]) -> Views:
-        words = [-(-n * dtype.itemsize // 8) for n, (_, dtype) in zip(counts, self._sections, strict=True)]
-        total = sum(words)
+    def _layout(self, sent: Mapping[str, Array]) -> _Views:
+        words = {name: -(-len(values) * self._dtypes[name].itemsize // 8) for name, values in sent.items()}
+        total = sum(words.values())
         buffer = self._buffers[self._turn]
         if total > len(buffer.host):
             buffer = self._buffers[self._turn] = _Buffer(2 * total, self._device)
         if len(buffer.views) >= _MAX_LAYOUTS:
             buffer.views.clear()
-        host: dict[str, Array] = {}
-        device: dict[str, Tensor] = {}
-        array, start = buffer.array, 0
-        for (name, dtype), n, size in zip(self._sections, counts, words, strict=True):
-            host[name] = array[start : start + size].view(_NUMPY[dtype])[:n]
-            device[name] = buffer.device[start : start + size].view(dtype)[:n]
-            start += size
-        buffer.views[counts] = views = Views(total, host, device)
+        host, device, start = [], Sections(self._nothing), 0
+        for name, values in sent.items():
+            dtype, stop, n = self._dtypes[name], start + words[name], len(values)
+            host.append(buffer.array[start:stop].view(_NUMPY[dtype])[:n])
+            device[name] = buffer.device[start:stop].view(dtype)[:n]
+            start = stop
+        key = (*sent, *map(len, sent.values()))
+        buffer.views[key] = views = _Views(total, host, device)
         return views

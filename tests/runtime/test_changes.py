@@ -113,7 +113,7 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
 
 def check_tokens(plan: StepPlan, tokens: StepTokens) -> None:
     states = tokens.states
-    assert tokens.rows.tolist() == plan.rows.tolist()
+    assert tokens.req_pool_indices.tolist() == plan.rows.tolist()
     assert tokens.out_window_loc.tolist() == plan.windows.out_window_loc.tolist()
     assert states.slots.tolist() == plan.states.state_slots.tolist()
     got = []

@@ -52,9 +52,9 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
         "out_cache_loc": {0},
         "out_window_loc": {0},
     }
-    assert set(padded.sequences.req_pool_indices[LIVE:].tolist()) == {0}
+    assert set(padded.sequences["req_pool_indices"][LIVE:].tolist()) == {0}
     assert set(padded.sequences.q_ends[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all padded tokens"
-    assert set(padded.sequences.seq_lens[LIVE:].tolist()) == {PADDED - LIVE}, "as long as they are many"
+    assert set(padded.sequences["seq_lens"][LIVE:].tolist()) == {PADDED - LIVE}, "as long as they are many"
     assert padded.sequences.q_start.tolist() == [0, *padded.sequences.q_ends.tolist()]
 
 

@@ -14,7 +14,8 @@ from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.host_copies import HostCopies
-from forebay.runtime.step_inputs import Inputs, StepInputs
+from forebay.runtime.packing import Sections
+from forebay.runtime.step_inputs import StepInputs
 from tests.plans import plan_of
 from tests.runtime.plans import known
 
@@ -67,7 +68,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-def check(plan: StepPlan, staging: StepInputs, inputs: Inputs, rows: RequestRows) -> None:
+def check(plan: StepPlan, staging: StepInputs, inputs: Sections, rows: RequestRows) -> None:
     """Every field, one token at a time."""
     q_start, positions, tokens, sampled, sample_rows, sample_lens = [0], [], [], [], [], []
     known = iter(plan.input_ids.tolist())
@@ -85,16 +86,17 @@ def check(plan: StepPlan, staging: StepInputs, inputs: Inputs, rows: RequestRows
     assert step.q_start.tolist() == q_start
     assert step.positions.tolist() == positions
     assert step.input_ids.tolist() == tokens
-    assert step.rows.tolist() == plan.rows.tolist()
+    assert step.req_pool_indices.tolist() == plan.rows.tolist()
     assert step.seq_lens.tolist() == plan.seq_lens.tolist()
     assert step.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
     assert not len(step.out_window_loc), "no layer has a window"
-    assert inputs.sample_rows.tolist() == sample_rows
-    assert inputs.sample_lens.tolist() == sample_lens
-    every = inputs.sample_tokens is None
-    assert (list(range(plan.num_tokens)) if every else inputs.sample_tokens.tolist()) == sampled
-    dtypes = (step.rows.dtype, step.q_start.dtype, step.positions.dtype)
-    assert dtypes == (torch.int32, torch.int32, torch.int64)
+    assert inputs["sample_rows"].tolist() == sample_rows
+    assert inputs["sample_lens"].tolist() == sample_lens
+    assert plan.num_extends == 0 or inputs["sample_tokens"].tolist() == sampled
+    narrow = (step.req_pool_indices, step.q_start, step.seq_lens, inputs["sample_rows"])
+    wide = (step.input_ids, step.positions, step.out_cache_loc, inputs["sample_lens"], inputs["sample_tokens"])
+    assert {tensor.dtype for tensor in narrow} == {torch.int32}
+    assert {tensor.dtype for tensor in wide} == {torch.int64}
 
 
 @settings(max_examples=60)
@@ -118,9 +120,9 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
         targets = rng.integers(0, 1000, int(rng.integers(0, 5)))
         inputs = staging.stage(plan, sample_rows, some, some[::2], targets)
         check(plan, staging, inputs, rows)
-        assert inputs.drawing.tolist() == some.tolist()
-        assert inputs.reporting.tolist() == some[::2].tolist()
-        assert inputs.targets.tolist() == targets.tolist()
+        assert inputs["drawing"].tolist() == some.tolist()
+        assert inputs["reporting"].tolist() == some[::2].tolist()
+        assert inputs["targets"].tolist() == targets.tolist()
         assert rows.req_to_token.tolist() == table.tolist()
         for row in range(NUM_ROWS + 1):
             for name, column in SamplingRows.declared.items():
