@@ -76,7 +76,7 @@ CONTRACTS: Final = {
     "C10": Contract(
         "The host owns the ids",
         "Rows and locations exist on the host first; what the device reads is one packed copy of them.",
-        "scheduler/plan_builder.py, runtime/step_inputs.py",
+        "scheduler/plan_builder.py, requests/step_plan.py, runtime/step_inputs.py",
     ),
     "C11": Contract(
         "No copies back",
@@ -93,7 +93,7 @@ CONTRACTS: Final = {
         "Padded rows",
         "Every captured step is padded by the same code; each column declares its pad; one without a source in "
         "this step is padded whole.",
-        "pools/table.py, runtime/decode_step.py, runtime/extend_step.py",
+        "pools/table.py, requests/step_plan.py, runtime/decode_step.py, runtime/extend_step.py",
     ),
     "C14": Contract(
         "Padded replays touch nothing",

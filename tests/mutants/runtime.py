@@ -2,35 +2,40 @@
 
 from tests.mutants.mutant import Mutant
 
+_PLAN, _DECODE, _EXTEND = "requests/step_plan.py", "runtime/decode_step.py", "runtime/extend_step.py"
 _PADDED_DECODE = "runtime/test_decode_step.py::test_c13_a_padded_row_of_a_decode_step_is_nobodys"
 _PADDED_EXTEND = "runtime/test_decode_step.py::test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys"
 
 
-def _pad(column: str, pad: str, test: str, file: str, wrong: str) -> Mutant:
-    declared = f"    {column}, pad={pad})"
+def _pad(what: str, file: str, declared: str, pad: str, wrong: str, test: str) -> Mutant:
+    """`declared` is the end of the column's declaration before its pad."""
     return Mutant(
-        f"C13 a padded {column.partition(' ')[0]} of {file.partition('_')[0]} steps is {pad}",
-        f"runtime/{file}",
-        declared,
-        declared.replace(f"pad={pad}", f"pad={wrong}"),
+        f"C13 a padded {what} is {pad}",
+        file,
+        f"{declared}, pad={pad})",
+        f"{declared}, pad={wrong})",
         test,
     )
 
 
 RUNTIME = (
     # -- padding and replay -------------------------------------------------------------------------------------------
-    _pad("req_pool_indices = Column(torch.int32", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
-    _pad("seq_lens = Column(torch.int32", '"W"', _PADDED_DECODE, "decode_step.py", "0"),
-    _pad("positions = Column(torch.int64", "0", _PADDED_DECODE, "decode_step.py", "1"),
-    _pad("out_cache_loc = Column(torch.int64", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
-    _pad("out_window_loc = Column(torch.int64", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
-    _pad("state_slots = Column(torch.int32", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
-    _pad("mamba_track_indices = Column(torch.int32", "PAD", _PADDED_DECODE, "decode_step.py", "1"),
-    _pad("out_cache_loc = Column(torch.int64", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
-    _pad("out_window_loc = Column(torch.int64", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
-    _pad("req_pool_indices = Column(torch.int32", "PAD", _PADDED_EXTEND, "extend_step.py", "1"),
-    _pad("q_ends = Column(torch.int32", '"T"', _PADDED_EXTEND, "extend_step.py", "0"),
-    _pad("seq_lens = Column(torch.int32", '"N"', _PADDED_EXTEND, "extend_step.py", "1"),
+    _pad("`req_pool_indices`", _PLAN, 'device_name="req_pool_indices"', "PAD", "1", _PADDED_DECODE),
+    _pad("`seq_lens`", _PLAN, '"lengths", device=np.int32', '"W"', "0", _PADDED_DECODE),
+    _pad("`out_cache_loc`", _PLAN, '"locations", device=np.int64', "PAD", "1", _PADDED_DECODE),
+    _pad("`out_window_loc`", _PLAN, '"window_locations", device=np.int64', "PAD", "1", _PADDED_EXTEND),
+    _pad("`state_slots`", _PLAN, '"slots", device=np.int32', "PAD", "1", _PADDED_DECODE),
+    _pad("`positions` of decode steps", _DECODE, "positions = Column(torch.int64", "0", "1", _PADDED_DECODE),
+    _pad("`mamba_track_indices`", _DECODE, "mamba_track_indices = Column(torch.int32", "PAD", "1", _PADDED_DECODE),
+    _pad("`positions` of extend steps", _EXTEND, "positions = Column(torch.int64", "0", "1", _PADDED_EXTEND),
+    _pad("`q_ends`", _EXTEND, "q_ends = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
+    Mutant(
+        "C13 a padded sequence of extend steps is as long as its tokens are many",
+        _EXTEND,
+        "W=max(1, padded - n)",
+        "W=1",
+        _PADDED_EXTEND,
+    ),
     Mutant(
         "C13 an input without a source is padded whole",
         "pools/table.py",
@@ -182,9 +187,9 @@ RUNTIME = (
     ),
     Mutant(
         "C10 what the device reads is what the plan says",
-        "runtime/step_inputs.py",
-        '        host["write_pages"][:] = plan.writes.write_pages\n',
-        '        host["write_pages"][:] = plan.writes.write_pages[::-1]\n',
+        "runtime/packing.py",
+        "            section[:] = values\n",
+        "            section[:] = values[::-1]\n",
         "runtime/test_changes.py::test_changes_of_random_plans_in_a_row_are_those_of_lists",
     ),
     Mutant(
