@@ -22,7 +22,6 @@ LONG_FILES = {
 }
 LONG_FUNCTIONS = {
     "config/resolve.py: resolve": 51,
-    "scheduler/plan_builder.py: build_plan": 54,
 }
 
 

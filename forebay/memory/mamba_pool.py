@@ -1,7 +1,7 @@
 """State slots of recurrent layers (C6, C7). Slots are ids here; their bytes live in `pools.cache_pool`.
 
-What a slot must become before the next step reads it, zeros or the copy of another, is queued here and goes into that
-step's plan, so that it is done in order: after the steps launched before, and before the plan's own model step.
+What a slot must become before the next step reads it, zeros or the copy of another, is written into that step's draft
+and done in order: after the steps launched before, and before the plan's own model step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from forebay.config.engine_config import Ledger
-from forebay.memory.slots import Ids, Slots, as_ids
+from forebay.memory.draft import Draft
+from forebay.memory.slots import Ids, Slots
 
 
 class MambaPool(Slots):
@@ -19,8 +20,6 @@ class MambaPool(Slots):
 
     def __init__(self, size: int, *, ledger: Ledger = Ledger.RAISE) -> None:
         super().__init__("state", size, ledger=ledger)
-        self._clears: list[int] = []
-        self._copies: list[tuple[int, int]] = []
 
     @property
     def size(self) -> int:
@@ -39,24 +38,11 @@ class MambaPool(Slots):
     def available_size(self) -> int:
         return self.num_free
 
-    def clear_state(self, slot: int) -> None:
-        """The next step begins by making the slot zeros: its request starts from nothing."""
-        self._clears.append(slot)
+    def clear_state(self, slot: int, draft: Draft) -> None:
+        """The step begins by making the slot zeros: its request starts from nothing."""
+        draft.clears.append(slot)
 
-    def copy_from(self, src: int, dst: int) -> None:
-        """The next step begins by copying slot `src` to `dst`. The caller keeps `src` from being released until that
-        step has completed."""
-        self._copies.append((src, dst))
-
-    def take_clears(self) -> Ids:
-        clears, self._clears = self._clears, []
-        return as_ids(clears)
-
-    def take_copies(self) -> tuple[Ids, Ids]:
-        """Sources and destinations."""
-        copies, self._copies = self._copies, []
-        return as_ids([src for src, _ in copies]), as_ids([dst for _, dst in copies])
-
-    def clear(self) -> None:
-        super().clear()
-        self._clears, self._copies = [], []
+    def copy_from(self, src: int, dst: int, draft: Draft) -> None:
+        """The step begins by copying slot `src` to `dst`. The caller keeps `src` from being released until it has
+        completed."""
+        draft.copies.append((src, dst))

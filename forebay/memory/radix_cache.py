@@ -108,11 +108,10 @@ class RadixCache(RadixIndex):
         nodes, inside, position = self._walk(pin.node, key, start * self._page_bytes, end)
         if nodes and inside < len(nodes[-1].key):
             nodes[-1] = self._split(nodes[-1], inside)
-        node, replaced = pin.node, NO_PAGES
+        node, replaced, remapped = pin.node, NO_PAGES, list[Ids]()
         if nodes:
             node, replaced = nodes[-1], np.concatenate([passed.pages for passed in nodes])
-            for kind in self.kinds:
-                kind.replaced(nodes, replaced, pages[: len(replaced)], owner)
+            remapped = [kind.replaced(nodes, replaced, pages[: len(replaced)], owner) for kind in self.kinds]
         adopted = pages[len(replaced) :]
         if len(adopted):
             self._slots.transfer(adopted, owner, CACHE)
@@ -127,7 +126,7 @@ class RadixCache(RadixIndex):
             self._unlock(pin.node)
             pin.node = node
         pin.num_pages = end // self._page_bytes
-        return Adoption(replaced, len(adopted))
+        return Adoption(replaced, len(adopted), np.concatenate(remapped) if remapped else NO_PAGES)
 
     def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "", author: str = OPERATOR) -> Adoption:
         """Adopt a whole prefix without keeping a pin on it."""

@@ -25,11 +25,6 @@ class Chunk(NamedTuple):
     def num_tokens(self) -> int:
         return self.stop - self.start
 
-    @property
-    def is_last(self) -> bool:
-        """Whether a token is sampled behind it."""
-        return self.stop == self.req.residency.extend_target
-
 
 class ScheduleBatch:
     """`reqs` and their rows `req_pool_indices_cpu`, entry for entry; whatever else is known of a row stands in the

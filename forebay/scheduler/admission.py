@@ -121,8 +121,8 @@ class AdmissionPass:
             for req in list(order):
                 if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
                     break
-                if max(req.resume_after, held.kept.made_by(req.id)) > held.steps.committed:
-                    continue  # a step in flight still computes for it, or copies what it keeps
+                if held.computes_for(req):
+                    continue
                 with blamed_on(req):
                     num_kept = held.kept.num_tokens(req.id)
                     match = no_match(MissReason.NONE) if num_kept else held.match(req)

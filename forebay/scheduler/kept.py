@@ -6,25 +6,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.config.engine_config import StateConfig
-from forebay.requests.step_plan import Kept, StepPlan
+from forebay.requests.step_plan import HostWork, Kept
+from forebay.scheduler.step_draft import StepDraft
 
 
 @dataclass(slots=True)
 class _Copy:
     num_tokens: int
     num_bytes: int
-    step: int | None = None  # that makes the copy; None while it is not planned
+    step: int  # that makes the copy
 
 
 class KeptOnHost:
-    """The copies on the host by request, and what the next plan has to do about them."""
+    """The copies on the host, by request."""
 
     def __init__(self, config: StateConfig) -> None:
         self._config = config
         self._copies: dict[int, _Copy] = {}
-        self._saves: list[Kept] = []
-        self._loads: list[Kept] = []
-        self._drops: list[int] = []
         self.num_bytes = 0
         self.num_kept = 0
 
@@ -34,13 +32,12 @@ class KeptOnHost:
         return copy.num_tokens if copy else 0
 
     def made_by(self, request_id: int) -> int:
-        """The step when whose commit the request's copy is there; 0 where none is awaited."""
+        """The step when whose commit the request's copy is there; 0 where there is none."""
         copy = self._copies.get(request_id)
-        return copy.step or 0 if copy else 0
+        return copy.step if copy else 0
 
-    def save(self, kept: Kept, num_tokens: int) -> bool:
-        """Copy in the next plan what a request that is being retracted has of so many tokens; False where that is not
-        worth it.
+    def save(self, kept: Kept, num_tokens: int, draft: StepDraft) -> bool:
+        """Copy what a request that is being retracted has of so many tokens; False where that is not worth it.
 
         Worth it is what takes less time to copy out and back than to compute, as long as the host has room.
         """
@@ -51,48 +48,35 @@ class KeptOnHost:
         room = config.retraction_host_bytes - self.num_bytes
         if not worth_it or room <= 0 or num_bytes > room:
             return False
-        self._saves.append(kept)
-        self._copies[kept.request_id] = _Copy(num_tokens, num_bytes)
+        draft.saves.append(kept)
+        self._copies[kept.request_id] = _Copy(num_tokens, num_bytes, draft.step)
         self.num_bytes += num_bytes
         self.num_kept += 1
         return True
 
-    def load(self, kept: Kept) -> None:
-        """Bring a request's copy back in the next plan; the host has none any more."""
-        self._loads.append(kept)
+    def load(self, kept: Kept, draft: StepDraft) -> None:
+        """Bring a request's copy back; the host has none any more."""
+        draft.loads.append(kept)
         self.num_bytes -= self._copies.pop(kept.request_id).num_bytes
 
-    def drop(self, request_id: int) -> None:
+    def drop(self, request_id: int, draft: StepDraft) -> None:
         """The request will not come back, or must compute everything again."""
         copy = self._copies.pop(request_id, None)
         if copy is None:
             return
         self.num_bytes -= copy.num_bytes
-        if copy.step is None:
-            self._saves = [kept for kept in self._saves if kept.request_id != request_id]
+        if copy.step == draft.step:
+            draft.saves = [kept for kept in draft.saves if kept.request_id != request_id]
         else:
-            self._drops.append(request_id)
+            draft.drops.append(request_id)
 
-    @property
-    def planned(self) -> tuple[tuple[Kept, ...], tuple[Kept, ...], tuple[int, ...]]:
-        """What the next step saves, loads and drops."""
-        return tuple(self._saves), tuple(self._loads), tuple(self._drops)
-
-    def launched(self, step: int) -> None:
-        """`step` does what was planned. A request can rely on its copy when that commits."""
-        if self._saves or self._loads or self._drops:
-            self._saves, self._loads, self._drops = [], [], []
-        for copy in self._copies.values():
-            if copy.step is None:
-                copy.step = step
-
-    def start_over(self, void: Iterable[StepPlan], committed: int) -> None:
-        """The plans `void` do not count, nor does what is planned since: only copies that a step up to `committed` has
-        made can be relied on. All others are dropped, wherever those steps stopped."""
-        gone = {request_id for plan in void for request_id in plan.host.drops}
-        gone |= {kept.request_id for plan in void for kept in (*plan.host.saves, *plan.host.loads)}
-        gone |= {*self._drops, *(kept.request_id for kept in (*self._saves, *self._loads))}
-        gone |= {id for id, copy in self._copies.items() if copy.step is None or copy.step > committed}
+    def start_over(self, void: Iterable[HostWork | StepDraft], committed: int) -> list[int]:
+        """What `void` was to do does not count: only copies that a step up to `committed` has made can be relied on.
+        All others are gone, wherever those steps stopped; whose they were, which the next step has to drop."""
+        gone: set[int] = set()
+        for work in void:
+            gone |= {*work.drops, *(kept.request_id for kept in (*work.saves, *work.loads))}
+        gone |= {id for id, copy in self._copies.items() if copy.step > committed}
         for request_id in gone & self._copies.keys():
             self.num_bytes -= self._copies.pop(request_id).num_bytes
-        self._saves, self._loads, self._drops = [], [], sorted(gone)
+        return sorted(gone)

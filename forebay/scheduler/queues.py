@@ -91,7 +91,9 @@ class Queues:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""
         extends = ScheduleBatch(self.held.table)
         extends.prepare_for_extend(chunks)
-        extends.filter_batch(as_ids([i for i, chunk in enumerate(chunks) if chunk.is_last]))
+        extends.filter_batch(
+            as_ids([i for i, (req, _, stop) in enumerate(chunks) if stop == req.residency.extend_target])
+        )
         for req in extends.reqs:
             req.move(Status.DECODING)
             self.extending.remove(req)

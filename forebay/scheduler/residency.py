@@ -25,7 +25,7 @@ from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.scheduler.kept import KeptOnHost
-from forebay.scheduler.row_writes import RowWriter
+from forebay.scheduler.step_draft import StepDraft
 
 
 class Residencies:
@@ -45,7 +45,7 @@ class Residencies:
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
         self.leaving: list[Leaving] = []  # what has been let go of and is not released yet
-        self.row_writes = RowWriter(self.rows)
+        self.draft = StepDraft(1, self.rows)  # of the step that will be launched next
         self._reuse = config.radix_cache
 
     @property
@@ -87,6 +87,11 @@ class Residencies:
                 kind.unlock(pin.node, match.pages)
         self.cache.unpin(pin)
 
+    def computes_for(self, req: Request) -> bool:
+        """Whether a step in flight still computes for a request that waits, or copies to the host what it keeps."""
+        made_by = self.kept.made_by(req.id)
+        return req.resume_after > self.steps.committed or self.steps.committed < made_by <= self.steps.launched
+
     def pages_to_admit(self, req: Request, pin: Pin) -> int:
         return footprint(len(req.tokens), self.page_size, held_pages=pin.num_pages).pages
 
@@ -118,12 +123,12 @@ class Residencies:
         num_kept = self.kept.num_tokens(req.id)
         held.kv_len = num_kept or match.num_tokens
         held.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
-        self.row_writes.write(held.row, 0, np.concatenate([match.pages, pages.ids]))
+        self.draft.write_row(held.row, 0, np.concatenate([match.pages, pages.ids]))
         arrival = Arrival(req.num_prompt, num_kept > 0, req.resume_points, branches)
         for kind in self.kinds:
-            kind.admit(held, arrival)
+            kind.admit(held, arrival, self.draft)
         if num_kept:
-            self.kept.load(self._what_is_kept(held))
+            self.kept.load(self._what_is_kept(held), self.draft)
 
     def _what_is_kept(self, held: Residency) -> Kept:
         """The places of what layers keep of the request's first `kv_len` tokens."""
@@ -135,7 +140,7 @@ class Residencies:
 
     def keep(self, held: Residency) -> bool:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
-        return self.kept.save(self._what_is_kept(held), held.kv_len)
+        return self.kept.save(self._what_is_kept(held), held.kv_len, self.draft)
 
     def slide(self, extending: Iterable[Request]) -> None:
         """Before chunks are cut: let go of what the chunks before have left behind."""
@@ -156,7 +161,8 @@ class Residencies:
     def extend(self, chunk: Chunk) -> None:
         """The next step computes this chunk."""
         for kind in self.kinds:
-            kind.extend(chunk.req.residency, chunk.stop, self.steps.launched + 1)
+            kind.extend(chunk.req.residency, chunk.stop, self.draft)
+        self.draft.chunks.append(chunk)
 
     def decode(self, batch: ScheduleBatch, active: Ids | None) -> None:
         """The next step decodes the requests (at the indices `active`): one page more for each whose token opens one,
@@ -167,14 +173,17 @@ class Residencies:
         self.grow(rows)
         batch.prepare_for_decode(active)
         for kind in self.kinds:
-            kind.decode(self.table, rows, self.steps)
+            kind.decode(self.table, rows, self.steps.committed, self.draft)
 
-    def launched(self, step: int) -> None:
-        """The plan of `step` is complete."""
-        self.steps.launched = step
-        self.kept.launched(step)
-        for kind in self.kinds:
-            self._let_holding_go(kind.launched(), PAD)
+    def launch(self, decodes: Ids, admitted: Sequence[Request]) -> StepPlan:
+        """The plan of the draft, of which the decodes are in these rows. The next draft begins."""
+        draft = self.draft
+        plan = draft.freeze(decodes, admitted, self.table, self.kinds)
+        self.steps.launched = draft.step
+        self.draft = StepDraft(draft.step + 1, self.rows)
+        for holding in draft.reads:
+            self._let_holding_go(holding, PAD)
+        return plan
 
     def grow(self, rows: Ids) -> None:
         """One page more for each of the rows whose next token opens one."""
@@ -184,9 +193,9 @@ class Residencies:
         self._make_room(len(rows))
         owners = self.table.request_id[rows]
         pages = self.kv.take_ids(len(rows), owners)
-        self.row_writes.write_each(rows, self.table.kv_len[rows] // self.page_size, pages)
+        self.draft.write_each(rows, self.table.kv_len[rows] // self.page_size, pages)
         for kind in self.kinds:
-            kind.grow(pages, owners)
+            kind.grow(pages, owners, self.draft)
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:
         """Of each row, whether its next token is the first of a page."""
@@ -224,7 +233,9 @@ class Residencies:
         adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
         num_replaced = len(adoption.replaced)
         if num_replaced:
-            self.row_writes.write(held.row, start, adoption.replaced)
+            self.draft.write_row(held.row, start, adoption.replaced)
+            if len(adoption.remapped):
+                self.draft.remap(adoption.remapped)
             pages = own[:num_replaced]
             holdings = _present(kind.let_go(pages) for kind in self.kinds)
             self.let_go(Leaving(fence=self.steps.fence(), request_id=req.id, pages=pages, holdings=holdings))
@@ -252,7 +263,7 @@ class Residencies:
         holdings = _present(kind.leave(held) for kind in self.kinds)
         req.held = None
         self.table.move_out(held.row)
-        self.row_writes.forget(held.row)
+        self.draft.forget_row(held.row)
         self.let_go(
             Leaving(
                 fence=self.steps.fence(), request_id=req.id, row=held.row, pages=own, pin=held.pin, holdings=holdings
@@ -303,18 +314,24 @@ class Residencies:
             self.release(req, req.residency.kv_committed)
         for req in ended:
             self.release(req)
-        self.kept.start_over(void, self.steps.committed)
-        self.row_writes.take()
+        reads = self.draft.reads
+        self._draft_anew(void, self.steps.committed)
         self.steps.committed = self.steps.launched
         self._take_back_what_is_free()
+        for holding in reads:
+            holding.kind.release(holding, PAD)
         for kind in self.kinds:
-            kind.start_over()
+            kind.start_over(self.draft)
+
+    def _draft_anew(self, void: Sequence[StepPlan], committed: int) -> None:
+        """What the steps of `void` were to do, and what was decided since, does not count."""
+        drops = self.kept.start_over([*(plan.host for plan in void), self.draft], committed)
+        self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
 
     def clear(self, void: Sequence[StepPlan]) -> None:
         """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
         plans `void`, all those in flight, counts."""
-        self.kept.start_over(void, committed=-1)
-        self.row_writes.take()
+        self._draft_anew(void, committed=-1)
         self.leaving.clear()
         self.steps.committed = self.steps.launched
         self.cache.clear()

@@ -15,13 +15,11 @@ from forebay.base.errors import ForebayError, InvalidRequest, NumericalError, Re
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request, Status
-from forebay.requests.schedule_batch import Chunk
 from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits, check_room, overdue
-from forebay.scheduler.plan_builder import build_plan
 from forebay.scheduler.policy import victim
 from forebay.scheduler.queues import Flight, Queues
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
@@ -77,14 +75,15 @@ class Scheduler(Queues):
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step, or None when there is nothing that could be done before a commit."""
         self._news = []
-        if self.suspects:
+        if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
         may_admit = self._make_room_to_decode()
         active = self._decodable()
         if active is None or len(active):
             self.held.decode(self.running, active)
             self.ratio.after_decode()
-        chunks, started = self._cut_prompts(now, may_admit)
+        started = self._cut_prompts(now, may_admit)
+        chunks = self.held.draft.chunks
         decoding, rows = self.running.reqs, self.running.req_pool_indices_cpu
         if active is not None:
             decoding, rows = [decoding[i] for i in active.tolist()], rows[active]
@@ -92,10 +91,8 @@ class Scheduler(Queues):
             for req, why in who_is_stuck(self) if may_admit else ():
                 self.finish(req, FinishReason.ERROR, Failure.of(why))
             return None
-        step = self.held.steps.launched + 1
-        plan = build_plan(step, chunks, rows, started, self.held)
+        plan = self.held.launch(rows, started)
         self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding]))
-        self.held.launched(step)
         if chunks:
             self.launch_extends(chunks)
         return plan
@@ -159,12 +156,11 @@ class Scheduler(Queues):
             sum(r.num_output for r in stay), sum(r.params.max_new_tokens for r in stay), len(stay)
         )
 
-    def _cut_prompts(self, now: float, may_admit: bool) -> tuple[list[Chunk], list[Request]]:
-        """The step's chunks: first of the prompts under way, then of those who can start, whom it names."""
+    def _cut_prompts(self, now: float, may_admit: bool) -> list[Request]:
+        """Draft the step's chunks: first of the prompts under way, then of those who can start, whom it returns."""
         left = self.config.chunked_prefill_size
         if len(self.running):
             left = min(left, self.config.mixed_chunk_size)
-        chunks: list[Chunk] = []
         if self.extending:
             self.held.slide(self.extending)
         for req in self.extending:
@@ -172,16 +168,14 @@ class Scheduler(Queues):
                 chunk = self.held.cut(req, left)
                 if chunk.num_tokens:
                     self.held.extend(chunk)
-                    chunks.append(chunk)
                     left -= chunk.num_tokens
         if not (self.waiting and may_admit and left > 0):
-            return chunks, []
+            return []
         admission = AdmissionPass(self.config, self.held, self.running, self.extending, self.ratio.value)
         admitted = admission.run(self.candidates, left, on_trial=bool(self.suspects))
         for chunk, report in admitted:
             self.start(chunk.req, report, now)
-            chunks.append(chunk)
-        return chunks, [chunk.req for chunk, _ in admitted]
+        return [chunk.req for chunk, _ in admitted]
 
     # -- learning -------------------------------------------------------------------------------------------------
 
@@ -207,7 +201,7 @@ class Scheduler(Queues):
         self.counters.add("steps")
         if not self.requests:
             self.ratio.when_idle()
-        if self.suspects:
+        if self.suspects.groups:
             self.suspects.acquit_who_passed()
         return updates
 
@@ -319,12 +313,12 @@ class Scheduler(Queues):
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.counters.add(f"finished.{reason}")
-        if self.suspects:
+        if self.suspects.groups:
             self.suspects.acquit(req)
         if was is Status.WAITING:
             self.waiting.remove(req)
             self.num_waiting_tokens -= len(req.tokens)
-            self.held.kept.drop(req.id)
+            self.held.kept.drop(req.id, self.held.draft)
             return update
         self.remove(req, was)
         if reason is not FinishReason.ERROR and self.held.is_finishing(req):

@@ -37,14 +37,14 @@ class Suspects:
     """
 
     def __init__(self) -> None:
-        self._groups: deque[dict[Request, int]] = deque()
+        self.groups: deque[dict[Request, int]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._groups)
+        return bool(self.groups)
 
     @property
     def on_trial(self) -> Collection[Request]:
-        return self._groups[0] if self._groups else ()
+        return self.groups[0] if self.groups else ()
 
     def accuse(self, accused: Accused) -> None:
         """These were together in a step that failed."""
@@ -53,18 +53,18 @@ class Suspects:
         half = -(-len(accused) // 2)
         for part in (accused[half:], accused[:half]):
             if part:
-                self._groups.appendleft(dict(part))
+                self.groups.appendleft(dict(part))
 
     def acquit(self, req: Request) -> None:
         """The request has ended, or is innocent; nothing where it was no suspect."""
-        for group in self._groups:
+        for group in self.groups:
             group.pop(req, None)
-        self._groups = deque(group for group in self._groups if group)
+        self.groups = deque(group for group in self.groups if group)
 
     def acquit_who_passed(self) -> None:
         running = (Status.EXTENDING, Status.DECODING)
         passed = [
-            req for req, mark in self._groups[0].items() if req.status in running and req.residency.kv_committed >= mark
+            req for req, mark in self.groups[0].items() if req.status in running and req.residency.kv_committed >= mark
         ]
         for req in passed:
             self.acquit(req)

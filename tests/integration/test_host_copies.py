@@ -32,7 +32,7 @@ def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: i
     def after_a_step(number: int, result: Result) -> bool:
         nonlocal most
         on_host = engine.core._runner.host_copy_bytes
-        assert on_host == held.kept.num_bytes or (on_host > held.kept.num_bytes and held.kept._drops)
+        assert on_host == held.kept.num_bytes or (on_host > held.kept.num_bytes and held.draft.drops)
         most = max(most, held.kept.num_bytes)
         return rng.random() < 0.002
 

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forebay.memory.draft import Draft
 from forebay.memory.mamba_pool import MambaPool
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import GROUP, PAD, LedgerError, OutOfSlots
 
 ALICE, BOB = 1, 2
@@ -19,24 +21,11 @@ def test_c6_slot_0_is_never_handed_out():
         pool.alloc(1, ALICE)
 
 
-def test_c6_clears_and_copies_are_queued_for_the_next_plan_once():
-    pool = MambaPool(4)
-    pool.clear_state(2)
-    pool.copy_from(1, 3)
-    assert pool.take_clears().tolist() == [2]
-    src, dst = pool.take_copies()
-    assert (src.tolist(), dst.tolist()) == ([1], [3])
-    assert len(pool.take_clears()) == len(pool.take_copies()[0]) == 0
-
-
-def test_clearing_the_pool_forgets_what_was_queued():
-    pool = MambaPool(4)
-    pool.alloc(3, ALICE)
-    pool.clear_state(2)
-    pool.copy_from(1, 3)
-    pool.clear()
-    assert pool.available_size() == 4
-    assert len(pool.take_clears()) == len(pool.take_copies()[0]) == 0
+def test_c6_clears_and_copies_are_written_into_the_draft_of_a_step():
+    pool, draft = MambaPool(4), Draft(1, ReqToTokenPool(1, 4))
+    pool.clear_state(2, draft)
+    pool.copy_from(1, 3, draft)
+    assert (draft.clears, draft.copies) == ([2], [(1, 3)])
 
 
 def test_c7_slots_drawn_from_a_group_are_booked_for_those_who_drew_them():

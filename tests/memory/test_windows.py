@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from forebay.memory.draft import Draft
 from forebay.memory.kinds.window import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Holder, OutOfSlots
@@ -81,7 +82,7 @@ def test_the_cache_takes_over_windows_that_it_had_lost():
     pool.evict_from(ids(1), 1)
     pool.take(ids(11, 12), BOB)
     window = int(pool.full_to_window[11])
-    pool.replaced([], ids(1, 2), ids(11, 12), BOB)
+    assert pool.replaced([], ids(1, 2), ids(11, 12), BOB).tolist() == [1]
     assert pool.full_to_window[1] == window
     assert pool.is_there(ids(11, 12)).tolist() == [False, True]
     assert pool.slots.owner[window] == CACHE
@@ -90,12 +91,19 @@ def test_the_cache_takes_over_windows_that_it_had_lost():
 
 def test_a_plan_writes_each_changed_page_once_as_it_is_now():
     pool = make()
-    pool.take(ids(1, 2), ALICE)
+    draft = Draft(1, ReqToTokenPool(1, 80, page_size=4))
+    pool.grow(ids(1, 2), ALICE, draft)
     pool.slots.return_ids(pool.detach(ids(2)), ALICE)
-    pool.take(ids(2, 3), BOB)
-    pages, windows = pool.take_writes()
-    assert pages.tolist() == [1, 2, 3]
-    assert windows.tolist() == pool.full_to_window[[1, 2, 3]].tolist()
-    assert len(pool.take_writes()[0]) == 0
-    pool.write_again(ids(2, 2))
-    assert pool.take_writes()[0].tolist() == [2]
+    pool.grow(ids(2, 3), BOB, draft)
+    columns = pool.columns(draft, ids(), ids(4, 13))
+    assert columns["map_pages"].tolist() == [1, 2, 3]
+    assert columns["map_windows"].tolist() == pool.full_to_window[[1, 2, 3]].tolist()
+    assert (columns["out_window_loc"] // 4).tolist() == pool.full_to_window[[1, 3]].tolist()
+
+
+def test_after_a_failure_every_window_that_is_there_is_told_again():
+    pool = make()
+    pool.take(ids(2, 5), ALICE)
+    draft = Draft(1, ReqToTokenPool(1, 80, page_size=4))
+    pool.start_over(draft)
+    assert draft.remapped.tolist() == [2, 5]

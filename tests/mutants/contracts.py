@@ -76,7 +76,7 @@ CONTRACTS: Final = {
     "C10": Contract(
         "The host owns the ids",
         "Rows and locations exist on the host first; what the device reads is one packed copy of them.",
-        "scheduler/plan_builder.py, requests/step_plan.py, runtime/step_inputs.py",
+        "scheduler/step_draft.py, requests/step_plan.py, runtime/step_inputs.py",
     ),
     "C11": Contract(
         "No copies back",

@@ -222,9 +222,9 @@ MEMORY = (
     Mutant(
         "C6 a slot is cleared for its next tenant",
         "memory/mamba_pool.py",
-        "        self._clears.append(slot)\n",
-        "",
-        "memory/test_mamba_pool.py::test_c6_clears_and_copies_are_queued_for_the_next_plan_once",
+        "        draft.clears.append(slot)\n",
+        "        pass\n",
+        "memory/test_mamba_pool.py::test_c6_clears_and_copies_are_written_into_the_draft_of_a_step",
     ),
     Mutant(
         "C6 a state that a step will copy is not evicted",
@@ -378,8 +378,8 @@ MEMORY = (
     Mutant(
         "C18 the cache takes over windows that it had lost",
         "memory/radix_cache.py",
-        "                kind.replaced(nodes, replaced, pages[: len(replaced)], owner)\n",
-        "                pass\n",
+        "[kind.replaced(nodes, replaced, pages[: len(replaced)], owner) for kind in self.kinds]",
+        "[]",
         "memory/test_radix_kinds.py::test_recomputed_windows_come_back_to_pages_that_had_lost_them",
     ),
     Mutant(

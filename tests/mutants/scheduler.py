@@ -185,15 +185,15 @@ SCHEDULER = (
     Mutant(
         "C27 C30 window writes that a failed launch swallowed are sent again",
         "memory/kinds/window.py",
-        "        self.write_again(np.flatnonzero(self.full_to_window))\n",
+        "        draft.remap(np.flatnonzero(self.full_to_window))\n",
         "        pass\n",
         "scheduler/test_windows.py::test_window_pages_of_a_failed_step_are_written_again",
     ),
     Mutant(
         "C26 C30 nobody relies on a copy that a failed step was to make",
         "scheduler/residency.py",
-        "        self.kept.start_over(void, self.steps.committed)\n",
-        "",
+        "        drops = self.kept.start_over([*(plan.host for plan in void), self.draft], committed)\n",
+        "        drops = []\n",
         "scheduler/test_kept.py::test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make",
     ),
     Mutant(
@@ -264,14 +264,14 @@ SCHEDULER = (
     Mutant(
         "C26 an ended request drops its copy on the host",
         "scheduler/scheduler.py",
-        "            self.held.kept.drop(req.id)\n",
+        "            self.held.kept.drop(req.id, self.held.draft)\n",
         "",
         "scheduler/test_kept.py::test_an_aborted_request_drops_its_copy",
     ),
     Mutant(
         "C26 what ends before the plan that copies it is not copied",
         "scheduler/kept.py",
-        "            self._saves = [kept for kept in self._saves if kept.request_id != request_id]\n",
+        "            draft.saves = [kept for kept in draft.saves if kept.request_id != request_id]\n",
         "            pass\n",
         "scheduler/test_kept.py::test_what_ends_before_the_plan_that_copies_it_is_not_copied",
     ),
@@ -317,15 +317,15 @@ SCHEDULER = (
     Mutant(
         "C18 C30 a state is adopted when its step has committed",
         "memory/kinds/recurrent.py",
-        "        tracking.complete(committed)\n",
-        "        tracking.complete(committed + 1)\n",
+        "        tracking.complete(committed)\n        if last and",
+        "        tracking.complete(committed + 1)\n        if last and",
         "scheduler/test_states.py::"
         "test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits",
     ),
     Mutant(
         "C6 a hit copies the cached state",
         "memory/kinds/recurrent.py",
-        "            self.pool.copy_from(self.slot_of(pin.node), live)\n",
+        "            self.pool.copy_from(self.slot_of(pin.node), live, draft)\n",
         "",
         "scheduler/test_states.py::test_c18_a_hit_copies_the_cached_state_and_clears_nothing",
     ),
@@ -409,10 +409,10 @@ SCHEDULER = (
     ),
     Mutant(
         "C10 locations and rows of a plan are those of the host's table",
-        "scheduler/plan_builder.py",
-        "        rows = np.concatenate([extended, rows])",
-        "        rows = np.concatenate([extended[::-1], rows])",
-        "scheduler/test_plan_builder.py::test_c10_rows_and_locations_of_a_plan_are_those_of_the_hosts_table",
+        "scheduler/step_draft.py",
+        "            rows = np.concatenate([extended, rows])\n",
+        "            rows = np.concatenate([extended[::-1], rows])\n",
+        "scheduler/test_step_draft.py::test_c10_rows_and_locations_of_a_plan_are_those_of_the_hosts_table",
     ),
     Mutant(
         "C27 no token id outside the vocabulary is taken",

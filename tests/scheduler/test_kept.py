@@ -4,10 +4,12 @@ import pytest
 
 from forebay.base.errors import EngineError
 from forebay.config.engine_config import StateConfig
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import PAD, as_ids
 from forebay.requests.request import Status
 from forebay.requests.step_plan import Kept
 from forebay.scheduler.kept import KeptOnHost
+from forebay.scheduler.step_draft import StepDraft
 from tests.scheduler.rig import Rig
 
 
@@ -57,9 +59,10 @@ def test_c26_the_windows_that_are_still_read_come_back_too():
 
 def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
     kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
-    assert kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4)
-    kept.drop(1)
-    assert kept.planned == ((), (), ())
+    draft = StepDraft(1, ReqToTokenPool(1, 4))
+    assert kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4, draft)
+    kept.drop(1, draft)
+    assert (draft.saves, draft.drops) == ([], [])
     assert kept.num_bytes == 0
 
 
@@ -115,11 +118,11 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
 
 def test_a_drop_is_done_though_the_plan_that_was_to_do_it_never_came_to_be():
     kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
-    kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4)
-    kept.launched(1)
-    kept.drop(1)
+    rows = ReqToTokenPool(1, 4)
+    kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4, StepDraft(1, rows))
+    draft = StepDraft(2, rows)
+    kept.drop(1, draft)
     for _ in range(2):
-        assert kept.planned == ((), (), (1,)), "the first time something fails before the plan is whole"
-        kept.start_over((), committed=1)
-    kept.launched(2)
-    assert kept.planned == ((), (), ())
+        assert draft.drops == [1], "the first time something fails before the plan is whole"
+        draft = StepDraft(2, rows, kept.start_over([draft], committed=1))
+    assert kept.start_over([StepDraft(3, rows)], committed=2) == []

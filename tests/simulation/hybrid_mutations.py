@@ -23,16 +23,16 @@ Patch = pytest.MonkeyPatch
 
 
 def a_state_is_not_cleared_for_its_next_tenant(patch: Patch) -> None:
-    patch.setattr(MambaPool, "clear_state", lambda self, slot: None)
+    patch.setattr(MambaPool, "clear_state", lambda self, slot, draft: None)
 
 
 def a_state_is_cleared_although_it_is_copied_to(patch: Patch) -> None:
     begin = States._begin
 
-    def mutated(self, held):
-        begin(self, held)
+    def mutated(self, held, draft):
+        begin(self, held, draft)
         if held.pin.num_pages:
-            self.pool.clear_state(self.tracking(held).live)
+            self.pool.clear_state(self.tracking(held).live, draft)
 
     patch.setattr(States, "_begin", mutated)
 
@@ -41,12 +41,12 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
     copy_from = MambaPool.copy_from
     begin = States._begin
 
-    def mutated(self, held):
-        begin(self, held)
+    def mutated(self, held, draft):
+        begin(self, held, draft)
         above = held.pin.node.parent
         if held.pin.num_pages and self.slot_of(above):
-            self.pool.take_copies()
-            copy_from(self.pool, self.slot_of(above), self.tracking(held).live)
+            draft.copies.clear()
+            copy_from(self.pool, self.slot_of(above), self.tracking(held).live, draft)
 
     patch.setattr(States, "_begin", mutated)
 
@@ -54,10 +54,10 @@ def a_hit_begins_with_the_state_of_a_shorter_prefix(patch: Patch) -> None:
 def a_copied_state_is_let_go_before_its_step_ran(patch: Patch) -> None:
     begin = States._begin
 
-    def mutated(self, held):
-        begin(self, held)
-        while self._sources:
-            self.unlock(self._sources.pop(), None)
+    def mutated(self, held, draft):
+        begin(self, held, draft)
+        while draft.reads:
+            self.release(draft.reads.pop(), held.id)
 
     patch.setattr(States, "_begin", mutated)
 
@@ -117,7 +117,7 @@ def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> No
 
     def mutated(self, req, *args):
         with Patch.context() as inside:
-            inside.setattr(States, "_begin", (lambda self, held: None) if req.num_retractions else begin)
+            inside.setattr(States, "_begin", (lambda self, held, draft: None) if req.num_retractions else begin)
             admit(self, req, *args)
 
     patch.setattr(Residencies, "admit", mutated)
@@ -226,11 +226,11 @@ def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
 def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
     load = KeptOnHost.load
 
-    def mutated(self, kept):
-        load(self, kept)
-        others = [id for id, copy in self._copies.items() if copy.step is not None]
+    def mutated(self, kept, draft):
+        load(self, kept, draft)
+        others = [id for id, copy in self._copies.items() if copy.step < draft.step]
         if others:
-            self._loads[-1] = structs.replace(kept, request_id=others[0])
+            draft.loads[-1] = structs.replace(kept, request_id=others[0])
 
     patch.setattr(KeptOnHost, "load", mutated)
 
@@ -238,7 +238,9 @@ def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
 def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
     load = KeptOnHost.load
     patch.setattr(
-        KeptOnHost, "load", lambda self, kept: load(self, structs.replace(kept, state_slot=kept.state_slot - 1))
+        KeptOnHost,
+        "load",
+        lambda self, kept, draft: load(self, structs.replace(kept, state_slot=kept.state_slot - 1), draft),
     )
 
 
@@ -253,11 +255,11 @@ def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
 
 
 def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
-    patch.setattr(KeptOnHost, "start_over", lambda self, void, committed: None)
+    patch.setattr(KeptOnHost, "start_over", lambda self, void, committed: [])
 
 
 def a_copy_outlives_its_request(patch: Patch) -> None:
-    def mutated(self, request_id):
+    def mutated(self, request_id, draft):
         self.num_bytes -= self._copies.pop(request_id).num_bytes if request_id in self._copies else 0
 
     patch.setattr(KeptOnHost, "drop", mutated)

@@ -121,8 +121,7 @@ class Liveness:
     def _may_wait(self, req: Request, under_way: list[Request]) -> bool:
         """Whether a step in flight still computes for the request, or a prompt under way will give it a part of its
         own."""
-        held = self._scheduler.held
-        return max(req.resume_after, held.kept.made_by(req.id)) > held.steps.committed or any(
+        return self._scheduler.held.computes_for(req) or any(
             leader.namespace == req.namespace
             and admission.num_common(leader.tokens, req.tokens) >= admission.SHARE_WORTH_WAITING
             for leader in under_way

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from forebay.memory import slots
+from forebay.memory.draft import Draft
 from forebay.memory.holding import RowTable, StepFence
 from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
@@ -58,14 +59,10 @@ def found_after(name: str, seeds: Iterable[int]) -> int | None:
 
 @mutation
 def a_row_write_is_forgotten(patch: Patch) -> None:
-    grow = Residencies.grow
+    def mutated(self, rows, columns, pages):
+        self.rows.req_to_token[rows, columns] = pages
 
-    def mutated(self, rows):
-        known = len(self.row_writes._writes)
-        grow(self, rows)
-        del self.row_writes._writes[known:]
-
-    patch.setattr(Residencies, "grow", mutated)
+    patch.setattr(Draft, "write_each", mutated)
 
 
 @mutation
@@ -128,14 +125,7 @@ def admission_reserves_a_token_too_few(patch: Patch) -> None:
 
 @mutation
 def one_table_entry_is_written_twice_in_a_step(patch: Patch) -> None:
-    release = Residencies.release
-
-    def mutated(self, req, *args):
-        pending = list(self.row_writes._writes)
-        release(self, req, *args)
-        self.row_writes._writes = pending
-
-    patch.setattr(Residencies, "release", mutated)
+    patch.setattr(Draft, "forget_row", lambda self, row: None)
 
 
 # -- the prefix cache -------------------------------------------------------------------------------------------------
@@ -243,10 +233,10 @@ def splitting_an_edge_mixes_up_its_pages(patch: Patch) -> None:
 def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
     adopt = Residencies.adopt
 
-    def mutated(self, req, num_committed):
-        known = len(self.row_writes._writes)
-        adopt(self, req, num_committed)
-        del self.row_writes._writes[known:]
+    def mutated(self, req, num_committed, **how):
+        with Patch.context() as inside:
+            inside.setattr(Draft, "write_row", lambda self, row, start, pages: self.rows.write(row, start, pages))
+            adopt(self, req, num_committed, **how)
 
     patch.setattr(Residencies, "adopt", mutated)
 
@@ -428,7 +418,7 @@ def a_failed_step_loses_a_page(patch: Patch) -> None:
 
 @mutation
 def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
-    patch.setattr(Windows, "write_again", lambda self, pages: None)
+    patch.setattr(Windows, "start_over", lambda self, draft: None)
 
 
 MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS

@@ -273,7 +273,7 @@ class Oracles:
             pool = windows_of(held)
             require(pool.slots.num_free + pool.num_cached == config.state.num_window_pages, "a window page is lost")
             require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
-        require(self.runner.host.copies.keys() <= set(held.kept._drops), "the host keeps what nobody will come for")
+        require(self.runner.host.copies.keys() <= set(held.draft.drops), "the host keeps what nobody will come for")
         require(held.kept.num_bytes == 0, "host memory is booked although nobody is retracted")
 
 

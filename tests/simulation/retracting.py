@@ -44,10 +44,10 @@ class RetractingScheduler(Scheduler):
 
     def _decodable(self) -> Ids | None:
         active = super()._decodable()
-        writes = self.held.row_writes._writes
-        if not (self.skips and writes):
+        written, _, _ = self.held.draft.row_writes
+        if not (self.skips and len(written)):
             return active
-        changed = np.isin(self.running.req_pool_indices_cpu, np.concatenate([rows for rows, _, _ in writes]))
+        changed = np.isin(self.running.req_pool_indices_cpu, written)
         here = np.arange(len(self.running)) if active is None else active
         others = here[~changed[here]]
         return others if len(others) else active

@@ -213,7 +213,7 @@ class Simulation:
     def launch(self) -> StepPlan | None:
         plan = self.scheduler.plan(self.now)
         self.oracles.liveness.planned(plan, self.now)
-        self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.kept._saves])
+        self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.draft.saves])
         if plan is None:
             return None
         self.num_steps += 1

@@ -67,7 +67,7 @@ class SoakedRunner:
     def launch(self, plan: StepPlan) -> Launched:
         held, runner = self._scheduler.held, self.hashes
         runner.check_in_flight()
-        runner.poison_free([*plan.host.saves, *held.kept._saves])
+        runner.poison_free([*plan.host.saves, *held.draft.saves])
         self._num_steps += 1
         if self._num_steps % PRUNE_EVERY == 0:
             self._prune()

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from forebay.memory.holding import Holding, Residency, RowTable, Steps
+from forebay.memory.draft import Draft
+from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import Holder, Ids, Slots
@@ -87,8 +88,10 @@ class Kind:
     def attached(self, node: Node, owner: int) -> None:
         """A leaf with pages of request `owner` has been added: what belongs to them is the cache's from now on."""
 
-    def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> None:
-        """Request `owner` turns from its `own` pages to those of `nodes`, `cached`, which hold the same tokens."""
+    def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
+        """Request `owner` turns from its `own` pages to those of `nodes`, `cached`, which hold the same tokens. Those
+        whose place in a map of this kind's has changed by that."""
+        return NOTHING
 
     def split(self, upper: Node, lower: Node) -> None:
         """A node has been cut in two; `lower` is the node that was there, and ends where it did."""
@@ -115,7 +118,7 @@ class Kind:
     def unlock(self, node: Node, pages: Ids) -> None:
         """Take back such a lock."""
 
-    def admit(self, held: Residency, arrival: Arrival) -> None:
+    def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
         """The request has its row and pages, and goes on from the end of its pin, for which it is locked, or from what
         comes back from the host, for which it needs places."""
 
@@ -130,22 +133,18 @@ class Kind:
         """Where a chunk up to `stop` has to end."""
         return stop
 
-    def extend(self, held: Residency, stop: int, step: int) -> None:
-        """`step` computes the request's tokens up to `stop`."""
+    def extend(self, held: Residency, stop: int, draft: Draft) -> None:
+        """The step computes the request's tokens up to `stop`."""
 
-    def decode(self, table: RowTable, rows: Ids, steps: Steps) -> None:
-        """The next step decodes these rows, whose lengths count it already."""
+    def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
+        """The step decodes these rows, whose lengths count it already; those up to `committed` have completed."""
 
-    def grow(self, pages: Ids, owners: Ids) -> None:
+    def grow(self, pages: Ids, owners: Ids, draft: Draft) -> None:
         """Decoding requests were given a page more each."""
 
-    def columns(self, rows: Ids, locations: Ids) -> dict[str, Ids]:
-        """The plan's columns about this kind, once: for sequences in `rows`, whose KV goes to `locations`."""
+    def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
+        """The plan's columns about this kind: for sequences in `rows`, whose KV goes to `locations`."""
         return {}
-
-    def launched(self) -> Holding | None:
-        """The step's plan is complete: what may be let go of when it has committed."""
-        return None
 
     def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Of the `ends` (in tokens) at which the cache could adopt what the steps up to `committed` wrote, those at
@@ -176,8 +175,8 @@ class Kind:
     def release(self, holding: Holding, owner: int) -> None:
         """Give back what was let go of: nobody touches it any more."""
 
-    def start_over(self) -> None:
-        """Nobody holds anything, and what is planned but not launched will not be."""
+    def start_over(self, draft: Draft) -> None:
+        """Nobody holds anything, and what was decided and not launched will not be: this is the step that follows."""
 
     # -- telling and checking -----------------------------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.checkpoints import Checkpoint, Reason, plan_checkpoints
-from forebay.memory.holding import NOTHING, Holding, Residency, RowTable, Steps
+from forebay.memory.draft import Draft
+from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
 from forebay.memory.hybrid_rows import StateRows
 from forebay.memory.kinds.cached_states import CachedStates
 from forebay.memory.kinds.kind import Arrival
-from forebay.memory.radix_node import Node
 from forebay.memory.slots import PAD, Holder, Ids, as_ids
 from forebay.memory.tracking import Snapshot, Tracking
 
@@ -30,8 +30,6 @@ class States(CachedStates):
         self._rows, self._config = rows, config
         self._extra_buffer = config.state.strategy is StateStrategy.EXTRA_BUFFER
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
-        self._snapshots: list[tuple[int, int, int]] = []  # row, KV length and slot of each
-        self._sources: list[Node] = []  # whose states the step being planned copies
         self.num_taken = self.num_skipped = 0
 
     def tracking(self, held: Residency) -> Tracking:
@@ -48,7 +46,7 @@ class States(CachedStates):
     def make_room_to_admit(self) -> None:
         self.make_room(self._rows.slots_per_req)
 
-    def admit(self, held: Residency, arrival: Arrival) -> None:
+    def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
         """Its slots came with its row."""
         live, *buffers = self._rows.slots_of(held.row)
         ahead: list[Checkpoint] = []
@@ -63,16 +61,16 @@ class States(CachedStates):
             )
         self._tracking[held.row] = Tracking(live, buffers, ahead)
         if not arrival.from_host:
-            self._begin(held)
+            self._begin(held, draft)
 
-    def _begin(self, held: Residency) -> None:
+    def _begin(self, held: Residency, draft: Draft) -> None:
         """With the state at the end of its pin, which is locked until it is copied, or with none."""
         live, pin = self.tracking(held).live, held.pin
         if pin.num_pages:
-            self.pool.copy_from(self.slot_of(pin.node), live)
-            self._sources.append(pin.node)
+            self.pool.copy_from(self.slot_of(pin.node), live, draft)
+            draft.reads.append(Holding(self, locked=(pin.node,)))
         else:
-            self.pool.clear_state(live)
+            self.pool.clear_state(live, draft)
 
     def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
         return {"state_slot": self.tracking(held).live}
@@ -85,17 +83,17 @@ class States(CachedStates):
         start = held.kv_len
         return next((point.length for point in self.tracking(held).ahead if start < point.length < stop), stop)
 
-    def extend(self, held: Residency, stop: int, step: int) -> None:
+    def extend(self, held: Residency, stop: int, draft: Draft) -> None:
         tracking = self.tracking(held)
         for length, reason in tracking.pop_ahead(stop if self._extra_buffer else held.kv_len):
             slot = self._take(held.id, reason)
             if slot is None:
                 continue
-            tracking.track(Snapshot(step, length, slot))
+            tracking.track(Snapshot(draft.step, length, slot))
             if self._extra_buffer:
-                self._snapshots.append((held.row, length, slot))
+                draft.copies_at.append((held.row, length, slot))
             else:
-                self.pool.copy_from(tracking.live, slot)
+                self.pool.copy_from(tracking.live, slot, draft)
 
     def _take(self, request_id: int, reason: Reason) -> int | None:
         """A slot for a snapshot, as long as there is one that nobody needs more.
@@ -111,40 +109,35 @@ class States(CachedStates):
         self.num_taken += 1
         return self.pool.take_one(request_id)
 
-    def decode(self, table: RowTable, rows: Ids, steps: Steps) -> None:
+    def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
         """Some rows reach a length at which they are tracked."""
         if not (self._extra_buffer and self._config.radix_cache):
             return
         for row in rows[table.kv_len[rows] % self._config.state.track_interval == 0].tolist():
             held = table.resident(row)
             tracking, length = self.tracking(held), held.kv_len
-            tracking.complete(steps.committed)
+            tracking.complete(committed)
             slot = tracking.next_buffer()
             if slot is not None:
-                tracking.track(Snapshot(steps.launched + 1, length, slot))
-                self._snapshots.append((row, length, slot))
+                tracking.track(Snapshot(draft.step, length, slot))
+                draft.copies_at.append((row, length, slot))
                 self.num_taken += 1
 
-    def columns(self, rows: Ids, locations: Ids) -> dict[str, Ids]:
+    def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
         """Snapshots by sequence and then by length."""
-        taken, self._snapshots = self._snapshots, []
-        place = {row: i for i, row in enumerate(rows.tolist())}
-        snapshots = sorted((place[row], length, slot) for row, length, slot in taken)
+        place = {row: i for i, row in enumerate(rows.tolist())} if draft.copies_at else {}
+        snapshots = sorted((place[row], length, slot) for row, length, slot in draft.copies_at)
         seqs, lens, slots = np.array(snapshots, dtype=np.int64).reshape(-1, 3).T
-        copy_src, copy_dst = self.pool.take_copies()
+        copy_src, copy_dst = np.array(draft.copies, dtype=np.int64).reshape(-1, 2).T
         return {
             "state_slots": self._rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
             "snap_seqs": seqs,
             "snap_lens": lens,
             "snap_slots": slots,
-            "clears": self.pool.take_clears(),
+            "clears": as_ids(draft.clears),
             "copy_src": copy_src,
             "copy_dst": copy_dst,
         }
-
-    def launched(self) -> Holding | None:
-        sources, self._sources = self._sources, []
-        return Holding(self, locked=sources) if sources else None
 
     # -- going out ----------------------------------------------------------------------------------------------------
 
@@ -204,17 +197,8 @@ class States(CachedStates):
         for node in holding.locked:
             self.unlock(node, NOTHING)
 
-    def start_over(self) -> None:
-        self._snapshots = []
-        self.pool.take_clears()
-        self.pool.take_copies()
-        sources, self._sources = self._sources, []
-        for node in sources:
-            self.unlock(node, NOTHING)
-
     def clear(self) -> None:
         super().clear()
-        self._snapshots, self._sources = [], []
         self._tracking = [None] * len(self._tracking)
 
     # -- telling and checking -----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
+from forebay.memory.draft import Draft
 from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
@@ -56,7 +57,6 @@ class Windows(Kind):
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self._rows = rows
-        self._written: list[Ids] = []
         # Those that may have windows, the least recently used first.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
 
@@ -79,7 +79,6 @@ class Windows(Kind):
         """A window page for each of `pages`, which have none. Raises OutOfSlots and takes none when short."""
         self.make_room(len(pages))
         self.full_to_window[pages] = self.slots.take_ids(len(pages), owner)
-        self._written.append(pages)
 
     def detach(self, pages: Ids) -> Ids:
         """Take those window pages of `pages` that are there away from them; they are the caller's to return."""
@@ -88,34 +87,23 @@ class Windows(Kind):
         ids: Ids = windows[windows != PAD].astype(np.int64)
         return ids
 
-    def take_writes(self) -> tuple[Ids, Ids]:
-        """Pages whose window page changed since the last plan, each once, and what it is now."""
-        written, self._written = self._written, []
-        if not written:
-            return NOTHING, NOTHING
-        pages = written[0] if len(written) == 1 else np.unique(np.concatenate(written))
-        return pages, self.full_to_window[pages].astype(np.int64)
-
-    def write_again(self, pages: Ids) -> None:
-        """Tell the device once more: the step that carried it may never have run."""
-        self._written.append(np.unique(pages))
-
-    def admit(self, held: Residency, arrival: Arrival) -> None:
+    def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
         start = self.start[held.row] = self.first_needed(held.kv_len)
         if arrival.from_host:
-            self.take(self._rows.pages(held.row, start, ceil_div(held.kv_len, self.page_size)), held.id)
+            self.grow(self._rows.pages(held.row, start, ceil_div(held.kv_len, self.page_size)), held.id, draft)
 
     def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
         """Of the pages that are still read."""
         return {"window_pages": self.full_to_window[pages[self.first_needed(held.kv_len) :]].astype(np.int64)}
 
-    def extend(self, held: Residency, stop: int, step: int) -> None:
+    def extend(self, held: Residency, stop: int, draft: Draft) -> None:
         first, last = ceil_div(held.kv_len, self.page_size), ceil_div(stop, self.page_size)
         if first < last:
-            self.take(self._rows.pages(held.row, first, last), held.id)
+            self.grow(self._rows.pages(held.row, first, last), held.id, draft)
 
-    def grow(self, pages: Ids, owners: Ids) -> None:
+    def grow(self, pages: Ids, owners: Ids | int, draft: Draft) -> None:
         self.take(pages, owners)
+        draft.remap(pages)
 
     def slide(self, table: RowTable, rows: Ids) -> None:
         """Give back what lies behind the window of each request's last completed token."""
@@ -133,13 +121,13 @@ class Windows(Kind):
         num_pinned = min(max(held.pin.num_pages - start, 0), len(pages))
         return Holding(self, self.detach(pages[num_pinned:]), pages[:num_pinned])
 
-    def columns(self, rows: Ids, locations: Ids) -> dict[str, Ids]:
+    def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
         pages, offsets = np.divmod(locations, self.page_size)
-        map_pages, map_windows = self.take_writes()
+        remapped = draft.remapped
         return {
             "out_window_loc": self.full_to_window[pages].astype(np.int64) * self.page_size + offsets,
-            "map_pages": map_pages,
-            "map_windows": map_windows,
+            "map_pages": remapped,
+            "map_windows": self.full_to_window[remapped].astype(np.int64),
         }
 
     def let_go(self, pages: Ids) -> Holding:
@@ -153,9 +141,9 @@ class Windows(Kind):
         self.slots.return_ids(holding.ids, owner)
         self.unlock_windows(holding.locked)
 
-    def start_over(self) -> None:
+    def start_over(self, draft: Draft) -> None:
         """The device may lack what the void steps were to tell it; the rest does no harm."""
-        self.write_again(np.flatnonzero(self.full_to_window))
+        draft.remap(np.flatnonzero(self.full_to_window))
 
     # -- pages of the prefix cache ------------------------------------------------------------------------------------
 
@@ -231,17 +219,17 @@ class Windows(Kind):
         self.give_to_cache(node.pages, owner)
         self._nodes[node] = None
 
-    def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> None:
+    def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
         """The cache takes over the windows that it had lost."""
         lost = (self.full_to_window[cached] == PAD) & (self.full_to_window[own] != PAD)
         own, cached = own[lost], cached[lost]
         if len(own):
             self.full_to_window[cached] = self.full_to_window[own]
             self.full_to_window[own] = PAD
-            self._written.append(cached)
             self.give_to_cache(cached, owner)
         for node in nodes:
             self._nodes[node] = None
+        return cached
 
     def give_to_cache(self, pages: Ids, owner: int) -> None:
         """The cache adopts `pages`, and with them the window pages that are there."""
@@ -266,7 +254,6 @@ class Windows(Kind):
         self.locks[:] = 0
         self.num_cached = self.num_locked = 0
         self.start[:] = 0
-        self._written = []
         self._nodes.clear()
 
     # -- checking -----------------------------------------------------------------------------------------------------

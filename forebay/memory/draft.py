@@ -1,0 +1,66 @@
+"""What the next step will do to memory, written down as it is decided."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forebay.memory.holding import NOTHING, Holding
+from forebay.memory.req_to_token_pool import ReqToTokenPool
+from forebay.memory.slots import Ids
+
+RowWrites = tuple[Ids, Ids, Ids]
+"""Rows, columns and pages."""
+
+
+class Draft:
+    """Of the step that will be launched next, `step`: the host's tables change at once, and what the device has to be
+    told of it stands here until the plan is made.
+
+    There is always one. What commits and releases change between two plans belongs to the next step, too.
+    """
+
+    def __init__(self, step: int, rows: ReqToTokenPool) -> None:
+        self.step, self.rows = step, rows
+        self._row_writes: list[RowWrites] = []
+        self._remapped: list[Ids] = []
+        self.clears: list[int] = []  # slots that the step begins by making zeros
+        self.copies: list[tuple[int, int]] = []  # slots that it begins by copying: from, to
+        self.copies_at: list[tuple[int, int, int]] = []  # row, KV length, and a slot for what the step leaves there
+        self.reads: list[Holding] = []  # what it reads: let go of when it has committed, and not before
+
+    def write_row(self, row: int, start: int, pages: Ids) -> None:
+        """The row has `pages` from page number `start` on."""
+        self.rows.write(row, start, pages)
+        columns = np.arange(start, start + len(pages), dtype=np.int64)
+        self._row_writes.append((np.full(len(pages), row, dtype=np.int64), columns, pages))
+
+    def write_each(self, rows: Ids, columns: Ids, pages: Ids) -> None:
+        """Different rows have one page more each."""
+        self.rows.req_to_token[rows, columns] = pages
+        self._row_writes.append((rows, columns, pages))
+
+    def forget_row(self, row: int) -> None:
+        """Nobody reads this row before its next tenant writes it, and which of two writes to one entry in the same step
+        wins is undefined on a device."""
+        self._row_writes = [write for write in self._row_writes if write[0][0] != row]
+
+    @property
+    def row_writes(self) -> RowWrites:
+        """What was written, in order."""
+        if len(self._row_writes) == 1:
+            return self._row_writes[0]
+        if not self._row_writes:
+            return NOTHING, NOTHING, NOTHING
+        rows, columns, pages = (np.concatenate(part) for part in zip(*self._row_writes, strict=True))
+        return rows, columns, pages
+
+    def remap(self, pages: Ids) -> None:
+        """What goes with these pages, by a map of its own, is elsewhere from now on."""
+        self._remapped.append(pages)
+
+    @property
+    def remapped(self) -> Ids:
+        """Each page once."""
+        if len(self._remapped) == 1:
+            return self._remapped[0]
+        return np.unique(np.concatenate(self._remapped)) if self._remapped else NOTHING

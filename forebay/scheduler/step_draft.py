@@ -1,0 +1,88 @@
+"""The next step while it is decided, and frozen into its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from forebay.memory.draft import Draft
+from forebay.memory.holding import NOTHING, RowTable
+from forebay.memory.kinds.kind import Kind
+from forebay.memory.kv_allocator import decode_locations, extend_locations
+from forebay.memory.req_to_token_pool import ReqToTokenPool
+from forebay.memory.slots import Ids
+from forebay.requests.request import Request
+from forebay.requests.schedule_batch import Chunk
+from forebay.requests.step_plan import KIND_PARTS, Admission, HostWork, Kept, RowWrites, StepPlan
+
+
+class StepDraft(Draft):
+    """What the step computes of prompts, and what it copies to the host and back, besides what it does to memory."""
+
+    def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
+        super().__init__(step, rows)
+        self.chunks: list[Chunk] = []
+        self.saves: list[Kept] = []
+        self.loads: list[Kept] = []
+        self.drops = list(drops)
+
+    def freeze(self, decodes: Ids, admitted: Sequence[Request], table: RowTable, kinds: Sequence[Kind]) -> StepPlan:
+        """The plan of the draft and of the decodes in these rows, whose lengths count the step already."""
+        sequences = self._sequences(decodes, table)
+        rows, locations = sequences["rows"], sequences["out_cache_loc"]
+        told = [(kind, *KIND_PARTS[kind.name]) for kind in kinds if kind.name in KIND_PARTS]
+        work: dict[str, Any] = {field: part(**kind.columns(self, rows, locations)) for kind, field, part in told}
+        write_rows, columns, pages = self.row_writes
+        if len(write_rows):
+            work["writes"] = RowWrites(write_rows=write_rows, write_columns=columns, write_pages=pages)
+        if self.saves or self.loads or self.drops:
+            work["host"] = HostWork(saves=tuple(self.saves), drops=tuple(self.drops), loads=tuple(self.loads))
+        return StepPlan(
+            step=self.step,
+            num_extends=len(self.chunks),
+            admissions=tuple(_admission(req) for req in admitted),
+            prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
+            **sequences,
+            **work,
+        )
+
+    def _sequences(self, rows: Ids, table: RowTable) -> dict[str, Any]:
+        """The plan's columns about its sequences: the chunks, and the decodes in `rows`."""
+        pages, page_size = self.rows.req_to_token, self.rows.page_size
+        seq_lens = table.kv_len[rows]
+        locations = decode_locations(pages, rows, seq_lens - 1, page_size)
+        q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
+        input_ids = NOTHING
+        if self.chunks:
+            extends = [
+                (req.residency.row, start, stop, req.residency.extend_target) for req, start, stop in self.chunks
+            ]
+            tokens = [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in self.chunks]
+            chunks = [extend_locations(pages[row], start, stop, page_size) for row, start, stop, _ in extends]
+            extended, starts, stops, targets = np.array(extends, dtype=np.int64).T
+            rows = np.concatenate([extended, rows])
+            q_lens = np.concatenate([stops - starts, q_lens])
+            seq_lens = np.concatenate([stops, seq_lens])
+            locations = np.concatenate([*chunks, locations])
+            input_ids = np.concatenate(tokens, dtype=np.int64)
+            sample_mask = np.concatenate([stops == targets, sample_mask])
+        return {
+            "rows": rows,
+            "q_lens": q_lens,
+            "seq_lens": seq_lens,
+            "out_cache_loc": locations,
+            "input_ids": input_ids,
+            "sample_mask": sample_mask,
+        }
+
+
+def _admission(req: Request) -> Admission:
+    return Admission(
+        row=req.residency.row,
+        request_id=req.id,
+        params=req.params,
+        token_ids=np.array(req.tokens, dtype=np.int32),
+        num_prompt=req.num_prompt,
+    )
