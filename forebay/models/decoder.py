@@ -42,17 +42,24 @@ class DecoderSpec:
     logits_scale: float = 1.0
 
 
-def decoder_spec(config: ModelConfig, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    """What all families have around their layers, under the names that they all use."""
+def decoder_spec(
+    config: ModelConfig,
+    blocks: Sequence[BlockSpec],
+    *,
+    embedding: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    norm_offset: float = 0.0,
+) -> DecoderSpec:
+    """What all families have around their layers, under the checkpoint's names."""
     return DecoderSpec(
         blocks=tuple(blocks),
         embedding=TensorParam(
-            names=("model.embed_tokens.weight",),
+            names=(f"{embedding}.weight",),
             sizes=(config.vocab_size,),
             inner=(config.hidden_size,),
             min_bits=HEAD_BITS,
         ),
-        norm=vector("model.norm.weight", config.hidden_size),
+        norm=vector(f"{norm}.weight", config.hidden_size, offset=norm_offset),
         norm_eps=config.rms_norm_eps,
         tied=config.tie_word_embeddings,
         max_positions=config.max_position_embeddings,

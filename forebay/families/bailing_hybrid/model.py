@@ -11,8 +11,8 @@ from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, pre_no
 
 
 def describe(config: KimiLinearConfig) -> DecoderSpec:
-    spec = decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-    return replace(spec, embedding=replace(spec.embedding, names=("model.word_embeddings.weight",)))
+    blocks = [_block(config, layer) for layer in range(config.num_layers)]
+    return decoder_spec(config, blocks, embedding="model.word_embeddings")
 
 
 def _block(config: KimiLinearConfig, layer: int) -> BlockSpec:

@@ -6,7 +6,6 @@ from forebay.families.mamba2.config import Mamba2Config
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.layers.params import vector
 from forebay.models.decoder import (
     DecoderSpec,
     attention_spec,
@@ -17,15 +16,13 @@ from forebay.models.decoder import (
     rope_spec,
 )
 
+FINAL_NORM = "model.final_layernorm"
 NORMS = ("input_layernorm", "pre_ff_layernorm")
-"""Of a layer's mixer and its MLP, as Falcon-H1 and Jamba call them, too."""
+"""Of a layer's mixer and its MLP; Falcon-H1 and Jamba call all of these so, too."""
 
 
 def describe(config: Mamba2Config) -> DecoderSpec:
-    return replace(
-        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
-        norm=vector("model.final_layernorm.weight", config.hidden_size),
-    )
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)], norm=FINAL_NORM)
 
 
 def _block(config: Mamba2Config, layer: int) -> BlockSpec:

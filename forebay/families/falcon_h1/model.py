@@ -2,21 +2,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.bamba.model import NORMS
+from forebay.families.bamba.model import FINAL_NORM, NORMS
 from forebay.families.falcon_h1.config import FalconH1Config
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec, Multipliers
-from forebay.layers.params import vector
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, pre_norm
 
 
 def describe(config: FalconH1Config) -> DecoderSpec:
     return replace(
-        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
-        norm=vector("model.final_layernorm.weight", config.hidden_size),
+        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)], norm=FINAL_NORM),
         embedding_scale=config.embedding_multiplier,
         logits_scale=config.lm_head_multiplier,
     )

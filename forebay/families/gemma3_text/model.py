@@ -15,8 +15,9 @@ _NORM_OFFSET = 1.0  # norm weights are stored as differences from it
 
 
 def describe(config: Gemma3Config) -> DecoderSpec:
-    spec = decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)])
-    return replace(spec, norm=replace(spec.norm, offset=_NORM_OFFSET), embedding_scale=float(config.hidden_size) ** 0.5)
+    blocks = [_block(config, layer) for layer in range(config.num_layers)]
+    spec = decoder_spec(config, blocks, norm_offset=_NORM_OFFSET)
+    return replace(spec, embedding_scale=float(config.hidden_size) ** 0.5)
 
 
 def _block(config: Gemma3Config, layer: int) -> BlockSpec:

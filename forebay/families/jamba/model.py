@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.bamba.model import NORMS
+from forebay.families.bamba.model import FINAL_NORM, NORMS
 from forebay.families.jamba.config import JambaConfig
 from forebay.families.mamba.model import mamba1_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
-from forebay.layers.params import vector
 from forebay.models.decoder import (
     DecoderSpec,
     attention_spec,
@@ -21,10 +20,7 @@ from forebay.models.decoder import (
 
 
 def describe(config: JambaConfig) -> DecoderSpec:
-    return replace(
-        decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)]),
-        norm=vector("model.final_layernorm.weight", config.hidden_size),
-    )
+    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)], norm=FINAL_NORM)
 
 
 def _block(config: JambaConfig, layer: int) -> BlockSpec:

@@ -7,7 +7,6 @@ from forebay.families.lfm2.config import CONV, Lfm2Config
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
-from forebay.layers.params import vector
 from forebay.layers.short_conv import ShortConvSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, pre_norm
 
@@ -21,7 +20,7 @@ def describe(config: Lfm2Config) -> DecoderSpec:
 
 
 def lfm_decoder(config: Lfm2Config, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    return replace(decoder_spec(config, blocks), norm=vector("model.embedding_norm.weight", config.hidden_size))
+    return decoder_spec(config, blocks, norm="model.embedding_norm")
 
 
 def lfm2_block(config: Lfm2Config, layer: int, mlp: PartSpec) -> BlockSpec:

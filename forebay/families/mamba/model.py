@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from forebay.families.mamba.config import MambaConfig
 from forebay.families.model_config import ModelConfig
@@ -19,12 +18,8 @@ def describe(config: MambaConfig) -> DecoderSpec:
 
 def backbone_decoder(config: ModelConfig, mixers: Sequence[PartSpec]) -> DecoderSpec:
     """One in each layer, under the names that Mamba's own checkpoints have, and those of families that came from it."""
-    spec = decoder_spec(config, [_block(config, layer, mixer) for layer, mixer in enumerate(mixers)])
-    return replace(
-        spec,
-        embedding=replace(spec.embedding, names=("backbone.embeddings.weight",)),
-        norm=vector("backbone.norm_f.weight", config.hidden_size),
-    )
+    blocks = [_block(config, layer, mixer) for layer, mixer in enumerate(mixers)]
+    return decoder_spec(config, blocks, embedding="backbone.embeddings", norm="backbone.norm_f")
 
 
 def _block(config: ModelConfig, layer: int, mixer: PartSpec) -> BlockSpec:

@@ -37,8 +37,7 @@ def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
 
 
 def qwen_decoder(config: Qwen35Config, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    spec = decoder_spec(config, blocks)
-    return replace(spec, norm=replace(spec.norm, offset=_NORM_OFFSET))
+    return decoder_spec(config, blocks, norm_offset=_NORM_OFFSET)
 
 
 def qwen_block(config: Qwen35Config, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:

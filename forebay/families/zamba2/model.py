@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from forebay.families.bamba.model import FINAL_NORM
 from forebay.families.mamba2.config import HYBRID
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.zamba2.config import Zamba2Config
@@ -19,10 +20,7 @@ _MIXER_EPS = 1e-5  # transformers has no field for it
 
 
 def describe(config: Zamba2Config) -> DecoderSpec:
-    return replace(
-        decoder_spec(config, [_stack(config)]),
-        norm=vector("model.final_layernorm.weight", config.hidden_size),
-    )
+    return decoder_spec(config, [_stack(config)], norm=FINAL_NORM)
 
 
 def _stack(config: Zamba2Config) -> StackSpec:
