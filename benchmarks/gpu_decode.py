@@ -152,13 +152,11 @@ class Bench:
     def __init__(self, kind: str, args: argparse.Namespace) -> None:
         self.args, self.device = args, args.device
         self.config, self.engine = _configurations(kind, args)
-        needs = needs_of(self.config)
+        needs, self.spec = needs_of(self.config), describe(self.config)
         self.ops = make_ops(self.engine.kernels, self.engine.num_threads)
         weights = RandomWeights(needs, self.ops, self.device)
         with torch.inference_mode():
-            self.model = Decoder(
-                describe(self.config), self.ops, weights, num_positions=self.config.max_position_embeddings
-            )
+            self.model = Decoder(self.spec, self.ops, weights, num_positions=self.config.max_position_embeddings)
         self.sizes = cache_sizes(needs.cache_specs, self.engine.types)
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:
@@ -213,7 +211,7 @@ class Bench:
 
     def bytes_of_step(self, batch: int) -> int:
         """What a step must read, and of states write: of the embedding only rows, unless it is the head too."""
-        unread = 0 if self.spec.head is None else self.spec.embedding.num_elements * DTYPE.itemsize
+        unread = 0 if self.spec.tied else self.spec.embedding.num_elements * DTYPE.itemsize
         context = self.args.context + _room(self.args) // 2
         return self.model.weight_bytes - unread + batch * _bytes_of_request(self.sizes, context)
 
