@@ -105,12 +105,12 @@ class RadixCache(RadixIndex):
         """
         start = pin.num_pages
         end = (start + len(pages)) * self._page_bytes
-        nodes, inside, position = self._walk(pin.node, key, start * self._page_bytes, end)
+        nodes, chunks, inside, position = self._walk(pin.node, key, start * self._page_bytes, end)
         if nodes and inside < len(nodes[-1].key):
             nodes[-1] = self._split(nodes[-1], inside)
         node, replaced, remapped = pin.node, NO_PAGES, list[Ids]()
         if nodes:
-            node, replaced = nodes[-1], np.concatenate([passed.pages for passed in nodes])
+            node, replaced = nodes[-1], np.concatenate(chunks)
             remapped = [kind.replaced(nodes, replaced, pages[: len(replaced)], owner) for kind in self.kinds]
         adopted = pages[len(replaced) :]
         if len(adopted):

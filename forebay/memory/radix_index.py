@@ -10,9 +10,13 @@ import numpy as np
 
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import OPERATOR, TOKEN_BYTES, Match, Node, Root, no_match
+from forebay.memory.radix_node import NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, no_match
+from forebay.memory.slots import Ids
 
 _MAX_SIBLINGS: Final = 32  # children that are looked at to say where a prompt left the nearest
+
+
+_Walk = tuple[list[Node], list[Ids], int, int]
 
 
 class RadixIndex:
@@ -26,56 +30,54 @@ class RadixIndex:
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, Root] = {}
 
-    def match(self, key: bytes, namespace: str = "", max_tokens: int | None = None) -> Match:
-        """The longest cached prefix of `key` in whole pages that can be resumed, at most `max_tokens` long. Changes
-        nothing."""
-        end = len(key) if max_tokens is None else min(len(key), max_tokens * TOKEN_BYTES)
-        end -= end % self._page_bytes
+    def match(self, key: bytes, namespace: str = "") -> Match:
+        """The longest cached prefix of `key` in whole pages that can be resumed. Changes nothing."""
+        end = len(key) - len(key) % self._page_bytes
         root = self._roots.get(namespace)
         if root is None or not end:
             return no_match(MissReason.EMPTY if end else MissReason.BELOW_PAGE)
-        nodes, inside, position = self._walk(root, key, 0, end)
-        reason = MissReason.NONE if position == end else self._reason(root, nodes, inside, key, position)
+        nodes, chunks, inside, position = self._walk(root, key, 0, end)
+        node = nodes[-1] if nodes else root
+        reason = MissReason.NONE if position == end else self._reason(node, inside, key, position)
         if not nodes:
             return no_match(reason)
         tokens = position // TOKEN_BYTES
-        chunks = [node.pages for node in nodes]
-        if inside < len(nodes[-1].key):
-            chunks[-1] = chunks[-1][: inside // self._page_bytes]
-        match = Match(nodes[-1], inside, chunks, tokens, reason, tokens, reason, version=self.version)
+        match = Match(node, inside, chunks, tokens, reason, tokens, reason, NOTHING_ELSE, self.version)
         return self._cut(match, nodes) if self.kinds else match
 
-    def _walk(self, node: Node, key: bytes, position: int, end: int) -> tuple[list[Node], int, int]:
+    def _walk(self, node: Node, key: bytes, position: int, end: int) -> _Walk:
         """Down from `node`, whose edge ends at `position` of `key`, along `key[position:end]` as far as whole pages of
-        it are there: the nodes, how many bytes of the last one's edge, and the position reached."""
+        it are there: the nodes and their pages, how many bytes of the last one's edge, and the position reached."""
         page_bytes = self._page_bytes
         nodes: list[Node] = []
+        chunks: list[Ids] = []
         inside = 0
         while position < end:
             child = node.children.get(key[position : position + page_bytes])
             if child is None:
                 break
+            nodes.append(child)
             edge = child.key
             inside = len(edge)
             if position + inside > end or not key.startswith(edge, position):
                 inside = self._common(key, edge, position, end)
-            nodes.append(child)
-            position += inside
-            if inside < len(edge):
+                position += inside
+                chunks.append(child.pages[: inside // page_bytes])
                 break
+            position += inside
+            chunks.append(child.pages)
             node = child
-        return nodes, inside, position
+        return nodes, chunks, inside, position
 
-    def _reason(self, root: Root, nodes: list[Node], inside: int, key: bytes, position: int) -> MissReason:
-        """Why a walk ended at `position`."""
-        last = nodes[-1] if nodes else root
-        if inside < len(last.key):
+    def _reason(self, node: Node, inside: int, key: bytes, position: int) -> MissReason:
+        """Why a walk ended at `position`, so far inside of `node`."""
+        if inside < len(node.key):
             return MissReason.DIVERGED
-        if key[position : position + self._page_bytes] in last.tombstones:
+        if key[position : position + self._page_bytes] in node.tombstones:
             return MissReason.EVICTED
-        if last is root:
+        if node.parent is None:
             return MissReason.EMPTY
-        return MissReason.DIVERGED if last.children else MissReason.NOT_CACHED
+        return MissReason.DIVERGED if node.children else MissReason.NOT_CACHED
 
     def _cut(self, match: Match, nodes: list[Node]) -> Match:
         """Cut a match back to the last place where every kind can be resumed."""
@@ -113,7 +115,7 @@ class RadixIndex:
         root = self._roots.get(namespace)
         if root is None:
             return -1, -1
-        nodes, inside, position = self._walk(root, key, 0, len(key) - len(key) % self._page_bytes)
+        nodes, _, inside, position = self._walk(root, key, 0, len(key) - len(key) % self._page_bytes)
         nearest: Node | None
         if nodes and inside < len(nodes[-1].key):
             nearest, position = nodes[-1], position - inside

@@ -13,7 +13,7 @@ from forebay.memory.slots import Ids
 
 TOKEN_BYTES: Final = 4
 NO_PAGES: Final[Ids] = np.empty(0, dtype=np.int64)
-_NONE: Final[Mapping[str, int]] = {}
+NOTHING_ELSE: Final[Mapping[str, int]] = {}
 OPERATOR: Final = ""  # the author who may see what any author has put into the cache
 
 
@@ -75,7 +75,7 @@ class Match(NamedTuple):
     reason: MissReason
     kv_tokens: int
     kv_reason: MissReason
-    resumable: Mapping[str, int] = _NONE
+    resumable: Mapping[str, int] = NOTHING_ELSE
     version: int = 0
 
     @property

@@ -69,12 +69,6 @@ def test_a_match_changes_nothing_until_it_is_pinned():
     rig.check(pin)
 
 
-def test_max_tokens_caps_a_match():
-    rig = Rig(page_size=2)
-    rig.insert(1, 2, 3, 4, 5, 6)
-    assert rig.cache.match(key(1, 2, 3, 4, 5, 6), max_tokens=5).num_tokens == 4
-
-
 def test_branches_share_their_prefix_and_duplicates_stay_with_the_request():
     rig = Rig(page_size=1)
     first = rig.insert(1, 2, 3, 4)

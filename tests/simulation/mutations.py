@@ -201,9 +201,7 @@ def namespaces_are_ignored(patch: Patch) -> None:
     root = RadixCache._root
     patch.setattr(RadixCache, "_root", lambda self, namespace: root(self, ""))
     match = RadixCache.match
-    patch.setattr(
-        RadixCache, "match", lambda self, key, namespace="", max_tokens=None: match(self, key, "", max_tokens)
-    )
+    patch.setattr(RadixCache, "match", lambda self, key, namespace="": match(self, key, ""))
 
 
 @mutation
