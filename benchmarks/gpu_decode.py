@@ -161,7 +161,7 @@ class Bench:
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:
         """The median of `--repeats` runs of `--steps` steps of a batch whose prompts are done."""
-        config = replace(self.engine, max_running_requests=batch)
+        config = replace(self.engine, memory=replace(self.engine.memory, max_running_requests=batch))
         budget = divide_memory(memory_demand(config, self.sizes, self.config.max_position_embeddings))
         runner = build_runner(
             self.model,
@@ -170,7 +170,7 @@ class Bench:
             page_size=budget.page_size,
             max_running_requests=batch,
             context_length=budget.context_length,
-            max_num_tokens=config.chunked_prefill_size + batch,
+            max_num_tokens=config.scheduling.chunked_prefill_size + batch,
             vocab_size=self.config.vocab_size,
             types=config.types,
             device=self.device,
@@ -242,7 +242,8 @@ def _configurations(kind: str, args: argparse.Namespace) -> tuple[ModelConfig, E
         }
         config = resolve(wanted, survey=Survey(model=_shape))
         model = config_from_folder(Path(folder))
-    patient = replace(config.engine, queue_timeout_s=math.inf, request_timeout_s=math.inf, stall_timeout_s=math.inf)
+    times = dict.fromkeys(("queue_timeout_s", "request_timeout_s", "stall_timeout_s"), math.inf)
+    patient = replace(config.engine, scheduling=replace(config.engine.scheduling, **times))
     return model, patient
 
 

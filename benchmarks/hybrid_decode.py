@@ -109,7 +109,8 @@ class Forebay:
                 "log_level": "warning",
             }
         )
-        patient = replace(config.engine, queue_timeout_s=math.inf, request_timeout_s=math.inf, stall_timeout_s=math.inf)
+        times = dict.fromkeys(("queue_timeout_s", "request_timeout_s", "stall_timeout_s"), math.inf)
+        patient = replace(config.engine, scheduling=replace(config.engine.scheduling, **times))
         self.core, _ = build_engine(patient)
         self._next_id = 1
 

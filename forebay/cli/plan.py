@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from forebay.base.errors import ConfigError
-from forebay.base.units import human_bytes, parse_bytes
+from forebay.base.units import ceil_div, human_bytes, parse_bytes
 from forebay.cli.arguments import Parsed, Parser
 from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
-from forebay.engine.sizing import Capacity, capacity, memory_demand
+from forebay.engine.sizing import memory_demand
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
 from forebay.formats.quantized import joined_codes
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
-from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
+from forebay.memory.budget import BudgetLine, MemoryBudget, MemoryDemand, divide_memory
 from forebay.pools.cache_spec import CacheSizes, CacheSpec, cache_sizes
 
 if TYPE_CHECKING:
@@ -91,6 +91,16 @@ class SettingRow(NamedTuple):
     reason: str
 
 
+class Capacity(NamedTuple):
+    """How many requests of one length, prompt and output together, may run at once; and how many conversations of that
+    length the prefix cache holds beside them, and when nothing runs."""
+
+    context: int
+    num_requests: int
+    num_cached_beside: int
+    num_cached_idle: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     model: str
@@ -132,7 +142,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     read = functools.cache(_read)
     config = parsed.resolve(Survey(model=lambda path: (read(path).config, read(path).weights), memory=lambda: memory))
     model, needs, weights = read(Path(config.engine.model_path))
-    weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.dtype])
+    weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
     if weight_bytes >= memory.value:
         raise ConfigError(
             f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
@@ -214,11 +224,31 @@ def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str]
         return str(budget.max_total_tokens), reasons["KV pages"]
     if name == "max_mamba_cache_size":
         return str(budget.num_state_slots), reasons["state slots"]
-    if name == "max_running_requests" and budget.max_running_requests < config.engine.max_running_requests:
+    if name == "max_running_requests" and budget.max_running_requests < config.engine.memory.max_running_requests:
         return str(budget.max_running_requests), reasons["request rows"]
-    if name == "context_length" and budget.context_length < config.engine.context_length:
+    if name == "context_length" and budget.context_length < config.engine.memory.context_length:
         return str(budget.context_length), reasons["context length"]
     return None
+
+
+def capacity(demand: MemoryDemand, budget: MemoryBudget, context: int) -> Capacity:
+    pages = ceil_div(context, budget.page_size)
+    num_requests = min(budget.max_running_requests, budget.num_pages // pages)
+
+    def cached_beside(num_running: int) -> int:
+        """A cached conversation has all its pages, and one state and one window at its end."""
+        if not demand.radix_cache:
+            return 0
+        room = [(budget.num_pages - num_running * pages) // pages]
+        if budget.num_state_slots:
+            room.append(budget.num_state_slots - num_running * (1 + demand.num_tracking))
+        if budget.num_window_pages:
+            kept = ceil_div(min(context, budget.window), budget.page_size)
+            used = demand.window_pages(num_running) if num_running else 0
+            room.append((budget.num_window_pages - used) // kept)
+        return max(0, min(room))
+
+    return Capacity(context, num_requests, cached_beside(num_requests), cached_beside(0))
 
 
 def _as_dict(plan: Plan) -> dict[str, object]:

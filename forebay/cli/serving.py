@@ -61,7 +61,7 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
         created=int(time.time()),
         settings=config.settings,
         uses_priority=_uses_priority(config.engine),
-        stall_timeout_s=config.engine.stall_timeout_s,
+        stall_timeout_s=config.engine.scheduling.stall_timeout_s,
     )
     telling: list[asyncio.Task[None]] = []
 
@@ -81,7 +81,10 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
 
 
 def _uses_priority(config: EngineConfig) -> bool:
-    return config.schedule_policy is SchedulePolicy.PRIORITY or config.radix_eviction_policy is EvictionPolicy.PRIORITY
+    return (
+        config.scheduling.schedule_policy is SchedulePolicy.PRIORITY
+        or config.scheduling.radix_eviction_policy is EvictionPolicy.PRIORITY
+    )
 
 
 async def _tell(config: Config, engine: AsyncEngine, url: str, started: float) -> None:

@@ -64,7 +64,32 @@ class CacheTypes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StateConfig:
+class MemoryOptions:
+    """What the caches may have. How many pages, slots and rows that is, `memory.budget` divides before weights are
+    loaded; `max_total_tokens` and `max_running_requests` are upper limits to it."""
+
+    kv_cache_bytes: int
+    page_size: int
+    max_running_requests: int
+    context_length: int
+    max_total_tokens: int | None = None  # None: what the memory holds
+    max_mamba_cache_size: int | None = None  # state slots; None: by the ratio
+    mamba_full_memory_ratio: float = 0.9  # bytes of states to bytes of KV
+    swa_full_tokens_ratio: float = 0.8  # tokens of windowed to tokens of full KV
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateOptions:
+    """What becomes of recurrent states, and of a retracted request's memory."""
+
+    strategy: StateStrategy = StateStrategy.EXTRA_BUFFER
+    track_interval: int = 64  # tokens between the states that a decoding request tracks
+    checkpoint_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
+    retraction_host_bytes: int = 0  # for what retracted requests keep; 0: they compute everything again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateConfig(StateOptions):
     """What the scheduler must know of layers that keep something else than all tokens' KV.
 
     `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens. The
@@ -72,26 +97,18 @@ class StateConfig:
     """
 
     num_slots: int = 0
-    strategy: StateStrategy = StateStrategy.EXTRA_BUFFER
-    track_interval: int = 64  # tokens between the states that a decoding request tracks
-    checkpoint_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
     num_window_pages: int = 0
     window: int = 0
     page_bytes: int = 0
     window_page_bytes: int = 0
     slot_bytes: int = 0
-    retraction_host_bytes: int = 0  # for what retracted requests keep; 0: they compute everything again
     recompute_bytes_per_token: int = 0  # bytes that can be copied to the host and back while one token is recomputed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
-    """Limits are in requests, tokens, pages and seconds, as named."""
+class SchedulingOptions:
+    """Who runs, who waits, and how long. Limits are in requests, tokens and seconds, as named."""
 
-    page_size: int = 16
-    num_pages: int
-    max_running_requests: int
-    context_length: int
     chunked_prefill_size: int = 2048  # most tokens of prompts in one step
     mixed_chunk_size: int = 2048  # the same, in a step in which others decode
     schedule_policy: SchedulePolicy = SchedulePolicy.FCFS
@@ -105,56 +122,36 @@ class SchedulerConfig:
     request_timeout_s: float = 600.0
     stall_timeout_s: float = 60.0
     ledger: Ledger = Ledger.COUNT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig(SchedulingOptions):
+    """The options, and the pools as memory was divided."""
+
+    page_size: int = 16
+    num_pages: int
+    max_running_requests: int
+    context_length: int
     state: StateConfig = StateConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineConfig:
-    """What the engine process needs. Memory is divided by `memory.budget` from `kv_cache_bytes` and the checkpoint's
-    shape before weights are loaded; `max_total_tokens` and `max_running_requests` are upper limits to that division.
-    """
+    """What the engine process needs, in groups that are handed on whole to those who use them."""
 
     model_path: str  # a folder with config.json and *.safetensors, or one .gguf file
     served_model_name: str
-    dtype: str  # bfloat16 | float32: weights, activations, KV and convolution states
     quantization: Quantization  # of weights that are matrices
     device: str
     num_threads: int
     kernels: KernelBackend
-    context_length: int
-    page_size: int
-    max_running_requests: int
-    max_total_tokens: int | None  # None: what the memory holds
-    kv_cache_bytes: int
-    kv_cache_dtype: str  # as dtype, or int8
-    mamba_ssm_dtype: str  # float32 | bfloat16: the states of scans
-    mamba_scheduler_strategy: StateStrategy
-    mamba_track_interval: int
-    checkpoint_interval: int
-    max_mamba_cache_size: int | None  # state slots; None: by the ratio
-    mamba_full_memory_ratio: float  # bytes of states to bytes of KV
-    swa_full_tokens_ratio: float  # tokens of windowed to tokens of full KV
-    retraction_host_bytes: int
-    chunked_prefill_size: int
-    mixed_chunk_size: int
     disable_cuda_graph: bool
     cuda_graph_max_bs: int
-    schedule_policy: SchedulePolicy
-    schedule_conservativeness: float
-    radix_cache: bool
-    radix_eviction_policy: EvictionPolicy
-    overlap_depth: int
-    max_queued_requests: int
-    max_queued_tokens: int
-    queue_timeout_s: float
-    request_timeout_s: float
-    stall_timeout_s: float
-    ledger: Ledger
     log_level: str
-
-    @property
-    def types(self) -> CacheTypes:
-        return CacheTypes(dtype=self.dtype, kv_cache_dtype=self.kv_cache_dtype, mamba_ssm_dtype=self.mamba_ssm_dtype)
+    types: CacheTypes
+    memory: MemoryOptions
+    scheduling: SchedulingOptions
+    states: StateOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

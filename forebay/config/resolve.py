@@ -15,14 +15,18 @@ from forebay.base.units import ceil_div, human_bytes
 from forebay.config import machine
 from forebay.config.engine_config import (
     CacheIsolation,
+    CacheTypes,
     Config,
     EngineConfig,
     EvictionPolicy,
     KernelBackend,
     Ledger,
+    MemoryOptions,
     SchedulePolicy,
+    SchedulingOptions,
     ServerConfig,
     Setting,
+    StateOptions,
     StateStrategy,
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Value
@@ -109,14 +113,9 @@ def resolve(
     _refuse_broken_pages(given["mamba_track_interval"], settled)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
+    groups = {"types": CacheTypes, "memory": MemoryOptions, "scheduling": SchedulingOptions, "states": StateOptions}
     return Config(
-        engine=_build(
-            EngineConfig,
-            values,
-            radix_cache=not settled["disable_radix_cache"],
-            max_total_tokens=settled.get("max_total_tokens"),
-            max_mamba_cache_size=settled.get("max_mamba_cache_size"),
-        ),
+        engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in groups.items()}),
         server=_build(
             ServerConfig,
             values,
@@ -342,6 +341,8 @@ def _field_values(settled: Settled) -> dict[str, Any]:
     values: dict[str, Any] = {BY_NAME[name].field: value for name, value in settled.items()}
     for name, kind in _ENUMS.items():
         values[name] = kind(values[name])
+    values["radix_cache"] = not settled["disable_radix_cache"]
+    values["strategy"], values["track_interval"] = values["mamba_scheduler_strategy"], values["mamba_track_interval"]
     return values
 
 

@@ -234,7 +234,7 @@ class AsyncEngine:
             self._transport.abort()
 
     def _hang(self) -> str | None:
-        limit = self._process.config.stall_timeout_s
+        limit = self._process.config.scheduling.stall_timeout_s
         turn_age_s = self.last_beat.turn_age_s if self.last_beat else 0.0
         if self._ready.done() and self.last_tick_age_s > limit:
             return (

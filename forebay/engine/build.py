@@ -51,9 +51,9 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     Raises ModelError for a checkpoint that cannot be served, ConfigError for memory that holds not one page.
     """
     begin = time.monotonic()
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"dtype {config.dtype!r}: use {' or '.join(DTYPES)}")
-    dtype = DTYPES[config.dtype]
+    if config.types.dtype not in DTYPES:
+        raise ConfigError(f"dtype {config.types.dtype!r}: use {' or '.join(DTYPES)}")
+    dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path)
@@ -75,11 +75,11 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         keep_freed_memory()
         runner.warm_up()
     # A GPU runs beside the host by itself.
-    beside = OverlappedRunner(runner) if config.overlap_depth and config.device == "cpu" else runner
+    beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
     core = EngineCore(
         Scheduler(scheduler_config(config, budget, sizes, model.weight_bytes)),
         beside,
-        depth=config.overlap_depth,
+        depth=config.scheduling.overlap_depth,
         vocab_size=checkpoint.config.vocab_size,
         eos_token_ids=checkpoint.config.eos_token_ids,
         clock=clock,
@@ -108,7 +108,7 @@ def _within_memory(config: EngineConfig) -> Iterator[None]:
             raise
         left = available_memory()
         raise ConfigError(
-            f"the model and {human_bytes(config.kv_cache_bytes)} for its caches do not fit in memory; "
+            f"the model and {human_bytes(config.memory.kv_cache_bytes)} for its caches do not fit in memory; "
             f"{human_bytes(left.value)} are {left.why}: lower --kv-cache-bytes, raise the limit or take a smaller model"
         ) from error
 
@@ -129,7 +129,7 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         page_size=budget.page_size,
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
-        max_num_tokens=config.chunked_prefill_size + budget.max_running_requests,
+        max_num_tokens=config.scheduling.chunked_prefill_size + budget.max_running_requests,
         vocab_size=checkpoint.config.vocab_size,
         types=config.types,
         device=config.device,

@@ -80,13 +80,14 @@ class LLM:
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         refuse_server_settings(flags)
         config = resolve({"model": model, **flags})
-        patient = replace(
-            config.engine,
+        scheduling = replace(
+            config.engine.scheduling,
             queue_timeout_s=math.inf,
             request_timeout_s=math.inf,
             stall_timeout_s=math.inf,
             max_queued_tokens=sys.maxsize,
         )
+        patient = replace(config.engine, scheduling=scheduling)
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
         self._core, self.info = build_engine(patient)
         self._next_id = 1

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import ceil_div, human_bytes
+from forebay.config.engine_config import MemoryOptions
 from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
 from forebay.memory.hybrid_rows import effective_mamba_size
 
@@ -31,7 +32,7 @@ class BudgetLine(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryDemand:
+class MemoryDemand(MemoryOptions):
     """What is to be divided and what was asked for. Bytes per token and per slot are those of all layers together, 0
     where no layer keeps such a thing; `window` is in tokens.
 
@@ -39,10 +40,6 @@ class MemoryDemand:
     beside a prefix cache: without one nothing is tracked.
     """
 
-    cache_bytes: int
-    page_size: int
-    max_running_requests: int
-    context_length: int
     chunked_prefill_size: int = 1
     overlap_depth: int = 0
     kv_bytes_per_token: int
@@ -52,10 +49,6 @@ class MemoryDemand:
     state_bytes: int = 0
     radix_cache: bool = True
     extra_buffer: bool = True
-    max_total_tokens: int | None = None
-    max_mamba_cache_size: int | None = None
-    mamba_full_memory_ratio: float = 0.9
-    swa_full_tokens_ratio: float = 0.8
 
     @property
     def page_bytes(self) -> int:
@@ -85,7 +78,7 @@ class MemoryDemand:
         if self.max_total_tokens is not None:
             limits.append(self.max_total_tokens)
         if self.page_bytes:
-            limits.append(max(1, self.cache_bytes // self.page_bytes) * self.page_size)
+            limits.append(max(1, self.kv_cache_bytes // self.page_bytes) * self.page_size)
         return min(limits)
 
     @property
@@ -154,7 +147,7 @@ class MemoryBudget:
 
 
 def divide_memory(demand: MemoryDemand) -> MemoryBudget:
-    """Divide `demand.cache_bytes`: first what requests need at least, then states against KV by
+    """Divide `demand.kv_cache_bytes`: first what requests need at least, then states against KV by
     `mamba_full_memory_ratio`, then windows against full KV by `swa_full_tokens_ratio`.
 
     Raises ConfigError when not a single request could run.
@@ -188,7 +181,7 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
 
 def _refuse_too_little(demand: MemoryDemand) -> None:
     least = demand.least_bytes(1)
-    if least <= demand.cache_bytes:
+    if least <= demand.kv_cache_bytes:
         return
     parts = [f"two pages (one is padding) of {demand.page_size} tokens at {human_bytes(demand.kv_bytes_per_token)}"]
     if demand.window_bytes_per_token:
@@ -196,7 +189,7 @@ def _refuse_too_little(demand: MemoryDemand) -> None:
     if demand.state_bytes:
         parts.append(f"{demand.slots_per_request} state slots of {human_bytes(demand.state_bytes)} and a padding slot")
     raise ConfigError(
-        f"the caches have {human_bytes(demand.cache_bytes)} and one request needs at least {human_bytes(least)}: "
+        f"the caches have {human_bytes(demand.kv_cache_bytes)} and one request needs at least {human_bytes(least)}: "
         f"{', '.join(parts)}: raise --kv-cache-bytes or --mem-fraction-static, or lower --page-size"
     )
 
@@ -205,7 +198,7 @@ def _num_rows(demand: MemoryDemand) -> tuple[int, str]:
     """As many requests as were asked for and as their least needs allow."""
     asked = demand.max_running_requests
     one = demand.least_bytes(1)
-    by_memory = 1 + (demand.cache_bytes - one) // (demand.least_bytes(2) - one)
+    by_memory = 1 + (demand.kv_cache_bytes - one) // (demand.least_bytes(2) - one)
     limits = [(asked, "--max-running-requests"), (by_memory, _why_memory(demand))]
     if demand.most_pages is not None:
         limits.append((demand.most_pages, f"lowered from {asked}: each running request needs a page of its own"))
@@ -227,7 +220,7 @@ def _why_memory(demand: MemoryDemand) -> str:
 
 def _shared_slots(demand: MemoryDemand, rows: int) -> int:
     """State slots by the ratio of their memory to that of KV. All of it where there is no KV."""
-    left = demand.cache_bytes - demand.row_bytes(rows, demand.possible_context)
+    left = demand.kv_cache_bytes - demand.row_bytes(rows, demand.possible_context)
     if _has_tokens(demand):
         ratio = demand.mamba_full_memory_ratio
         left = int(left * ratio / (1 + ratio))
@@ -239,7 +232,7 @@ def _num_slots(demand: MemoryDemand, rows: int) -> tuple[int, str]:
         return 0, ""
     needed = rows * demand.slots_per_request
     least = demand.bytes_of(rows=rows, pages=rows, window_pages=demand.window_pages(rows), slots=0)
-    affordable = (demand.cache_bytes - least) // demand.state_bytes - 1
+    affordable = (demand.kv_cache_bytes - least) // demand.state_bytes - 1
     configured = demand.max_mamba_cache_size
     if configured is not None:
         wanted = effective_mamba_size(configured, rows, demand.slots_per_request - 1)
@@ -247,7 +240,11 @@ def _num_slots(demand: MemoryDemand, rows: int) -> tuple[int, str]:
         if wanted > useful and useful <= affordable:
             return useful, f"--max-mamba-cache-size {configured}, lowered: {_why_useful(demand)}"
         if wanted > affordable:
-            return affordable, f"--max-mamba-cache-size {configured}, lowered: {human_bytes(demand.cache_bytes)} in all"
+            in_all = human_bytes(demand.kv_cache_bytes)
+            return (
+                affordable,
+                f"--max-mamba-cache-size {configured}, lowered: {in_all} in all",
+            )
         if wanted > configured:
             return wanted, f"--max-mamba-cache-size {configured}, raised to what {rows} requests need"
         return wanted, f"--max-mamba-cache-size {configured}"
@@ -285,7 +282,7 @@ def _useful_slots(demand: MemoryDemand, rows: int) -> int:
     running = rows * demand.slots_per_request
     if not demand.radix_cache:
         return running
-    left = demand.cache_bytes - running * demand.state_bytes
+    left = demand.kv_cache_bytes - running * demand.state_bytes
     per_state = _spacing(demand) * demand.kv_bytes_per_token + demand.state_bytes
     by_memory = left // per_state
     tokens = demand.max_total_tokens
@@ -296,7 +293,7 @@ def _num_pages(demand: MemoryDemand, rows: int, slots: int) -> tuple[int, int, s
     """KV pages and window pages from what rows and states leave, and what limits the first."""
     used = demand.row_bytes(rows, demand.possible_context) + ((slots + 1) * demand.state_bytes if slots else 0)
     # A padding page of each kind.
-    left = demand.cache_bytes - used - demand.page_bytes - demand.window_page_bytes
+    left = demand.kv_cache_bytes - used - demand.page_bytes - demand.window_page_bytes
     ratio = round(demand.swa_full_tokens_ratio * _PARTS)
     if demand.page_bytes:
         pages, why = _kv_pages(demand, left, ratio, demand.window_pages(rows))

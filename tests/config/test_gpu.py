@@ -23,19 +23,23 @@ def _with_model(embedded_model: Path) -> None:
 
 def test_a_gpu_brings_its_own_defaults() -> None:
     engine = resolve({"device": "cuda"}, survey=H100).engine
-    assert (engine.device, engine.kernels, engine.dtype) == ("cuda", KernelBackend.TRITON, "bfloat16")
-    assert (engine.max_running_requests, engine.chunked_prefill_size, engine.overlap_depth) == (256, 8192, 1)
-    assert 0.8 * 79 * GB < engine.kv_cache_bytes < 0.88 * 79 * GB
+    assert (engine.device, engine.kernels, engine.types.dtype) == ("cuda", KernelBackend.TRITON, "bfloat16")
+    assert (
+        engine.memory.max_running_requests,
+        engine.scheduling.chunked_prefill_size,
+        engine.scheduling.overlap_depth,
+    ) == (256, 8192, 1)
+    assert 0.8 * 79 * GB < engine.memory.kv_cache_bytes < 0.88 * 79 * GB
 
 
 def test_more_requests_than_a_gpu_has_by_default_are_not_all_captured() -> None:
     engine = resolve({"device": "cuda", "max_running_requests": "1000"}, survey=H100).engine
-    assert (engine.max_running_requests, engine.cuda_graph_max_bs) == (1000, 256)
+    assert (engine.memory.max_running_requests, engine.cuda_graph_max_bs) == (1000, 256)
 
 
 def test_what_retracted_requests_keep_is_in_the_host_s_memory() -> None:
     small_host = Survey(memory=lambda: Amount(2 * GB, "available"), gpu=H100.gpu)
-    assert resolve({"device": "cuda"}, survey=small_host).engine.retraction_host_bytes == GB // 2
+    assert resolve({"device": "cuda"}, survey=small_host).engine.states.retraction_host_bytes == GB // 2
 
 
 def test_without_a_gpu_cuda_is_refused() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.base.errors import ConfigError, ModelError
-from forebay.config.engine_config import Config, EngineConfig, ServerConfig, StateStrategy
+from forebay.config.engine_config import Config, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve, written_values
@@ -24,6 +24,15 @@ KEY = "sk-canary-0123456789"
 @pytest.fixture(autouse=True)
 def _with_model(embedded_model: Path) -> None:
     """The rules look at a checkpoint."""
+
+
+def flat(part: Any) -> dict[str, Any]:
+    """The fields of a configuration by name, those of its groups among them."""
+    values: dict[str, Any] = {}
+    for field in fields(part):
+        value = getattr(part, field.name)
+        values |= flat(value) if is_dataclass(value) else {field.name: value}
+    return values
 
 
 def setting(config: Config, name: str) -> tuple[str, str]:
@@ -50,9 +59,9 @@ def test_every_flag_has_one_setting_with_a_reason() -> None:
 
 def test_nothing_below_is_auto() -> None:
     config = resolve()
-    values = [getattr(part, field.name) for part in (config.engine, config.server) for field in fields(part)]
-    assert not any(isinstance(value, Auto) for value in values)
-    absent = {field.name for field in fields(EngineConfig) if getattr(config.engine, field.name) is None}
+    engine = flat(config.engine)
+    assert not any(isinstance(value, Auto) for value in (*engine.values(), *flat(config.server).values()))
+    absent = {name for name, value in engine.items() if value is None}
     assert absent == {"max_total_tokens", "max_mamba_cache_size"}  # no limit of its own
 
 
@@ -62,8 +71,9 @@ def test_every_auto_has_a_rule_or_may_be_absent() -> None:
 
 
 def test_every_field_of_the_configuration_has_a_flag() -> None:
-    derived = {"radix_cache", "api_keys", "admin_api_keys"}
-    wanted = {field.name for kind in (EngineConfig, ServerConfig) for field in fields(kind)} - derived
+    derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys"}
+    config = resolve()
+    wanted = (flat(config.engine).keys() | flat(config.server).keys()) - derived
     assert wanted <= {flag.field for flag in FLAGS}
 
 
@@ -81,25 +91,25 @@ def test_every_field_of_the_configuration_has_a_flag() -> None:
     ],
 )
 def test_values_as_people_write_them(flags: dict[str, Any], field: str, value: object) -> None:
-    assert getattr(resolve(flags).engine, field) == value
+    assert flat(resolve(flags).engine)[field] == value
 
 
 def test_a_fraction_or_a_percentage_of_memory_is_the_same_thing() -> None:
-    half = resolve({"mem_fraction_static": "50%", "max_total_tokens": "1k"}).engine.kv_cache_bytes
-    again = resolve({"mem_fraction_static": 0.5, "max_total_tokens": "1k"}).engine.kv_cache_bytes
+    half = resolve({"mem_fraction_static": "50%", "max_total_tokens": "1k"}).engine.memory.kv_cache_bytes
+    again = resolve({"mem_fraction_static": 0.5, "max_total_tokens": "1k"}).engine.memory.kv_cache_bytes
     assert half == pytest.approx(again, rel=0.2)  # what is free moves meanwhile
 
 
 def test_a_context_longer_than_the_cache_may_be_is_cut_and_says_so() -> None:
     config = resolve({"max_total_tokens": "1k"})
-    assert config.engine.context_length == config.engine.max_total_tokens == 1024
+    assert config.engine.memory.context_length == config.engine.memory.max_total_tokens == 1024
     assert setting(config, "context_length")[1] == "rule"
 
 
 def test_states_are_tracked_in_slots_of_their_own_only_beside_a_prefix_cache() -> None:
     """C18."""
-    assert resolve().engine.mamba_scheduler_strategy is StateStrategy.EXTRA_BUFFER
-    assert resolve({"disable_radix_cache": True}).engine.mamba_scheduler_strategy is StateStrategy.NO_BUFFER
+    assert resolve().engine.states.strategy is StateStrategy.EXTRA_BUFFER
+    assert resolve({"disable_radix_cache": True}).engine.states.strategy is StateStrategy.NO_BUFFER
 
 
 @pytest.mark.parametrize(
@@ -113,12 +123,12 @@ def test_states_are_tracked_in_slots_of_their_own_only_beside_a_prefix_cache() -
     ],
 )
 def test_without_buffer_a_page_size_that_nobody_wrote_is_one(flags: dict[str, Any], page_size: int) -> None:
-    assert resolve(flags).engine.page_size == page_size
+    assert resolve(flags).engine.memory.page_size == page_size
 
 
 @pytest.mark.parametrize(("page_size", "interval"), [(1, 32), (16, 32), (24, 48), (64, 64)])
 def test_a_state_is_tracked_every_few_whole_pages(page_size: int, interval: int) -> None:
-    assert resolve({"page_size": page_size}).engine.mamba_track_interval == interval
+    assert resolve({"page_size": page_size}).engine.states.track_interval == interval
 
 
 def test_a_track_interval_inside_a_page_is_refused_with_the_next_that_is_not() -> None:
@@ -146,8 +156,8 @@ def test_the_files_own_codes_are_kept_where_kernels_are_made_for_them(
 
 
 def test_keys_and_values_have_the_models_type_or_8_bits() -> None:
-    assert resolve({"dtype": "float32"}).engine.kv_cache_dtype == "float32"
-    assert resolve({"kv_cache_dtype": "int8"}).engine.kv_cache_dtype == "int8"
+    assert resolve({"dtype": "float32"}).engine.types.kv_cache_dtype == "float32"
+    assert resolve({"kv_cache_dtype": "int8"}).engine.types.kv_cache_dtype == "int8"
     with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(bfloat16\): use int8, or float32"):
         resolve({"dtype": "float32", "kv_cache_dtype": "bfloat16"})
     with pytest.raises(ConfigError, match="use int8"):
@@ -167,7 +177,7 @@ def test_weights_count_as_what_they_are_held_in() -> None:
     for quantization in ("none", "int8", "int4", "file"):
         settings = {"quantization": quantization, "dtype": "bfloat16", "mem_fraction_static": "1%"}
         config = resolve(settings, survey=Survey(memory=lambda: Amount(64 << 30, "of a test")))
-        facts.append(config.engine.kv_cache_bytes)
+        facts.append(config.engine.memory.kv_cache_bytes)
     weights = [(64 << 30) // 100 - kv for kv in facts]
     assert weights == pytest.approx([269_030_016, 142_952_832, 96_506_496, 96_506_496], rel=1e-3)
 
@@ -215,7 +225,7 @@ def test_several_keys_do_not_share_cached_prefixes_unless_told_to(
 def test_a_flag_may_replace_what_a_file_says_in_another_way(tmp_path: Path) -> None:
     file = tmp_path / "forebay.toml"
     file.write_text("mem_fraction_static = 0.5\n")
-    assert resolve({"kv_cache_bytes": "64MiB"}, {}, file).engine.kv_cache_bytes == 64 << 20
+    assert resolve({"kv_cache_bytes": "64MiB"}, {}, file).engine.memory.kv_cache_bytes == 64 << 20
 
 
 @pytest.mark.parametrize(
@@ -293,5 +303,5 @@ def test_a_kv_cache_that_memory_cannot_hold_is_refused_at_the_start() -> None:
 
 def test_retracted_requests_keep_little_by_default_and_nothing_when_told() -> None:
     """C26."""
-    assert 0 < resolve().engine.retraction_host_bytes <= 1 << 30
-    assert resolve({"retraction_host_bytes": 0}).engine.retraction_host_bytes == 0
+    assert 0 < resolve().engine.states.retraction_host_bytes <= 1 << 30
+    assert resolve({"retraction_host_bytes": 0}).engine.states.retraction_host_bytes == 0

@@ -6,19 +6,21 @@ import asyncio
 import socket
 import time
 import zlib
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from forebay.config.engine_config import (
+    CacheTypes,
     EngineConfig,
-    EvictionPolicy,
     KernelBackend,
     Ledger,
-    SchedulePolicy,
+    MemoryOptions,
     SchedulerConfig,
-    StateStrategy,
+    SchedulingOptions,
+    StateOptions,
 )
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
@@ -33,47 +35,41 @@ F = TypeVar("F", bound=msgspec.Struct)
 CONFIG = EngineConfig(
     model_path="none",
     served_model_name="fake",
-    dtype="float32",
     quantization=Quantization.NONE,
     device="cpu",
     num_threads=1,
     kernels=KernelBackend.TORCH,
-    context_length=256,
-    page_size=4,
-    max_running_requests=8,
-    max_total_tokens=1024,
-    kv_cache_bytes=1 << 20,
-    kv_cache_dtype="float32",
-    mamba_ssm_dtype="float32",
-    mamba_scheduler_strategy=StateStrategy.EXTRA_BUFFER,
-    mamba_track_interval=16,
-    checkpoint_interval=64,
-    max_mamba_cache_size=None,
-    mamba_full_memory_ratio=0.9,
-    swa_full_tokens_ratio=0.8,
-    retraction_host_bytes=0,
-    chunked_prefill_size=64,
-    mixed_chunk_size=64,
     disable_cuda_graph=False,
     cuda_graph_max_bs=8,
-    schedule_policy=SchedulePolicy.FCFS,
-    schedule_conservativeness=1.0,
-    radix_cache=True,
-    radix_eviction_policy=EvictionPolicy.LRU,
-    overlap_depth=0,
-    max_queued_requests=32,
-    max_queued_tokens=4096,
-    queue_timeout_s=60.0,
-    request_timeout_s=600.0,
-    stall_timeout_s=60.0,
-    ledger=Ledger.RAISE,
     log_level="warning",
+    types=CacheTypes(),
+    memory=MemoryOptions(
+        kv_cache_bytes=1 << 20, page_size=4, max_running_requests=8, context_length=256, max_total_tokens=1024
+    ),
+    scheduling=SchedulingOptions(
+        chunked_prefill_size=64,
+        mixed_chunk_size=64,
+        max_queued_requests=32,
+        max_queued_tokens=4096,
+        ledger=Ledger.RAISE,
+    ),
+    states=StateOptions(track_interval=16, checkpoint_interval=64),
 )
+
+
+def changed(config: EngineConfig = CONFIG, **values: Any) -> EngineConfig:
+    """With other values, each in the group that has it."""
+    for name in ("memory", "scheduling", "states"):
+        group = getattr(config, name)
+        mine = {field.name: values.pop(field.name) for field in fields(group) if field.name in values}
+        config = replace(config, **{name: replace(group, **mine)})
+    return replace(config, **values)
+
 
 READY = Ready(
     max_total_tokens=1024,
     max_running_requests=8,
-    max_requests=CONFIG.max_running_requests + CONFIG.max_queued_requests,
+    max_requests=CONFIG.memory.max_running_requests + CONFIG.scheduling.max_queued_requests,
     context_length=256,
     page_size=4,
     vocab_size=1000,
@@ -189,16 +185,13 @@ def reference(prompt: list[int], num_tokens: int, vocab_size: int = READY.vocab_
 
 
 def scheduler_config(config: EngineConfig = CONFIG) -> SchedulerConfig:
+    memory = config.memory
     return SchedulerConfig(
-        page_size=config.page_size,
-        num_pages=(config.max_total_tokens or 0) // config.page_size,
-        max_running_requests=config.max_running_requests,
-        context_length=config.context_length,
-        chunked_prefill_size=config.chunked_prefill_size,
-        overlap_depth=config.overlap_depth,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        ledger=config.ledger,
+        **asdict(config.scheduling),
+        page_size=memory.page_size,
+        num_pages=(memory.max_total_tokens or 0) // memory.page_size,
+        max_running_requests=memory.max_running_requests,
+        context_length=memory.context_length,
     )
 
 
@@ -206,5 +199,7 @@ def fake_core(config: EngineConfig = CONFIG, *, step_s: float = 0.0, **options: 
     """The real scheduler and core over a `PrefixRunner`."""
     limits = scheduler_config(config)
     runner = PrefixRunner(limits, READY.vocab_size, step_s=step_s)
-    core = EngineCore(Scheduler(limits), runner, depth=config.overlap_depth, vocab_size=READY.vocab_size, **options)
+    core = EngineCore(
+        Scheduler(limits), runner, depth=config.scheduling.overlap_depth, vocab_size=READY.vocab_size, **options
+    )
     return core, runner

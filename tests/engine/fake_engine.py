@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
 
 import msgspec
 
@@ -17,13 +16,13 @@ from forebay.config.engine_config import EngineConfig
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
 from forebay.engine.process import our_end, serve
-from tests.engine.engine_fakes import CONFIG, READY, fake_core
+from tests.engine.engine_fakes import READY, changed, fake_core
 
 ENTRY = ("-P", "-m", "tests.engine.fake_engine")
 
 
 def script(load: float = 0.0, step: float = 0.0, then: str = "") -> EngineConfig:
-    return replace(CONFIG, model_path=f"{load},{step},{then}")
+    return changed(model_path=f"{load},{step},{then}")
 
 
 def build(config: EngineConfig, clock: RunClock) -> tuple[EngineCore, Ready]:

@@ -412,11 +412,11 @@ def test_an_engine_is_not_asked_for_a_sign_of_life(watched: FakeTime) -> None:
     """It gives them by itself: what it is told is what somebody wants."""
 
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        for _ in range(int(CONFIG.stall_timeout_s) - 1):
+        for _ in range(int(CONFIG.scheduling.stall_timeout_s) - 1):
             watched.passes(1.0)
         await some_turns()
         assert peer.channel.receive(0) == []
-        assert engine.last_tick_age_s == pytest.approx(CONFIG.stall_timeout_s - 1)
+        assert engine.last_tick_age_s == pytest.approx(CONFIG.scheduling.stall_timeout_s - 1)
         peer.say(beat())
         while engine.last_beat is None:
             await asyncio.sleep(0)
@@ -428,7 +428,7 @@ def test_an_engine_is_not_asked_for_a_sign_of_life(watched: FakeTime) -> None:
 def test_an_engine_that_is_silent_for_too_long_is_given_up(watched: FakeTime) -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
         stream = submit(engine)
-        for _ in range(int(CONFIG.stall_timeout_s) + 1):
+        for _ in range(int(CONFIG.scheduling.stall_timeout_s) + 1):
             watched.passes(1.0)
         assert (await collect(stream))[-1].finish is FinishReason.ERROR
         assert (await engine.died()).code == "engine_stalled"
@@ -439,10 +439,10 @@ def test_an_engine_that_is_silent_for_too_long_is_given_up(watched: FakeTime) ->
 def test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well(watched: FakeTime) -> None:
     async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
         stream = submit(engine)
-        peer.say(beat(turn_age_s=CONFIG.stall_timeout_s - 1))
+        peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s - 1))
         await some_turns()
         assert engine.dead is None
-        peer.say(beat(turn_age_s=CONFIG.stall_timeout_s + 1))
+        peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s + 1))
         assert (await collect(stream))[-1].finish is FinishReason.ERROR
         assert "at one step for 61.0 s" in (await engine.died()).message
 

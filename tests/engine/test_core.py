@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,7 +15,7 @@ from forebay.engine.core import MAX_FAILURES_IN_A_ROW, EngineBroken, EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
-from tests.engine.engine_fakes import CONFIG, READY, fake_core, reference
+from tests.engine.engine_fakes import READY, changed, fake_core, reference
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 
@@ -97,7 +96,7 @@ def test_a_request_keeps_the_lengths_from_which_others_may_go_on() -> None:
 @DEPTHS
 @pytest.mark.parametrize("seed", range(10))
 def test_every_request_gets_its_own_tokens(depth: int, seed: int) -> None:
-    core, _ = fake_core(replace(CONFIG, overlap_depth=depth))
+    core, _ = fake_core(changed(overlap_depth=depth))
     requests = random_requests(random.Random(seed), 25)
     client = Client()
     for request in requests:
@@ -113,7 +112,7 @@ def test_every_request_gets_its_own_tokens(depth: int, seed: int) -> None:
 @pytest.mark.parametrize("name", ["engine.launch", "engine.result"])
 @pytest.mark.parametrize("at", [1, 2, 4, 9])
 def test_a_step_that_fails_once_costs_nobody_who_was_not_alone_in_it(depth: int, kind: str, name: str, at: int) -> None:
-    core, _runner = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=3))
+    core, _runner = fake_core(changed(overlap_depth=depth, max_running_requests=3))
     requests = random_requests(random.Random(at), 12)
     client = Client()
     for request in requests:
@@ -130,7 +129,7 @@ def test_a_step_that_fails_once_costs_nobody_who_was_not_alone_in_it(depth: int,
 @DEPTHS
 @pytest.mark.parametrize("kind", ["runtime", "memory"])
 def test_who_is_alone_in_a_step_that_fails_ends_typed(depth: int, kind: str) -> None:
-    core, _runner = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=1))
+    core, _runner = fake_core(changed(overlap_depth=depth, max_running_requests=1))
     client = Client()
     for i in (1, 2):
         core.add(wanted(i, [1, i]))
@@ -142,7 +141,7 @@ def test_who_is_alone_in_a_step_that_fails_ends_typed(depth: int, kind: str) -> 
 
 @DEPTHS
 def test_failing_steps_without_a_success_between_them_end_the_engine(depth: int) -> None:
-    core, runner = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=1))
+    core, runner = fake_core(changed(overlap_depth=depth, max_running_requests=1))
     runner.launch = _broken  # type: ignore[method-assign]
     client = Client()
     for i in range(1, MAX_FAILURES_IN_A_ROW + 1):
@@ -162,7 +161,7 @@ def _broken(plan: object) -> object:
 @pytest.mark.parametrize("at", [1, 2, 5])
 @pytest.mark.parametrize("name", ["engine.plan", "engine.commit"])
 def test_a_fault_between_steps_costs_nobody(name: str, at: int, depth: int) -> None:
-    core, _ = fake_core(replace(CONFIG, overlap_depth=depth))
+    core, _ = fake_core(changed(overlap_depth=depth))
     client = Client()
     for i in (1, 2, 3):
         core.add(wanted(i, [1, i]))
@@ -213,7 +212,7 @@ def test_a_fault_while_adding_fails_that_request_only() -> None:
 
 
 def test_the_queue_has_an_end() -> None:
-    core, _ = fake_core(replace(CONFIG, max_running_requests=1, max_queued_requests=2))
+    core, _ = fake_core(changed(max_running_requests=1, max_queued_requests=2))
     client = Client()
     for i in range(1, 6):
         client.take(core.add(wanted(i, [1, 2])))
@@ -224,7 +223,7 @@ def test_the_queue_has_an_end() -> None:
 @DEPTHS
 @pytest.mark.parametrize("moment", range(12))
 def test_an_aborted_request_ends_once_frees_its_pages_and_is_computed_no_more(depth: int, moment: int) -> None:
-    core, runner = fake_core(replace(CONFIG, overlap_depth=depth, chunked_prefill_size=16))
+    core, runner = fake_core(changed(overlap_depth=depth, chunked_prefill_size=16))
     client = Client()
     client.take(core.add(wanted(1, list(range(60)), 20)))
     for _ in range(moment):
@@ -241,7 +240,7 @@ def test_an_aborted_request_ends_once_frees_its_pages_and_is_computed_no_more(de
 @pytest.mark.parametrize("seed", range(20))
 def test_every_request_ends_once_under_random_aborts_and_failures(depth: int, seed: int) -> None:
     rng = random.Random(seed)
-    core, _ = fake_core(replace(CONFIG, overlap_depth=depth, max_running_requests=4, max_total_tokens=160))
+    core, _ = fake_core(changed(overlap_depth=depth, max_running_requests=4, max_total_tokens=160))
     requests = random_requests(rng, 25)
     client = Client()
     for request in requests:
@@ -265,7 +264,7 @@ def test_every_request_ends_once_under_random_aborts_and_failures(depth: int, se
 
 def test_a_request_that_queues_too_long_is_told_so() -> None:
     now = [0.0]
-    core, _ = fake_core(replace(CONFIG, max_running_requests=1), clock=lambda: now[0])
+    core, _ = fake_core(changed(max_running_requests=1), clock=lambda: now[0])
     client = Client()
     for i in (1, 2):
         client.take(core.add(wanted(i, [1, 2], 100)))
@@ -279,7 +278,7 @@ def test_time_in_which_nobody_ran_ends_no_request() -> None:
     """The process was stopped for an hour: nobody has waited for it."""
     now = [100.0]
     clock = RunClock(lambda: now[0])
-    core, _ = fake_core(replace(CONFIG, max_running_requests=1), clock=clock)
+    core, _ = fake_core(changed(max_running_requests=1), clock=clock)
     client = Client()
     for i in (1, 2):
         client.take(core.add(wanted(i, [1, 2], 100)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -28,7 +27,7 @@ from forebay.engine.frames import (
 from forebay.engine.loop import EngineLoop
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
-from tests.engine.engine_fakes import CONFIG, beat, fake_core, reference
+from tests.engine.engine_fakes import CONFIG, beat, changed, fake_core, reference
 
 
 class Peer:
@@ -172,7 +171,7 @@ def test_what_is_no_frame_ends_the_loop_with_an_error(peer: Peer) -> None:
 
 def test_pages_that_leaked_are_set_aside_once_the_engine_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forebay.engine.loop.AUDIT_INTERVAL_S", 0.0)
-    peer = Peer(replace(CONFIG, ledger=Ledger.COUNT))
+    peer = Peer(changed(ledger=Ledger.COUNT))
     nobody = 77
     peer.core.scheduler.held.kv.take_ids(2, nobody)
     peer.say(add(1, [1, 2]))

@@ -225,7 +225,8 @@ def test_an_engine_in_a_long_step_is_heard_and_says_so() -> None:
         async with asyncio.timeout(HANGS_S):
             while engine.last_beat is None or engine.last_beat.turn_age_s == 0:
                 await asyncio.sleep(0.01)
-        assert engine.last_beat.step_limit_s == script().stall_timeout_s  # no step has shown yet what one takes
+        # No step has shown yet what one takes.
+        assert engine.last_beat.step_limit_s == script().scheduling.stall_timeout_s
         await engine.close(0.0)
         assert (await collect(stream))[-1].finish is FinishReason.ERROR
 

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from forebay.cli.plan import capacity
 from forebay.config.engine_config import CacheTypes, StateStrategy
-from forebay.engine.sizing import capacity, memory_demand, scheduler_config
+from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.memory.budget import MemoryDemand, divide_memory
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow, cache_sizes
-from tests.engine.engine_fakes import CONFIG
+from tests.engine.engine_fakes import changed
 
 SPECS = (
     FullAttention(num_kv_heads=2, head_dim=16),
     RecurrentState(conv=(32, 3), ssm=(4, 8, 16)),
     SlidingWindow(num_kv_heads=1, head_dim=16, window=20),
 )
-LARGE = replace(CONFIG, kv_cache_bytes=1 << 22, max_total_tokens=None)
+LARGE = changed(kv_cache_bytes=1 << 22, max_total_tokens=None)
 
 
 def demand_of(**changes: object) -> MemoryDemand:
-    config = replace(LARGE, **changes)  # type: ignore[arg-type]
+    config = changed(LARGE, **changes)
     return memory_demand(config, cache_sizes(SPECS, config.types), 4096)
 
 
@@ -58,7 +57,7 @@ def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() ->
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("context", [8, 100, 256])
 def test_what_is_said_to_fit_fits_in_every_pool(strategy: StateStrategy, depth: int, context: int) -> None:
-    demand = demand_of(mamba_scheduler_strategy=strategy, overlap_depth=depth)
+    demand = demand_of(strategy=strategy, overlap_depth=depth)
     budget = divide_memory(demand)
     fits = capacity(demand, budget, context)
     pages = -(-context // budget.page_size)

@@ -132,7 +132,7 @@ def decoded(body: dict[str, object]) -> object:
     return frame
 
 
-@pytest.mark.parametrize("missing", ["config", "config.page_size"])
+@pytest.mark.parametrize("missing", ["config", "config.memory", "config.memory.page_size"])
 def test_i4_a_frame_of_a_peer_that_lacks_a_field_is_refused_by_name(missing: str) -> None:
     body = msgspec.msgpack.decode(body_of(Configure(CONFIG)))
     *path, name = missing.split(".")

@@ -16,14 +16,14 @@ from forebay.memory.budget import MemoryBudget, MemoryDemand, divide_memory
 KIB, MIB = 1 << 10, 1 << 20
 
 PLAIN = MemoryDemand(
-    cache_bytes=64 * MIB, kv_bytes_per_token=1024, page_size=16, max_running_requests=64, context_length=4096
+    kv_cache_bytes=64 * MIB, kv_bytes_per_token=1024, page_size=16, max_running_requests=64, context_length=4096
 )
 HYBRID = replace(PLAIN, state_bytes=64 * KIB)
 WINDOWED = replace(PLAIN, window_bytes_per_token=4096, window=256, chunked_prefill_size=512)
 
 demands = st.builds(
     MemoryDemand,
-    cache_bytes=st.integers(4096, 1 << 34),
+    kv_cache_bytes=st.integers(4096, 1 << 34),
     page_size=st.sampled_from([1, 16, 64]),
     max_running_requests=st.integers(1, 4096),
     context_length=st.integers(1, 1 << 20),
@@ -47,7 +47,7 @@ def divided(demand: MemoryDemand) -> MemoryBudget:
     try:
         return divide_memory(demand)
     except ConfigError:
-        assert demand.least_bytes(1) > demand.cache_bytes
+        assert demand.least_bytes(1) > demand.kv_cache_bytes
         assume(False)
         raise
 
@@ -59,7 +59,7 @@ def reasons(budget: MemoryBudget) -> dict[str, str]:
 @given(demands)
 def test_the_division_never_exceeds_the_memory_nor_any_limit(demand: MemoryDemand) -> None:
     budget = divided(demand)
-    assert budget.total_bytes <= demand.cache_bytes
+    assert budget.total_bytes <= demand.kv_cache_bytes
     assert budget.kv_bytes == (budget.num_pages + 1) * demand.page_bytes
     assert 1 <= budget.max_running_requests <= demand.max_running_requests
     assert 1 <= budget.context_length <= min(demand.context_length, budget.max_total_tokens)
@@ -85,7 +85,7 @@ def test_what_may_run_at_once_has_what_it_needs(demand: MemoryDemand) -> None:
 @given(demands)
 def test_more_memory_never_means_fewer_requests(demand: MemoryDemand) -> None:
     less = divided(demand)
-    more = divide_memory(replace(demand, cache_bytes=2 * demand.cache_bytes))
+    more = divide_memory(replace(demand, kv_cache_bytes=2 * demand.kv_cache_bytes))
     assert more.max_running_requests >= less.max_running_requests
 
 
@@ -96,7 +96,7 @@ def test_larger_states_never_mean_more_requests(demand: MemoryDemand) -> None:
 
 
 def test_limits_are_clamped_with_a_reason_instead_of_refusing() -> None:
-    budget = divide_memory(replace(PLAIN, cache_bytes=6 * 16 * KIB, max_running_requests=100))
+    budget = divide_memory(replace(PLAIN, kv_cache_bytes=6 * 16 * KIB, max_running_requests=100))
     assert budget.num_pages < 6
     assert budget.context_length == budget.num_pages * 16
     assert "lowered from 100" in reasons(budget)["request rows"]
@@ -112,7 +112,7 @@ def test_what_was_asked_is_given_when_it_fits() -> None:
 
 def test_not_a_single_page_is_an_error_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"have 31.0 KiB and one request needs at least 32.\d KiB"):
-        divide_memory(replace(PLAIN, cache_bytes=31 * KIB, context_length=16))
+        divide_memory(replace(PLAIN, kv_cache_bytes=31 * KIB, context_length=16))
 
 
 def test_states_and_kv_share_the_memory_by_the_ratio() -> None:

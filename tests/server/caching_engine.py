@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -15,7 +14,7 @@ from forebay.engine.stream import Mailbox, Stream
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
-from tests.engine.engine_fakes import CONFIG, READY, fake_core
+from tests.engine.engine_fakes import CONFIG, READY, changed, fake_core
 
 PAGE = CONFIG.page_size
 
@@ -24,7 +23,7 @@ class CachingEngine:
     """Steps while there is something to do; of `served_model.Engine` all that these tests need."""
 
     def __init__(self) -> None:
-        self.core, self.runner = fake_core(replace(CONFIG, max_total_tokens=1 << 16))
+        self.core, self.runner = fake_core(changed(max_total_tokens=1 << 16))
         self.info = msgspec.structs.replace(READY, max_total_tokens=1 << 16)
         self.dead: Failure | None = None
         self.last_state: State | None = None
