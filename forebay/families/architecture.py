@@ -97,9 +97,10 @@ def whole(file: GgufFile, own: Mapping[str, Any], key: str) -> int:
 def most(own: Mapping[str, Any], key: str) -> Any:
     """The most of a list, whose other entries are 0 for the layers without; or the one number for all."""
     value = own.get(key)
-    if isinstance(value, list | np.ndarray) and all(isinstance(entry, int | np.integer) for entry in value):
-        return max(map(int, value), default=0)
-    return value
+    entries = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(entries, list) and all(type(entry) is int for entry in entries):
+        return max(entries, default=0)
+    return entries
 
 
 def kv_heads(own: Mapping[str, Any], config: Mapping[str, Any]) -> Any:

@@ -38,6 +38,8 @@ _CONFIG_KEYS: Final = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# Of some architectures these have an entry for each layer, or for each axis of a picture.
+_LISTS: Final = ("attention.head_count_kv", "feed_forward_length", "rope.dimension_sections")
 _CHECKED_KEYS: Final = (
     "attention.value_length",
     "rope.dimension_count",
@@ -123,7 +125,7 @@ def _own_metadata(file: GgufFile, architecture: Architecture) -> dict[str, Any]:
             raise ModelError(
                 f"{file.path}: the metadata key {prefix + key!r} is not supported: the results could be wrong"
             )
-        if not isinstance(value, int | float | str) and key not in architecture.checked:
+        if not isinstance(value, int | float | str) and not (key in architecture.checked and key in _LISTS):
             raise ModelError(f"{file.path}: {prefix + key!r} is a list: layers of different shapes are not supported")
     honoured = "expert_weights_scale" in architecture.keys
     if not honoured and own.get("expert_weights_scale", 1.0) not in (0.0, 1.0):

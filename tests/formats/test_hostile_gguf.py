@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import tracemalloc
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
+from forebay.families.gguf_names import architectures
 from forebay.families.model_config import config_from_gguf
 from forebay.formats.gguf import MAX_STRINGS, MAX_TENSORS, GgufFile
 from forebay.text.tokenizer import Tokenizer
@@ -72,6 +74,19 @@ def test_a_configuration_of_wrong_types_is_refused_or_read(tmp_path):
             except ModelError as error:
                 outcomes.append("\n" in str(error) and name)
     assert set(outcomes) == {True, False}
+
+
+@pytest.mark.parametrize("name", dict(architectures()))
+def test_no_metadata_of_any_architecture_are_more_than_refused(name, tmp_path):
+    architecture = dict(architectures())[name]
+    own = {**llama_metadata(), "attention.key_length": 16, "rope.dimension_count": 16}
+    file = GgufFile(write_gguf(tmp_path / "m.gguf", own, llama_tensors("F32"), architecture=name))
+    sound = file.metadata
+    for key in {*own, *architecture.keys, *architecture.checked}:
+        for value in [*WRONG, np.array([1, 2])]:
+            file.metadata = {**sound, f"{name}.{key}": value}
+            with contextlib.suppress(ModelError):
+                config_from_gguf(file)
 
 
 @pytest.mark.parametrize("kind", NOT_FILES)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from forebay.base.errors import ModelError
 from forebay.families.architecture import PROJECTIONS, Architecture, whole, within
 from forebay.formats.gguf import GgufFile
 
@@ -20,11 +21,14 @@ _NAMES: Final = {
 
 def configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
     """The share of a head's dimensions that is rotated, which is rounded down to their number again."""
-    size = config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     if "attention.key_length" in own:
-        size = config["head_dim"] = whole(file, own, "attention.key_length")
-    if "rope.dimension_count" in own:
-        config["partial_rotary_factor"] = min(1.0, (whole(file, own, "rope.dimension_count") + 0.5) / size)
+        size = whole(file, own, "attention.key_length")
+    else:
+        size = whole(file, own, "embedding_length") // whole(file, own, "attention.head_count")
+    rotated = whole(file, own, "rope.dimension_count")
+    if rotated > size:
+        raise ModelError(f"{file.path}: {rotated} rotated dimensions of {size} of a head")
+    config |= {"head_dim": size, "partial_rotary_factor": min(1.0, (rotated + 0.5) / size)}
 
 
 ARCHITECTURES: Final = {
