@@ -156,6 +156,7 @@ class RadixCache(RadixIndex):
             self._remove_leaf(node)
         count = num_pages - missing
         if count:
+            self.version += 1
             self.num_pages -= count
             self.num_evictable -= count
             self.num_evicted_pages += count
@@ -292,7 +293,6 @@ class RadixCache(RadixIndex):
     def _remove_leaf(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None
-        self.version += 1
         for kind in self.kinds:
             kind.removed(node)
         first = node.key[: self._page_bytes]

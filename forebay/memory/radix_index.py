@@ -37,10 +37,10 @@ class RadixIndex:
         if root is None or not end:
             return no_match(MissReason.EMPTY if end else MissReason.BELOW_PAGE)
         nodes, chunks, inside, position = self._walk(root, key, 0, end)
-        node = nodes[-1] if nodes else root
-        reason = MissReason.NONE if position == end else self._reason(node, inside, key, position)
         if not nodes:
-            return no_match(reason)
+            return no_match(self._reason(root, 0, key, 0))
+        node = nodes[-1]
+        reason = MissReason.NONE if position == end else self._reason(node, inside, key, position)
         tokens = position // TOKEN_BYTES
         match = Match(node, inside, chunks, tokens, reason, tokens, reason, NOTHING_ELSE, self.version)
         return self._cut(match, nodes) if self.kinds else match

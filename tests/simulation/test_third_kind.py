@@ -126,7 +126,7 @@ def run(seed: int, kind: type[IndexKeys]) -> Simulation:
 SEEDS = 12
 
 
-@pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 500), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 300), marks=pytest.mark.slow)])
 def test_a_kind_that_nobody_knows_follows_the_pages(seeds):
     assert hits(seeds, IndexKeys)
 
