@@ -332,7 +332,7 @@ def setups(quick: bool) -> Iterator[Setup]:
 
 def row_of(setup: Setup, played: Played) -> list[str]:
     misses = Counter(str(report.miss_reason) for key, report in played.reports.items() if played.losses[key] > 0)
-    names = ("checkpoints.taken", "states_evicted", "checkpoints.skipped") if setup.states else ()
+    names = ("states_taken", "states_evicted", "states_skipped") if setup.states else ()
     return [
         setup.kind,
         str(setup.page_size),

@@ -48,7 +48,7 @@ class KernelBackend(StrEnum):
 
 
 class StateStrategy(StrEnum):
-    """How states of recurrent layers come into the prefix cache; see `memory.checkpoints`."""
+    """How states of recurrent layers come into the prefix cache; see `memory.anchors`."""
 
     NO_BUFFER = "no_buffer"  # steps end where a state is wanted, and the live state is copied or given away there
     EXTRA_BUFFER = "extra_buffer"  # the step that passes such a place writes the state to a tracking slot as well

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from forebay.memory.checkpoints import Checkpoint
+from forebay.memory.anchors import Anchor
 from forebay.memory.slots import PAD
 
 
@@ -17,7 +17,7 @@ class Snapshot(NamedTuple):
 
 
 class Tracking:
-    """`live` is the slot that steps read and write. `buffers` are the request's tracking slots, `ahead` the checkpoints
+    """`live` is the slot that steps read and write. `buffers` are the request's tracking slots, `ahead` the anchors
     that its chunks have not reached. Snapshots are `pending` until their step commits; then those in slots of their own
     are `ready` for the prefix cache, and of those in tracking slots the latest is `tracked`. The slot that a leaving
     request has `given` to the cache is its own no more.
@@ -25,7 +25,7 @@ class Tracking:
 
     __slots__ = ("ahead", "buffers", "given", "live", "pending", "ready", "tracked")
 
-    def __init__(self, live: int, buffers: list[int], ahead: list[Checkpoint]) -> None:
+    def __init__(self, live: int, buffers: list[int], ahead: list[Anchor]) -> None:
         self.live, self.buffers, self.ahead = live, buffers, ahead
         self.pending: list[Snapshot] = []
         self.ready: list[Snapshot] = []
@@ -55,8 +55,8 @@ class Tracking:
             else:
                 self.ready.append(snapshot)
 
-    def pop_ahead(self, stop: int) -> list[Checkpoint]:
-        """The checkpoints that a chunk up to `stop` reaches, which are then behind."""
+    def pop_ahead(self, stop: int) -> list[Anchor]:
+        """The anchors that a chunk up to `stop` reaches, which are then behind."""
         reached = []
         while self.ahead and self.ahead[0].length <= stop:
             reached.append(self.ahead.pop(0))

@@ -44,7 +44,7 @@ COUNTED: Final = frozenset(
         *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
         *("generated_tokens", "retractions", "retractions_kept", "steps", "failed_steps", "recoveries"),
         *("books_cleared", "leaked_pages", "ledger_violations", "evicted_pages", "dead_kv_tokens"),
-        *("states_evicted", "checkpoints.taken", "checkpoints.skipped"),
+        *("states_evicted", "states_taken", "states_skipped"),
         *(f"misses.{reason}" for reason in MissReason),
         *(f"finished.{reason}" for reason in FinishReason),
     }

@@ -252,22 +252,21 @@ MEMORY = (
         "memory/tracking.py",
         "        while self.pending and self.pending[0].step <= step:",
         "        while self.pending and self.pending[0].step <= step + 1:",
-        "memory/test_checkpoints.py::test_c18_a_snapshot_is_ready_only_when_its_step_has_committed",
+        "memory/test_anchors.py::test_c18_a_snapshot_is_ready_only_when_its_step_has_committed",
     ),
     Mutant(
         "C18 of two tracking slots the one with the complete state is not written",
         "memory/tracking.py",
         "        return next((slot for slot in self.buffers if slot != used), self.buffers[0])",
         "        return self.buffers[0]",
-        "memory/test_checkpoints.py::"
-        "test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is_another",
+        "memory/test_anchors.py::test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is_another",
     ),
     Mutant(
-        "C18 checkpoints are whole pages",
-        "memory/checkpoints.py",
+        "C18 anchors are whole pages",
+        "memory/anchors.py",
         "        floor = length // page_size * page_size\n",
         "        floor = length\n",
-        "memory/test_checkpoints.py::test_places_are_cut_to_whole_pages_and_must_lie_ahead",
+        "memory/test_anchors.py::test_places_are_cut_to_whole_pages_and_must_lie_ahead",
     ),
     # -- the prefix cache ---------------------------------------------------------------------------------------------
     Mutant(

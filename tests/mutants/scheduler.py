@@ -337,11 +337,11 @@ SCHEDULER = (
         "scheduler/test_states.py::test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed",
     ),
     Mutant(
-        "C18 with no buffer chunks end at checkpoints",
+        "C18 with no buffer chunks end at anchors",
         "memory/kinds/recurrent.py",
         "if start < point.length < stop), stop)",
         "if False), stop)",
-        "scheduler/test_states.py::test_no_buffer_ends_chunks_at_checkpoints_and_copies_the_state_before_the_next",
+        "scheduler/test_states.py::test_no_buffer_ends_chunks_at_anchors_and_copies_the_state_before_the_next",
     ),
     Mutant(
         "C20 the report is of the tree as it was matched",

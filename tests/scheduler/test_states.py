@@ -146,7 +146,7 @@ def test_c3_tracking_slots_are_two_with_overlap_and_one_without():
         assert mapping.shape[1] == width
 
 
-def test_no_buffer_ends_chunks_at_checkpoints_and_copies_the_state_before_the_next():
+def test_no_buffer_ends_chunks_at_anchors_and_copies_the_state_before_the_next():
     rig = hybrid(strategy=StateStrategy.NO_BUFFER, context_length=128, num_pages=128)
     rig.add(list(range(60)), max_new=3, resume_points=[10])
     first, second, third = rig.step(), rig.step(), rig.step()
@@ -177,7 +177,7 @@ def test_snapshots_that_cannot_have_a_slot_are_skipped_and_counted():
     rig.add(list(range(20)), max_new=2)
     plan = rig.step()
     assert len(plan.states.snap_slots) == 0
-    assert rig.scheduler.state(0.0).counters["checkpoints.skipped"] == 1
+    assert rig.scheduler.state(0.0).counters["states_skipped"] == 1
     rig.run()
 
 

@@ -89,8 +89,8 @@ def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: La
     server.engine.counters = {
         "misses.none": 3.0,
         "misses.kv_present_state_missing": 2.0,
-        "checkpoints.taken": 7.0,
-        "checkpoints.skipped": 1.0,
+        "states_taken": 7.0,
+        "states_skipped": 1.0,
         "states_evicted": 4.0,
         "dead_kv_tokens": 160.0,
     }
@@ -99,8 +99,8 @@ def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: La
     for line in (
         "forebay:cache_hit_total 3.0",
         'forebay:cache_miss_total{reason="kv_present_state_missing"} 2.0',
-        "forebay:engine_checkpoints_taken_total 7.0",
-        "forebay:engine_checkpoints_skipped_total 1.0",
+        "forebay:engine_states_taken_total 7.0",
+        "forebay:engine_states_skipped_total 1.0",
         "forebay:engine_states_evicted_total 4.0",
         "forebay:dead_kv_tokens 160.0",
         'forebay:pool_slots{holder="cached",pool="state"} 5.0',
@@ -109,7 +109,7 @@ def test_hits_and_misses_are_counted_by_reason_and_dead_kv_is_a_gauge(launch: La
         assert line in text, line
 
 
-def test_a_plain_model_gets_no_checkpoints(launch: Launch) -> None:
+def test_a_plain_model_gets_no_resume_points(launch: Launch) -> None:
     server = launch()
     chat(server)
     assert server.engine.resume_points == [[]]

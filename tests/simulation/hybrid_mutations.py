@@ -1,4 +1,4 @@
-"""Bugs on purpose in what is particular to hybrid models: states, windows, checkpoints, copies on the host."""
+"""Bugs on purpose in what is particular to hybrid models: states, windows, anchors, copies on the host."""
 
 from __future__ import annotations
 
@@ -169,17 +169,17 @@ def a_state_is_tracked_a_token_late(patch: Patch) -> None:
     )
 
 
-def checkpoints_are_not_cut_to_whole_pages(patch: Patch) -> None:
-    right = recurrent.plan_checkpoints
+def anchors_are_not_cut_to_whole_pages(patch: Patch) -> None:
+    right = recurrent.plan_anchors
 
     def mutated(*, page_size, **asked):
         points = right(page_size=page_size, **asked)
         return [point._replace(length=point.length - 1) for point in points] if page_size > 1 else points
 
-    patch.setattr(recurrent, "plan_checkpoints", mutated)
+    patch.setattr(recurrent, "plan_anchors", mutated)
 
 
-def chunks_run_past_the_checkpoints_of_live_states(patch: Patch) -> None:
+def chunks_run_past_the_anchors_of_live_states(patch: Patch) -> None:
     patch.setattr(States, "limit", lambda self, held, stop: stop)
 
 

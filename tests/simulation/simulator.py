@@ -24,7 +24,7 @@ import numpy as np
 
 from forebay.base.errors import EngineError, Overloaded, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory import checkpoints
+from forebay.memory import anchors
 from forebay.memory.slots import CACHE
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
@@ -54,7 +54,7 @@ class Outcome:
     kept: int = 0
     state_hits: int = 0
     window_hits: int = 0
-    checkpoints: int = 0
+    states_taken: int = 0
     evicted_states: int = 0
     digest: str = "0" * 64
 
@@ -64,7 +64,7 @@ class Outcome:
 
 
 # Prompts here are too short, and queues too small, for what is worth it in earnest.
-CLOSE: Final = 4  # tokens between checkpoints
+CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
 SchedulerFactory = Callable[[SchedulerConfig], RetractingScheduler]
@@ -363,7 +363,7 @@ class Simulation:
             kept=held.kept.num_kept,
             state_hits=hits if states_of(held) else 0,
             window_hits=hits if windows_of(held) else 0,
-            checkpoints=states_of(held).num_taken if states_of(held) else 0,
+            states_taken=states_of(held).num_taken if states_of(held) else 0,
             evicted_states=states_of(held).num_evicted if states_of(held) else 0,
             digest=self.oracles.log.hexdigest(),
         )
@@ -376,7 +376,7 @@ def run_seed(seed: int) -> Outcome:
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
     try:
         with (
-            patch.object(checkpoints, "MIN_DISTANCE", CLOSE),
+            patch.object(anchors, "MIN_DISTANCE", CLOSE),
             patch.object(policy, "MAX_OVERTAKES", FEW),
             patch.object(admission, "MAX_OVERTAKES", FEW),
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),

@@ -1,4 +1,4 @@
-"""The scorecard's cases about states, windows and checkpoints, on the hash model: A-3, B-5, C-1, C-3, C-9."""
+"""The scorecard's cases about states, windows and anchors, on the hash model: A-3, B-5, C-1, C-3, C-9."""
 
 from functools import partial
 

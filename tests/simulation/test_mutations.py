@@ -26,7 +26,7 @@ FOUND_AT = {
     "an_abort_goes_by_the_ids_beginning": 165,
     "an_abort_is_lost_while_a_prompt_is_under_way": 18,
     "an_evicted_state_is_still_found": 24,
-    "chunks_run_past_the_checkpoints_of_live_states": 19,
+    "chunks_run_past_the_anchors_of_live_states": 19,
     "lpm_passes_over_whoever_has_no_hit": 30,
     "only_those_who_decode_give_way": 35,
     "only_what_samples_is_looked_at": 43,

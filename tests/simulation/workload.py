@@ -45,7 +45,7 @@ class Traffic:
     retries: float = 0.0  # chance that the next one is one whose request failed
     stopping: float = 0.5  # chance of stop tokens
     tick_s: float = 0.01
-    hints: float = 0.0  # chance that a request names lengths at which others will go on
+    resume_points: float = 0.0  # chance that a request names lengths at which others will go on
     faults: Faults = field(default_factory=Faults)
 
     def model(self, config: SchedulerConfig) -> HashModel:
@@ -141,7 +141,7 @@ def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
         twins=rng.choice([0.0, 0.9]) if pressed else rng.choice([0.0, 0.0, 0.5]),
         stopping=0.1 if pressed else rng.choice([0.0, 0.3, 0.7]),
         tick_s=rng.choice([0.001, 0.02]),
-        hints=rng.choice([0.0, 0.5]),
+        resume_points=rng.choice([0.0, 0.5]),
         faults=Faults()
         if calm
         else Faults(
@@ -217,7 +217,7 @@ class Conversations:
 
     def resume_points(self, prompt: Sequence[int]) -> list[int]:
         """Lengths that a client might name, not all of them sensible."""
-        if self._rng.random() >= self._traffic.hints:
+        if self._rng.random() >= self._traffic.resume_points:
             return []
         return sorted(self._rng.randrange(len(prompt) + 3) for _ in range(3))
 

@@ -18,12 +18,13 @@ from forebay.memory.slots import Holder, Ids, Slots
 
 
 class Arrival(NamedTuple):
-    """What is known of a prompt that starts: its length, those from which others are likely to go on (`hints`), and
-    those at which others part from it (`branches`); and whether it goes on from what comes back from the host."""
+    """What is known of a prompt that starts: its length, the lengths from which others are likely to go on
+    (`resume_points`), and those at which others part from it (`branches`); and whether it goes on from what comes back
+    from the host."""
 
     num_prompt: int
     from_host: bool = False
-    hints: Iterable[int] = ()
+    resume_points: Iterable[int] = ()
     branches: Iterable[int] = ()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
-from forebay.memory.checkpoints import Checkpoint, Reason, plan_checkpoints
+from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
 from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
 from forebay.memory.hybrid_rows import StateRows
@@ -21,7 +21,7 @@ from forebay.memory.tracking import Snapshot, Tracking
 class States(CachedStates):
     """Live slots, tracking slots and snapshots of the running requests, whose `Tracking` is at their row.
 
-    With `extra_buffer` the step that passes a checkpoint writes the state to another slot as well. With `no_buffer`
+    With `extra_buffer` the step that passes an anchor writes the state to another slot as well. With `no_buffer`
     chunks end there, and the next plan copies the live state; the last state is given away when the request leaves.
     """
 
@@ -49,13 +49,13 @@ class States(CachedStates):
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
         """Its slots came with its row."""
         live, *buffers = self._rows.slots_of(held.row)
-        ahead: list[Checkpoint] = []
+        ahead: list[Anchor] = []
         if self._config.radix_cache:
-            ahead = plan_checkpoints(
+            ahead = plan_anchors(
                 start=held.kv_len,
                 num_prompt=arrival.num_prompt,
                 page_size=self._config.page_size,
-                hints=arrival.hints,
+                resume_points=arrival.resume_points,
                 branches=arrival.branches,
                 interval=self._config.state.checkpoint_interval,
             )
@@ -206,8 +206,8 @@ class States(CachedStates):
     @property
     def counters(self) -> dict[str, float]:
         return {
-            "checkpoints.taken": self.num_taken,
-            "checkpoints.skipped": self.num_skipped,
+            "states_taken": self.num_taken,
+            "states_skipped": self.num_skipped,
             "states_evicted": self.num_evicted,
             "dead_kv_tokens": self.num_dead_pages * self._config.page_size,
         }

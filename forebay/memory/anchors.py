@@ -1,4 +1,4 @@
-"""Where a prompt's recurrent state is worth keeping.
+"""Where a prompt's recurrent state is worth keeping: its anchors.
 
 KV can be resumed at every page; a state only where it was kept, and it costs the same wherever that is. So it is kept
 where prompts tend to part and to be continued, and at an interval only as a floor.
@@ -11,33 +11,33 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 MAX_PER_PROMPT: Final = 8  # states that one pass over a prompt keeps at most
-MIN_DISTANCE: Final = 32  # tokens: what is closer to a better checkpoint is not worth a slot of its own
+MIN_DISTANCE: Final = 32  # tokens: what is closer to a better anchor is not worth a slot of its own
 
 
 class Reason(IntEnum):
-    """Why there; the greater, the rather."""
+    """Priority: the higher value wins a slot."""
 
     INTERVAL = 0
-    HINT = 1  # the end of a message or role, or where the client set a breakpoint
+    RESUME = 1  # the end of a message or role, or where the client set a breakpoint
     END = 2  # the end of the prompt: this prompt again, and what follows it
     BRANCH = 3  # a cached or waiting prompt parts from this one here: the only one that is no guess
 
 
-class Checkpoint(NamedTuple):
+class Anchor(NamedTuple):
     length: int  # tokens
     reason: Reason
 
 
-def plan_checkpoints(
+def plan_anchors(
     *,
     start: int,
     num_prompt: int,
     page_size: int,
-    hints: Iterable[int],
+    resume_points: Iterable[int],
     branches: Iterable[int],
     interval: int,
     budget: int = MAX_PER_PROMPT,
-) -> list[Checkpoint]:
+) -> list[Anchor]:
     """Where to keep the state while the tokens [start, num_prompt) are computed, in ascending order.
 
     All are whole pages behind `start` and before the prompt's last token, which is always computed. Where two are
@@ -46,20 +46,20 @@ def plan_checkpoints(
     """
     end = (num_prompt - 1) // page_size * page_size
     wanted = [
-        *(Checkpoint(length, Reason.INTERVAL) for length in range(start + interval, end, interval)),
-        *(Checkpoint(length, Reason.HINT) for length in hints),
-        *(Checkpoint(length, Reason.BRANCH) for length in branches),
-        Checkpoint(end, Reason.END),
+        *(Anchor(length, Reason.INTERVAL) for length in range(start + interval, end, interval)),
+        *(Anchor(length, Reason.RESUME) for length in resume_points),
+        *(Anchor(length, Reason.BRANCH) for length in branches),
+        Anchor(end, Reason.END),
     ]
-    kept: list[Checkpoint] = []
+    kept: list[Anchor] = []
     for length, reason in sorted(wanted, key=lambda point: (point.reason, point.length), reverse=True):
         floor = length // page_size * page_size
         if len(kept) < budget and start < floor <= end and _apart(floor, reason, kept):
-            kept.append(Checkpoint(floor, reason))
+            kept.append(Anchor(floor, reason))
     return sorted(kept)
 
 
-def _apart(length: int, reason: Reason, kept: Sequence[Checkpoint]) -> bool:
+def _apart(length: int, reason: Reason, kept: Sequence[Anchor]) -> bool:
     """Places at which prompts really part are all worth it, however close, and so is the end."""
     distance = 1 if reason >= Reason.END else MIN_DISTANCE
     return all(abs(length - other.length) >= distance for other in kept)

@@ -6,13 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.memory.checkpoints import MAX_PER_PROMPT, MIN_DISTANCE, Checkpoint, Reason, plan_checkpoints
+from forebay.memory.anchors import MAX_PER_PROMPT, MIN_DISTANCE, Anchor, Reason, plan_anchors
 from forebay.memory.tracking import Snapshot, Tracking
 
 
-def plan(start=0, num_prompt=1000, page_size=1, hints=(), branches=(), interval=10_000) -> list[tuple[int, Reason]]:
-    found = plan_checkpoints(
-        start=start, num_prompt=num_prompt, page_size=page_size, hints=hints, branches=branches, interval=interval
+def plan(
+    start=0, num_prompt=1000, page_size=1, resume_points=(), branches=(), interval=10_000
+) -> list[tuple[int, Reason]]:
+    found = plan_anchors(
+        start=start,
+        num_prompt=num_prompt,
+        page_size=page_size,
+        resume_points=resume_points,
+        branches=branches,
+        interval=interval,
     )
     return [tuple(point) for point in found]
 
@@ -28,7 +35,10 @@ def test_a_prompt_shorter_than_a_page_keeps_nothing():
 
 
 def test_places_are_cut_to_whole_pages_and_must_lie_ahead():
-    assert plan(start=160, hints=[100, 170, 500, 1200], page_size=16) == [(496, Reason.HINT), (992, Reason.END)]
+    assert plan(start=160, resume_points=[100, 170, 500, 1200], page_size=16) == [
+        (496, Reason.RESUME),
+        (992, Reason.END),
+    ]
 
 
 def test_a_branching_point_beside_the_end_is_worth_a_slot_of_its_own():
@@ -36,9 +46,9 @@ def test_a_branching_point_beside_the_end_is_worth_a_slot_of_its_own():
 
 
 def test_hints_too_close_to_something_better_are_left_out():
-    assert plan(hints=[990, 960, 310], branches=[300]) == [
+    assert plan(resume_points=[990, 960, 310], branches=[300]) == [
         (300, Reason.BRANCH),
-        (960, Reason.HINT),
+        (960, Reason.RESUME),
         (999, Reason.END),
     ]
 
@@ -49,24 +59,24 @@ def test_an_interval_is_the_floor():
 
 
 def test_over_budget_the_better_reasons_stay_and_then_the_later_places():
-    points = plan(num_prompt=10_001, branches=[5000], hints=range(100, 1200, 100), interval=1000)
+    points = plan(num_prompt=10_001, branches=[5000], resume_points=range(100, 1200, 100), interval=1000)
     assert len(points) == MAX_PER_PROMPT
-    assert points == [*[(n, Reason.HINT) for n in range(600, 1200, 100)], (5000, Reason.BRANCH), (10_000, Reason.END)]
+    assert points == [*[(n, Reason.RESUME) for n in range(600, 1200, 100)], (5000, Reason.BRANCH), (10_000, Reason.END)]
 
 
 @given(
     start=st.integers(0, 400),
     num_prompt=st.integers(1, 800),
     page_size=st.sampled_from([1, 4, 16]),
-    hints=st.lists(st.integers(0, 1000), max_size=12),
+    resume_points=st.lists(st.integers(0, 1000), max_size=12),
     branches=st.lists(st.integers(0, 1000), max_size=6),
     interval=st.integers(1, 500),
 )
 def test_every_plan_is_ascending_in_whole_pages_ahead_of_the_start_and_short_of_the_end(
-    start, num_prompt, page_size, hints, branches, interval
+    start, num_prompt, page_size, resume_points, branches, interval
 ):
     start -= start % page_size
-    points = plan(start, num_prompt, page_size, hints, branches, interval)
+    points = plan(start, num_prompt, page_size, resume_points, branches, interval)
     lengths = [length for length, _ in points]
     assert lengths == sorted(set(lengths))
     assert all(start < length < num_prompt and length % page_size == 0 for length in lengths)
@@ -93,9 +103,9 @@ def test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is
 
 
 def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():
-    tracking = Tracking(1, [], [Checkpoint(4, Reason.HINT), Checkpoint(9, Reason.END)])
+    tracking = Tracking(1, [], [Anchor(4, Reason.RESUME), Anchor(9, Reason.END)])
     assert tracking.to_come == [4, 9]
-    assert tracking.pop_ahead(8) == [Checkpoint(4, Reason.HINT)]
+    assert tracking.pop_ahead(8) == [Anchor(4, Reason.RESUME)]
     tracking.track(Snapshot(3, 4, 7))
     tracking.complete(2)
     assert not tracking.ready
