@@ -45,7 +45,7 @@ SETTINGS: Final = (
     "mamba_scheduler_strategy",
     "page_size",
     "mamba_track_interval",
-    "checkpoint_interval",
+    "anchor_interval",
     "overlap_depth",
     "chunked_prefill_size",
     "max_running_requests",
@@ -59,7 +59,7 @@ STATE_SETTINGS: Final = (
     "mamba_ssm_dtype",
     "mamba_scheduler_strategy",
     "mamba_track_interval",
-    "checkpoint_interval",
+    "anchor_interval",
     "max_mamba_cache_size",
     "mamba_full_memory_ratio",
 )

@@ -21,9 +21,7 @@ _CHUNKED: Final = "prompts are always computed in chunks, of --chunked-prefill-s
 _SIZES_OF_GRAPHS: Final = "batch sizes to capture are chosen up to --cuda-graph-max-bs: set that"
 _NO_GPU: Final = "a model computes whole on --device cpu or cuda: leave it out"
 _NO_LORA: Final = "adapters (LoRA) are not in this version"
-_STATE_PLACES: Final = (
-    "states are kept where conversations go on, and every --checkpoint-interval tokens of a long prompt"
-)
+_STATE_PLACES: Final = "states are kept where conversations go on, and every --anchor-interval tokens of a long prompt"
 _STATE_POOL: Final = "all states share one pool, of --max-mamba-cache-size slots"
 _SEPARATE_POOLS: Final = "KV, windows and states have pools of their own: --mamba-full-memory-ratio divides the memory"
 

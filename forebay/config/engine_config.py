@@ -84,7 +84,7 @@ class StateOptions:
 
     strategy: StateStrategy = StateStrategy.EXTRA_BUFFER
     track_interval: int = 64  # tokens between the states that a decoding request tracks
-    checkpoint_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
+    anchor_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
     retraction_host_bytes: int = 0  # for what retracted requests keep; 0: they compute everything again
 
 

@@ -202,7 +202,7 @@ _STATE: Final = (
         help="tokens between the states that a request tracks while it generates; whole pages",
     ),
     Flag(
-        name="checkpoint_interval",
+        name="anchor_interval",
         kind=COUNT,
         default=1024,
         group=STATE,

@@ -53,7 +53,7 @@ CONFIG = EngineConfig(
         max_queued_tokens=4096,
         ledger=Ledger.RAISE,
     ),
-    states=StateOptions(track_interval=16, checkpoint_interval=64),
+    states=StateOptions(track_interval=16, anchor_interval=64),
 )
 
 

@@ -12,7 +12,7 @@ STOP = 7
 
 
 def rig_of(depth: int, strategy=StateStrategy.NO_BUFFER, **changes) -> Rig:
-    state = StateConfig(num_slots=24, strategy=strategy, track_interval=64, checkpoint_interval=1000)
+    state = StateConfig(num_slots=24, strategy=strategy, track_interval=64, anchor_interval=1000)
     tokens = iter([*range(1000, 1005), STOP])
     rig = Rig(lambda row: next(tokens, 2000), depth, state=state, overlap_depth=depth, page_size=1, **changes)
     rig.add(list(range(10)), max_new=30)

@@ -10,7 +10,7 @@ from tests.scheduler.rig import Rig
 
 def scarce(num_cached: int, **changes) -> Rig:
     """One request at a time, and room for `num_cached` states besides its own two."""
-    state = StateConfig(num_slots=2 + num_cached, track_interval=64, checkpoint_interval=1000)
+    state = StateConfig(num_slots=2 + num_cached, track_interval=64, anchor_interval=1000)
     changes = {"page_size": 4, "context_length": 256, "num_pages": 512, "chunked_prefill_size": 512} | changes
     return Rig(state=state, max_running_requests=1, **changes)
 
@@ -62,7 +62,7 @@ def test_a_prompt_that_comes_again_gets_a_state_at_its_end_although_it_is_one_of
 
 
 def test_no_buffer_keeps_to_the_same_rule():
-    state = StateConfig(num_slots=4, strategy=StateStrategy.NO_BUFFER, checkpoint_interval=1000)
+    state = StateConfig(num_slots=4, strategy=StateStrategy.NO_BUFFER, anchor_interval=1000)
     rig = Rig(state=state, max_running_requests=1, page_size=1, context_length=256, num_pages=512)
     run(rig, [*range(100, 120)])
     run(rig, [*range(200, 220)])

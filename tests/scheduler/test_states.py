@@ -14,7 +14,7 @@ from tests.scheduler.rig import Rig
 
 def hybrid(depth: int = 0, *, slots: int = 24, strategy=StateStrategy.EXTRA_BUFFER, track: int = 4, **changes) -> Rig:
     changes.setdefault("page_size", 1 if strategy is StateStrategy.NO_BUFFER else 4)
-    state = StateConfig(num_slots=slots, strategy=strategy, track_interval=track, checkpoint_interval=1000)
+    state = StateConfig(num_slots=slots, strategy=strategy, track_interval=track, anchor_interval=1000)
     return Rig(depth=depth, state=state, overlap_depth=depth, **changes)
 
 

@@ -90,7 +90,7 @@ def random_config(rng: Random) -> SchedulerConfig:
         num_slots=_num_slots(rng, config, strategy) if kinds in ("states", "both") else 0,
         strategy=strategy,
         track_interval=page_size * rng.choice([1, 1, 2, 4]),
-        checkpoint_interval=rng.choice([4, 16, 1024]),
+        anchor_interval=rng.choice([4, 16, 1024]),
         page_bytes=100 * page_size if kinds == "plain" or rng.random() < 0.7 else 0,
         slot_bytes=1000 if kinds in ("states", "both") else 0,
         retraction_host_bytes=rng.choice([0, 3000, 1 << 30]),

@@ -30,7 +30,7 @@ def scheduler_config() -> SchedulerConfig:
         num_slots=ROWS * (1 + tracking_slots(True, DEPTH)) + 10,
         strategy=StateStrategy.EXTRA_BUFFER,
         track_interval=INTERVAL,
-        checkpoint_interval=16,
+        anchor_interval=16,
         page_bytes=100 * PAGE,
         slot_bytes=1000,
         retraction_host_bytes=20_000,

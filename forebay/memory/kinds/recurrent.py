@@ -57,7 +57,7 @@ class States(CachedStates):
                 page_size=self._config.page_size,
                 resume_points=arrival.resume_points,
                 branches=arrival.branches,
-                interval=self._config.state.checkpoint_interval,
+                interval=self._config.state.anchor_interval,
             )
         self._tracking[held.row] = Tracking(live, buffers, ahead)
         if not arrival.from_host:
