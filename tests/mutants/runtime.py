@@ -165,6 +165,27 @@ RUNTIME = (
         "runtime/test_hybrid.py::test_a_plan_with_a_slot_too_many_changes_nothing",
     ),
     Mutant(
+        "C27 an index at the end of its pool is inside, one behind it is not",
+        "runtime/bounds.py",
+        " < size - least:",
+        " <= size - least:",
+        "runtime/test_bounds.py::test_every_index_of_a_plan_is_checked_at_both_ends",
+    ),
+    Mutant(
+        "C27 columns of one length are equally long",
+        "runtime/bounds.py",
+        "            if count != lengths.setdefault(column.length, count) and (count or size != 0):",
+        "            if False:",
+        "runtime/test_bounds.py::test_a_column_that_the_model_reads_must_be_whole",
+    ),
+    Mutant(
+        "C10 nobody writes to a plan",
+        "requests/parts.py",
+        "            values.setflags(write=False)\n",
+        "",
+        "requests/test_step_plan.py::test_nobody_writes_to_a_plan_not_even_to_one_that_arrived",
+    ),
+    Mutant(
         "C6 no slot is written twice in a step",
         "runtime/bounds.py",
         "    if counts.max() > 1:",

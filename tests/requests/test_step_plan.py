@@ -14,7 +14,7 @@ from forebay.memory.holding import NOTHING
 from forebay.requests.parts import Part, columns_of, dtypes_of, paths_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostWork, Kept, StepPlan
-from tests.plans import EMPTY_PARTS, changed, column, plan_of
+from tests.plans import EMPTY_PARTS, changed, column
 
 INTS = st.integers(-(2**63), 2**63 - 1)
 
@@ -57,6 +57,19 @@ PLANS = parts(
 )
 
 
+NO_IDS = np.empty(0, dtype=np.int64)
+PLAN = StepPlan(
+    step=1,
+    num_extends=0,
+    rows=NO_IDS,
+    q_lens=NO_IDS,
+    seq_lens=NO_IDS,
+    out_cache_loc=NO_IDS,
+    input_ids=NO_IDS,
+    sample_mask=np.empty(0, dtype=np.bool_),
+)
+
+
 @settings(max_examples=60)
 @given(plan=PLANS)
 def test_a_plan_that_was_sent_arrives_as_it_was(plan):
@@ -96,10 +109,25 @@ def test_names_of_columns_are_a_plans_only_ones():
 
 def test_a_column_of_another_type_is_refused_at_once():
     with pytest.raises(TypeError, match=r"StateWork\.clears is int32, not int64"):
-        plan_of(clears=np.zeros(1, dtype=np.int32))
+        changed(PLAN, clears=np.zeros(1, dtype=np.int32))
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x93\x01\x02\x03", b"\xc1"])
 def test_what_is_no_plan_is_not_decoded(data):
     with pytest.raises(msgspec.DecodeError):
         StepPlan.decode(data)
+
+
+def test_what_no_part_holds_is_not_sent_either():
+    plan = changed(PLAN, drops=(np.datetime64("2026-01-01"),))
+    with pytest.raises(TypeError, match="a part holds a datetime64"):
+        plan.encode()
+
+
+def test_padding_has_the_columns_with_pads_of_the_lengths_that_are_asked_for():
+    padding = StepPlan.padding({"S": 2, "T": 6, "W": 3})
+    assert {name: values.tolist() for name, values in padding.items()} == {
+        "rows": [0, 0],
+        "seq_lens": [3, 3],
+        "out_cache_loc": [0] * 6,
+    }

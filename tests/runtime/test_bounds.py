@@ -131,6 +131,18 @@ def test_a_column_that_the_model_reads_must_be_whole(field, count):
         HYBRID.check(changed(HYBRID_PLAN, **{field: ids([1] * count)}))
 
 
+@pytest.mark.parametrize("field", ["q_lens", "seq_lens", "write_columns", "map_windows", "snap_lens", "copy_dst"])
+def test_columns_of_one_length_are_equally_long(field):
+    with pytest.raises(IndexOutOfPool, match=f"{field} of a plan has 0 entries"):
+        HYBRID.check(changed(HYBRID_PLAN, **{field: ids([])}))
+
+
+def test_a_plan_names_nothing_that_the_model_does_not_have():
+    for field, values in (("state_slots", [0, 0]), ("out_window_loc", [0, 0, 0])):
+        with pytest.raises(IndexOutOfPool, match=field):
+            PLAIN.check(changed(PLAN, **{field: ids(values)}))
+
+
 @pytest.mark.parametrize("field", ["saves", "loads"])
 @pytest.mark.parametrize("wrong", [{"pages": 0}, {"pages": 5}, {"window_pages": 0}, {"window_pages": 4}, {"slot": 9}])
 def test_places_of_host_copies_are_checked(field, wrong):
