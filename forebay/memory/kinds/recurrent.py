@@ -125,19 +125,16 @@ class States(CachedStates):
 
     def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
         """Snapshots by sequence and then by length."""
-        place = {row: i for i, row in enumerate(rows.tolist())} if draft.copies_at else {}
-        snapshots = sorted((place[row], length, slot) for row, length, slot in draft.copies_at)
-        seqs, lens, slots = np.array(snapshots, dtype=np.int64).reshape(-1, 3).T
-        copy_src, copy_dst = np.array(draft.copies, dtype=np.int64).reshape(-1, 2).T
-        return {
-            "state_slots": self._rows.req_index_to_mamba_index_mapping[rows].astype(np.int64),
-            "snap_seqs": seqs,
-            "snap_lens": lens,
-            "snap_slots": slots,
-            "clears": as_ids(draft.clears),
-            "copy_src": copy_src,
-            "copy_dst": copy_dst,
-        }
+        columns = {"state_slots": self._rows.req_index_to_mamba_index_mapping[rows].astype(np.int64)}
+        if draft.copies_at:
+            place = {row: i for i, row in enumerate(rows.tolist())}
+            snapshots = sorted((place[row], length, slot) for row, length, slot in draft.copies_at)
+            columns |= zip(("snap_seqs", "snap_lens", "snap_slots"), np.array(snapshots, dtype=np.int64).T, strict=True)
+        if draft.clears:
+            columns["clears"] = as_ids(draft.clears)
+        if draft.copies:
+            columns |= zip(("copy_src", "copy_dst"), np.array(draft.copies, dtype=np.int64).T, strict=True)
+        return columns
 
     # -- going out ----------------------------------------------------------------------------------------------------
 

@@ -123,12 +123,10 @@ class Windows(Kind):
 
     def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
         pages, offsets = np.divmod(locations, self.page_size)
-        remapped = draft.remapped
-        return {
-            "out_window_loc": self.full_to_window[pages].astype(np.int64) * self.page_size + offsets,
-            "map_pages": remapped,
-            "map_windows": self.full_to_window[remapped].astype(np.int64),
-        }
+        columns = {"out_window_loc": self.full_to_window[pages].astype(np.int64) * self.page_size + offsets}
+        if len(remapped := draft.remapped):
+            columns |= {"map_pages": remapped, "map_windows": self.full_to_window[remapped].astype(np.int64)}
+        return columns
 
     def let_go(self, pages: Ids) -> Holding:
         return Holding(self, self.detach(pages))
