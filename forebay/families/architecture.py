@@ -58,7 +58,6 @@ class Architecture:
     configuration, which is the family's own.
     """
 
-    model_type: str
     interleaved_rope: bool = False
     block_names: Mapping[str, str]
     top_names: Mapping[str, str] = field(default_factory=lambda: TOP_NAMES)

@@ -115,7 +115,7 @@ def _experts_of(file: SafetensorsFile, stored: str, name: str, config: ModelConf
 def _open_gguf(path: Path) -> Checkpoint:
     file = GgufFile(path)
     config = config_from_gguf(file)
-    architecture = architecture_of(file)
+    _, architecture = architecture_of(file)
     tensors: dict[str, StoredTensor] = {}
     for stored in file.tensors.values():
         if stored.name != ROPE_FACTORS:  # part of the configuration

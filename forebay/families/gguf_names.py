@@ -52,40 +52,42 @@ _CHECKED_KEYS: Final = (
 )
 
 
-def architectures(likely: str = "") -> Iterator[tuple[str, Architecture]]:
-    """Those of all families, by the names that files have; first of the type that is called alike, which saves whoever
-    finds it there the import of all others."""
+def architectures(likely: str = "") -> Iterator[tuple[str, str, Architecture]]:
+    """Those of all families: what files call them, the model_type, and the rest. First come those of the type that is
+    called alike, which saves whoever finds it there the import of all others."""
     for model_type in sorted(TYPES, key=lambda model_type: model_type != likely.replace("-", "_")):
         name = f"forebay.families.{model_type}.gguf"
         if importlib.util.find_spec(name) is not None:
-            yield from importlib.import_module(name).ARCHITECTURES.items()
+            for stored, architecture in importlib.import_module(name).ARCHITECTURES.items():
+                yield stored, model_type, architecture
 
 
 @functools.cache
-def _architecture(name: str) -> Architecture | None:
-    return next((architecture for known, architecture in architectures(name) if known == name), None)
+def _find(name: str) -> tuple[str, Architecture] | None:
+    return next(((kind, found) for known, kind, found in architectures(name) if known == name), None)
 
 
-def architecture_of(file: GgufFile) -> Architecture:
-    """ModelError where the file holds a kind of model, or a part of one, that cannot be served."""
+def architecture_of(file: GgufFile) -> tuple[str, Architecture]:
+    """The model_type, and how its files are read. ModelError where the file holds a kind of model, or a part of one,
+    that cannot be served."""
     name = file.metadata.get("general.architecture")
-    architecture = _architecture(name) if isinstance(name, str) else None
-    if architecture is None:
-        known = ", ".join(name for name, _ in architectures())
+    found = _find(name) if isinstance(name, str) else None
+    if found is None:
+        known = ", ".join(name for name, *_ in architectures())
         raise ModelError(f"{file.path}: the GGUF architecture {brief(name)} is not supported; supported are {known}")
     split = file.metadata.get("split.count", 1)
     if type(split) is not int or split > 1:
         raise ModelError(f"{file.path}: it is one of several split files: merge them first (llama-gguf-split --merge)")
-    return architecture
+    return found
 
 
 def hf_config(file: GgufFile) -> dict[str, Any]:
     """The file's metadata in the layout of a config.json."""
-    architecture = architecture_of(file)
+    model_type, architecture = architecture_of(file)
     own = _own_metadata(file, architecture)
     names = {**_CONFIG_KEYS, **architecture.keys}
     config: dict[str, Any] = {hf: own[key] for key, hf in names.items() if key in own}
-    config["model_type"] = architecture.model_type
+    config["model_type"] = model_type
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
@@ -112,7 +114,7 @@ def hf_name(file: GgufFile, architecture: Architecture, name: str) -> str:
         return f"{architecture.top_names[stem]}.{kind}"
     match = _BLOCK_TENSOR.fullmatch(name)
     if match is None or match[2] not in architecture.block_names:
-        raise ModelError(f"{file.path}: tensor {name!r} is not part of a {architecture.model_type} model as known here")
+        raise ModelError(f"{file.path}: tensor {name!r} is not part of such a model as known here")
     return f"model.layers.{int(match[1])}.{architecture.block_names[match[2]]}{match[3]}"
 
 

@@ -122,7 +122,6 @@ def _keys_and_values(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 ARCHITECTURES: Final = {
     "deepseek2": Architecture(
-        model_type="deepseek_v3",
         block_names={**NAMES, **EXPERTS},
         keys=KEYS,
         checked=CHECKED,

@@ -11,4 +11,4 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
     config["use_bias"] = config["attention_bias"]
 
 
-ARCHITECTURES: Final = {"ernie4_5": Architecture(model_type="ernie4_5", block_names=PRE_NORM, configure=_configure)}
+ARCHITECTURES: Final = {"ernie4_5": Architecture(block_names=PRE_NORM, configure=_configure)}

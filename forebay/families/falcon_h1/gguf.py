@@ -38,7 +38,6 @@ def _restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "falcon-h1": Architecture(
-        model_type="falcon_h1",
         top_names=FINAL_NORM,
         block_names={
             **within("self_attn", PROJECTIONS),

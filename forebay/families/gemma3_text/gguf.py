@@ -36,7 +36,6 @@ def _restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "gemma3": Architecture(
-        model_type="gemma3_text",
         block_names=_NAMES,
         keys={
             "attention.sliding_window": "sliding_window",

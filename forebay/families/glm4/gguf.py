@@ -32,5 +32,5 @@ def configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) ->
 
 
 ARCHITECTURES: Final = {
-    "glm4": Architecture(model_type="glm4", block_names=_NAMES, checked=("rope.dimension_count",), configure=configure)
+    "glm4": Architecture(block_names=_NAMES, checked=("rope.dimension_count",), configure=configure)
 }

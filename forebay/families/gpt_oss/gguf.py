@@ -73,7 +73,6 @@ def _in_turns(parts: list[list[StoredTensor]]) -> StoredTensor:
 
 ARCHITECTURES: Final = {
     "gpt-oss": Architecture(
-        model_type="gpt_oss",
         block_names=_NAMES,
         keys={"attention.sliding_window": "sliding_window"},
         checked=("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),

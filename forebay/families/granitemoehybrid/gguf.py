@@ -58,7 +58,6 @@ def _restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "granitehybrid": Architecture(
-        model_type="granitemoehybrid",
         interleaved_rope=True,
         block_names={
             **within("self_attn", PROJECTIONS),

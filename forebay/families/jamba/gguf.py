@@ -48,7 +48,6 @@ def _period(file: GgufFile, name: str, found: list[int], num_layers: int) -> dic
 
 ARCHITECTURES: Final = {
     "jamba": Architecture(
-        model_type="jamba",
         top_names=FINAL_NORM,
         block_names={
             **within("self_attn", PROJECTIONS),

@@ -61,7 +61,6 @@ def _restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "kimi-linear": Architecture(
-        model_type="kimi_linear",
         block_names=_NAMES,
         keys={**KEYS, "ssm.conv_kernel": "linear_conv_kernel_dim", "kda.head_dim": "linear_head_dim"},
         checked=CHECKED,

@@ -60,7 +60,6 @@ def restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "lfm2": Architecture(
-        model_type="lfm2",
         block_names=NAMES,
         top_names=TOP,
         keys={"shortconv.l_cache": "conv_L_cache"},

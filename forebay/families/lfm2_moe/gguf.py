@@ -24,7 +24,6 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
 
 ARCHITECTURES: Final = {
     "lfm2moe": Architecture(
-        model_type="lfm2_moe",
         block_names=_MOE_NAMES,
         top_names=TOP,
         keys={"shortconv.l_cache": "conv_L_cache", "leading_dense_block_count": "num_dense_layers"},

@@ -15,7 +15,6 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
 
 ARCHITECTURES: Final = {
     "llama": Architecture(
-        model_type="llama",
         interleaved_rope=True,
         block_names=PRE_NORM,
         keys={"attention.sliding_window": "sliding_window"},

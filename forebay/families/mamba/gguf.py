@@ -81,7 +81,6 @@ def with_backbone(restore: Callable[[Tensors], Tensors], tensors: Tensors) -> Te
 
 ARCHITECTURES: Final = {
     "mamba": Architecture(
-        model_type="mamba",
         top_names=BACKBONE,
         block_names={**within("mixer", MAMBA1), "attn_norm": "norm"},
         keys={

@@ -42,7 +42,6 @@ def restore_mamba2(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "mamba2": Architecture(
-        model_type="mamba2",
         top_names=BACKBONE,
         block_names={**within("mixer", MAMBA2), "attn_norm": "norm"},
         keys={"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups"},

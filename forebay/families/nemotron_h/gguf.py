@@ -59,7 +59,6 @@ def _restore(tensors: Tensors) -> Tensors:
 
 
 _NEMOTRON_H: Final = Architecture(
-    model_type="nemotron_h",
     interleaved_rope=True,
     top_names=BACKBONE,
     block_names={

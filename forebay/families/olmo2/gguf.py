@@ -11,4 +11,4 @@ _NAMES: Final = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 
-ARCHITECTURES: Final = {"olmo2": Architecture(model_type="olmo2", block_names=_NAMES)}
+ARCHITECTURES: Final = {"olmo2": Architecture(block_names=_NAMES)}

@@ -16,7 +16,6 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
 
 ARCHITECTURES: Final = {
     "phi3": Architecture(
-        model_type="phi3",
         block_names={
             **JOINED_MLP,
             "attn_qkv": "self_attn.qkv_proj",

@@ -4,4 +4,4 @@ from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture
 
-ARCHITECTURES: Final = {"qwen3": Architecture(model_type="qwen3", block_names=PRE_NORM)}
+ARCHITECTURES: Final = {"qwen3": Architecture(block_names=PRE_NORM)}

@@ -16,7 +16,6 @@ EXPERT_NAMES: Final = {
 
 ARCHITECTURES: Final = {
     "qwen35moe": Architecture(
-        model_type="qwen3_5_moe_text",
         block_names=EXPERT_NAMES,
         keys=KEYS,
         checked=CHECKED,

@@ -133,7 +133,6 @@ def restore(tensors: Tensors) -> Tensors:
 
 ARCHITECTURES: Final = {
     "qwen35": Architecture(
-        model_type="qwen3_5_text",
         block_names=NAMES,
         keys=KEYS,
         checked=CHECKED,

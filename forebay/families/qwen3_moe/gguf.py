@@ -11,6 +11,4 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
     config["norm_topk_prob"] = True  # the format has no key for it: every file of this architecture has it
 
 
-ARCHITECTURES: Final = {
-    "qwen3moe": Architecture(model_type="qwen3_moe", block_names={**PRE_NORM, **EXPERTS}, configure=_configure)
-}
+ARCHITECTURES: Final = {"qwen3moe": Architecture(block_names={**PRE_NORM, **EXPERTS}, configure=_configure)}

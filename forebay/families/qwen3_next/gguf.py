@@ -32,7 +32,6 @@ def _reorder(tensors: Tensors, config: Qwen3NextConfig) -> Tensors:
 
 ARCHITECTURES: Final = {
     "qwen3next": Architecture(
-        model_type="qwen3_next",
         block_names={
             **EXPERT_NAMES,
             "ssm_in": "linear_attn.in_proj_qkvz",

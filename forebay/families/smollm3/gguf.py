@@ -4,4 +4,4 @@ from typing import Final
 
 from forebay.families.architecture import PRE_NORM, Architecture
 
-ARCHITECTURES: Final = {"smollm3": Architecture(model_type="smollm3", interleaved_rope=True, block_names=PRE_NORM)}
+ARCHITECTURES: Final = {"smollm3": Architecture(interleaved_rope=True, block_names=PRE_NORM)}
