@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from forebay.memory.holding import NOTHING, Holding
+from forebay.memory.holding import Holding
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import Ids
+from forebay.memory.slots import NO_IDS, Ids
 
 RowWrites = tuple[Ids, Ids, Ids]
 """Rows, columns and pages."""
@@ -50,7 +50,7 @@ class Draft:
         if len(self._row_writes) == 1:
             return self._row_writes[0]
         if not self._row_writes:
-            return NOTHING, NOTHING, NOTHING
+            return NO_IDS, NO_IDS, NO_IDS
         rows, columns, pages = (np.concatenate(part) for part in zip(*self._row_writes, strict=True))
         return rows, columns, pages
 
@@ -63,4 +63,4 @@ class Draft:
         """Each page once."""
         if len(self._remapped) == 1:
             return self._remapped[0]
-        return np.unique(np.concatenate(self._remapped)) if self._remapped else NOTHING
+        return np.unique(np.concatenate(self._remapped)) if self._remapped else NO_IDS

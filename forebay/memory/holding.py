@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from forebay.base.units import ceil_div
 from forebay.memory.radix_node import Pin
-from forebay.memory.slots import PAD, Ids
-
-NOTHING: Final[Ids] = np.empty(0, dtype=np.int64)
+from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids
 
 
 class RowTable:
@@ -47,7 +45,7 @@ class RowTable:
 
     def move_out(self, row: int) -> None:
         """Nobody runs in this row any more, though steps in flight may still compute there."""
-        self.request_id[row] = PAD
+        self.request_id[row] = NOBODY
         self.residents[row] = None
 
     def resident(self, row: int) -> Residency:
@@ -57,7 +55,7 @@ class RowTable:
 
     def commit(self, rows: Ids, kv_lens: Ids) -> None:
         """A step has completed that computed `rows` up to `kv_lens`: it counts for those who still run there."""
-        run = self.request_id[rows] != PAD
+        run = self.request_id[rows] != NOBODY
         self.kv_committed[rows[run]] = kv_lens[run]
 
     def clear(self) -> None:
@@ -91,7 +89,7 @@ class Residency:
 
     def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
         self.table, self.id, self.pin, self.extend_target = table, id, pin, extend_target
-        self.row = PAD
+        self.row = NO_SLOT
 
     @property
     def num_pages(self) -> int:
@@ -128,10 +126,6 @@ class StepFence:
         return self.step <= self.steps.committed
 
 
-def _nothing() -> Ids:
-    return NOTHING
-
-
 class _Releases(Protocol):
     def release(self, holding: Holding, owner: int) -> None: ...
 
@@ -140,8 +134,8 @@ class Holding(NamedTuple):
     """What of one kind of cache is let go of: slots of its owner's, and what of the cache's that had `locked`."""
 
     kind: _Releases
-    ids: Ids = NOTHING
-    locked: Any = NOTHING
+    ids: Ids = NO_IDS
+    locked: Any = NO_IDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +145,8 @@ class Leaving:
 
     fence: Fence
     request_id: int
-    row: int = PAD  # PAD when it kept its row
-    pages: Ids = field(default_factory=_nothing)  # its own KV pages
+    row: int = NO_SLOT  # NO_SLOT when it kept its row
+    pages: Ids = field(default_factory=lambda: NO_IDS)  # its own KV pages
     pin: Pin | None = None
     holdings: Sequence[Holding] = ()
 

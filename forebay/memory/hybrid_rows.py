@@ -12,7 +12,7 @@ from forebay.base import log
 from forebay.config.engine_config import Ledger
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.req_to_token_pool import DecodeReqToTokenPool, ReqToTokenPool, RowHolder
-from forebay.memory.slots import PAD, OutOfSlots, as_ids
+from forebay.memory.slots import NO_SLOT, OutOfSlots, as_ids
 
 _log = log.get_logger("memory")
 
@@ -47,7 +47,7 @@ class StateRows(ReqToTokenPool):
 
         A slot's content is undefined: clear it or copy into it before a step reads it.
         """
-        new = [req for req in reqs if req.row == PAD]
+        new = [req for req in reqs if req.row == NO_SLOT]
         width, pool = self.slots_per_req, self.mamba_pool
         need = len(new) * width
         if need > pool.num_free:
@@ -84,14 +84,14 @@ class StateRows(ReqToTokenPool):
     def take_slots(self, row: int) -> list[int]:
         """The row's slots, the live one first, which are now the caller's to free or to give away."""
         slots = self.slots_of(row)
-        self._row_slots[row] = PAD
+        self._row_slots[row] = NO_SLOT
         return slots
 
     def clear(self) -> None:
         """Every row and slot is free, and every mapping zero."""
         super().clear()
         self.mamba_pool.clear()
-        self._row_slots[:] = PAD
+        self._row_slots[:] = NO_SLOT
 
     def audit(self, rows: Sequence[int]) -> None:
         super().audit(rows)

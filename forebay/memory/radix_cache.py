@@ -17,8 +17,8 @@ import numpy as np
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_index import RadixIndex
-from forebay.memory.radix_node import NO_PAGES, NOWHERE, OPERATOR, Adoption, Match, Node, Pin, Root
-from forebay.memory.slots import CACHE, Holder, Ids, Slots
+from forebay.memory.radix_node import NOWHERE, OPERATOR, Adoption, Match, Node, Pin, Root
+from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
@@ -108,7 +108,7 @@ class RadixCache(RadixIndex):
         nodes, chunks, inside, position = self._walk(pin.node, key, start * self._page_bytes, end)
         if nodes and inside < len(nodes[-1].key):
             nodes[-1] = self._split(nodes[-1], inside)
-        node, replaced, remapped = pin.node, NO_PAGES, list[Ids]()
+        node, replaced, remapped = pin.node, NO_IDS, list[Ids]()
         if nodes:
             node, replaced = nodes[-1], np.concatenate(chunks)
             remapped = [kind.replaced(nodes, replaced, pages[: len(replaced)], owner) for kind in self.kinds]
@@ -126,7 +126,7 @@ class RadixCache(RadixIndex):
             self._unlock(pin.node)
             pin.node = node
         pin.num_pages = end // self._page_bytes
-        return Adoption(replaced, len(adopted), np.concatenate(remapped) if remapped else NO_PAGES)
+        return Adoption(replaced, len(adopted), np.concatenate(remapped) if remapped else NO_IDS)
 
     def insert(self, key: bytes, pages: Ids, owner: int, namespace: str = "", author: str = OPERATOR) -> Adoption:
         """Adopt a whole prefix without keeping a pin on it."""
@@ -190,7 +190,7 @@ class RadixCache(RadixIndex):
 
     def holder(self) -> Holder:
         """The pages that the cache holds, for an audit."""
-        return Holder(CACHE, np.concatenate([NO_PAGES, *(node.pages for node in self.nodes())]))
+        return Holder(CACHE, np.concatenate([NO_IDS, *(node.pages for node in self.nodes())]))
 
     def check(self, pins: list[Pin]) -> None:
         """Assert the tree's invariants against the pins that exist: for tests and audits."""

@@ -9,10 +9,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.slots import Ids
+from forebay.memory.slots import NO_IDS, Ids
 
 TOKEN_BYTES: Final = 4
-NO_PAGES: Final[Ids] = np.empty(0, dtype=np.int64)
 NOTHING_ELSE: Final[Mapping[str, int]] = {}
 OPERATOR: Final = ""  # the author who may see what any author has put into the cache
 
@@ -56,7 +55,7 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
-        super().__init__(b"", NO_PAGES, None)
+        super().__init__(b"", NO_IDS, None)
         self.namespace = namespace
 
 
@@ -89,7 +88,7 @@ class Match(NamedTuple):
 
     @property
     def pages(self) -> Ids:
-        return np.concatenate(self.chunks) if self.chunks else NO_PAGES
+        return np.concatenate(self.chunks) if self.chunks else NO_IDS
 
 
 NOWHERE: Final = Root("")  # where a match ends that found nothing

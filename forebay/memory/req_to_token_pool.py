@@ -13,14 +13,14 @@ import numpy.typing as npt
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
-from forebay.memory.slots import PAD, Holder, Ids, OutOfSlots, Slots
+from forebay.memory.slots import NO_SLOT, PAD, Holder, Ids, OutOfSlots, Slots
 
 _HELD = 1  # who runs in a row is `RowTable`'s to know; the ledger only has to know that it is held
 
 
 class RowHolder(Protocol):
     id: int
-    row: int  # PAD when it holds none
+    row: int  # NO_SLOT when it holds none
 
 
 class ReqToTokenPool:
@@ -52,7 +52,7 @@ class ReqToTokenPool:
 
         Raises OutOfSlots, with nothing changed, when there are too few for all.
         """
-        new = [req for req in reqs if req.row == PAD]
+        new = [req for req in reqs if req.row == NO_SLOT]
         if len(new) == 1:
             rows = [self.slots.take_one(_HELD)]
         else:
@@ -69,13 +69,13 @@ class ReqToTokenPool:
 
     def free(self, req: RowHolder) -> None:
         """Take the row back from a request that holds one."""
-        row, req.row = req.row, PAD
+        row, req.row = req.row, NO_SLOT
         self.free_row(row)
 
     def free_row(self, row: int) -> None:
         """Take back a row that its request has already let go of."""
         self.slots.return_ids(np.array([row], dtype=np.int64), _HELD)
-        if row != PAD:
+        if row != NO_SLOT:
             self.req_to_token[row] = 0
 
     def write(self, row: int, start: int, pages: Ids) -> None:

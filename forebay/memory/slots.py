@@ -22,9 +22,12 @@ from forebay.config.engine_config import Ledger
 Ids = npt.NDArray[np.int64]
 
 PAD: Final = 0  # the only definition of the padding index: row 0, page 0 and slot 0 are never handed out
+NO_SLOT: Final = PAD  # where an id could stand and none does
+NO_IDS: Final[Ids] = np.empty(0, dtype=np.int64)
 
 # Owners: a positive number is a request's id. A free slot holds FREE or less: freeing writes a different value for each
 # slot of the call, so that reading them back finds a slot that was passed twice.
+NOBODY: Final = 0  # in other tables; the ledger has FREE
 CACHE: Final = -1
 GROUP: Final = -2
 QUARANTINE: Final = -3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from forebay.memory.anchors import Anchor
-from forebay.memory.slots import PAD
+from forebay.memory.slots import NO_SLOT
 
 
 class Snapshot(NamedTuple):
@@ -30,7 +30,7 @@ class Tracking:
         self.pending: list[Snapshot] = []
         self.ready: list[Snapshot] = []
         self.tracked: Snapshot | None = None
-        self.given = PAD
+        self.given = NO_SLOT
 
     def next_buffer(self) -> int | None:
         """The tracking slot for the next snapshot: never the one whose state is complete, if there are two, and none

@@ -9,7 +9,7 @@ from forebay.pools.table import Column, Table
 
 
 class WindowPages(Table):
-    """Row p is about page p; `full_to_window` is its window page, or PAD where the windows have moved past it."""
+    """Row p is about page p; `full_to_window` is its window page, or NO_SLOT where the windows have moved past it."""
 
     full_to_window = Column(torch.int32, pad=PAD)
 

@@ -9,8 +9,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from forebay.memory.holding import NOTHING, RowTable
-from forebay.memory.slots import Ids
+from forebay.memory.holding import RowTable
+from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
 
 
@@ -33,7 +33,7 @@ class ScheduleBatch:
     def __init__(self, table: RowTable) -> None:
         self._table = table
         self.reqs: list[Request] = []
-        self.req_pool_indices_cpu: Ids = NOTHING
+        self.req_pool_indices_cpu: Ids = NO_IDS
 
     def __len__(self) -> int:
         return len(self.reqs)

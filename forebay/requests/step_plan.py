@@ -14,8 +14,7 @@ from typing import Annotated, Final, Protocol
 import msgspec
 import numpy as np
 
-from forebay.memory.holding import NOTHING
-from forebay.memory.slots import PAD
+from forebay.memory.slots import NO_IDS, PAD
 from forebay.requests.parts import I32, I64, Column, Mask, Part
 from forebay.requests.sampling_params import SamplingParams
 
@@ -36,7 +35,7 @@ class Admission(Part, frozen=True, kw_only=True):
 
 class Kept(Part, frozen=True, kw_only=True):
     """What a request keeps on the device: the pages of its tokens in order, those window pages among them that are
-    there, in order, and its live state slot (PAD for none)."""
+    there, in order, and its live state slot (NO_SLOT for none)."""
 
     request_id: int
     pages: Annotated[I64, Column("P", "pages", least=1)]
@@ -47,18 +46,18 @@ class Kept(Part, frozen=True, kw_only=True):
 class RowWrites(Part, frozen=True, kw_only=True):
     """`req_to_token[write_rows, write_columns] = write_pages` on the device (one entry per page)."""
 
-    write_rows: Annotated[I64, Column("W", "rows", device=np.int64)] = NOTHING
-    write_columns: Annotated[I64, Column("W", "columns", device=np.int64)] = NOTHING
-    write_pages: Annotated[I64, Column("W", "pages", device=np.int32)] = NOTHING
+    write_rows: Annotated[I64, Column("W", "rows", device=np.int64)] = NO_IDS
+    write_columns: Annotated[I64, Column("W", "columns", device=np.int64)] = NO_IDS
+    write_pages: Annotated[I64, Column("W", "pages", device=np.int32)] = NO_IDS
 
 
 class WindowWork(Part, frozen=True, kw_only=True):
     """A windowed layer has page `full_to_window[p]` for p, and its KV goes to `out_window_loc`. Before that
     `full_to_window[map_pages] = map_windows`."""
 
-    out_window_loc: Annotated[I64, Column("T", "window_locations", device=np.int64, pad=PAD)] = NOTHING
-    map_pages: Annotated[I64, Column("M", "pages", least=1, device=np.int64)] = NOTHING
-    map_windows: Annotated[I64, Column("M", "window_pages", device=np.int32)] = NOTHING
+    out_window_loc: Annotated[I64, Column("T", "window_locations", device=np.int64, pad=PAD)] = NO_IDS
+    map_pages: Annotated[I64, Column("M", "pages", least=1, device=np.int64)] = NO_IDS
+    map_windows: Annotated[I64, Column("M", "window_pages", device=np.int32)] = NO_IDS
 
 
 class StateWork(Part, frozen=True, kw_only=True):
@@ -69,13 +68,13 @@ class StateWork(Part, frozen=True, kw_only=True):
     the step's first token, at most at its end) also goes to slot `snap_slots[j]`.
     """
 
-    state_slots: Annotated[I64, Column("S", "slots", device=np.int32, pad=PAD)] = NOTHING
-    snap_seqs: Annotated[I64, Column("N", "seqs")] = NOTHING
-    snap_lens: Annotated[I64, Column("N", "lengths")] = NOTHING
-    snap_slots: Annotated[I64, Column("N", "slots", least=1, device=np.int32)] = NOTHING
-    clears: Annotated[I64, Column("C", "slots", least=1, device=np.int64)] = NOTHING
-    copy_src: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NOTHING
-    copy_dst: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NOTHING
+    state_slots: Annotated[I64, Column("S", "slots", device=np.int32, pad=PAD)] = NO_IDS
+    snap_seqs: Annotated[I64, Column("N", "seqs")] = NO_IDS
+    snap_lens: Annotated[I64, Column("N", "lengths")] = NO_IDS
+    snap_slots: Annotated[I64, Column("N", "slots", least=1, device=np.int32)] = NO_IDS
+    clears: Annotated[I64, Column("C", "slots", least=1, device=np.int64)] = NO_IDS
+    copy_src: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NO_IDS
+    copy_dst: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NO_IDS
 
 
 KIND_PARTS: Final[Mapping[str, tuple[str, type[Part]]]] = {

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from forebay.memory.holding import NOTHING
-from forebay.memory.slots import PAD, Ids
+from forebay.memory.slots import NO_IDS, PAD, Ids
 from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
@@ -165,8 +164,8 @@ class ModelRunner:
         sample_rows = plan.rows if plan.num_extends == 0 else plan.rows[plan.sample_mask]
         wants, drawing = self._options.wants(sample_rows)
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
-        targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NOTHING
-        reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else NOTHING
+        targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
+        reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else NO_IDS
         inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
         chunks: tuple[_Chunk, ...] = ()
         if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:

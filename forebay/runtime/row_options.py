@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from forebay.memory.holding import NOTHING
-from forebay.memory.slots import Ids
+from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.penalties import adjusts
@@ -35,7 +34,7 @@ class RowOptions:
         """What any of `rows` wants, and which of them (by index) draw."""
         wants = self._wants[rows]
         union = Wants(int(np.bitwise_or.reduce(wants, initial=0)))
-        return union, np.flatnonzero(wants & Wants.DRAW) if union & Wants.DRAW else NOTHING
+        return union, np.flatnonzero(wants & Wants.DRAW) if union & Wants.DRAW else NO_IDS
 
     def reporting(self, rows: Ids) -> Ids:
         """Which of `rows` (by index) want log-probabilities."""

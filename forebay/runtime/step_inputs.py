@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import PAD, Ids
+from forebay.memory.slots import NO_SLOT, PAD, Ids
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
@@ -178,7 +178,7 @@ def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:
 
 
 def _ids(kept: Kept) -> tuple[Ids, Ids, Ids]:
-    slots = [kept.state_slot] if kept.state_slot != PAD else []
+    slots = [kept.state_slot] if kept.state_slot != NO_SLOT else []
     return kept.pages, kept.window_pages, np.array(slots, dtype=np.int64)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from forebay.memory.slots import PAD, Holder, Ids
+from forebay.memory.slots import NO_SLOT, NOBODY, Holder, Ids
 from forebay.requests.request import Request
 from forebay.scheduler.residency import Residencies
 
@@ -14,7 +14,7 @@ from forebay.scheduler.residency import Residencies
 def audit(held: Residencies, reqs: Sequence[Request]) -> None:
     """Raise LedgerError, or fail an assertion, unless every row, page and slot of any kind has exactly one holder."""
     residents, leaving = [req.residency for req in reqs], held.leaving
-    held.rows.audit([its.row for its in residents] + [left.row for left in leaving if left.row != PAD])
+    held.rows.audit([its.row for its in residents] + [left.row for left in leaving if left.row != NO_SLOT])
     held.cache.check([its.pin for its in residents] + [left.pin for left in leaving if left.pin])
     pages = [Holder(its.id, held.rows.pages(its.row, its.pin.num_pages, its.num_pages)) for its in residents]
     pages += [Holder(left.request_id, left.pages) for left in leaving]
@@ -42,4 +42,4 @@ def _by_owner(holders: Iterable[Holder]) -> list[Holder]:
     own: dict[int, list[Ids]] = {}
     for holder in holders:
         own.setdefault(holder.owner, []).append(holder.ids)
-    return [Holder(owner, np.concatenate(ids)) for owner, ids in own.items() if owner != PAD]
+    return [Holder(owner, np.concatenate(ids)) for owner, ids in own.items() if owner != NOBODY]

@@ -13,14 +13,14 @@ from forebay.base import fault
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.footprint import footprint
-from forebay.memory.holding import NOTHING, Holding, Leaving, Residency, RowTable, Steps
+from forebay.memory.holding import Holding, Leaving, Residency, RowTable, Steps
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Match, Pin, no_match
-from forebay.memory.slots import PAD, Ids, Slots
+from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import Kept, StepPlan
@@ -133,7 +133,7 @@ class Residencies:
     def _what_is_kept(self, held: Residency) -> Kept:
         """The places of what layers keep of the request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        places: dict[str, Any] = {"window_pages": NOTHING, "state_slot": PAD}
+        places: dict[str, Any] = {"window_pages": NO_IDS, "state_slot": NO_SLOT}
         for kind in self.kinds:
             places |= kind.places(held, pages)
         return Kept(request_id=held.id, pages=pages, **places)
@@ -182,7 +182,7 @@ class Residencies:
         self.steps.launched = draft.step
         self.draft = StepDraft(draft.step + 1, self.rows)
         for holding in draft.reads:
-            self._let_holding_go(holding, PAD)
+            self._let_holding_go(holding, NOBODY)
         return plan
 
     def grow(self, rows: Ids) -> None:
@@ -300,7 +300,7 @@ class Residencies:
     def take_back(self, leaving: Leaving) -> None:
         if len(leaving.pages):
             self.kv.return_ids(leaving.pages, leaving.request_id)
-        if leaving.row != PAD:
+        if leaving.row != NO_SLOT:
             self.rows.free_row(leaving.row)
         for holding in leaving.holdings:
             holding.kind.release(holding, leaving.request_id)
@@ -319,7 +319,7 @@ class Residencies:
         self.steps.committed = self.steps.launched
         self._take_back_what_is_free()
         for holding in reads:
-            holding.kind.release(holding, PAD)
+            holding.kind.release(holding, NOBODY)
         for kind in self.kinds:
             kind.start_over(self.draft)
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from forebay.memory.draft import Draft
-from forebay.memory.holding import NOTHING, RowTable
+from forebay.memory.holding import RowTable
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kv_allocator import decode_locations, extend_locations
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import Ids
+from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
 from forebay.requests.step_plan import KIND_PARTS, Admission, HostWork, Kept, RowWrites, StepPlan
@@ -54,7 +54,7 @@ class StepDraft(Draft):
         seq_lens = table.kv_len[rows]
         locations = decode_locations(pages, rows, seq_lens - 1, page_size)
         q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
-        input_ids = NOTHING
+        input_ids = NO_IDS
         if self.chunks:
             extends = [
                 (req.residency.row, start, stop, req.residency.extend_target) for req, start, stop in self.chunks

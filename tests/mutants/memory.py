@@ -114,7 +114,7 @@ MEMORY = (
     Mutant(
         "C1 a request that holds a row keeps it",
         "memory/req_to_token_pool.py",
-        "        new = [req for req in reqs if req.row == PAD]",
+        "        new = [req for req in reqs if req.row == NO_SLOT]",
         "        new = list(reqs)",
         "memory/test_req_to_token_pool.py::test_c1_rows_come_in_request_order_and_a_row_already_held_is_kept",
     ),
@@ -170,7 +170,7 @@ MEMORY = (
     Mutant(
         "C3 a row that is given back maps to slot 0",
         "memory/hybrid_rows.py",
-        "        self._row_slots[row] = PAD\n",
+        "        self._row_slots[row] = NO_SLOT\n",
         "",
         "memory/test_hybrid_rows.py::test_freeing_states_and_then_the_row_gives_everything_back",
     ),

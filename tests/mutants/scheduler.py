@@ -382,7 +382,7 @@ SCHEDULER = (
     Mutant(
         "C8 C27 a step counts only for those who still run in its rows",
         "memory/holding.py",
-        "        run = self.request_id[rows] != PAD\n",
+        "        run = self.request_id[rows] != NOBODY\n",
         "        run = rows > PAD\n",
         "memory/test_holding.py::test_a_step_counts_for_those_who_still_run_in_its_rows",
     ),

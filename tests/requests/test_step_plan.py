@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.memory.holding import NOTHING
+from forebay.memory.slots import NO_IDS
 from forebay.requests.parts import Part, columns_of, dtypes_of, paths_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostWork, Kept, StepPlan
@@ -98,7 +98,7 @@ def test_nobody_writes_to_a_plan_not_even_to_one_that_arrived(plan):
             with pytest.raises(ValueError, match="read-only"):
                 column(some, path.rpartition(".")[2])[...] = 0
         with pytest.raises(AttributeError, match="immutable"):
-            some.rows = NOTHING
+            some.rows = NO_IDS
 
 
 def test_names_of_columns_are_a_plans_only_ones():

@@ -10,7 +10,7 @@ from forebay.memory.kinds import recurrent
 from forebay.memory.kinds.recurrent import States
 from forebay.memory.kinds.window import Windows
 from forebay.memory.mamba_pool import MambaPool
-from forebay.memory.slots import CACHE, PAD
+from forebay.memory.slots import CACHE, NO_SLOT
 from forebay.memory.tracking import Snapshot, Tracking
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.kept import KeptOnHost
@@ -106,7 +106,7 @@ def a_donated_slot_is_freed_as_well(patch: Patch) -> None:
     leave = States.leave
 
     def mutated(self, held):
-        self.tracking(held).given = PAD
+        self.tracking(held).given = NO_SLOT
         return leave(self, held)
 
     patch.setattr(States, "leave", mutated)

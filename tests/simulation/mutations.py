@@ -75,9 +75,9 @@ def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
     let_go = Residencies.let_go
 
     def mutated(self, leaving):
-        if leaving.row != slots.PAD:
+        if leaving.row != slots.NO_SLOT:
             self.rows.free_row(leaving.row)
-        let_go(self, replace(leaving, row=slots.PAD))
+        let_go(self, replace(leaving, row=slots.NO_SLOT))
 
     patch.setattr(Residencies, "let_go", mutated)
 

@@ -15,7 +15,7 @@ from forebay.memory.kinds.kind import Kind
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
-from forebay.memory.slots import CACHE, PAD, Holder, Ids, as_ids
+from forebay.memory.slots import CACHE, NO_SLOT, Holder, Ids, as_ids
 
 _SHADOWED, _END, _BRANCH = range(3)
 
@@ -53,9 +53,9 @@ class CachedStates(Kind):
         return any(self._at[node].locks == 0 for node in self._ranks[_SHADOWED])
 
     def slot_of(self, node: Node) -> int:
-        """The slot with the state at the end of `node`, PAD for none."""
+        """The slot with the state at the end of `node`, NO_SLOT for none."""
         cached = self._at.get(node)
-        return cached.slot if cached else PAD
+        return cached.slot if cached else NO_SLOT
 
     def attach(self, pin: Pin, slot: int, length: int, owner: int) -> bool:
         """Adopt `owner`'s slot, which holds the state after the `length` tokens of the pinned prefix and was written by

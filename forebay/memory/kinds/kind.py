@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from forebay.memory.draft import Draft
-from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
+from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
-from forebay.memory.slots import Holder, Ids, Slots
+from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 
 
 class Arrival(NamedTuple):
@@ -92,7 +92,7 @@ class Kind:
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
         """Request `owner` turns from its `own` pages to those of `nodes`, `cached`, which hold the same tokens. Those
         whose place in a map of this kind's has changed by that."""
-        return NOTHING
+        return NO_IDS
 
     def split(self, upper: Node, lower: Node) -> None:
         """A node has been cut in two; `lower` is the node that was there, and ends where it did."""

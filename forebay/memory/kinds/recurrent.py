@@ -10,11 +10,11 @@ import numpy as np
 from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
-from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
+from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.hybrid_rows import StateRows
 from forebay.memory.kinds.cached_states import CachedStates
 from forebay.memory.kinds.kind import Arrival
-from forebay.memory.slots import PAD, Holder, Ids, as_ids
+from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
 from forebay.memory.tracking import Snapshot, Tracking
 
 
@@ -168,7 +168,7 @@ class States(CachedStates):
         snapshot = tracking.ready.pop(0)
         own = snapshot.slot == tracking.live or snapshot.slot in tracking.buffers
         if self.attach(held.pin, snapshot.slot, snapshot.length, held.id):
-            tracking.given = snapshot.slot if own else PAD
+            tracking.given = snapshot.slot if own else NO_SLOT
             return None
         return None if own else Holding(self, as_ids([snapshot.slot]))
 
@@ -192,7 +192,7 @@ class States(CachedStates):
         if len(holding.ids):
             self.pool.free(holding.ids, owner)
         for node in holding.locked:
-            self.unlock(node, NOTHING)
+            self.unlock(node, NO_IDS)
 
     def clear(self) -> None:
         super().clear()

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import Ledger
 from forebay.memory.draft import Draft
-from forebay.memory.holding import NOTHING, Holding, Residency, RowTable
+from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
+from forebay.memory.slots import CACHE, NO_IDS, NO_SLOT, Holder, Ids, Slots
 
 
 class Windows(Kind):
@@ -70,7 +70,7 @@ class Windows(Kind):
         return first
 
     def is_there(self, pages: Ids) -> npt.NDArray[np.bool_]:
-        there: npt.NDArray[np.bool_] = self.full_to_window[pages] != PAD
+        there: npt.NDArray[np.bool_] = self.full_to_window[pages] != NO_SLOT
         return there
 
     # -- pages of requests --------------------------------------------------------------------------------------------
@@ -83,8 +83,8 @@ class Windows(Kind):
     def detach(self, pages: Ids) -> Ids:
         """Take those window pages of `pages` that are there away from them; they are the caller's to return."""
         windows = self.full_to_window[pages]
-        self.full_to_window[pages] = PAD
-        ids: Ids = windows[windows != PAD].astype(np.int64)
+        self.full_to_window[pages] = NO_SLOT
+        ids: Ids = windows[windows != NO_SLOT].astype(np.int64)
         return ids
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
@@ -219,11 +219,11 @@ class Windows(Kind):
 
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
         """The cache takes over the windows that it had lost."""
-        lost = (self.full_to_window[cached] == PAD) & (self.full_to_window[own] != PAD)
+        lost = (self.full_to_window[cached] == NO_SLOT) & (self.full_to_window[own] != NO_SLOT)
         own, cached = own[lost], cached[lost]
         if len(own):
             self.full_to_window[cached] = self.full_to_window[own]
-            self.full_to_window[own] = PAD
+            self.full_to_window[own] = NO_SLOT
             self.give_to_cache(cached, owner)
         for node in nodes:
             self._nodes[node] = None
@@ -232,7 +232,7 @@ class Windows(Kind):
     def give_to_cache(self, pages: Ids, owner: int) -> None:
         """The cache adopts `pages`, and with them the window pages that are there."""
         windows = self.full_to_window[pages]
-        ids = windows[windows != PAD].astype(np.int64)
+        ids = windows[windows != NO_SLOT].astype(np.int64)
         self.slots.transfer(ids, owner, CACHE)
         self.num_cached += len(ids)
 
@@ -248,7 +248,7 @@ class Windows(Kind):
     def clear(self) -> None:
         """No page has a window, and every one is free."""
         self.slots.clear()
-        self.full_to_window[:] = PAD
+        self.full_to_window[:] = NO_SLOT
         self.locks[:] = 0
         self.num_cached = self.num_locked = 0
         self.start[:] = 0
@@ -258,7 +258,7 @@ class Windows(Kind):
 
     def holder(self, held: Residency) -> Holder:
         windows = self.full_to_window[self._rows.pages(held.row, held.pin.num_pages, held.num_pages)]
-        return Holder(held.id, windows[windows != PAD].astype(np.int64))
+        return Holder(held.id, windows[windows != NO_SLOT].astype(np.int64))
 
     def check_locks(self, residents: Iterable[Residency], holdings: Iterable[Holding]) -> None:
         locks = np.zeros_like(self.locks)
@@ -271,5 +271,5 @@ class Windows(Kind):
         assert self.num_locked == np.count_nonzero(locks), "the number of locked windows is miscounted"
 
     def cached(self, nodes: Iterable[Node]) -> Holder:
-        windows = np.concatenate([NOTHING, *(self.full_to_window[node.pages] for node in nodes)])
-        return Holder(CACHE, windows[windows != PAD].astype(np.int64))
+        windows = np.concatenate([NO_IDS, *(self.full_to_window[node.pages] for node in nodes)])
+        return Holder(CACHE, windows[windows != NO_SLOT].astype(np.int64))
