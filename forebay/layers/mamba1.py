@@ -1,7 +1,7 @@
 """The Mamba-1 mixer: a linear layer, a short convolution, a selective scan, a gate, and a linear layer.
 
 Mamba, arXiv 2312.00752, section 3. Shape letters: T tokens, H hidden size, I intermediate size, D state size, R rank of
-the step widths.
+dt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from forebay.pools.cache_spec import RecurrentState
 
 
 class ScanNorm(StrEnum):
-    """An RMS norm of each of the step widths (in their rank), b and c."""
+    """An RMS norm each of dt (in its rank), b and c."""
 
     NONE = "none"
     PLAIN = "plain"  # without weights
@@ -54,7 +54,7 @@ class Mamba1:
         self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size), ssm=(size, state_size)))
         self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=spec.bias)  # and the gate
         self._selection = parts.linear({"x_proj": rank + 2 * state_size}, size)
-        self._steps = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32
+        self._dt = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32
         self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=spec.bias)
         self._kernel = parts.conv_kernel({"conv1d": size}, spec.width)
         self._kernel_bias = parts.tensor("conv1d.bias", size) if spec.conv_bias else None
@@ -68,22 +68,20 @@ class Mamba1:
         ops, state = self._ops, ctx.cache.state(self._layer)
         mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
         mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
-        steps, b, c = self._select(ctx, mixed)
-        y = ops.mamba1_scan(
-            mixed, self._steps(ctx, steps), self._a, b, c, self._d, self._dt_bias, state.ssm, ctx.states
-        )
+        dt, b, c = self._select(ctx, mixed)
+        y = ops.mamba1_scan(mixed, self._dt(ctx, dt), self._a, b, c, self._d, self._dt_bias, state.ssm, ctx.states)
         return self._output(ctx, ops.mul_silu(y, gate))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [T, I] -> the step widths in their rank [T, R], b and c [T, D], normed where the family does so."""
+        """x [T, I] -> dt in its rank [T, R], b and c [T, D], normed where the family does so."""
         spec, ops = self._spec, self._ops
         parts = torch.split(self._selection(ctx, x), [spec.rank, spec.state_size, spec.state_size], dim=-1)
         if self._norms:
             parts = tuple(
                 ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip(parts, self._norms, strict=True)
             )
-        steps, b, c = parts
-        return steps, b, c
+        dt, b, c = parts
+        return dt, b, c
 
 
 def _norms(spec: Mamba1Spec, parts: Parts, like: Tensor) -> tuple[Tensor, ...]:

@@ -117,11 +117,8 @@ class MemoryDemand(MemoryOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBudget:
-    """How the cache memory is divided; counts are without the padding page, slot and row.
-
-    `window` is the model's, cut to the context. `slots_per_request` includes the cached state that each running request
-    has room for where there is a prefix cache.
-    """
+    """How the cache memory is divided; counts are without the padding page, slot and row. `window` is the model's, cut
+    to the context. Beside a prefix cache `slots_per_request` includes one cached state for each running request."""
 
     page_size: int
     num_pages: int

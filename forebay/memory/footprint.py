@@ -18,8 +18,9 @@ def footprint(kv_len: int, page_size: int, *, held_pages: int = 0, has_row: bool
 
 
 def window_margin(page_size: int, track_interval: int) -> int:
-    """Tokens behind its window whose windows a request goes on holding, so that the place from which others will resume
-    has a whole one: the last page's end, or where its state was tracked last (`track_interval` 0: it is not)."""
+    """Tokens behind its window whose window pages a request still holds. The place from which others will resume then
+    has a whole window: the last page's end, or where its state was tracked last (`track_interval` 0: it is not
+    tracked)."""
     return page_size + track_interval
 
 
@@ -30,9 +31,9 @@ def window_pages_per_request(window: int, page_size: int, depth: int, track_inte
 
 
 def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int) -> int:
-    """Window pages that chunks fill at most before the window moves behind them: those of the step that is planned, of
-    `depth` steps in flight, and of as many committed ones whose requests have ended and wait for the steps in flight.
-    """
+    """Window pages that chunks fill at most before the window moves past them. They are those of the step that is
+    planned, of `depth` steps in flight, and of as many committed steps whose requests have ended and wait for those in
+    flight."""
     return (2 * depth + 1) * ceil_div(chunked_prefill_size, page_size)
 
 

@@ -74,8 +74,8 @@ class RadixCache(RadixIndex):
     # -- pinning --------------------------------------------------------------------------------------------------
 
     def pin(self, match: Match, namespace: str = "", priority: int = 0, author: str = OPERATOR) -> Pin:
-        """Hold what `match` found (of this very state of the tree) for `author`: refresh its path, and keep it from
-        eviction."""
+        """Hold what `match` found, for `author`: refresh its path and keep it from eviction. The match must be of this
+        very state of the tree."""
         node = match.node
         assert node is NOWHERE or match.version == self.version, "the tree has changed since the match"
         if node is NOWHERE:
@@ -164,7 +164,8 @@ class RadixCache(RadixIndex):
         return count
 
     def lost(self, nodes: Iterable[Node]) -> None:
-        """The cache gave up what a kind kept: matches made before are void, and of `nodes` the rank has changed."""
+        """The cache dropped slots of a kind: matches made before are void, and the eviction rank of `nodes` has
+        changed."""
         self.version += 1
         for node in nodes:
             if not node.children and not node.locks:

@@ -83,7 +83,7 @@ class Match(NamedTuple):
         return self.kv_reason in (MissReason.NONE, MissReason.DIVERGED)
 
     def given_up(self, reason: MissReason) -> Match:
-        """What to go on with when what it ends at cannot be kept: nothing."""
+        """A miss instead of this match, for a hit that cannot be used."""
         return self._replace(node=NOWHERE, inside=0, chunks=[], num_tokens=0, reason=reason)
 
     @property

@@ -50,7 +50,7 @@ class LedgerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """What somebody believes to hold, for `Slots.audit`."""
+    """Slots that a holder claims, for `Slots.audit`."""
 
     owner: int
     ids: Ids

@@ -75,7 +75,7 @@ def num_common(a: array[int], b: array[int]) -> int:
 
 
 class Admitted(NamedTuple):
-    """Somebody who starts: with which chunk, and how it hit."""
+    """A request that starts: its first chunk, and what of it was cached."""
 
     chunk: Chunk
     report: CacheReport
@@ -180,7 +180,7 @@ class AdmissionPass:
         )
 
     def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> CacheReport | None:
-        """Admit the request if there is room; how it hit, None for no room."""
+        """Admit the request if there is room; what of it was cached, or None for no room."""
         held = self._held
         pin = held.pin(req, match)
         if match.num_tokens and (scarce := held.scarce):
@@ -224,6 +224,6 @@ class AdmissionPass:
         return [*cached, *(num_common(req.tokens, other.tokens) for other in rivals)]
 
     def _growth(self, req: Request) -> int:
-        """Whoever was retracted before comes back only with room for all it may still generate."""
+        """Pages that it is expected to need later; a retracted request counts all that it may still generate."""
         ratio = 1.0 if req.num_retractions else self._ratio
         return growth_pages(req.max_kv_len - len(req.tokens) + 1, ratio, self._config.page_size)

@@ -18,7 +18,7 @@ class _Copy:
 
 
 class KeptOnHost:
-    """The copies on the host, by request."""
+    """The host copies by request, and what the next plan has to do about them."""
 
     def __init__(self, config: StateConfig) -> None:
         self._config = config
@@ -37,10 +37,8 @@ class KeptOnHost:
         return copy.step if copy else 0
 
     def save(self, kept: Kept, num_tokens: int, draft: StepDraft) -> bool:
-        """Copy what a request that is being retracted has of so many tokens; False where that is not worth it.
-
-        Worth it is what takes less time to copy out and back than to compute, as long as the host has room.
-        """
+        """Copy in the next plan what a request that is being retracted has of so many tokens. False where nothing is
+        copied: copying both ways must beat recomputing, and the host must have room."""
         config = self._config
         num_bytes = len(kept.pages) * config.page_bytes + len(kept.window_pages) * config.window_page_bytes
         num_bytes += config.slot_bytes if kept.state_slot else 0

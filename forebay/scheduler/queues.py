@@ -73,7 +73,7 @@ class Queues:
         self.num_waiting_tokens += len(req.tokens)
 
     def start(self, req: Request, report: CacheReport, now: float) -> None:
-        """A request that waited has been admitted, with this hit."""
+        """A waiting request has been admitted; `report` says what of it was cached."""
         self.waiting.remove(req)
         self.num_waiting_tokens -= len(req.tokens)
         req.move(Status.EXTENDING)

@@ -225,10 +225,13 @@ class Scheduler(Queues):
         return [self.finish(req, FinishReason.ERROR, Failure.of(error)) for req, _ in accused]
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
-        """Something raised `error`, a call of this scheduler perhaps, half-way, in work for `culprit` alone if that is
-        known. The results of the steps in flight have been waited for and thrown away. The culprit ends, and everybody
-        else starts over; where nobody is known to be to blame those that ran go on trial. `take_news` has what the call
-        had to tell as well. Returns whether several go on trial: smaller groups will tell more."""
+        """Something raised `error`, perhaps half-way through a call of this scheduler, and in work for `culprit` alone
+        if that is known. The results of the steps in flight have been waited for and thrown away.
+
+        The culprit ends, and everybody else starts over. Where no culprit is known, those that ran go on trial.
+        `take_news` has what the interrupted call had to tell. Returns whether several go on trial: smaller groups will
+        tell more.
+        """
         self.counters.add("recoveries")
         ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
         if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
@@ -275,8 +278,8 @@ class Scheduler(Queues):
             self.held.adopt(req, int(plan.seq_lens[i]))
 
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
-        """One token more, known and told: both or, where memory is short, neither, so that it is never told twice.
-        What needs memory comes first."""
+        """Add one token to the request and to its update. Where memory runs out neither happens, so that no token is
+        told twice: what allocates comes first."""
         update = Update(req.id, [token], logprobs=None if logprob is None else [logprob])
         if not req.num_output:
             update.cache = req.cache_report
@@ -303,8 +306,8 @@ class Scheduler(Queues):
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
     ) -> Update:
-        """The one way out: everything is released, and the last update says why. It is told first: what goes wrong in
-        releasing must not swallow it."""
+        """The one way out: everything is released, and the last update says why. The update is recorded first, so that
+        an error while releasing does not swallow it."""
         if update is None:
             update = Update(req.id, [], cache=req.cache_report)
             self._news.append(update)

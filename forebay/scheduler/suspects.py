@@ -32,8 +32,9 @@ def blamed_on(req: Request) -> Iterator[None]:
 class Suspects:
     """Groups of requests on trial, one group after the other; while there are any, nobody else runs.
 
-    A group whose members all got past the step that failed is innocent. One that fails is cut in halves, so that only
-    who fails alone is guilty: log2 of their number steps for each of those, and the others lose nothing but time.
+    A group whose members all got past the step that failed is innocent. One that fails is cut in halves, so that only a
+    request that fails alone is guilty. Each guilty request takes log2 of the group's size in steps; the others lose
+    nothing but time.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,6 @@ PLANS = parts(
 )
 
 
-NO_IDS = np.empty(0, dtype=np.int64)
 PLAN = StepPlan(
     step=1,
     num_extends=0,
