@@ -206,7 +206,7 @@ class AdmissionPass:
 
     def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
-        if not any(kind.at_ends for kind in self._held.kinds):
+        if not self._held.at_ends:
             return []
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens

@@ -41,6 +41,7 @@ class Residencies:
         self.kept = KeptOnHost(config.state)
         self.rows = make_rows(config)
         self.kinds = make_kinds(config, self.rows)
+        self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
         self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
@@ -98,7 +99,10 @@ class Residencies:
     @property
     def scarce(self) -> Kind | None:
         """The kind of which one more request cannot be given what it needs at once, with all that is locked staying."""
-        return next((kind for kind in self.kinds if not kind.can_admit), None)
+        for kind in self.kinds:
+            if not kind.can_admit:
+                return kind
+        return None
 
     def admit(self, req: Request, match: Match, pin: Pin, branches: Iterable[int] = ()) -> None:
         """Give the request a row, pages for all its known tokens and what else it needs, all or nothing; the pin is
