@@ -32,10 +32,10 @@ class AttentionSpec:
 
     `scale` 0 stands for head_dim ** -0.5; `norm_offset` is added to the weights of q's and k's norms, whose names end
     in `norm_name`. `sinks`: each head has a logit that takes part in its softmax without a value. `head_gate`: each
-    head's output is multiplied by the logistic function of its entry of the layer `gate_proj`. `output_gate`: each
-    entry of the output is multiplied by that of its own gate, which `q_proj` has behind each head's q. The input, k and
-    the output are multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary
-    pairs as neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one.
+    head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
+    multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q. The input, k and the output are
+    multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
+    neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one.
     """
 
     name: str

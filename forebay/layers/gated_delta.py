@@ -23,8 +23,8 @@ class GatedDeltaSpec:
     """`width` inputs, the token's own included, reach a token through the convolution over q, k and v.
 
     `inputs` are the checkpoint's names, behind `name`, of the linear layers whose outputs are, in this order: q, k, v,
-    the gate, the rates (beta) and the decays; `input_rows` where they are in another. `kernels` are the names of the
-    convolutions of q, k and v, or that of the one over all. Rates go from 0 to `most_beta`.
+    the gate, beta and the decay; `input_rows` where they are in another. `kernels` are the names of the
+    convolutions of q, k and v, or that of the one over all. beta goes from 0 to `most_beta`.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Kimi delta attention: the gated delta rule with a decay for each channel of a key, and a logistic output gate.
+"""Kimi delta attention: the gated delta rule with a decay for each channel of a key, and a sigmoid output gate.
 
 Kimi Linear, arXiv 2510.26692, section 3. Shape letters: T tokens, H hidden size, Hv heads, D their size.
 """
@@ -20,7 +20,7 @@ class KimiDeltaSpec:
     """`width` inputs, the token's own included, reach a token through the convolution over q, k and v.
 
     `low_rank`: decays and gates come from D dimensions that each of them takes of the input. `a_log_shape` is the
-    checkpoint's, with one entry for each head. Decays are kept between `lowest_log_decay` and 0 by a logistic function,
+    checkpoint's, with one entry for each head. Decays are kept between `lowest_log_decay` and 0 by a sigmoid,
     or, where that is 0, below 0 by a softplus.
     """
 

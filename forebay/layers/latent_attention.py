@@ -1,7 +1,7 @@
 """Multi-head latent attention: all heads share one short vector per token, and the cache keeps nothing else.
 
-DeepSeek-V2, arXiv 2405.04434, section 2.1, in the absorbed form: keys and values of the heads are never made. A head's
-query is taken to where the latent vectors are, and so is what it reads from there back to its values.
+DeepSeek-V2, arXiv 2405.04434, section 2.1, in the absorbed form: W_UK is absorbed into the queries and W_UV into the
+output, so that no head's keys and values are ever made.
 
 Shape letters: T tokens, H hidden size, Hq heads, N dimensions of a head's key without and R with positions, C of the
 latent vector, Dv of a head's value.
@@ -32,7 +32,7 @@ class LatentAttentionSpec:
 
     `rope` None: the R dimensions are not rotated. `interleaved`: the checkpoint has rotary pairs as neighbours.
     `bias`: of the layers from the input to latent vectors, and of the output. `head_gate`: each head's output is
-    multiplied by the logistic function of its entry of the layer `g_proj`.
+    multiplied by sigmoid(g_proj(x)).
     """
 
     name: str

@@ -85,7 +85,7 @@ class Mamba1:
 
 
 def _norms(spec: Mamba1Spec, parts: Parts, like: Tensor) -> tuple[Tensor, ...]:
-    """The weights for the step widths, b and c, `like` another tensor where the checkpoint has none."""
+    """The weights for dt, b and c, `like` another tensor where the checkpoint has none."""
     if spec.norm is ScanNorm.NONE:
         return ()
     sizes = {"dt": spec.rank, "b": spec.state_size, "c": spec.state_size}

@@ -43,7 +43,7 @@ class GatedNorm:
 class Mamba2Spec:
     """`width` inputs, the token's own included, reach a token through the convolution. `norm` None for a gate alone.
 
-    The step width is kept between the two of `dt_limit`.
+    dt is clamped to the two of `dt_limit`.
     """
 
     name: str
@@ -137,7 +137,7 @@ class Mamba2:
 
 
 def _inputs(spec: Mamba2Spec, parts: Parts) -> Linear:
-    """The gate, what the convolution runs over (x, b, c), and the step widths."""
+    """The gate, what the convolution runs over (x, b, c), and dt."""
     size, per_group, by = spec.intermediate_size, spec.group_channels, spec.multipliers
     return parts.linear(
         {"in_proj": size + spec.channels + spec.num_heads},

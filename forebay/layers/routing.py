@@ -46,10 +46,10 @@ class SoftmaxRouterSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmoidRouterSpec:
-    """The k best experts by a logistic function of each one's logit, plus the entry of `correction` where that names a
-    tensor: it helps to choose and does not count. `normalize`: the weights are divided by their sum plus `epsilon`;
-    then they are multiplied by `scale`. With several `groups` of experts, these are chosen from the best `best_groups`
-    by the sum of each group's two best, as DeepSeek-V3 does (arXiv 2412.19437, section 2.1.2)."""
+    """The k best experts by sigmoid(logit), plus the entry of `correction` where that names a tensor: it takes part in
+    the choice and not in the weight. `normalize`: the weights are divided by their sum plus `epsilon`; then they are
+    multiplied by `scale`. With several `groups` of experts, these are chosen from the best `best_groups` by the sum of
+    each group's two best, as DeepSeek-V3 does (arXiv 2412.19437, section 2.1.2)."""
 
     name: str
     hidden_size: int

@@ -146,7 +146,7 @@ class RecurrenceOps(Protocol):
         """RMS norm of groups of `group_size` entries, with a gate: x and gate [T, I], weight [I] (or [group_size], for
         all groups) -> [T, I] in x's dtype.
 
-        act is silu, or the logistic function with `sigmoid`. norm_first: norm(x) * weight * act(gate); otherwise
+        act is silu, or with `sigmoid` the sigmoid. norm_first: norm(x) * weight * act(gate); otherwise
         norm(x * act(gate)) * weight. Computed in float32, rounded once. x and gate may be views into wider rows.
         """
         ...
