@@ -165,17 +165,12 @@ class Bench:
         budget = divide_memory(memory_demand(config, self.sizes, self.config.max_position_embeddings))
         runner = build_runner(
             self.model,
+            sizes=replace(budget, max_running_requests=batch),
             ops=self.ops,
-            num_pages=budget.num_pages,
-            page_size=budget.page_size,
-            max_running_requests=batch,
-            context_length=budget.context_length,
             max_num_tokens=config.scheduling.chunked_prefill_size + batch,
             vocab_size=self.config.vocab_size,
             types=config.types,
             device=self.device,
-            num_window_pages=budget.num_window_pages,
-            num_state_slots=budget.num_state_slots,
             graphs=None if graphs else Eager(),
             graph_sizes=[batch],
         )

@@ -23,6 +23,7 @@ from forebay.engine.channel import FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
 from forebay.layers.context import ForwardContext
+from forebay.memory.budget import PoolSizes
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import CacheSpec, FullAttention, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
@@ -63,13 +64,15 @@ class NoModel:
 def runner(config: SchedulerConfig) -> ModelRunner:
     return build_runner(
         NoModel(hybrid=config.state.num_slots > 0),
+        sizes=PoolSizes(
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            num_window_pages=config.state.num_window_pages,
+            num_state_slots=config.state.num_slots,
+            max_running_requests=config.max_running_requests,
+            context_length=config.context_length,
+        ),
         ops=make_ops("native", 1),
-        num_pages=config.num_pages,
-        page_size=config.page_size,
-        num_window_pages=config.state.num_window_pages,
-        num_state_slots=config.state.num_slots,
-        max_running_requests=config.max_running_requests,
-        context_length=config.context_length,
         max_num_tokens=config.chunked_prefill_size + config.max_running_requests,
         vocab_size=50_000,
         types=CacheTypes(),

@@ -124,17 +124,12 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
     most = min(config.cuda_graph_max_bs, budget.max_running_requests)
     return build_runner(
         model,
+        sizes=budget,
         ops=ops,
-        num_pages=budget.num_pages,
-        page_size=budget.page_size,
-        max_running_requests=budget.max_running_requests,
-        context_length=budget.context_length,
         max_num_tokens=config.scheduling.chunked_prefill_size + budget.max_running_requests,
         vocab_size=checkpoint.config.vocab_size,
         types=config.types,
         device=config.device,
-        num_window_pages=budget.num_window_pages,
-        num_state_slots=budget.num_state_slots,
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
     )

@@ -116,18 +116,24 @@ class MemoryDemand(MemoryOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryBudget:
-    """How the cache memory is divided; counts are without the padding page, slot and row. `window` is the model's, cut
-    to the context. Beside a prefix cache `slots_per_request` includes one cached state for each running request."""
+class PoolSizes:
+    """How large the pools are, without the padding page, slot and row; `context_length` is the most tokens of a row."""
 
     page_size: int
     num_pages: int
-    num_window_pages: int
-    num_state_slots: int
-    slots_per_request: int
-    window: int
+    num_window_pages: int = 0
+    num_state_slots: int = 0
     max_running_requests: int
     context_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryBudget(PoolSizes):
+    """How the cache memory is divided. `window` is the model's, cut to the context. Beside a prefix cache
+    `slots_per_request` includes one cached state for each running request."""
+
+    slots_per_request: int
+    window: int
     kv_bytes: int
     window_bytes: int
     state_bytes: int

@@ -8,6 +8,7 @@ import torch
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import CacheTypes
+from forebay.memory.budget import PoolSizes
 from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
@@ -21,16 +22,11 @@ def build_runner(
     model: Model,
     *,
     ops: Ops,
-    num_pages: int,
-    page_size: int,
-    max_running_requests: int,
-    context_length: int,
+    sizes: PoolSizes,
+    types: CacheTypes,
     max_num_tokens: int,
     vocab_size: int,
-    types: CacheTypes,
     device: torch.device | str,
-    num_window_pages: int = 0,
-    num_state_slots: int = 0,
     graphs: GraphBackend | None = None,
     graph_sizes: Sequence[int] = (),
 ) -> ModelRunner:
@@ -44,13 +40,13 @@ def build_runner(
     cache = CachePool(
         model.cache_specs(),
         types,
-        num_pages=num_pages,
-        page_size=page_size,
-        num_window_pages=num_window_pages,
-        num_slots=num_state_slots,
+        num_pages=sizes.num_pages,
+        page_size=sizes.page_size,
+        num_window_pages=sizes.num_window_pages,
+        num_slots=sizes.num_state_slots,
         device=device,
     )
-    rows = RequestRows(max_running_requests, ceil_div(context_length, page_size), device=device)
+    rows = RequestRows(sizes.max_running_requests, ceil_div(sizes.context_length, sizes.page_size), device=device)
     graphs = graphs or graphs_for(ops, device)
     return ModelRunner(
         model,
@@ -60,5 +56,5 @@ def build_runner(
         vocab_size=vocab_size,
         max_num_tokens=max_num_tokens,
         graphs=graphs,
-        graph_sizes=graph_sizes or default_sizes(max_running_requests, quickly=graphs.captures_quickly),
+        graph_sizes=graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly),
     )

@@ -13,6 +13,7 @@ from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, S
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
+from forebay.memory.budget import PoolSizes
 from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import cache_sizes
@@ -145,17 +146,19 @@ class Rig:
         )
         runner = build_runner(
             self._model,
+            sizes=PoolSizes(
+                num_pages=num_pages,
+                page_size=page_size,
+                max_running_requests=max_running_requests,
+                context_length=self._context_length,
+                num_window_pages=state.num_window_pages,
+                num_state_slots=state.num_slots,
+            ),
             ops=self.ops,
-            num_pages=num_pages,
-            page_size=page_size,
-            max_running_requests=max_running_requests,
-            context_length=self._context_length,
             max_num_tokens=chunked_prefill_size + max_running_requests,
             vocab_size=self._vocab_size,
             types=types,
             device="cpu",
-            num_window_pages=state.num_window_pages,
-            num_state_slots=state.num_slots,
         )
         scheduler = Scheduler(
             SchedulerConfig(

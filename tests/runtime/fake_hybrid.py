@@ -10,6 +10,7 @@ from msgspec import structs
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
+from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
@@ -92,13 +93,15 @@ def hybrid_runner(
 ) -> ModelRunner:
     return build_runner(
         model or FakeHybrid(),
+        sizes=PoolSizes(
+            num_pages=NUM_ROWS * PAGES_PER_ROW,
+            page_size=PAGE_SIZE,
+            num_window_pages=NUM_WINDOWS,
+            num_state_slots=NUM_SLOTS,
+            max_running_requests=NUM_ROWS,
+            context_length=CONTEXT,
+        ),
         ops=ops or make_ops(NATIVE, 2),
-        num_pages=NUM_ROWS * PAGES_PER_ROW,
-        page_size=PAGE_SIZE,
-        num_window_pages=NUM_WINDOWS,
-        num_state_slots=NUM_SLOTS,
-        max_running_requests=NUM_ROWS,
-        context_length=CONTEXT,
         max_num_tokens=64,
         vocab_size=vocab_size,
         types=cache_types(dtype, ssm_dtype),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
 from forebay.layers.context import ForwardContext
+from forebay.memory.budget import PoolSizes
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec, FullAttention
 from forebay.runtime import ModelRunner, build_runner
@@ -66,11 +67,13 @@ class FakeModel:
 def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None) -> ModelRunner:
     return build_runner(
         model or FakeModel(),
+        sizes=PoolSizes(
+            num_pages=NUM_ROWS * PAGES_PER_ROW,
+            page_size=PAGE_SIZE,
+            max_running_requests=NUM_ROWS,
+            context_length=CONTEXT,
+        ),
         ops=ops or make_ops(NATIVE, 2),
-        num_pages=NUM_ROWS * PAGES_PER_ROW,
-        page_size=PAGE_SIZE,
-        max_running_requests=NUM_ROWS,
-        context_length=CONTEXT,
         max_num_tokens=64,
         vocab_size=VOCAB,
         types=CacheTypes(),

@@ -8,6 +8,7 @@ import torch
 from forebay import models
 from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import open_checkpoint
+from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.build import build_runner
@@ -88,11 +89,8 @@ def test_a_capture_computes_nothing(native_ops):
     model = models.load(open_checkpoint(shared_tiny("llama").path), ops=native_ops, dtype=torch.float32)
     runner = build_runner(
         model,
+        sizes=PoolSizes(num_pages=16, page_size=4, max_running_requests=PADDED, context_length=32),
         ops=native_ops,
-        num_pages=16,
-        page_size=4,
-        max_running_requests=PADDED,
-        context_length=32,
         max_num_tokens=32,
         vocab_size=VOCAB,
         types=CacheTypes(),

@@ -10,6 +10,7 @@ import torch
 from forebay import models
 from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import open_checkpoint
+from forebay.memory.budget import PoolSizes
 from forebay.models import Model
 from forebay.ops import Ops
 from forebay.requests.sampling_params import SamplingParams
@@ -36,11 +37,13 @@ def load(tiny: Tiny, ops: Ops) -> Model:
 def runner(model: Model, ops: Ops) -> ModelRunner:
     return build_runner(
         model,
+        sizes=PoolSizes(
+            num_pages=NUM_ROWS * PAGES_PER_ROW,
+            page_size=PAGE_SIZE,
+            max_running_requests=NUM_ROWS,
+            context_length=PAGE_SIZE * PAGES_PER_ROW,
+        ),
         ops=ops,
-        num_pages=NUM_ROWS * PAGES_PER_ROW,
-        page_size=PAGE_SIZE,
-        max_running_requests=NUM_ROWS,
-        context_length=PAGE_SIZE * PAGES_PER_ROW,
         max_num_tokens=40,
         vocab_size=VOCAB,
         types=CacheTypes(),
