@@ -100,7 +100,7 @@ def resolve(
     for warning in warnings:
         warn(warning)
     _refuse_contradictions(given)
-    written = {name: item.value for name, item in given.items() if not isinstance(item.value, Auto)}
+    written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
     keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
     check_exposure(str(written["host"]), keys[0])
     _refuse_pointless_isolation(given, keys)
@@ -257,7 +257,7 @@ def _refuse_pointless_isolation(given: dict[str, Given], keys: tuple[tuple[str, 
 
 def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, str]]:
     """Every value that is not absent, and the reasons of those that a rule chose."""
-    settled: Settled = {}
+    settled = Settled()
     reasons: dict[str, str] = {}
     for name, item in given.items():
         if not isinstance(item.value, Auto):
@@ -300,11 +300,7 @@ def _refuse_absent_codes(asked: Given, facts: Facts) -> None:
 def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
     """Caches take their memory as they fill: without this check the missing memory would end the engine hours later."""
     here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
-    asked = {
-        name: int(settled[name])  # type: ignore[arg-type]
-        for name in here
-        if not isinstance(given[name].value, Auto)
-    }
+    asked = {name: settled.number(name) for name in here if not isinstance(given[name].value, Auto)}
     weights = weight_bytes(facts, settled)
     if asked and sum(asked.values()) + weights > facts.memory.value:
         wanted = ", ".join(f"{given[name].origin} ({human_bytes(value)})" for name, value in asked.items())
@@ -317,7 +313,7 @@ def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) 
 
 def _refuse_broken_pages(asked: Given, settled: Settled) -> None:
     """The prefix cache keeps whole pages, so a state inside one could never be found."""
-    interval, page = int(settled["mamba_track_interval"]), int(settled["page_size"])  # type: ignore[arg-type]
+    interval, page = settled.number("mamba_track_interval"), settled.number("page_size")
     if interval % page:
         near = ceil_div(interval, page) * page
         raise ConfigError(f"{asked.origin} ({interval}) is not a multiple of the page size, {page}: give {near}")
@@ -326,12 +322,12 @@ def _refuse_broken_pages(asked: Given, settled: Settled) -> None:
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
     """Requests longer than the model or the KV may be are impossible, whatever was asked. What the memory holds is for
     `memory.budget` to find out."""
-    asked = int(settled["context_length"])  # type: ignore[arg-type]
+    asked = settled.number("context_length")
     own = facts.model.max_position_embeddings
-    total = int(settled.get("max_total_tokens", asked))  # type: ignore[arg-type]
+    total = settled.number("max_total_tokens") if "max_total_tokens" in settled else asked
     if asked > own:
         settled["context_length"], reasons["context_length"] = Decision(own, f"{asked} asked, the model ends there")
-    if int(settled["context_length"]) > total:  # type: ignore[arg-type]
+    if settled.number("context_length") > total:
         settled["context_length"], reasons["context_length"] = Decision(total, "all that --max-total-tokens allows")
     if facts.model.vocab_size < 1:
         raise ModelError(f"{facts.model_path}: the vocabulary is empty")

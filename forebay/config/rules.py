@@ -56,7 +56,22 @@ class Decision(NamedTuple):
     reason: str
 
 
-Settled = dict[str, Value]  # values by flag name that are decided already
+class Settled(dict[str, Value]):
+    """Values by flag name that are decided already."""
+
+    def number(self, name: str) -> int:
+        value = self[name]
+        if not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}")
+        return value
+
+    def share(self, name: str) -> float:
+        value = self[name]
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name} is {value!r}")
+        return float(value)
+
+
 Rule = Callable[[Facts, Settled], Decision]
 
 
@@ -131,7 +146,7 @@ def _page_size(facts: Facts, settled: Settled) -> Decision:
 
 
 def _mamba_track_interval(facts: Facts, settled: Settled) -> Decision:
-    page = int(settled["page_size"])  # type: ignore[arg-type]
+    page = settled.number("page_size")
     return Decision(ceil_div(TRACK_TOKENS, page) * page, "a state a sentence, in whole pages")
 
 
@@ -146,7 +161,7 @@ def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
 
 
 def _kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool) -> Decision:
-    fraction = float(settled["mem_fraction_static"])  # type: ignore[arg-type]
+    fraction = settled.share("mem_fraction_static")
     weights = weight_bytes(facts, settled)
     room = int(facts.memory.value * fraction) - weights
     share = (
@@ -171,7 +186,7 @@ def _modest_kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
 def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
     left = facts.host_memory.value
     if facts.gpu is None:
-        left -= weight_bytes(facts, settled) + int(settled["kv_cache_bytes"])  # type: ignore[arg-type]
+        left -= weight_bytes(facts, settled) + settled.number("kv_cache_bytes")
     share = max(0, left // 4)
     if share > HOST_LIMIT_BYTES:
         return Decision(HOST_LIMIT_BYTES, "retractions are rare, and a few requests fit")
@@ -193,14 +208,14 @@ def _chunked_prefill_size(facts: Facts, settled: Settled) -> Decision:
 
 
 def _mixed_chunk_size(facts: Facts, settled: Settled) -> Decision:
-    chunk = int(settled["chunked_prefill_size"])  # type: ignore[arg-type]
+    chunk = settled.number("chunked_prefill_size")
     if settled["device"] != "cpu":
         return Decision(chunk, "a GPU hardly notices the difference")
     return Decision(min(chunk, MIXED_CHUNK_TOKENS), "those who decode wait for it between two tokens")
 
 
 def _cuda_graph_max_bs(facts: Facts, settled: Settled) -> Decision:
-    running = int(settled["max_running_requests"])  # type: ignore[arg-type]
+    running = settled.number("max_running_requests")
     if facts.gpu is not None and running > limits_for(facts.gpu.total).max_running_requests:
         most = limits_for(facts.gpu.total).max_running_requests
         return Decision(most, f"a graph takes memory: for a GPU of {human_bytes(facts.gpu.total)}")
@@ -214,8 +229,8 @@ def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
 
 
 def _max_queued_tokens(facts: Facts, settled: Settled) -> Decision:
-    context = min(int(settled["context_length"]), facts.model.max_position_embeddings)  # type: ignore[arg-type]
-    return Decision(int(settled["max_running_requests"]) * context, "a full context for each that may run")  # type: ignore[arg-type]
+    context = min(settled.number("context_length"), facts.model.max_position_embeddings)
+    return Decision(settled.number("max_running_requests") * context, "a full context for each that may run")
 
 
 def _cache_isolation(facts: Facts, settled: Settled) -> Decision:
