@@ -106,11 +106,7 @@ def resolve(
     _refuse_pointless_isolation(given, keys)
     facts = _facts(given, survey, num_keys=sum(map(len, keys)))
     settled, reasons = _decide(given, facts)
-    _refuse_other_kernels(given, settled)
-    _refuse_other_kv_types(given, settled)
-    _refuse_absent_codes(given["quantization"], facts)
-    _refuse_overcommit(given, facts, settled)
-    _refuse_broken_pages(given["mamba_track_interval"], settled)
+    _refuse_what_cannot_work(given, facts, settled)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
     groups = {"types": CacheTypes, "memory": MemoryOptions, "scheduling": SchedulingOptions, "states": StateOptions}
@@ -271,6 +267,15 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
         settled[name], reasons[name] = decision
     settled["model_path"] = str(facts.model_path)
     return settled, reasons
+
+
+def _refuse_what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
+    """On this machine, with this model."""
+    _refuse_other_kernels(given, settled)
+    _refuse_other_kv_types(given, settled)
+    _refuse_absent_codes(given["quantization"], facts)
+    _refuse_overcommit(given, facts, settled)
+    _refuse_broken_pages(given["mamba_track_interval"], settled)
 
 
 def _refuse_other_kv_types(given: dict[str, Given], settled: Settled) -> None:

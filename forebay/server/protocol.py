@@ -7,10 +7,9 @@ they pass only with a value that changes nothing in the answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -26,6 +25,7 @@ from pydantic import (
 from forebay.base.errors import InvalidRequest
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from forebay.server.ignored import IGNORED, MAX_LABEL, MESSAGE_IGNORED, Harmless, one_of
 from forebay.server.isolation import Session
 from forebay.server.validation import (
     INVALID_COMBINATION,
@@ -55,9 +55,6 @@ StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_
 Bias = Annotated[float, WITHIN["logit_bias"]]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 
-MAX_METADATA: Final = 16
-MAX_METADATA_KEY: Final = 64
-MAX_LABEL: Final = 512
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 
 
@@ -90,79 +87,6 @@ Stop = Annotated[
     | Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True), Tag(branch("list"))],
     by_shape(_text_or_list, "a string or a list of strings"),
 ]
-
-
-class Harmless(NamedTuple):
-    """Which values of a field change nothing, and their JSON schema. `wanted` says what they look like where the field
-    itself is served."""
-
-    accepts: Callable[[Any], bool]
-    schema: dict[str, Any]
-    wanted: str = ""
-
-    def check(self, name: str, value: Any) -> None:
-        if self.accepts(value):
-            return
-        if self.wanted:
-            raise refusal(INVALID_VALUE, name, f"{name} must be {self.wanted}")
-        raise refusal(UNSUPPORTED_FIELD, name, f"{name} is not supported by this server: leave it out")
-
-
-def _one_of(*values: Any) -> Harmless:
-    return Harmless(
-        lambda value: any(value is v or (type(value) is type(v) and value == v) for v in values),
-        {"enum": list(values)},
-    )
-
-
-def _is_metadata(value: Any) -> bool:
-    if not isinstance(value, dict):
-        return value is None
-    entries = (
-        len(key) <= MAX_METADATA_KEY and isinstance(text, str) and len(text) <= MAX_LABEL for key, text in value.items()
-    )
-    return len(value) <= MAX_METADATA and all(entries)
-
-
-_METADATA: Final = Harmless(
-    _is_metadata,
-    {
-        "type": ["object", "null"],
-        "maxProperties": MAX_METADATA,
-        "propertyNames": {"maxLength": MAX_METADATA_KEY},
-        "additionalProperties": {"type": "string", "maxLength": MAX_LABEL},
-    },
-    f"an object of at most {MAX_METADATA} strings, their keys of at most {MAX_METADATA_KEY} characters and they of at "
-    f"most {MAX_LABEL}",
-)
-_NOTHING: Final = _one_of(None)
-IGNORED: Final[dict[str, Harmless]] = {
-    "prompt_cache_retention": _one_of(None, "in-memory", "in_memory"),
-    "store": _one_of(None, False),
-    "metadata": _METADATA,
-    "service_tier": _one_of(None, "auto", "default"),
-    "parallel_tool_calls": _one_of(None, True, False),
-    "tools": _one_of(None, []),
-    "tool_choice": _one_of(None, "none", "auto"),
-    "functions": _one_of(None, []),
-    "function_call": _one_of(None, "none", "auto"),
-    "response_format": _one_of(None, {"type": "text"}),
-    "modalities": _one_of(None, ["text"]),
-    "audio": _NOTHING,
-    "prediction": _NOTHING,
-    "reasoning_effort": _one_of(None, "none"),
-    "verbosity": _one_of(None, "medium"),
-    "web_search_options": _NOTHING,
-    "suffix": _one_of(None, ""),
-}
-_MESSAGE_IGNORED: Final[dict[str, Harmless]] = {
-    "refusal": _NOTHING,
-    "annotations": _one_of(None, []),
-    "audio": _NOTHING,
-    "function_call": _NOTHING,
-    "tool_calls": _one_of(None, []),
-    "reasoning_content": _NOTHING,
-}
 
 
 class Strict(BaseModel):
@@ -203,7 +127,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    ignored = {"include_obfuscation": _one_of(None, False)}
+    ignored = {"include_obfuscation": one_of(None, False)}
     include_usage: bool = False
 
 
@@ -296,7 +220,7 @@ class CacheControl(Strict):
 
     # 5m is what Anthropic's API takes a missing one for. What is cached here stays until its memory is wanted: nobody
     # can be promised an hour.
-    ignored = {"ttl": _one_of(None, "5m")}
+    ignored = {"ttl": one_of(None, "5m")}
     type: Literal["ephemeral"]
 
 
@@ -322,7 +246,7 @@ Content = Annotated[
 
 
 class ChatMessage(Strict):
-    ignored = _MESSAGE_IGNORED
+    ignored = MESSAGE_IGNORED
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None

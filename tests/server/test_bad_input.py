@@ -13,8 +13,8 @@ import pytest
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
+from forebay.server.ignored import IGNORED
 from forebay.server.protocol import (
-    IGNORED,
     REQUEST_TYPES,
     CacheControl,
     ChatMessage,
