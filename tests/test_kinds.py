@@ -39,7 +39,7 @@ OTHER_STATES = {
 ROOMS = "memory/kinds/"  # whoever asks there is at home
 
 NUM_FILES = 32
-NUM_BRANCHES = 44
+NUM_BRANCHES = 39
 
 
 def words(name: str) -> set[str]:

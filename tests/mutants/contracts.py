@@ -113,7 +113,7 @@ CONTRACTS: Final = {
         "A hit ends where every kind of state can go on. A state is adopted with the length it is valid for, when"
         " the step that wrote it has completed.",
         "memory/radix_cache.py, memory/radix_index.py, memory/kinds/cached_states.py, "
-        "memory/kinds/recurrent.py, memory/kinds/window.py, memory/tracking.py, memory/anchors.py",
+        "memory/kinds/recurrent.py, memory/kinds/window.py, memory/kinds/tracking.py, memory/anchors.py",
     ),
     "C19": Contract(
         "Hits change no token",

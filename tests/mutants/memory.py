@@ -249,14 +249,14 @@ MEMORY = (
     ),
     Mutant(
         "C18 a snapshot is ready when its step has committed and not before",
-        "memory/tracking.py",
+        "memory/kinds/tracking.py",
         "        while self.pending and self.pending[0].step <= step:",
         "        while self.pending and self.pending[0].step <= step + 1:",
         "memory/test_anchors.py::test_c18_a_snapshot_is_ready_only_when_its_step_has_committed",
     ),
     Mutant(
         "C18 of two tracking slots the one with the complete state is not written",
-        "memory/tracking.py",
+        "memory/kinds/tracking.py",
         "        return next((slot for slot in self.buffers if slot != used), self.buffers[0])",
         "        return self.buffers[0]",
         "memory/test_anchors.py::test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is_another",

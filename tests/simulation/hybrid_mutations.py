@@ -8,10 +8,10 @@ from msgspec import structs
 
 from forebay.memory.kinds import recurrent
 from forebay.memory.kinds.recurrent import States
+from forebay.memory.kinds.tracking import Snapshot, Tracking
 from forebay.memory.kinds.window import Windows
 from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.slots import CACHE, NO_SLOT
-from forebay.memory.tracking import Snapshot, Tracking
 from forebay.scheduler.admission import AdmissionPass
 from forebay.scheduler.kept import KeptOnHost
 from forebay.scheduler.residency import Residencies

@@ -14,8 +14,8 @@ from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.hybrid_rows import StateRows
 from forebay.memory.kinds.cached_states import CachedStates
 from forebay.memory.kinds.kind import Arrival
+from forebay.memory.kinds.tracking import Snapshot, Tracking
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
-from forebay.memory.tracking import Snapshot, Tracking
 
 
 class States(CachedStates):
