@@ -38,10 +38,12 @@ class RowTable:
         self.request_id, self.kv_len, self.kv_committed, self.max_kv_len = self._block
         self.residents: list[Residency | None] = [None] * num_rows  # who runs in each row
 
-    def move_in(self, held: Residency, max_kv_len: int) -> None:
-        """`held` has this row from now on; all that is known is that its request ends at `max_kv_len`."""
-        self.residents[held.row] = held
-        self._block[:, held.row] = (held.id, 0, 0, max_kv_len)
+    def move_in(self, held: Residency, *, max_kv_len: int, kv_len: int = 0, kv_committed: int = 0) -> None:
+        """`held` has this row from now on, with so much KV; its request ends at `max_kv_len` for certain."""
+        row = held.row
+        self.residents[row] = held
+        self.request_id[row], self.max_kv_len[row] = held.id, max_kv_len
+        self.kv_len[row], self.kv_committed[row] = kv_len, kv_committed
 
     def move_out(self, row: int) -> None:
         """Nobody runs in this row any more, though steps in flight may still compute there."""
@@ -70,7 +72,8 @@ class _Entry:
         self._column = column
 
     def __get__(self, held: Residency, owner: type[Residency]) -> int:
-        return int(getattr(held.table, self._column)[held.row])
+        value: int = getattr(held.table, self._column).item(held.row)
+        return value
 
     def __set__(self, held: Residency, value: int) -> None:
         getattr(held.table, self._column)[held.row] = value

@@ -121,10 +121,10 @@ class AdmissionPass:
             for req in list(order):
                 if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
                     break
-                if held.computes_for(req):
+                num_kept = held.kept.num_tokens(req.id)
+                if (num_kept or req.resume_after) and held.computes_for(req):
                     continue
                 with blamed_on(req):
-                    num_kept = held.kept.num_tokens(req.id)
                     match = no_match(MissReason.NONE) if num_kept else held.match(req)
                     if not num_kept and self._follows(req, match.num_tokens):
                         continue

@@ -123,14 +123,18 @@ class Residencies:
             self.rows.alloc([held])
             undo.pop_all()
         req.held = held
-        self.table.move_in(held, req.max_kv_len)
         num_kept = self.kept.num_tokens(req.id)
-        held.kv_len = num_kept or match.num_tokens
-        held.kv_committed = match.num_tokens  # what comes back from the host is there when its step has completed
+        self.table.move_in(
+            held,
+            max_kv_len=req.max_kv_len,
+            kv_len=num_kept or match.num_tokens,
+            kv_committed=match.num_tokens,  # what comes back from the host is there when its step has completed
+        )
         self.draft.write_row(held.row, 0, np.concatenate([match.pages, pages.ids]))
-        arrival = Arrival(req.num_prompt, num_kept > 0, req.resume_points, branches)
-        for kind in self.kinds:
-            kind.admit(held, arrival, self.draft)
+        if self.kinds:
+            arrival = Arrival(req.num_prompt, num_kept > 0, req.resume_points, branches)
+            for kind in self.kinds:
+                kind.admit(held, arrival, self.draft)
         if num_kept:
             self.kept.load(self._what_is_kept(held), self.draft)
 

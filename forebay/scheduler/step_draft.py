@@ -56,9 +56,9 @@ class StepDraft(Draft):
         q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
         input_ids = NO_IDS
         if self.chunks:
-            extends = [
-                (req.residency.row, start, stop, req.residency.extend_target) for req, start, stop in self.chunks
-            ]
+            residents = [chunk.req.residency for chunk in self.chunks]
+            spans = zip(residents, self.chunks, strict=True)
+            extends = [(held.row, start, stop, held.extend_target) for held, (_, start, stop) in spans]
             tokens = [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in self.chunks]
             chunks = [extend_locations(pages[row], start, stop, page_size) for row, start, stop, _ in extends]
             extended, starts, stops, targets = np.array(extends, dtype=np.int64).T

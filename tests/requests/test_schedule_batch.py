@@ -19,7 +19,7 @@ def request(table: RowTable, row: int, num_tokens: int = 5, max_new: int = 4) ->
     req = Request(100 + row, range(num_tokens), SamplingParams(max_new_tokens=max_new))
     req.held = Residency(table, req.id, Pin(NOWHERE, 0), num_tokens)
     req.held.row = row
-    table.move_in(req.held, req.max_kv_len)
+    table.move_in(req.held, max_kv_len=req.max_kv_len)
     return req
 
 
