@@ -1,5 +1,5 @@
-"""What a layer keeps of the tokens it has seen, as named columns. A model returns its layers' specs; nobody asks for
-layer types.
+"""What a layer keeps of the tokens it has seen, as named columns. A model returns its layers' specs; outside of
+`pools` nobody asks which.
 
 Sizing, the tables that hold the bytes, copies and snapshots are all derived from the columns. No torch: planning needs
 them too.

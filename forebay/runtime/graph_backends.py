@@ -45,7 +45,7 @@ class GraphBackend(Protocol):
         ...
 
 
-class _Again(Generic[Outputs]):
+class _Rerun(Generic[Outputs]):
     """Not captured: each replay runs the Python."""
 
     def __init__(self, step: Callable[[], Outputs]) -> None:
@@ -60,7 +60,7 @@ class Eager:
     captures_prompts: Final = False
 
     def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
-        return _Again(step)
+        return _Rerun(step)
 
 
 class _CudaGraph(Generic[Outputs]):
