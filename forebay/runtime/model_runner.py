@@ -241,7 +241,7 @@ class ModelRunner:
         if len(rows) == 0:
             return ids, None
         if wants & (Wants.ADJUST | Wants.DRAW):
-            ids, finite = self._other_tokens(raw, inputs, rows, wants, ids, finite)
+            ids, finite = self._adjust_and_draw(raw, inputs, rows, wants, ids, finite)
         logprobs = None
         if len(reporting):
             which = inputs["reporting"]
@@ -249,7 +249,7 @@ class ModelRunner:
             logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
         return torch.where(finite, ids, _FAILED), logprobs
 
-    def _other_tokens(
+    def _adjust_and_draw(
         self, logits: Tensor, inputs: Sections, rows: Ids, wants: Wants, ids: Tensor, finite: Tensor
     ) -> tuple[Tensor, Tensor]:
         if wants & Wants.ADJUST:
