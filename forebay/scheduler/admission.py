@@ -152,7 +152,7 @@ class AdmissionPass:
             cached_tokens=held.kept.num_tokens(req.id) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
-            resumable={kind.name: match.resumable.get(kind.name, 0) for kind in held.kinds},
+            resumable=dict(match.resumable or held.nowhere),
             differs_at=differs_at,
             token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
             token_there=there,

@@ -41,6 +41,7 @@ class Residencies:
         self.kept = KeptOnHost(config.state)
         self.rows = make_rows(config)
         self.kinds = make_kinds(config, self.rows)
+        self.nowhere = {kind.name: 0 for kind in self.kinds}  # where each can be resumed when nothing is found
         self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
         self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
