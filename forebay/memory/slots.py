@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -149,9 +148,6 @@ class Slots:
             ids = self._rightful(ids, giver)
         self.owner[ids] = taker
 
-    def take(self, n: int, owner: int) -> Lease:
-        return Lease(self, self.take_ids(n, owner), owner)
-
     def clear(self) -> None:
         """Everything is free again; generations are never reset (C1)."""
         self._stack = np.arange(self.capacity, PAD, -1, dtype=np.int64)
@@ -261,30 +257,6 @@ class Slots:
         if self.ledger is Ledger.RAISE:
             raise LedgerError(f"{self.name}: {what}")
         _log.error(log.event("ledger_violation", pool=self.name, what=what))
-
-
-class Lease:
-    """Sole ownership of some slots; leaving the with-block gives them back."""
-
-    __slots__ = ("_slots", "ids", "owner")
-
-    def __init__(self, slots: Slots, ids: Ids, owner: int) -> None:
-        self._slots, self.ids, self.owner = slots, ids, owner
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def release(self) -> None:
-        """Give the slots back; a released lease holds none, so releasing again does nothing."""
-        ids, self.ids = self.ids, self.ids[:0]
-        if len(ids):
-            self._slots.return_ids(ids, self.owner)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        self.release()
 
 
 def as_ids(values: Sequence[int]) -> Ids:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -114,15 +113,18 @@ class Residencies:
         """
         held = Residency(self.table, req.id, pin, len(req.tokens))
         need = self.pages_to_admit(req, pin)
-        with ExitStack() as undo:
-            undo.callback(self.unpin, pin, match)
+        pages = NO_IDS
+        try:
             self._make_room(need)
             for kind in self.kinds:
                 kind.make_room_to_admit()
-            pages = undo.enter_context(self.kv.take(need, req.id))
+            pages = self.kv.take_ids(need, req.id)
             fault.point("residency.admit")
             self.rows.alloc([held])
-            undo.pop_all()
+        except BaseException:
+            self.kv.return_ids(pages, req.id)
+            self.unpin(pin, match)
+            raise
         req.held = held
         num_kept = self.kept.num_tokens(req.id)
         self.table.move_in(
@@ -131,7 +133,7 @@ class Residencies:
             kv_len=num_kept or match.num_tokens,
             kv_committed=match.num_tokens,  # what comes back from the host is there when its step has completed
         )
-        self.draft.write_row(held.row, 0, np.concatenate([match.pages, pages.ids]))
+        self.draft.write_row(held.row, 0, np.concatenate([match.pages, pages]))
         if self.kinds:
             arrival = Arrival(req.num_prompt, num_kept > 0, req.resume_points, branches)
             for kind in self.kinds:

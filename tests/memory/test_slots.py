@@ -212,38 +212,6 @@ def test_nested_and_repeated_begins_lose_nothing():
     slots.audit([])
 
 
-# -- leases -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_gives_its_slots_back_when_the_block_ends():
-    slots = Slots("pages", 4)
-    with slots.take(3, ALICE) as lease:
-        assert len(lease) == 3
-    assert slots.num_free == 4
-
-
-def test_reserving_from_two_pools_is_all_or_nothing():
-    pages, states = Slots("pages", 8), Slots("states", 0)
-
-    def reserve() -> None:
-        with contextlib.ExitStack() as undo:
-            undo.enter_context(pages.take(4, ALICE))
-            undo.enter_context(states.take(1, ALICE))
-
-    with pytest.raises(OutOfSlots, match="states: wanted 1"):
-        reserve()
-    assert pages.num_free == 8
-
-
-def test_a_released_lease_holds_nothing():
-    slots = Slots("pages", 8)
-    lease = slots.take(3, ALICE)
-    lease.release()
-    lease.release()
-    assert len(lease) == 0
-    slots.audit([])
-
-
 def test_an_id_beyond_the_pool_is_not_taken_for_the_last_slot():
     slots = Slots("test", 4, ledger=Ledger.COUNT)
     mine = slots.take_ids(4, 7)
