@@ -14,7 +14,7 @@ from tests.kinds_of import states_of, windows_of
 from tests.scheduler.rig import Rig
 from tests.simulation.oracles import Tracked
 from tests.simulation.rig import greedy, hybrid, simulation_of
-from tests.simulation.simulator import Simulation
+from tests.simulation.simulator import Simulation, run_seed
 from tests.simulation.workload import Faults, Traffic
 
 
@@ -164,3 +164,9 @@ def test_the_cache_report_is_about_the_cache_that_was_asked():
     sim.drain()
     report = other.report
     assert (report.kv_tokens, report.differs_at, report.token_here, report.token_there) == (2, 2, 9, 3)
+
+
+@pytest.mark.parametrize("seed", [549, 732])
+def test_a_window_slides_for_one_that_has_ended_and_whose_state_is_still_being_written(seed):
+    """Nobody runs in its row any more, but what it holds is there until its last step has committed."""
+    run_seed(seed)

@@ -110,9 +110,11 @@ class Windows(Kind):
         first = self.first_kept(table.kv_committed[rows])
         moved = first > self.start[rows]
         for row, stop in zip(rows[moved].tolist(), first[moved].tolist(), strict=True):
-            held = table.resident(row)
-            self.release(self._detach(held, stop), held.id)
-            self.start[row] = stop
+            self._slide(table.resident(row), stop)
+
+    def _slide(self, held: Residency, stop: int) -> None:
+        self.release(self._detach(held, stop), held.id)
+        self.start[held.row] = stop
 
     def _detach(self, held: Residency, stop: int) -> Holding:
         """The windows of its own pages up to page `stop`, which no longer have them, and the pinned pages there."""
@@ -132,7 +134,9 @@ class Windows(Kind):
         return Holding(self, self.detach(pages))
 
     def leave(self, held: Residency) -> Holding:
-        self.slide(held.table, np.array([held.row]))
+        first = int(self.first_kept(held.kv_committed))
+        if first > self.start[held.row]:
+            self._slide(held, first)
         return self._detach(held, held.num_pages)
 
     def release(self, holding: Holding, owner: int) -> None:
