@@ -21,7 +21,7 @@ TESTS = [
     *("engine/test_core.py", "engine/test_faults.py"),
 ]
 
-FLOORS = {"memory": 98.6, "requests": 100.0, "scheduler": 98.1}  # percent of lines and branches together
+FLOORS = {"memory": 99.0, "requests": 100.0, "scheduler": 98.9}  # percent of lines and branches together
 
 
 def shares(report: dict[str, Any]) -> dict[str, float]:
