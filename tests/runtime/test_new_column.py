@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-DECLARATION = '    levels: Annotated[I64, Column("S", "columns", device=np.int32, pad=3)] = NOTHING\n'
+DECLARATION = '    levels: Annotated[I64, Column("S", "columns", device=np.int32, pad=3)] = NO_IDS\n'
 READER = '        self.seen = inputs["levels"].tolist()\n'
 
 USED = """

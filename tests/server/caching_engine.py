@@ -16,7 +16,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
 from tests.engine.engine_fakes import CONFIG, READY, changed, fake_core
 
-PAGE = CONFIG.page_size
+PAGE = CONFIG.memory.page_size
 
 
 class CachingEngine:
