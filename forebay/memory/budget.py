@@ -160,7 +160,7 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
     slots, slots_why = _num_slots(demand, rows)
     pages, windows, pages_why = _num_pages(demand, rows, slots)
     context = min(demand.context_length, pages * demand.page_size)
-    context_why = "as asked"
+    context_why = "the KV cache holds a request that long"
     if context < demand.context_length:
         context_why = f"lowered from {demand.context_length}: a request cannot be longer than the KV cache"
     budget = MemoryBudget(

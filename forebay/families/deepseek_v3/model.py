@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
-from forebay.families.deepseek_v3.config import DENSE, LatentConfig
+from forebay.families.deepseek_v3.config import DENSE, GroupedExperts, LatentConfig
+from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mlp import GATE_UP_DOWN, MlpSpec, MoeSpec
@@ -10,7 +12,8 @@ from forebay.layers.routing import SigmoidRouterSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import layer_name, mlp_spec, pre_norm, rope_spec
 
-_EPSILON = 1e-20
+_EPSILON: Final = 1e-20
+CORRECTION: Final = "gate.e_score_correction_bias"
 
 
 def block(config: LatentConfig, layer: int) -> BlockSpec:
@@ -51,7 +54,7 @@ def feed_forward(
     config: LatentConfig,
     layer: int,
     *,
-    correction: str = "gate.e_score_correction_bias",
+    correction: str = CORRECTION,
     expert_names: tuple[str, str, str] = GATE_UP_DOWN,
 ) -> PartSpec:
     """An MLP, or experts beside a shared one; the names are the checkpoint's, behind `mlp.` and an expert's number."""
@@ -60,18 +63,7 @@ def feed_forward(
     name, experts = f"{layer_name(layer)}.mlp", config.experts
     routed = MoeSpec(
         name=name,
-        router=SigmoidRouterSpec(
-            name=f"{name}.gate",
-            hidden_size=config.hidden_size,
-            num_experts=experts.num_experts,
-            num_experts_per_tok=experts.per_token,
-            normalize=experts.normalize,
-            correction=f"{name}.{correction}",
-            epsilon=_EPSILON,
-            scale=experts.scale,
-            groups=experts.groups,
-            best_groups=experts.best_groups,
-        ),
+        router=grouped_router(config, experts, name, correction=correction),
         hidden_size=config.hidden_size,
         intermediate_size=experts.intermediate_size,
         num_experts=experts.num_experts,
@@ -81,3 +73,21 @@ def feed_forward(
         name=f"{name}.shared_experts", hidden_size=config.hidden_size, intermediate_size=experts.shared_size
     )
     return SumSpec(first=routed, second=shared)
+
+
+def grouped_router(
+    config: ModelConfig, experts: GroupedExperts, name: str, *, correction: str = CORRECTION
+) -> SigmoidRouterSpec:
+    """`name` is the checkpoint's prefix of the experts; behind it stand `gate` and the correction."""
+    return SigmoidRouterSpec(
+        name=f"{name}.gate",
+        hidden_size=config.hidden_size,
+        num_experts=experts.num_experts,
+        num_experts_per_tok=experts.per_token,
+        normalize=experts.normalize,
+        correction=f"{name}.{correction}",
+        epsilon=_EPSILON,
+        scale=experts.scale,
+        groups=experts.groups,
+        best_groups=experts.best_groups,
+    )

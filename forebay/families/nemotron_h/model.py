@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.deepseek_v3.model import grouped_router
 from forebay.families.mamba.model import backbone_decoder, mixer_name
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.nemotron_h.config import MLP, NemotronHConfig
 from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.build import PartSpec
 from forebay.layers.relu2 import Relu2MlpSpec, Relu2MoeSpec
-from forebay.layers.routing import SigmoidRouterSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
 
 
@@ -36,18 +36,7 @@ def _experts(config: NemotronHConfig, name: str) -> Relu2MoeSpec:
     assert experts is not None, "a layer of experts, and none in the configuration"
     return Relu2MoeSpec(
         name=name,
-        router=SigmoidRouterSpec(
-            name=f"{name}.gate",
-            hidden_size=config.hidden_size,
-            num_experts=experts.num_experts,
-            num_experts_per_tok=experts.per_token,
-            normalize=experts.normalize,
-            correction=f"{name}.gate.e_score_correction_bias",
-            epsilon=1e-20,
-            scale=experts.scale,
-            groups=experts.groups,
-            best_groups=experts.best_groups,
-        ),
+        router=grouped_router(config, experts, name),
         shared=_mlp(config, f"{name}.shared_experts", experts.shared_size),
         hidden_size=config.hidden_size,
         intermediate_size=experts.intermediate_size,
