@@ -23,6 +23,7 @@ from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
+from forebay.base.variants import VARIANTS, cpu_flags
 from forebay.cli.arguments import Parser, whole
 from forebay.config import machine
 from forebay.formats.store import DEFAULT_MODEL, checksum, models_folder
@@ -31,12 +32,6 @@ MIN_MEMORY_BYTES: Final = 2 << 30
 MIN_DISK_BYTES: Final = 1 << 30
 STALE_AFTER_S: Final = 3600.0
 MANY_LIBRARIES: Final = 8  # of one instruction set; each change of kernel or compiler leaves one behind
-# What each compiled variant needs, best first: `ops.compiler.VARIANTS`, which cannot be asked without torch.
-VARIANT_NEEDS: Final = {
-    "amx": frozenset({"amx_tile", "amx_bf16", "avx512_bf16", "avx512bw", "avx512vl", "avx512dq", "f16c"}),
-    "avx512": frozenset({"avx512_bf16", "avx512bw", "avx512vl", "avx512dq", "f16c"}),
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
-}
 _PIN: Final = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
@@ -121,7 +116,7 @@ def _pin_problem(line: str) -> str:
 
 
 def _cpu() -> Finding:
-    flags = machine.cpu_flags()
+    flags = cpu_flags()
     sets = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
     cores = machine.usable_cores()
     found = f"{machine.cpu_model()}; {cores.why}; {', '.join(sets) or 'no AVX2'}"
@@ -139,13 +134,13 @@ def _compiler() -> Finding:
 
 
 def _kernels() -> Finding:
-    return kernels_finding(cache_folder("ops"), machine.cpu_flags())
+    return kernels_finding(cache_folder("ops"), cpu_flags())
 
 
 def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
     """The library that a server on this CPU loads: of the best variant, the newest."""
     subject, build = "native kernels", f"{sys.executable} -m forebay.ops.build"
-    variant = next((name for name, needs in VARIANT_NEEDS.items() if needs <= flags), None)
+    variant = next((v.name for v in VARIANTS if v.needs <= flags), None)
     if variant is None:
         return Finding(
             subject, Verdict.SLOW, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"

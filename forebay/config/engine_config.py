@@ -41,7 +41,10 @@ class CacheIsolation(StrEnum):
 class KernelBackend(StrEnum):
     NATIVE = "native"  # our C++ kernels, for the best instruction set that the CPU has
     AMX = "amx"  # the same for the instruction set named
+    AVX512_BF16 = "avx512bf16"
+    AVX512_VNNI = "avx512vnni"
     AVX512 = "avx512"
+    AVX2_VNNI = "avx2vnni"
     AVX2 = "avx2"
     TORCH = "torch"  # the reference
     TRITON = "triton"  # for NVIDIA GPUs

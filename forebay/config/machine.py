@@ -6,14 +6,13 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from forebay.base.units import human_bytes
+from forebay.base.variants import PROC
 
 CGROUP: Final = Path("/sys/fs/cgroup")
-PROC: Final = Path("/proc")
 # What an engine maps before its weights: 780 MiB with two threads, and 72 MiB for each more (stack and malloc's arena).
 ENGINE_BYTES: Final = 1 << 30
 
@@ -60,19 +59,6 @@ def available_memory(cgroup: Path = CGROUP, proc: Path = PROC, rlimits: RLimits 
 
 def total_memory(proc: Path = PROC) -> int:
     return _meminfo(proc).get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-@lru_cache
-def cpu_flags(proc: Path = PROC) -> frozenset[str]:
-    """The CPU's instruction sets by the kernel's names; empty where it does not tell."""
-    try:
-        with (proc / "cpuinfo").open() as lines:
-            for line in lines:
-                if line.startswith(("flags", "Features")):
-                    return frozenset(line.partition(":")[2].split())
-    except OSError:
-        pass
-    return frozenset()
 
 
 def cpu_model(proc: Path = PROC) -> str:

@@ -12,6 +12,7 @@ from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
+from forebay.base.variants import cpu_flags
 from forebay.config import machine
 from forebay.config.engine_config import (
     CacheIsolation,
@@ -237,7 +238,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         memory=host_memory if gpu is None else machine.Amount(gpu.free, "free on the GPU"),
         host_memory=host_memory,
         gpu=gpu,
-        cpu_flags=machine.cpu_flags(),
+        cpu_flags=cpu_flags(),
         kernel_cache=cache_folder("ops"),
         num_keys=num_keys,
     )

@@ -153,8 +153,8 @@ _MEMORY: Final = (
         default=AUTO,
         group=MEMORY,
         choices=tuple(KernelBackend),
-        help="native: compiled for this machine's CPU; amx, avx512, avx2: for these instructions of it; torch: the "
-        "reference; triton: for NVIDIA GPUs",
+        help="native: compiled for this machine's CPU; amx, avx512bf16, avx512vnni, avx512, avx2vnni, avx2: for these "
+        "instructions of it; torch: the reference; triton: for NVIDIA GPUs",
     ),
 )
 

@@ -6,7 +6,8 @@ import argparse
 import sys
 
 from forebay.base.log import setup_logging
-from forebay.ops.compiler import PREBUILT, VARIANTS, BuildError, library, prebuild, usable_variants
+from forebay.base.variants import VARIANTS, usable_variants
+from forebay.ops.compiler import PREBUILT, BuildError, library, prebuild
 
 
 def main() -> int:

@@ -6,7 +6,8 @@ import torch
 
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
-from forebay.ops.compiler import VARIANTS, BuildError, library, usable_variants
+from forebay.base.variants import VARIANTS, usable_variants
+from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps

@@ -24,7 +24,7 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
 
     @property
     def name(self) -> str:
-        """What runs, for the start-up report: `torch`, `native-avx2`, `native-avx512`, `native-amx`, `triton`."""
+        """What runs, for the start-up report: `torch`, `native-avx2`, `native-amx`, `triton`."""
         ...
 
     @property

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks import gpu_decode
-from forebay.ops.compiler import usable_variants
+from forebay.base.variants import usable_variants
 
 
 @pytest.mark.skipif(not usable_variants(), reason="no native ops on this machine")

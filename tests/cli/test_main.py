@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from forebay.base.variants import VARIANTS, Variant
 from forebay.cli.arguments import Parser
-from forebay.cli.doctor import VARIANT_NEEDS, Verdict, kernels_finding
+from forebay.cli.doctor import Verdict, kernels_finding
 from forebay.cli.main import COMMANDS, main
 from forebay.config.server_args import FLAGS
-from forebay.ops.compiler import VARIANTS, Variant
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,18 +150,14 @@ def test_generate_without_a_prompt_says_where_it_could_come_from(
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_doctor_names_the_library_of_the_best_variant_of_this_cpu(variant: Variant, tmp_path: Path) -> None:
-    for name in VARIANT_NEEDS:
-        (tmp_path / f"{name}-0123-4567.so").touch()
+    for each in VARIANTS:
+        (tmp_path / f"{each.name}-0123-4567.so").touch()
     found = kernels_finding(tmp_path, variant.needs)
     assert (found.verdict, found.what) == (Verdict.OK, str(tmp_path / f"{variant.name}-0123-4567.so"))
 
 
-def test_doctor_knows_the_variants_as_the_compiler_does() -> None:
-    assert list(VARIANT_NEEDS.items()) == [(variant.name, variant.needs) for variant in VARIANTS]
-
-
 def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:
-    flags = VARIANT_NEEDS["avx2"]
+    flags = VARIANTS[-1].needs
     assert "forebay.ops.build" in kernels_finding(tmp_path, flags).fix
     for number in range(9):
         (tmp_path / f"avx2-{number}.so").touch()

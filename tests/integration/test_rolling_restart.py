@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import ConfigError
+from forebay.base.variants import Variant
 from forebay.config.sources import from_file
 from forebay.engine.channel import ChannelError, FrameDecoder
 from forebay.engine.frames import AddRequest, Configure, ToEngine
@@ -165,7 +166,7 @@ def test_i4_a_key_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_i4_what_another_version_compiled_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    variant = compiler.Variant(name="pool", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    variant = Variant(name="pool", needs=frozenset(), flags=())
     monkeypatch.setattr(compiler, "CACHE", tmp_path)
     monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)

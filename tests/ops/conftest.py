@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from forebay.ops.compiler import library, usable_variants
+from forebay.base.variants import usable_variants
+from forebay.ops.compiler import library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps

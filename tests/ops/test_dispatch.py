@@ -11,10 +11,22 @@ import pytest
 import torch
 
 from forebay.base.errors import ConfigError
+from forebay.base.variants import VARIANTS, Variant, usable_variants
 from forebay.config.engine_config import KernelBackend
 from forebay.ops import compiler, dispatch, make_ops
-from forebay.ops.compiler import BuildError, library, usable_variants
+from forebay.ops.compiler import BuildError, library
 from tests.deadlines import HANGS_S
+
+
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **files: str) -> None:
+    """The kernels are these files of C++, and what is compiled of them is kept under `tmp_path`."""
+    (tmp_path / "sources").mkdir(exist_ok=True)
+    for name, text in files.items():
+        (tmp_path / "sources" / f"{name}.cpp").write_text(text)
+    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
+    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
+
 
 needs_native = pytest.mark.skipif(not usable_variants(), reason="no x86-64 CPU with AVX2 under Linux")
 
@@ -31,7 +43,7 @@ def test_an_instruction_set_that_is_asked_for_is_taken(name: str) -> None:
 
 def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking for one and being given another would be a measurement or a test of something else."""
-    only = tuple(variant for variant in compiler.VARIANTS if variant.name == "avx2")
+    only = tuple(variant for variant in VARIANTS if variant.name == "avx2")
     monkeypatch.setattr(dispatch, "usable_variants", lambda: only)
     with pytest.raises(ConfigError, match="does not run the amx kernels: use native, avx2, torch"):
         make_ops("amx", 1)
@@ -47,7 +59,7 @@ def test_an_instruction_set_asked_for_is_not_replaced_by_torch(monkeypatch: pyte
 
 
 def test_every_instruction_set_can_be_asked_for_by_its_name() -> None:
-    assert {variant.name for variant in compiler.VARIANTS} <= {backend.value for backend in KernelBackend}
+    assert {variant.name for variant in VARIANTS} <= {backend.value for backend in KernelBackend}
 
 
 @pytest.mark.parametrize(("backend", "num_threads"), [("cuda", 1), ("native", 0), ("torch", -1)])
@@ -74,63 +86,82 @@ def test_without_a_compiler_torch_is_used_with_one_warning(
 def test_a_compile_error_names_the_command_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "pool.cpp").write_text("this is not C++")
-    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
-    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
-    variant = compiler.Variant(name="broken", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    sources(monkeypatch, tmp_path, pool="this is not C++")
+    variant = Variant(name="broken", needs=frozenset(), flags=())
     with pytest.raises(BuildError, match=r"pool\.cpp .*failed with"):
         library(variant)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["objects"]
 
 
 @needs_native
 def test_what_a_wheel_brings_needs_no_compiler_and_is_not_compiled_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "pool.cpp").write_text('extern "C" int answer() { return 42; }')
-    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
-    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
-    variant = compiler.Variant(name="small", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    variant = Variant(name="small", needs=frozenset(), flags=())
     brought = compiler.prebuild(variant, tmp_path / "prebuilt")
     assert library(variant) == brought
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     assert library(variant) == brought
-    assert not (tmp_path / "cache").exists()
+    assert list((tmp_path / "cache").glob("*.so")) == [tmp_path / "cache" / brought.name]  # made there, and once
 
 
 @needs_native
 def test_compiling_twice_at_once_gives_one_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiler, "CACHE", tmp_path)
-    variant = compiler.Variant(name="pool", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    variant = Variant(name="pool", needs=frozenset(), flags=())
     with ThreadPoolExecutor(2) as executor:
         paths = set(executor.map(lambda _: library(variant), range(2)))
-    assert paths == set(tmp_path.iterdir())
+    assert paths == set((tmp_path / "cache").glob("*.so"))
+    assert list((tmp_path / "cache").glob(".build-*")) == []
 
 
 @needs_native
 def test_c31_variants_of_the_same_sources_have_libraries_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "sources").mkdir()
-    (tmp_path / "sources" / "pool.cpp").write_text('extern "C" int answer() { return ANSWER; }')
-    monkeypatch.setattr(compiler, "SOURCES", tmp_path / "sources")
-    monkeypatch.setattr(compiler, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(compiler, "PREBUILT", tmp_path / "prebuilt")
+    sources(monkeypatch, tmp_path, pool='extern "C" int answer() { return ANSWER; }')
     answers = []
     for name, answer in (("small", 1), ("small", 2), ("large", 2)):
         flags = (f"-DANSWER={answer}",)
-        path = library(compiler.Variant(name=name, needs=frozenset(), flags=flags, sources=("pool.cpp",)))
+        path = library(Variant(name=name, needs=frozenset(), flags=flags))
         answers.append((path.name.partition("-")[0], ctypes.CDLL(str(path)).answer()))
     assert answers == [("small", 1), ("small", 2), ("large", 2)]
 
 
 @needs_native
+def test_a_change_compiles_the_files_that_it_touches_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    include = '#include "shared.h"\nint {}() {{ return SHARED; }}'
+    sources(monkeypatch, tmp_path, one=include.format("one"), two="int two() { return 2; }")
+    header = tmp_path / "sources" / "shared.h"
+    header.write_text('#include "deeper.h"\n')
+    (tmp_path / "sources" / "deeper.h").write_text("#define SHARED 1")
+    variant = Variant(name="small", needs=frozenset(), flags=())
+    compiled = []
+    run = compiler._run
+    monkeypatch.setattr(compiler, "_run", lambda leash, words: (compiled.append(words), run(leash, words)))
+
+    def files() -> list[str]:
+        compiled.clear()
+        library(variant)
+        return sorted(Path(word).name for words in compiled for word in words if word.endswith(".cpp"))
+
+    assert files() == ["one.cpp", "two.cpp"]
+    assert files() == []
+    (tmp_path / "sources" / "deeper.h").write_text("#define SHARED 2")
+    assert files() == ["one.cpp"]
+    (tmp_path / "sources" / "two.cpp").write_text("int two() { return 3; }")
+    assert files() == ["two.cpp"]
+    (tmp_path / "sources" / "two.cpp").write_text("int two() { return 2; }")
+    assert files() == []
+
+
+@needs_native
 def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiler, "CACHE", tmp_path)
-    variant = compiler.Variant(name="pool", needs=frozenset(), flags=(), sources=("pool.cpp",))
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    variant = Variant(name="pool", needs=frozenset(), flags=())
     compiled = library(variant)
     monkeypatch.setattr(compiler, "find_compiler", lambda: None)
     assert library(variant) == compiled

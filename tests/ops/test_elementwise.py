@@ -27,6 +27,18 @@ def test_sums_and_scales_in_place_equal_the_reference(
     assert_same_bits(ours, reference.scale_(theirs, 0.37))
 
 
+@pytest.mark.parametrize("factor", [1.0, 1.0 + 2.0**-8, 1.2345678e-3, 3e38])
+def test_every_instruction_set_rounds_to_bfloat16_alike(native: NativeOps, factor: float) -> None:
+    """To nearest even; a NaN keeps its sign; what is no normal number is a zero of its sign."""
+    x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16).reshape(1, -1)
+    bits = (x.float() * factor).view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    rounded = torch.where(magnitude > 0x7F800000, (bits | 0x400000) >> 16, rounded)
+    rounded = torch.where(magnitude < 0x800000, (bits >> 16) & -0x8000, rounded)
+    assert torch.equal(native.scale_(x.clone(), factor).view(torch.int16), rounded.to(torch.int16))
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("gates", "width"), [(1, 1), (1, 48), (3, 48), (4, 92), (48, 48)])
 def test_a_gate_may_be_shared_by_entries_side_by_side(

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from forebay.base.toolchain import find_compiler
-from forebay.ops.compiler import SOURCES, VARIANTS
+from forebay.base.variants import VARIANTS
+from forebay.ops.compiler import SOURCES
 from forebay.ops.kernels import RESULTS, SIGNATURES
 
 Signature = tuple[Any, list[Any]]  # what it returns and takes
@@ -93,7 +94,7 @@ def test_each_kernel_takes_what_python_gives(variant: Any, tmp_path: Path) -> No
     folder = without_headers(tmp_path)
     defines = {"-mavx512f": "-D__AVX512F__"}  # what the processor's flags define, which not every compiler has
     flags = tuple(flag for flag in (defines.get(flag, flag) for flag in variant.flags) if flag.startswith("-D"))
-    found = signatures("".join(opened(folder, source, flags) for source in variant.sources))
+    found = signatures("".join(opened(folder, path.name, flags) for path in SOURCES.glob("*.cpp")))
     called = {name: signature for name, signature in found.items() if not NOT_FROM_PYTHON.fullmatch(name)}
     assert called == {name: declared(name) for name in called}
     unused = [p for p in SIGNATURES if not any(re.fullmatch(p.replace("{}", SUFFIXES), name) for name in called)]

@@ -3,6 +3,8 @@
 // With up to 16 query rows a head's scores are K Q^T: keys then are A tiles, which are read from the cache as they lie.
 // With more they are Q K^T, with keys packed into B tiles once for all rows. The two multiply and add the same numbers
 // in the same order. Values are packed, two keys side by side, into B tiles.
+#if defined(FOREBAY_AMX)
+
 #include "amx.h"
 #include "attention_rows.h"
 #include "halves.h"
@@ -370,3 +372,5 @@ void attend(const AttentionCall<bf16, E>& call, const Walk& walk, const Walk& ne
 
 FOREBAY_ATTENTION(bf16, bf16, bf16_bf16, attend)
 FOREBAY_ATTENTION(bf16, int8_t, bf16_i8, attend)
+
+#endif

@@ -1,4 +1,6 @@
 // bfloat16 linear on AMX: 32 rows by one panel of 32 outputs at a time, the sums in four tiles over all of K.
+#if defined(FOREBAY_AMX)
+
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -187,3 +189,5 @@ int fb_cpu_init() {
     return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : 1;
 }
 }
+
+#endif

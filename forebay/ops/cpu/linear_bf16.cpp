@@ -1,4 +1,6 @@
 // bfloat16 linear without AMX: pairs of inputs against the packed weight, in registers over all of K.
+#if !defined(FOREBAY_AMX)
+
 #include <vector>
 
 #include "linear.h"
@@ -8,36 +10,29 @@
 namespace {
 
 constexpr int kVecs = kPanel / W;
+constexpr int kRows = W == 16 ? 8 : 2;
 
-#if defined(__AVX512F__)
-
-constexpr int kRows = 8;
-
-inline void add_pair(Vec* sum, const bf16* pair, const bf16* weights, int vecs) {
+// Adds the products of a pair of inputs with the weights of `kVecs` times W outputs.
+inline void add_pair(Vec* sum, const bf16* pair, const bf16* weights) {
+#if defined(FOREBAY_BF16)
     int32_t bits;
     std::memcpy(&bits, pair, sizeof bits);
     const auto a = reinterpret_cast<__m512bh>(_mm512_set1_epi32(bits));
-    for (int v = 0; v < vecs; ++v) {
+    for (int v = 0; v < kVecs; ++v) {
         const auto w = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weights + v * kTile));
         sum[v].v = _mm512_dpbf16_ps(sum[v].v, a, w);
     }
-}
-
 #else
-
-constexpr int kRows = 2;
-
-inline void add_pair(Vec* sum, const bf16* pair, const bf16* weights, int vecs) {
     const Vec even = set1(to_float(pair[0]));
     const Vec odd = set1(to_float(pair[1]));
-    for (int v = 0; v < vecs; ++v) {
-        const auto w = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(weights + v / 2 * kTile + v % 2 * 16));
-        sum[v] = fma(even, {_mm256_castsi256_ps(_mm256_slli_epi32(w, 16))}, sum[v]);
-        sum[v] = fma(odd, {_mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(-65536)))}, sum[v]);
+    for (int v = 0; v < kVecs; ++v) {
+        const long at = v * W / 16 * kTile + v * W % 16 * 2;
+        const Word w = load_word(weights + at);
+        sum[v] = fma(even, first_of_pairs(w), sum[v]);
+        sum[v] = fma(odd, second_of_pairs(w), sum[v]);
     }
-}
-
 #endif
+}
 
 template <int ROWS, class Out>
 void block(const bf16* x, long ldx, const bf16* panel, long steps, const float* bias, Out* out, long ldo,
@@ -50,7 +45,7 @@ void block(const bf16* x, long ldx, const bf16* panel, long steps, const float* 
         for (long pair = 0; pair < kStep / 2; ++pair) {
             const bf16* weights = panel + step * 2 * kTile + pair * 32;
 #pragma GCC unroll 8
-            for (int r = 0; r < ROWS; ++r) add_pair(sum[r], x + r * ldx + step * kStep + pair * 2, weights, kVecs);
+            for (int r = 0; r < ROWS; ++r) add_pair(sum[r], x + r * ldx + step * kStep + pair * 2, weights);
         }
     }
     for (int r = 0; r < ROWS; ++r) {
@@ -118,3 +113,5 @@ void linear_panels(const void* x, long ldx, const Panels& panels, const float* b
 #include "linear_bf16_entries.h"
 
 extern "C" int fb_cpu_init() { return 0; }
+
+#endif

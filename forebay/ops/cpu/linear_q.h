@@ -61,8 +61,6 @@ void with_codes(const CodeHeader& header, const Body& body) {
 
 #if defined(__AVX512F__)
 
-using Word = __m512i;
-inline Word load_word(const uint8_t* p) { return _mm512_loadu_si512(p); }
 template <int BITS>
 FOREBAY_INLINE Word rotate_right(Word x) {
     return _mm512_ror_epi32(x, BITS);
@@ -81,14 +79,8 @@ FOREBAY_INLINE Vec load_by_output(const uint8_t* p) {
     return {_mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(8 * V)), all)};
 }
 
-FOREBAY_INLINE void store_lanes(bf16* p, const Vec (&x)[kLanes / W]) {
-    _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1].v, x[0].v)));
-}
-
 #else
 
-using Word = __m256i;
-inline Word load_word(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 template <int BITS>
 FOREBAY_INLINE Word rotate_right(Word x) {
     return _mm256_or_si256(_mm256_srli_epi32(x, BITS), _mm256_slli_epi32(x, 32 - BITS));
@@ -102,15 +94,18 @@ FOREBAY_INLINE Vec load_by_output(const uint8_t* p) {
     const __m128 four = _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + V * 8)));
     return {_mm256_permutevar8x32_ps(_mm256_castps128_ps256(four), _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))};
 }
-FOREBAY_INLINE void store_lanes(bf16* p, const Vec (&x)[kLanes / W]) {
-    for (long v = 0; v < kLanes / W; ++v) store(p + v * W, x[v]);
-}
 
 #endif
 
-FOREBAY_INLINE void store_lanes(float* p, const Vec (&x)[kLanes / W]) {
+template <class T>
+FOREBAY_INLINE void store_lanes(T* p, const Vec (&x)[kLanes / W]) {
     for (long v = 0; v < kLanes / W; ++v) store(p + v * W, x[v]);
 }
+#if defined(FOREBAY_BF16)
+FOREBAY_INLINE void store_lanes(bf16* p, const Vec (&x)[kLanes / W]) {
+    _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1].v, x[0].v)));
+}
+#endif
 
 // Body(std::integral_constant<int, i>) for i in 0..N, so that vectors indexed by i stay in registers.
 template <int N, class Body>

@@ -1,4 +1,6 @@
 // One vector type, Vec, of W floats, so that each kernel is written once: AVX-512 (W = 16) or AVX2 with FMA (W = 8).
+// What else a variant has is said by macros (base/variants.py): FOREBAY_VNNI (sums of four products of bytes),
+// FOREBAY_BF16 (conversion to and products of bfloat16), FOREBAY_AMX (tiles).
 //
 // What takes a lambda or is called within loops is inlined by force: where the compiler does not, its vectors pass through
 // memory, which cost the recurrences up to half of their speed.
@@ -16,6 +18,22 @@
 #define FOREBAY_INLINE [[gnu::always_inline]] inline
 #define FOREBAY_INLINE_LAMBDA __attribute__((always_inline))  // behind its parameters
 
+// bfloat16 by integers, as the instruction for it does: to nearest even; a NaN keeps its sign and becomes quiet; what is
+// no normal number becomes a zero of its sign.
+inline __m128i narrow_by_integers(__m256 x) {
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const __m256i exponent = _mm256_and_si256(bits, _mm256_set1_epi32(0x7f800000));
+    const __m256i is_tiny = _mm256_cmpeq_epi32(exponent, _mm256_setzero_si256());
+    const __m256i magnitude = _mm256_and_si256(is_tiny, _mm256_set1_epi32(0x7fffffff));
+    const __m256i chosen =
+        _mm256_srli_epi32(_mm256_andnot_si256(magnitude, _mm256_blendv_epi8(rounded, quiet, is_nan)), 16);
+    return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
+}
+
 #if defined(__AVX512F__)
 
 constexpr int W = 16;
@@ -32,12 +50,34 @@ inline Vec load_n(const float* p, long n) { return {_mm512_maskz_loadu_ps(first_
 inline void store_n(float* p, Vec x, long n) { _mm512_mask_storeu_ps(p, first_lanes(n), x.v); }
 
 inline Vec widen(__m256i x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))}; }
+#if defined(FOREBAY_BF16)
 inline __m256i narrow(Vec x) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x.v)); }
 inline __m128i narrow_quad(__m128 x) { return reinterpret_cast<__m128i>(_mm_cvtneps_pbh(x)); }
+#else
+inline __m256i narrow(Vec x) {  // narrow_by_integers
+    const __m512i bits = _mm512_castps_si512(x.v);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 is_nan = _mm512_cmp_ps_mask(x.v, x.v, _CMP_UNORD_Q);
+    const __mmask16 is_tiny = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+    const __m512i quieted = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+    const __m512i chosen = _mm512_mask_and_epi32(quieted, is_tiny, bits, _mm512_set1_epi32(INT32_MIN));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(chosen, 16));
+}
+inline __m128i narrow_quad(__m128 x) { return narrow_by_integers(_mm256_castps128_ps256(x)); }
+#endif
 inline Vec load(const bf16* p) { return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
 inline Vec load_n(const bf16* p, long n) { return widen(_mm256_maskz_loadu_epi16(first_lanes(n), p)); }
 inline void store_n(bf16* p, Vec x, long n) { _mm256_mask_storeu_epi16(p, first_lanes(n), narrow(x)); }
+
+// W integers of 32 bits, also as pairs of bfloat16.
+using Word = __m512i;
+inline Word load_word(const void* p) { return _mm512_loadu_si512(p); }
+inline Vec first_of_pairs(Word x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))}; }
+inline Vec second_of_pairs(Word x) {
+    return {_mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(-65536)))};
+}
 
 inline Vec load(const int8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
@@ -86,22 +126,19 @@ inline Vec load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.v); }
 
 inline Vec widen(__m128i x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16))}; }
-
-// To nearest even; a NaN keeps its sign and becomes quiet.
-inline __m128i narrow(Vec x) {
-    const __m256i bits = _mm256_castps_si256(x.v);
-    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    const __m256 is_nan = _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q);
-    const __m256i chosen = _mm256_srli_epi32(_mm256_castps_si256(_mm256_blendv_ps(_mm256_castsi256_ps(rounded),
-                                                                                  _mm256_castsi256_ps(quiet), is_nan)),
-                                             16);
-    return _mm_packus_epi32(_mm256_castsi256_si128(chosen), _mm256_extracti128_si256(chosen, 1));
-}
+inline __m128i narrow(Vec x) { return narrow_by_integers(x.v); }
 inline __m128i narrow_quad(__m128 x) { return narrow({_mm256_castps128_ps256(x)}); }
 inline Vec load(const bf16* p) { return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
 inline void store(bf16* p, Vec x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x)); }
+
+// W integers of 32 bits, also as pairs of bfloat16.
+using Word = __m256i;
+inline Word load_word(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline Vec first_of_pairs(Word x) { return {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16))}; }
+inline Vec second_of_pairs(Word x) {
+    return {_mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536)))};
+}
+
 inline Vec load(const int8_t* p) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))))};
 }
