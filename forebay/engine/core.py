@@ -192,7 +192,7 @@ class EngineCore:
         ended = self.scheduler.take_news()
         updates += ended
         # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
-        if ended or not self.scheduler.suspects:
+        if ended or not self.scheduler.suspects.groups:
             self._count_failure(error)
 
     def _recover(self, error: Exception) -> list[Update]:

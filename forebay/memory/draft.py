@@ -30,7 +30,7 @@ class Draft:
 
     def write_row(self, row: int, start: int, pages: Ids) -> None:
         """The row has `pages` from page number `start` on."""
-        self.rows.write(row, start, pages)
+        self.rows.req_to_token[row, start : start + len(pages)] = pages
         columns = np.arange(start, start + len(pages), dtype=np.int64)
         self._row_writes.append((np.full(len(pages), row, dtype=np.int64), columns, pages))
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from forebay.base.units import ceil_div
 
 
-class Footprint(NamedTuple):
-    rows: int
-    pages: int
-
-
-def footprint(kv_len: int, page_size: int, *, held_pages: int = 0, has_row: bool = False) -> Footprint:
-    """What a request must still be given so that `kv_len` tokens have KV, when it holds `held_pages` already."""
-    return Footprint(rows=0 if has_row else 1, pages=max(0, ceil_div(kv_len, page_size) - held_pages))
+def footprint(kv_len: int, page_size: int, held_pages: int = 0) -> int:
+    """Pages that a request must still be given so that `kv_len` tokens have KV, when it holds `held_pages` already."""
+    return max(0, ceil_div(kv_len, page_size) - held_pages)
 
 
 def window_margin(page_size: int, track_interval: int) -> int:

@@ -78,13 +78,15 @@ class ReqToTokenPool:
         if row != NO_SLOT:
             self.req_to_token[row] = 0
 
-    def write(self, row: int, start: int, pages: Ids) -> None:
-        """Record pages of `row` from its page number `start` on."""
-        self.req_to_token[row, start : start + len(pages)] = pages
-
     def pages(self, row: int, start: int, stop: int) -> Ids:
         """A copy of the row's pages [start, stop)."""
         return self.req_to_token[row, start:stop].astype(np.int64)
+
+    def locations(self, rows: Ids, positions: Ids) -> Ids:
+        """Where the KV of tokens goes, at `positions` [T] of `rows` [T]: page * page_size + offset."""
+        page, offset = (positions, 0) if self.page_size == 1 else np.divmod(positions, self.page_size)
+        locations: Ids = self.req_to_token[rows, page].astype(np.int64) * self.page_size + offset
+        return locations
 
     def clear(self) -> None:
         """Every row is free and zero; generations go on."""

@@ -6,7 +6,7 @@ They are compared by their bytes, nobody writes to their arrays, and they travel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
 from typing import Any, Final, Literal, Self, cast, get_args, get_type_hints
 
@@ -32,7 +32,7 @@ class Column:
     Columns of one `length` (a letter) are equally long. Their numbers index `pool`, from `least` on; a column without a
     pool indexes nothing. Of those with a `device` type the device gets a copy, under the column's name or
     `device_name`. Those with a `pad` are inputs of captured steps, and that is what padded rows hold there; as a letter
-    it stands for a size that the step knows.
+    it stands for a size that the step knows. The `dtype` is filled in from the annotation.
     """
 
     length: str
@@ -42,16 +42,17 @@ class Column:
     device: type[np.int32] | type[np.int64] | None = None
     device_name: str = ""
     pad: int | str | None = None
+    dtype: np.dtype[Any] | None = None
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False):
     """Fields that are not columns are whatever msgspec can encode."""
 
     def __post_init__(self) -> None:
-        for name, dtype in dtypes_of(type(self)):
+        for name, column in columns_of(type(self)).items():
             values = getattr(self, name)
-            if values.dtype != dtype:
-                raise TypeError(f"{type(self).__name__}.{name} is {values.dtype}, not {dtype}")
+            if values.dtype != column.dtype:
+                raise TypeError(f"{type(self).__name__}.{name} is {values.dtype}, not {column.dtype}")
             values.setflags(write=False)
 
     def __eq__(self, other: object) -> bool:
@@ -77,10 +78,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False)
 
 @cache
 def columns_of(part: type[Part]) -> Mapping[str, Column]:
-    """The columns that a part declares, in order; not those of parts within it."""
+    """The columns that a part declares, in order, each with its type; not those of parts within it."""
     hints = get_type_hints(part, include_extras=True)
     return {
-        name: column
+        name: replace(column, dtype=_dtype(hints[name].__origin__))
         for name in part.__struct_fields__
         for column in getattr(hints[name], "__metadata__", ())
         if isinstance(column, Column)
@@ -95,12 +96,6 @@ def paths_of(part: type[Part]) -> Mapping[str, Column]:
         if isinstance(hint, type) and issubclass(hint, Part):
             found |= {f"{field}.{name}": column for name, column in columns_of(hint).items()}
     return found
-
-
-@cache
-def dtypes_of(part: type[Part]) -> tuple[tuple[str, np.dtype[Any]], ...]:
-    hints = get_type_hints(part)
-    return tuple((name, _dtype(hints[name])) for name in columns_of(part))
 
 
 def _dtype(array_type: Any) -> np.dtype[Any]:

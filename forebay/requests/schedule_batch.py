@@ -45,14 +45,16 @@ class ScheduleBatch:
         return lens
 
     @property
-    def max_kv_lens_cpu(self) -> Ids:
-        """A copy of the lengths at which requests end for certain: there nothing more is launched."""
-        lens: Ids = self._table.max_kv_len[self.req_pool_indices_cpu]
-        return lens
+    def tokens_left(self) -> Ids:
+        """By how much each may still grow: where there is none nothing more is launched."""
+        rows = self.req_pool_indices_cpu
+        left: Ids = self._table.max_kv_len[rows] - self._table.kv_len[rows]
+        return left
 
     def prepare_for_extend(self, chunks: Sequence[Chunk]) -> None:
         """The batch becomes the requests of these chunks, with KV up to their ends."""
-        self._fill([chunk.req for chunk in chunks])
+        self.reqs = [chunk.req for chunk in chunks]
+        self.req_pool_indices_cpu = np.array([req.residency.row for req in self.reqs], dtype=np.int64)
         self._table.kv_len[self.req_pool_indices_cpu] = [chunk.stop for chunk in chunks]
 
     def prepare_for_decode(self, active: Ids | None = None) -> None:
@@ -62,7 +64,7 @@ class ScheduleBatch:
 
     def prepare_for_idle(self) -> None:
         """The batch becomes empty: a rank without work still takes its part in a step (C9, for parallel ranks)."""
-        self._fill([])
+        self.prepare_for_extend([])
 
     def prepare_for_prebuilt(self, reqs: Sequence[Request]) -> None:
         """The batch becomes requests whose KV came from elsewhere: every token but the last has it, and the next step
@@ -82,7 +84,3 @@ class ScheduleBatch:
         """Append another batch's requests."""
         self.reqs += other.reqs
         self.req_pool_indices_cpu = np.concatenate([self.req_pool_indices_cpu, other.req_pool_indices_cpu])
-
-    def _fill(self, reqs: Sequence[Request]) -> None:
-        self.reqs = list(reqs)
-        self.req_pool_indices_cpu = np.array([req.residency.row for req in reqs], dtype=np.int64)

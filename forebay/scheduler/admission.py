@@ -13,14 +13,13 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from forebay.base.units import ceil_div
-from forebay.config.engine_config import SchedulerConfig
+from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.memory.footprint import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
-from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.updates import CacheReport
-from forebay.scheduler.policy import MAX_OVERTAKES, queue_order
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import blamed_on
 
@@ -30,9 +29,11 @@ _DECAY_STEPS: Final = 600
 _HEADROOM_STEPS: Final = 20  # decode steps for which a retraction should leave room
 _LONGEST_GUESS: Final = 4096  # tokens: nobody is expected to use more of a huge max_tokens
 
+MAX_OVERTAKES: Final = 64  # a request that does not fit lets so many others go first, then everybody waits for it
 MAX_RETRACTIONS: Final = 8  # after so many a request starts only when it has the engine to itself
 MAX_PASSED: Final = 8  # requests that do not fit which one pass tries before it gives up
 MAX_RIVALS: Final = 16  # waiting requests that are compared with one that starts
+_MAX_LPM_QUEUE: Final = 128  # beyond this many, matching each waiting request costs more than it gains
 SHARE_WORTH_WAITING: Final = 32  # tokens of a prompt under way for which it pays to wait a few steps (SGLang's figure)
 
 
@@ -54,17 +55,6 @@ class NewTokenRatio:
 
     def when_idle(self) -> None:
         self.value = self.first
-
-
-def growth_pages(remaining: int, ratio: float, page_size: int) -> int:
-    """Pages that a request with `remaining` tokens to go is expected to need on top of what it holds."""
-    return ceil_div(int(min(remaining, _LONGEST_GUESS) * ratio), page_size)
-
-
-def total_growth_pages(remaining: Ids, ratio: float, page_size: int) -> int:
-    """`growth_pages` summed over requests, `remaining` [b]."""
-    tokens = (np.minimum(remaining, _LONGEST_GUESS) * ratio).astype(np.int64)
-    return int((-(-tokens // page_size)).sum())
 
 
 def num_common(a: array[int], b: array[int]) -> int:
@@ -98,12 +88,8 @@ class AdmissionPass:
         self._config, self._held, self._ratio = config, held, ratio
         self._leaders = list(extending)  # whose prompts will soon be in the cache
         self._alone = not len(running) and not extending
-        self._promised = self._growth_of_running(running, extending)
-
-    def _growth_of_running(self, running: ScheduleBatch, extending: Sequence[Request]) -> int:
-        remaining = running.max_kv_lens_cpu - running.seq_lens_cpu
-        growing = total_growth_pages(np.maximum(remaining, 0), self._ratio, self._config.page_size)
-        return growing + sum(self._growth(req) for req in extending)
+        growing = -(-(running.tokens_left.clip(0, _LONGEST_GUESS) * ratio).astype(np.int64) // config.page_size)
+        self._promised = int(growing.sum()) + sum(map(self._growth, extending))
 
     def run(self, candidates: Sequence[Request], left: int, *, on_trial: bool = False) -> list[Admitted]:
         """Admit some of `candidates`, who stand in the order of their rank, while prompt tokens (`left` of this step),
@@ -116,9 +102,8 @@ class AdmissionPass:
         held, waiting = self._held, list(candidates)
         admitted: list[Admitted] = []
         num_passed = num_left_over = 0
-        order = queue_order(candidates, self._config.schedule_policy, lambda req: held.match(req).num_tokens)
         with held.rows.group(min(len(waiting), held.rows.available_size())):
-            for req in list(order):
+            for req in self._in_order(candidates):
                 if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
                     break
                 num_kept = held.kept.num_tokens(req.id)
@@ -145,6 +130,14 @@ class AdmissionPass:
                 num_left_over += req.residency.extend_target - chunk.stop
         return admitted
 
+    def _in_order(self, waiting: Sequence[Request]) -> list[Request]:
+        """The waiting requests (already in the order of their rank) as this pass should try them: with `lpm` first
+        those that have been overtaken often enough, in that order whatever their hits."""
+        if self._config.schedule_policy is not SchedulePolicy.LPM or not 1 < len(waiting) <= _MAX_LPM_QUEUE:
+            return list(waiting)
+        hits = self._held.match
+        return sorted(waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0))
+
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held
         differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.namespace, req.author)
@@ -159,25 +152,21 @@ class AdmissionPass:
         )
 
     def _follows(self, req: Request, num_cached: int) -> bool:
-        """Whether a prompt under way will soon give this one more of its prefix than the cache has now."""
-        if req.wants_prompt_logprobs:
+        """Whether a prompt under way will soon leave something in the cache from which this one can go on, further than
+        what is there now."""
+        start, tokens = num_cached, req.tokens
+        stop = start + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
+        if req.wants_prompt_logprobs or not self._config.radix_cache or len(tokens) <= stop:
             return False
-        stop = num_cached + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
-        if not self._config.radix_cache or len(req.tokens) <= stop:
-            return False
-        return any(self._gives(leader, req, num_cached, stop) for leader in self._leaders)
-
-    def _gives(self, leader: Request, req: Request, start: int, stop: int) -> bool:
-        """Whether `leader` will leave something in the cache from which `req` can go on at `stop` or later."""
-        if leader.namespace != req.namespace or leader.residency.extend_target < stop:
-            return False
-        end = self._held.next_end(leader.residency, stop)
-        return (
-            end is not None
-            and end < len(req.tokens)
-            and leader.tokens[start:end] == req.tokens[start:end]
-            and leader.tokens[:start] == req.tokens[:start]
-        )
+        for leader in self._leaders:
+            if leader.namespace != req.namespace or leader.residency.extend_target < stop:
+                continue
+            end = self._held.next_end(leader.residency, stop)
+            if end is None or end >= len(tokens):
+                continue
+            if leader.tokens[start:end] == tokens[start:end] and leader.tokens[:start] == tokens[:start]:
+                return True
+        return False
 
     def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> CacheReport | None:
         """Admit the request if there is room; what of it was cached, or None for no room."""
@@ -188,7 +177,7 @@ class AdmissionPass:
             held.unpin(pin, match)
             match = match.given_up(scarce.missing)
             pin = held.pin(req, match)
-        need, growth = held.pages_to_admit(req, pin), self._growth(req)
+        need, growth = footprint(len(req.tokens), self._config.page_size, pin.num_pages), self._growth(req)
         reserve = 0 if self._alone else self._promised + growth
         if (
             need + reserve > held.available_pages
@@ -198,7 +187,7 @@ class AdmissionPass:
             held.unpin(pin, match)
             return None
         report = self._report(req, match)  # of the tree as it was matched: admitting may evict
-        held.admit(req, match, pin, self._branches(req, match, waiting))
+        held.admit(req, match, pin, need, self._branches(req, match, waiting) if held.at_ends else ())
         self._promised += growth
         self._alone = False
         self._leaders.append(req)
@@ -206,8 +195,6 @@ class AdmissionPass:
 
     def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
-        if not self._held.at_ends:
-            return []
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens
         here = req.tokens[start]
@@ -224,6 +211,8 @@ class AdmissionPass:
         return [*cached, *(num_common(req.tokens, other.tokens) for other in rivals)]
 
     def _growth(self, req: Request) -> int:
-        """Pages that it is expected to need later; a retracted request counts all that it may still generate."""
+        """Pages that it is expected to need on top of those for the tokens that it has; a retracted request counts all
+        that it may still generate."""
         ratio = 1.0 if req.num_retractions else self._ratio
-        return growth_pages(req.max_kv_len - len(req.tokens) + 1, ratio, self._config.page_size)
+        remaining = min(req.max_kv_len - len(req.tokens) + 1, _LONGEST_GUESS)
+        return ceil_div(int(remaining * ratio), self._config.page_size)

@@ -38,7 +38,7 @@ def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine, with `num_pages` pages, could not
     finish."""
     check_context(req.num_prompt, req.params.max_new_tokens, config.context_length)
-    pages = footprint(req.max_kv_len, config.page_size).pages
+    pages = footprint(req.max_kv_len, config.page_size)
     if pages > num_pages:
         raise RequestTooLarge(
             f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}: that can need "

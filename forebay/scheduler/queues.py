@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.slots import as_ids
+import numpy as np
+
+from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
-from forebay.scheduler.policy import rank
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.state import Counters
 from forebay.scheduler.suspects import Suspects
@@ -59,12 +59,21 @@ class Queues:
     @property
     def candidates(self) -> list[Request]:
         """Who may start now: while somebody is on trial, nobody else."""
-        if not self.suspects:
+        if not self.suspects.groups:
             return self.waiting
         return [req for req in self.waiting if req in self.suspects.on_trial]
 
     def rank(self, req: Request) -> tuple[int, int]:
-        return rank(req, self.config.schedule_policy)
+        """A request's place in a total order that never changes: the smaller, the more it is served.
+
+        Because the order is fixed, preemption cannot cycle: the first in it is never a victim, so it finishes.
+        """
+        return (-req.priority if self.config.schedule_policy is SchedulePolicy.PRIORITY else 0, req.order)
+
+    @property
+    def victim(self) -> Request:
+        """Who gives way when memory runs out: the last in rank of all that run, be it the one that needs the memory."""
+        return max([*self.running.reqs, *self.extending], key=self.rank)
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -91,9 +100,7 @@ class Queues:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""
         extends = ScheduleBatch(self.held.table)
         extends.prepare_for_extend(chunks)
-        extends.filter_batch(
-            as_ids([i for i, (req, _, stop) in enumerate(chunks) if stop == req.residency.extend_target])
-        )
+        extends.filter_batch(np.flatnonzero([stop == req.residency.extend_target for req, _, stop in chunks]))
         for req in extends.reqs:
             req.move(Status.DECODING)
             self.extending.remove(req)

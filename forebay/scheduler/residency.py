@@ -11,14 +11,13 @@ import numpy.typing as npt
 from forebay.base import fault
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.footprint import footprint
 from forebay.memory.holding import Holding, Leaving, Residency, RowTable, Steps
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import Match, Pin, no_match
+from forebay.memory.radix_node import Adoption, Match, Pin, no_match
 from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
@@ -93,9 +92,6 @@ class Residencies:
         made_by = self.kept.made_by(req.id)
         return req.resume_after > self.steps.committed or self.steps.committed < made_by <= self.steps.launched
 
-    def pages_to_admit(self, req: Request, pin: Pin) -> int:
-        return footprint(len(req.tokens), self.page_size, held_pages=pin.num_pages).pages
-
     @property
     def scarce(self) -> Kind | None:
         """The kind of which one more request cannot be given what it needs at once, with all that is locked staying."""
@@ -104,21 +100,20 @@ class Residencies:
                 return kind
         return None
 
-    def admit(self, req: Request, match: Match, pin: Pin, branches: Iterable[int] = ()) -> None:
-        """Give the request a row, pages for all its known tokens and what else it needs, all or nothing; the pin is
-        then its own. A request that was kept on the host goes on from there. `branches` are lengths at which other
-        prompts part from its own.
+    def admit(self, req: Request, match: Match, pin: Pin, num_pages: int, branches: Iterable[int] = ()) -> None:
+        """Give the request a row, the `num_pages` that its known tokens still need and what else it needs, all or
+        nothing; the pin is then its own. A request that was kept on the host goes on from there. `branches` are lengths
+        at which other prompts part from its own.
 
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
         """
         held = Residency(self.table, req.id, pin, len(req.tokens))
-        need = self.pages_to_admit(req, pin)
         pages = NO_IDS
         try:
-            self._make_room(need)
+            self._make_room(num_pages)
             for kind in self.kinds:
                 kind.make_room_to_admit()
-            pages = self.kv.take_ids(need, req.id)
+            pages = self.kv.take_ids(num_pages, req.id)
             fault.point("residency.admit")
             self.rows.alloc([held])
         except BaseException:
@@ -181,7 +176,14 @@ class Residencies:
         rows = batch.req_pool_indices_cpu if active is None else batch.req_pool_indices_cpu[active]
         for kind in self.kinds:
             kind.slide(self.table, rows)
-        self.grow(rows)
+        growing = rows[self.opens_page(rows)]
+        if len(growing):
+            self._make_room(len(growing))
+            owners = self.table.request_id[growing]
+            pages = self.kv.take_ids(len(growing), owners)
+            self.draft.write_each(growing, self.table.kv_len[growing] // self.page_size, pages)
+            for kind in self.kinds:
+                kind.grow(pages, owners, self.draft)
         batch.prepare_for_decode(active)
         for kind in self.kinds:
             kind.decode(self.table, rows, self.steps.committed, self.draft)
@@ -195,18 +197,6 @@ class Residencies:
         for holding in draft.reads:
             self._let_holding_go(holding, NOBODY)
         return plan
-
-    def grow(self, rows: Ids) -> None:
-        """One page more for each of the rows whose next token opens one."""
-        rows = rows[self.opens_page(rows)]
-        if not len(rows):
-            return
-        self._make_room(len(rows))
-        owners = self.table.request_id[rows]
-        pages = self.kv.take_ids(len(rows), owners)
-        self.draft.write_each(rows, self.table.kv_len[rows] // self.page_size, pages)
-        for kind in self.kinds:
-            kind.grow(pages, owners, self.draft)
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:
         """Of each row, whether its next token is the first of a page."""
@@ -222,34 +212,32 @@ class Residencies:
 
     def adopt(self, req: Request, num_committed: int, *, last: bool = False) -> None:
         """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps, as
-        far as a request could go on behind them; with `last` the request is leaving."""
+        far as a request could go on behind them; with `last` the request is leaving. Where the cache has such pages
+        already, the request's row turns to those and its own copies are let go."""
         if not self._reuse:
             return
+        held = req.residency
         ends: Sequence[int] = (num_committed,)
         for kind in self.kinds:
-            ends = kind.ends(req.residency, ends, self.steps.committed, last=last)
+            ends = kind.ends(held, ends, self.steps.committed, last=last)
         for end in ends:
-            start = req.residency.pin.num_pages
-            self._adopt(req, start, end // self.page_size)
+            start, stop = held.pin.num_pages, end // self.page_size
+            if stop > start:
+                own = self.rows.pages(held.row, start, stop)
+                adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
+                if len(adoption.replaced):
+                    self._turn_to(adoption, held, start, own)
             for kind in self.kinds:
-                self._let_holding_go(kind.adopted(req.residency, start, end), req.id)
+                self._let_holding_go(kind.adopted(held, start, end), req.id)
 
-    def _adopt(self, req: Request, start: int, stop: int) -> None:
-        """Let the cache have the request's pages [start, stop), from its pin's end on. Where it has such pages already,
-        the request's row turns to those and its own copies are let go."""
-        if stop <= start:
-            return
-        held = req.residency
-        own = self.rows.pages(held.row, start, stop)
-        adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
-        num_replaced = len(adoption.replaced)
-        if num_replaced:
-            self.draft.write_row(held.row, start, adoption.replaced)
-            if len(adoption.remapped):
-                self.draft.remap(adoption.remapped)
-            pages = own[:num_replaced]
-            holdings = _present(kind.let_go(pages) for kind in self.kinds)
-            self.let_go(Leaving(fence=self.steps.fence(), request_id=req.id, pages=pages, holdings=holdings))
+    def _turn_to(self, adoption: Adoption, held: Residency, start: int, own: Ids) -> None:
+        """The cache had some of the request's `own` pages, from page `start` on: the row turns to those."""
+        self.draft.write_row(held.row, start, adoption.replaced)
+        if len(adoption.remapped):
+            self.draft.remap(adoption.remapped)
+        pages = own[: len(adoption.replaced)]
+        holdings = _present(kind.let_go(pages) for kind in self.kinds)
+        self.let_go(Leaving(fence=self.steps.fence(), request_id=held.id, pages=pages, holdings=holdings))
 
     def next_end(self, held: Residency, stop: int) -> int | None:
         """The first length, `stop` or more, to which the cache will be given what the request computes."""

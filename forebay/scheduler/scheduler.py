@@ -7,9 +7,9 @@ and commits come in the order of the plans. Time is an argument. The same calls 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import compress
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.base.errors import ForebayError, InvalidRequest, NumericalError, RequestTimeout
 from forebay.config.engine_config import SchedulerConfig
@@ -20,13 +20,10 @@ from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits, check_room, overdue
-from forebay.scheduler.policy import victim
 from forebay.scheduler.queues import Flight, Queues
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
 from forebay.scheduler.state import SchedulerState, page_map, pool_state
 from forebay.scheduler.suspects import blamed_on
-
-Bools = npt.NDArray[np.bool_]
 
 
 class Scheduler(Queues):
@@ -77,8 +74,7 @@ class Scheduler(Queues):
         self._news = []
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
-        may_admit = self._make_room_to_decode()
-        active = self._decodable()
+        active, may_admit = self._who_decodes()
         if active is None or len(active):
             self.held.decode(self.running, active)
             self.ratio.after_decode()
@@ -102,45 +98,31 @@ class Scheduler(Queues):
         news, self._news = self._news, []
         return news
 
-    def _decodable(self) -> Ids | None:
-        """Indices of the running requests that decode in this step; None for all of them.
+    def _who_decodes(self) -> tuple[Ids | None, bool]:
+        """Indices of the running requests that decode in this step, None for all of them; and whether they have room,
+        so that more may be admitted. Where they do not, the last in rank is retracted until they do.
 
         Left out are those that a step in flight brings to their end, and, when pages are short because they are still
         leaving, the youngest of those that would need one.
         """
-        active, opens = self._who_goes_on()
-        excess = int(np.count_nonzero(opens)) - self.held.available_pages
-        if excess > 0:
-            everyone = np.arange(len(self.running)) if active is None else active
-            reqs = self.running.reqs
-            youngest = sorted(everyone[opens].tolist(), key=lambda i: self.rank(reqs[i]))[-excess:]
-            active = np.setdiff1d(everyone, youngest)
-        return active
-
-    def _who_goes_on(self) -> tuple[Ids | None, Bools]:
-        """Indices of the running requests that no step in flight brings to their end, None for all; and of each of
-        them, whether its next token opens a page."""
-        batch, active = self.running, None
-        rows = batch.req_pool_indices_cpu
-        if self.flights and (ended := batch.seq_lens_cpu >= batch.max_kv_lens_cpu).any():
-            active = np.flatnonzero(~ended)
-            rows = rows[active]
-        return active, self.held.opens_page(rows)
-
-    def _make_room_to_decode(self) -> bool:
-        """Retract requests until the others can decode; True when none had to go, so that more may be admitted."""
-        roomy = True
-        finishing = sum(req.residency.num_pages for req in self.finishing)
-        while self._pages_short() > self.held.leaving_pages + finishing and self.num_running > 1:
-            self.retract(victim([*self.running.reqs, *self.extending], self.config.schedule_policy))
+        batch, roomy = self.running, True
+        while True:
+            active, rows = None, batch.req_pool_indices_cpu
+            if self.flights and (ended := batch.tokens_left <= 0).any():
+                active = np.flatnonzero(~ended)
+                rows = rows[active]
+            opens = self.held.opens_page(rows)
+            short = int(np.count_nonzero(opens)) - self.held.available_pages
+            if short <= 0:
+                return active, roomy
+            finishing = sum(req.residency.num_pages for req in self.finishing)
+            if short <= self.held.leaving_pages + finishing or self.num_running == 1:
+                break
+            self.retract(self.victim)
             roomy = False
-        return roomy
-
-    def _pages_short(self) -> int:
-        if not len(self.running):
-            return 0
-        _, opens = self._who_goes_on()
-        return int(np.count_nonzero(opens)) - self.held.available_pages
+        everyone = np.arange(len(batch)) if active is None else active
+        youngest = sorted(everyone[opens].tolist(), key=lambda i: self.rank(batch.reqs[i]))[-short:]
+        return np.setdiff1d(everyone, youngest), roomy
 
     def retract(self, req: Request) -> None:
         """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper
@@ -172,7 +154,7 @@ class Scheduler(Queues):
         if not (self.waiting and may_admit and left > 0):
             return []
         admission = AdmissionPass(self.config, self.held, self.running, self.extending, self.ratio.value)
-        admitted = admission.run(self.candidates, left, on_trial=bool(self.suspects))
+        admitted = admission.run(self.candidates, left, on_trial=bool(self.suspects.groups))
         for chunk, report in admitted:
             self.start(chunk.req, report, now)
         return [chunk.req for chunk, _ in admitted]
@@ -182,17 +164,20 @@ class Scheduler(Queues):
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
         """Take in what the oldest launched step sampled; the news of its requests, one update each at most."""
         self._news = []
-        flight = self._land(plan)
+        flight = self.flights.popleft()
+        assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
         # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
         failed = [flight.reqs[i] for i in result.failed]
         living = [req for req in failed if req.status is not Status.FINISHED]
         updates = [self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req))) for req in living]
         self.held.committed(plan)
         self._commit_chunks(flight, result, now)
-        self._release_finished(flight, failed)
+        if self.finishing:
+            self._release_finished(flight, failed)
         logprobs = result.logprobs
         num_generated = 0
-        for i, (req, token) in enumerate(zip(self._sampled(flight), result.token_ids, strict=True)):
+        sampled = compress(flight.reqs, plan.sample_mask.tolist()) if plan.num_extends else flight.reqs
+        for i, (req, token) in enumerate(zip(sampled, result.token_ids, strict=True)):
             if req.status is Status.FINISHED:
                 continue  # it ended while this step was in flight
             num_generated += 1
@@ -245,23 +230,12 @@ class Scheduler(Queues):
             self.finish(culprit, FinishReason.ERROR, Failure.of(error), told)
         return culprit is None and len(accused) > 1
 
-    def _land(self, plan: StepPlan) -> Flight:
-        flight = self.flights.popleft()
-        assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
-        return flight
-
     def _release_finished(self, flight: Flight, failed: Collection[Request]) -> None:
         """`flight` has landed, the last one of some that had ended; what it computed for `failed` is worth nothing."""
         for req in [req for req in self.finishing if req in flight.reqs]:
             if req in failed or not any(req in later.reqs for later in self.flights):
                 self.finishing.remove(req)
                 self.held.release(req, None if req in failed else req.residency.kv_len)
-
-    def _sampled(self, flight: Flight) -> list[Request]:
-        plan = flight.plan
-        if not plan.num_extends:
-            return flight.reqs
-        return [req for req, samples in zip(flight.reqs, plan.sample_mask.tolist(), strict=True) if samples]
 
     def _commit_chunks(self, flight: Flight, result: StepResult, now: float) -> None:
         plan = flight.plan

@@ -10,7 +10,6 @@ import numpy as np
 from forebay.memory.draft import Draft
 from forebay.memory.holding import RowTable
 from forebay.memory.kinds.kind import Kind
-from forebay.memory.kv_allocator import decode_locations, extend_locations
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
@@ -42,7 +41,16 @@ class StepDraft(Draft):
         return StepPlan(
             step=self.step,
             num_extends=len(self.chunks),
-            admissions=tuple(_admission(req) for req in admitted),
+            admissions=tuple(
+                Admission(
+                    row=req.residency.row,
+                    request_id=req.id,
+                    params=req.params,
+                    token_ids=np.array(req.tokens, dtype=np.int32),
+                    num_prompt=req.num_prompt,
+                )
+                for req in admitted
+            ),
             prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
             **sequences,
             **work,
@@ -50,39 +58,27 @@ class StepDraft(Draft):
 
     def _sequences(self, rows: Ids, table: RowTable) -> dict[str, Any]:
         """The plan's columns about its sequences: the chunks, and the decodes in `rows`."""
-        pages, page_size = self.rows.req_to_token, self.rows.page_size
         seq_lens = table.kv_len[rows]
-        locations = decode_locations(pages, rows, seq_lens - 1, page_size)
         q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
-        input_ids = NO_IDS
+        rows_of_tokens, positions, input_ids = rows, seq_lens - 1, NO_IDS
         if self.chunks:
             residents = [chunk.req.residency for chunk in self.chunks]
             spans = zip(residents, self.chunks, strict=True)
             extends = [(held.row, start, stop, held.extend_target) for held, (_, start, stop) in spans]
             tokens = [np.frombuffer(req.tokens[start:stop], dtype=np.int32) for req, start, stop in self.chunks]
-            chunks = [extend_locations(pages[row], start, stop, page_size) for row, start, stop, _ in extends]
             extended, starts, stops, targets = np.array(extends, dtype=np.int64).T
             rows = np.concatenate([extended, rows])
             q_lens = np.concatenate([stops - starts, q_lens])
             seq_lens = np.concatenate([stops, seq_lens])
-            locations = np.concatenate([*chunks, locations])
+            rows_of_tokens = np.repeat(rows, q_lens)
+            positions = np.concatenate([*(np.arange(start, stop) for _, start, stop in self.chunks), positions])
             input_ids = np.concatenate(tokens, dtype=np.int64)
             sample_mask = np.concatenate([stops == targets, sample_mask])
         return {
             "rows": rows,
             "q_lens": q_lens,
             "seq_lens": seq_lens,
-            "out_cache_loc": locations,
+            "out_cache_loc": self.rows.locations(rows_of_tokens, positions),
             "input_ids": input_ids,
             "sample_mask": sample_mask,
         }
-
-
-def _admission(req: Request) -> Admission:
-    return Admission(
-        row=req.residency.row,
-        request_id=req.id,
-        params=req.params,
-        token_ids=np.array(req.tokens, dtype=np.int32),
-        num_prompt=req.num_prompt,
-    )

@@ -40,9 +40,6 @@ class Suspects:
     def __init__(self) -> None:
         self.groups: deque[dict[Request, int]] = deque()
 
-    def __bool__(self) -> bool:
-        return bool(self.groups)
-
     @property
     def on_trial(self) -> Collection[Request]:
         return self.groups[0] if self.groups else ()

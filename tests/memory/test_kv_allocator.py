@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.memory.footprint import final_kv_len, footprint
-from forebay.memory.kv_allocator import PagedKvAllocator, decode_locations, extend_locations
+from forebay.memory.kv_allocator import PagedKvAllocator
+from forebay.memory.req_to_token_pool import ReqToTokenPool
 
 
 def test_c5_the_padding_page_is_never_handed_out():
@@ -16,24 +17,23 @@ def test_c5_the_padding_page_is_never_handed_out():
 
 
 @given(page_size=st.sampled_from([1, 3, 16, 64]), start=st.integers(0, 200), length=st.integers(0, 100))
-def test_extend_and_decode_locations_agree_with_the_definition(page_size, start, length):
+def test_the_location_of_a_token_is_its_page_and_its_offset_in_it(page_size, start, length):
     stop = start + length
-    pages = np.random.default_rng(0).permutation(400)[: -(-max(stop, 1) // page_size)].astype(np.int32) + 1
-    expected = [int(pages[p // page_size]) * page_size + p % page_size for p in range(start, stop)]
-    assert extend_locations(pages, start, stop, page_size).tolist() == expected
-    positions = np.arange(start, stop)
-    rows = np.ones(length, dtype=np.int64)
-    table = np.stack([np.zeros_like(pages), pages])
-    assert decode_locations(table, rows, positions, page_size).tolist() == expected
+    rows = ReqToTokenPool(3, 300, page_size=page_size)
+    rows.req_to_token[:] = np.random.default_rng(0).permutation(rows.req_to_token.size).reshape(4, -1)
+    which = np.arange(length) % 4
+    expected = [
+        int(rows.req_to_token[row, p // page_size]) * page_size + p % page_size
+        for row, p in zip(which.tolist(), range(start, stop), strict=True)
+    ]
+    assert rows.locations(which, np.arange(start, stop)).tolist() == expected
 
 
 @pytest.mark.parametrize(
     ("kv_len", "held", "pages"), [(0, 0, 0), (1, 0, 1), (16, 0, 1), (17, 0, 2), (17, 2, 0), (5, 3, 0)]
 )
 def test_a_footprint_is_what_is_missing(kv_len, held, pages):
-    assert footprint(kv_len, 16, held_pages=held).pages == pages
-    assert footprint(kv_len, 16).rows == 1
-    assert footprint(kv_len, 16, has_row=True).rows == 0
+    assert footprint(kv_len, 16, held) == pages
 
 
 def test_the_last_sampled_token_needs_no_kv():

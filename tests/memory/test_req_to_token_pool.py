@@ -1,6 +1,5 @@
 """Request rows (C1, C2)."""
 
-import numpy as np
 import pytest
 
 from forebay.config.engine_config import Ledger
@@ -51,7 +50,7 @@ def test_c1_a_freed_row_is_zero_and_its_generation_tells_the_next_tenant_apart()
     pool = ReqToTokenPool(1, 4)
     first, second = reqs(2)
     (row,) = pool.alloc([first])
-    pool.write(row, 1, np.array([7, 8]))
+    pool.req_to_token[row, 1:3] = [7, 8]
     assert pool.pages(row, 1, 3).tolist() == [7, 8]
     before = pool.generation[row]
     pool.free(first)
@@ -64,7 +63,7 @@ def test_c1_clear_restores_everything():
     pool = ReqToTokenPool(2, 4)
     held = reqs(2)
     pool.alloc(held)
-    pool.write(1, 0, np.array([3]))
+    pool.req_to_token[1, 0] = 3
     generation = pool.generation.copy()
     pool.clear()
     assert pool.available_size() == 2

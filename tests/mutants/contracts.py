@@ -135,7 +135,7 @@ CONTRACTS: Final = {
         "Who gives up its memory goes on later with the same tokens. The last in rank gives way, the only one to "
         "nobody; whoever gave way comes back with room for all that it may generate, and within the stall time-"
         "out or with a typed error.",
-        "scheduler/scheduler.py, scheduler/policy.py, scheduler/admission.py, scheduler/kept.py, "
+        "scheduler/scheduler.py, scheduler/queues.py, scheduler/admission.py, scheduler/kept.py, "
         "scheduler/limits.py, runtime/host_copies.py",
     ),
     "C27": Contract(

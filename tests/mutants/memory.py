@@ -207,16 +207,16 @@ MEMORY = (
     # -- pages, windows, states ---------------------------------------------------------------------------------------
     Mutant(
         "C5 a token's place is its page and its offset in it",
-        "memory/kv_allocator.py",
-        "    locations: Ids = req_to_token[rows, page].astype(np.int64) * page_size + offset",
-        "    locations: Ids = req_to_token[rows, page].astype(np.int64) * page_size",
-        "memory/test_kv_allocator.py::test_extend_and_decode_locations_agree_with_the_definition",
+        "memory/req_to_token_pool.py",
+        "self.req_to_token[rows, page].astype(np.int64) * self.page_size + offset",
+        "self.req_to_token[rows, page].astype(np.int64) * self.page_size",
+        "memory/test_kv_allocator.py::test_the_location_of_a_token_is_its_page_and_its_offset_in_it",
     ),
     Mutant(
         "C27 a request is given pages for all the tokens it has",
         "memory/footprint.py",
-        "pages=max(0, ceil_div(kv_len, page_size) - held_pages)",
-        "pages=max(0, kv_len // page_size - held_pages)",
+        "max(0, ceil_div(kv_len, page_size) - held_pages)",
+        "max(0, kv_len // page_size - held_pages)",
         "memory/test_kv_allocator.py::test_a_footprint_is_what_is_missing",
     ),
     Mutant(

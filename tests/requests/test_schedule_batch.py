@@ -32,7 +32,7 @@ def prebuilt(table: RowTable, *rows: int) -> ScheduleBatch:
 def entries(batch: ScheduleBatch) -> list[tuple[int, ...]]:
     """Of each request its id, its row, and what the columns say of that."""
     ids = [req.id for req in batch.reqs]
-    columns = (batch.req_pool_indices_cpu, batch.seq_lens_cpu, batch.max_kv_lens_cpu)
+    columns = (batch.req_pool_indices_cpu, batch.seq_lens_cpu, batch.tokens_left)
     return list(zip(ids, *(column.tolist() for column in columns), strict=True))
 
 
@@ -42,7 +42,7 @@ def test_c9_extend_computes_from_what_has_kv_to_the_stop():
     req.held.kv_len = 2
     batch = ScheduleBatch(table)
     batch.prepare_for_extend([Chunk(req, 2, 4)])
-    assert entries(batch) == [(101, 1, 4, 8)]
+    assert entries(batch) == [(101, 1, 4, 4)]
     assert req.held.kv_len == 4
 
 
@@ -68,7 +68,7 @@ def test_c9_filter_and_merge_keep_every_column_with_its_request(rows, at, data):
     table = RowTable(NUM_ROWS, page_size=4)
     a, b = prebuilt(table, *rows[:at]), prebuilt(table, *rows[at:])
     a.merge_batch(b)
-    expected = [(100 + row, row, row, row + 4) for row in rows]
+    expected = [(100 + row, row, row, 4) for row in rows]
     assert entries(a) == expected
     keep = data.draw(st.lists(st.sampled_from(range(len(a))), unique=True) if len(a) else st.just([]))
     a.filter_batch(np.array(keep, dtype=np.int64))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.memory.slots import NO_IDS
-from forebay.requests.parts import Part, columns_of, dtypes_of, paths_of
+from forebay.requests.parts import Part, columns_of, paths_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostWork, Kept, StepPlan
 from tests.plans import EMPTY_PARTS, changed, column
@@ -29,7 +29,7 @@ def arrays(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
 
 
 def parts(part: type[Part], **others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    columns = {name: arrays(dtype) for name, dtype in dtypes_of(part)}
+    columns = {name: arrays(column.dtype) for name, column in columns_of(part).items()}
     return st.builds(part, **columns, **others)
 
 

@@ -8,7 +8,6 @@ from forebay.config.engine_config import SchedulePolicy
 from forebay.requests.request import Status
 from forebay.scheduler import admission, scheduler
 from forebay.scheduler.limits import overdue
-from forebay.scheduler.policy import queue_order, rank
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
 
@@ -45,15 +44,12 @@ def the_queue_counts_as_time_without_a_token(patch: Patch) -> None:
 
 
 def the_first_in_rank_gives_way(patch: Patch) -> None:
-    patch.setattr(scheduler, "victim", lambda running, policy: min(running, key=lambda req: rank(req, policy)))
+    victim = property(lambda self: min([*self.running.reqs, *self.extending], key=self.rank))
+    patch.setattr(Queues, "victim", victim)
 
 
 def only_those_who_decode_give_way(patch: Patch) -> None:
-    def mutated(running, policy):
-        decoding = [req for req in running if req.status is Status.DECODING]
-        return max(decoding or running, key=lambda req: rank(req, policy))
-
-    patch.setattr(scheduler, "victim", mutated)
+    patch.setattr(Queues, "victim", property(lambda self: max(self.running.reqs or self.extending, key=self.rank)))
 
 
 def somebody_gives_way_for_pages_that_are_on_their_way_back(patch: Patch) -> None:
@@ -71,12 +67,14 @@ def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:
 
 
 def lpm_passes_over_whoever_has_no_hit(patch: Patch) -> None:
-    def mutated(waiting, policy, cached_tokens):
-        if policy is not SchedulePolicy.LPM:
-            return queue_order(waiting, policy, cached_tokens)
-        return sorted(waiting, key=lambda req: -cached_tokens(req))
+    in_order = admission.AdmissionPass._in_order
 
-    patch.setattr(admission, "queue_order", mutated)
+    def mutated(self, waiting):
+        if self._config.schedule_policy is not SchedulePolicy.LPM:
+            return in_order(self, waiting)
+        return sorted(waiting, key=lambda req: -self._held.match(req).num_tokens)
+
+    patch.setattr(admission.AdmissionPass, "_in_order", mutated)
 
 
 FAIRNESS_MUTATIONS = {

@@ -15,7 +15,7 @@ from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
-from forebay.scheduler import admission, policy
+from forebay.scheduler import admission
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hash_runner import HashStep
 
@@ -73,7 +73,7 @@ class Liveness:
         under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
         under_way += [req for req in scheduler.extending if req.residency.row not in rows]
         waiting = [req for req in sorted(scheduler.waiting, key=self._rank) if not self._may_wait(req, under_way)]
-        if scheduler.suspects:  # nobody else runs until it is known who is to blame for a failed step
+        if scheduler.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step
             waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
         started = [scheduler.requests[admission.request_id] for admission in plan.admissions] if plan else []
         self._overtake(started, waiting)
@@ -135,7 +135,7 @@ class Liveness:
                 if self._rank(req) > self._rank(starter):
                     break
                 require(
-                    before[req.id] < policy.MAX_OVERTAKES, f"{starter} overtakes {req} after {before[req.id]} others"
+                    before[req.id] < admission.MAX_OVERTAKES, f"{starter} overtakes {req} after {before[req.id]} others"
                 )
                 self._times[req.id].overtaken += 1
                 # What another that starts in this step took may have been the hit that brought it forward.
@@ -149,7 +149,7 @@ class Liveness:
             return False  # the report is of the first start: this one may find what the one before left
         if (
             self._config.schedule_policy is SchedulePolicy.LPM
-            and self._times[starter.id].overtaken >= policy.MAX_OVERTAKES
+            and self._times[starter.id].overtaken >= admission.MAX_OVERTAKES
         ):
             return False  # then it is the starter's turn
         # A hit that it is tried for first may be given up for lack of a slot when it starts.
@@ -167,7 +167,7 @@ class Liveness:
             return  # others may be tried first
         head, others = waiting[0], [*scheduler.running.reqs, *scheduler.extending]
         ahead = [req for req in scheduler.waiting if self._rank(req) < self._rank(head)]
-        if len(ahead) > admission.MAX_PASSED or any(req.overtaken >= policy.MAX_OVERTAKES for req in ahead):
+        if len(ahead) > admission.MAX_PASSED or any(req.overtaken >= admission.MAX_OVERTAKES for req in ahead):
             return  # one of those may be what everybody waits for
         if self._budget_left(plan, started) <= 0 or not held.rows.available_size() or held.scarce:
             return
@@ -197,8 +197,8 @@ class Liveness:
     def _pages_short(self) -> int:
         """Pages that the next tokens open, less those that can be had or that steps in flight will release."""
         scheduler, held = self._scheduler, self._scheduler.held
-        lens, ends = scheduler.running.seq_lens_cpu, scheduler.running.max_kv_lens_cpu
-        growing = lens < ends if scheduler.flights else np.ones(len(lens), dtype=bool)
+        lens = scheduler.running.seq_lens_cpu
+        growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(lens), dtype=bool)
         wanted = int(np.count_nonzero(growing & (lens % self._config.page_size == 0)))
         leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.leaving)
         leaving += sum(req.residency.num_pages for req in scheduler.finishing)

@@ -19,7 +19,7 @@ from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status
 from forebay.requests.updates import FinishReason, Update
-from forebay.scheduler import admission, residency, scheduler
+from forebay.scheduler import admission, scheduler
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
@@ -119,8 +119,8 @@ def page_zero_is_handed_out(patch: Patch) -> None:
 
 @mutation
 def admission_reserves_a_token_too_few(patch: Patch) -> None:
-    right = residency.footprint
-    patch.setattr(residency, "footprint", lambda kv_len, ps, **held: right(kv_len - 1, ps, **held))
+    right = admission.footprint
+    patch.setattr(admission, "footprint", lambda kv_len, *held: right(kv_len - 1, *held))
 
 
 @mutation
@@ -232,8 +232,11 @@ def a_row_keeps_pages_that_the_cache_replaced(patch: Patch) -> None:
     adopt = Residencies.adopt
 
     def mutated(self, req, num_committed, **how):
+        def write(self, row, start, pages):
+            self.rows.req_to_token[row, start : start + len(pages)] = pages
+
         with Patch.context() as inside:
-            inside.setattr(Draft, "write_row", lambda self, row, start, pages: self.rows.write(row, start, pages))
+            inside.setattr(Draft, "write_row", write)
             adopt(self, req, num_committed, **how)
 
     patch.setattr(Residencies, "adopt", mutated)

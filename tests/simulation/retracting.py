@@ -8,7 +8,6 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.scheduler.admission import MAX_RETRACTIONS
-from forebay.scheduler.policy import rank
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.liveness import Liveness
 
@@ -31,23 +30,21 @@ class RetractingScheduler(Scheduler):
             self.liveness.gives_way(req)
         super().retract(req)
 
-    def _make_room_to_decode(self) -> bool:
-        roomy = super()._make_room_to_decode()
+    def _who_decodes(self) -> tuple[Ids | None, bool]:
+        active, roomy = super()._who_decodes()
         self._num_plans += 1
         here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
         if self.every and here and self._num_plans % self.every == 0:
-            super().retract(max(here, key=lambda req: rank(req, self.config.schedule_policy)))
+            super().retract(max(here, key=self.rank))
             if self.liveness:
                 self.liveness.forced()
+            active, _ = super()._who_decodes()
             roomy = False  # as after any other retraction
-        return roomy or not self.num_running
-
-    def _decodable(self) -> Ids | None:
-        active = super()._decodable()
+        roomy = roomy or not self.num_running
         written, _, _ = self.held.draft.row_writes
         if not (self.skips and len(written)):
-            return active
+            return active, roomy
         changed = np.isin(self.running.req_pool_indices_cpu, written)
         here = np.arange(len(self.running)) if active is None else active
         others = here[~changed[here]]
-        return others if len(others) else active
+        return (others if len(others) else active), roomy

@@ -30,7 +30,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason, Update
-from forebay.scheduler import admission, policy
+from forebay.scheduler import admission
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.hash_runner import HashRunner, HashStep, Pools, StepFailed
 from tests.simulation.hashing import salt_of
@@ -377,7 +377,6 @@ def run_seed(seed: int) -> Outcome:
     try:
         with (
             patch.object(anchors, "MIN_DISTANCE", CLOSE),
-            patch.object(policy, "MAX_OVERTAKES", FEW),
             patch.object(admission, "MAX_OVERTAKES", FEW),
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):

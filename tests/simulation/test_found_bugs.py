@@ -9,7 +9,6 @@ from forebay.config.engine_config import Ledger, SchedulerConfig
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason
-from forebay.scheduler.policy import victim
 from tests.kinds_of import states_of, windows_of
 from tests.scheduler.rig import Rig
 from tests.simulation.oracles import Tracked
@@ -31,8 +30,7 @@ def test_a_row_handed_out_again_at_once_has_no_writes_of_its_last_tenant():
 
 
 def retract_last(rig: Rig) -> None:
-    scheduler = rig.scheduler
-    scheduler.retract(victim([*scheduler.running.reqs, *scheduler.extending], scheduler.config.schedule_policy))
+    rig.scheduler.retract(rig.scheduler.victim)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
