@@ -118,11 +118,12 @@ class Kernels:
         return {dtype: self.bind(pattern.format(suffix), pattern) for dtype, suffix in _SUFFIXES.items()}
 
     def by_cache_dtype(self, pattern: str) -> dict[tuple[torch.dtype, torch.dtype], Any]:
-        """By the dtype of the input and that of the cache, which is the same or int8."""
+        """By the dtype of the input and that of the cache, which is never the larger."""
         return {
             (dtype, cache_dtype): self.bind(pattern.format(suffix, cache_suffix), pattern)
             for dtype, suffix in _SUFFIXES.items()
-            for cache_dtype, cache_suffix in ((dtype, suffix), (torch.int8, "i8"))
+            for cache_dtype, cache_suffix in (*_SUFFIXES.items(), (torch.int8, "i8"))
+            if cache_dtype.itemsize <= dtype.itemsize
         }
 
     def by_dtypes(self, pattern: str) -> dict[tuple[torch.dtype, torch.dtype], Any]:

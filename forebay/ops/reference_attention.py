@@ -20,7 +20,8 @@ class TorchAttention:
             x[..., : 2 * half] = rotated.to(x.dtype)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
-        finite = k.isfinite().all(dim=-1, keepdim=True)
+        kept = k.to(cache.k.dtype) if cache.k_scale is None else k
+        finite = kept.isfinite().all(dim=-1, keepdim=True)
         if cache.v.data_ptr() == cache.k.data_ptr():
             _keep(k.masked_fill(~finite, torch.nan), cache.k, loc, cache.k_scale)
         else:
@@ -61,7 +62,7 @@ class TorchAttention:
 
 def _keep(x: Tensor, cache: Tensor, loc: Tensor, scale: Tensor | None) -> None:
     if scale is None:
-        cache[loc] = x
+        cache[loc] = x.to(cache.dtype)
         return
     scale[loc] = x.float().abs().amax(dim=-1) / 127
     codes = x.float() / scale[loc].unsqueeze(-1)

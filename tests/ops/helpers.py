@@ -49,7 +49,7 @@ class PagedCase:
     `v_dim` 0: as head_dim. `latent`: values are the first v_dim entries of the keys' rows. `mapped`: the page table
     names pages by other numbers, which a page map leads to those of the cache. `shares`: (i, j, n) for
     sequence i, whose first n tokens, a multiple of the page size, are on the pages of sequence j. `int8`: the cache
-    holds codes and scales.
+    holds codes and scales; `cache_dtype` None: it holds entries of `dtype`.
     """
 
     seq_lens: list[int]
@@ -62,6 +62,7 @@ class PagedCase:
     latent: bool = False
     mapped: bool = False
     int8: bool = False
+    cache_dtype: torch.dtype | None = None
     shares: tuple[tuple[int, int, int], ...] = ()
     with_sinks: bool = False
     dtype: torch.dtype = torch.float32
@@ -78,10 +79,10 @@ class PagedCase:
         order = torch.randperm(num_pages, generator=torch.Generator().manual_seed(self.seed)) + 1
         self.page_table = torch.zeros(count + 1, self.pages_per_row, dtype=torch.int32)
         slots = (num_pages + 1) * self.page_size
-        shape = (slots, self.kv_heads, self.head_dim)
-        self.k_cache = torch.full(shape, float("nan"), dtype=self.dtype)
+        shape, kept = (slots, self.kv_heads, self.head_dim), self.cache_dtype or self.dtype
+        self.k_cache = torch.full(shape, float("nan"), dtype=kept)
         v_dim = self.v_dim or self.head_dim
-        values = torch.full((*shape[:2], v_dim), float("nan"), dtype=self.dtype)
+        values = torch.full((*shape[:2], v_dim), float("nan"), dtype=kept)
         self.v_cache = self.k_cache[..., :v_dim] if self.latent else values
         self.sinks = normal((self.q_heads,), torch.float32, self.seed, scale=2) if self.with_sinks else None
         for i, length in enumerate(self.seq_lens):
@@ -90,9 +91,9 @@ class PagedCase:
             self.page_table[i + 1, :used] = order[i * self.pages_per_row :][:used].int()
             at = torch.arange(length)
             loc = self.page_table[i + 1, at // self.page_size].long() * self.page_size + at % self.page_size
-            self.k_cache[loc] = normal((length, *shape[1:]), self.dtype, self.seed * 1000 + i)
+            self.k_cache[loc] = normal((length, *shape[1:]), kept, self.seed * 1000 + i)
             if not self.latent:
-                self.v_cache[loc] = normal((length, self.kv_heads, v_dim), self.dtype, self.seed * 1000 + 500 + i)
+                self.v_cache[loc] = normal((length, self.kv_heads, v_dim), kept, self.seed * 1000 + 500 + i)
         self.k_scale = self.v_scale = None
         if self.int8:
             self.k_cache, self.k_scale = to_int8(self.k_cache)

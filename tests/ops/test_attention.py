@@ -260,14 +260,21 @@ def test_a_chunk_that_crosses_a_segment_has_the_bits_of_the_whole(native: Native
         assert_same_bits(case.run(native, until={0: (first, end)}), whole[first:end])
 
 
+SMALLER = {"8 bits": {"int8": True}, "16 bits": {"cache_dtype": torch.bfloat16}}
+
+
 @pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(
-    "kind_of_8_bit", [{}, {"head_dim": 12}, *KINDS.values()], ids=["plain", "small", *KINDS.keys()]
-)
-def test_8_bit_caches_equal_the_reference_in_any_company(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, kind_of_8_bit: dict[str, Any], page_size: int
+@pytest.mark.parametrize("smaller", SMALLER.values(), ids=SMALLER.keys())
+@pytest.mark.parametrize("kind", [{}, {"head_dim": 12}, *KINDS.values()], ids=["plain", "small", *KINDS.keys()])
+def test_caches_of_smaller_entries_equal_the_reference_in_any_company(
+    native: NativeOps,
+    reference: TorchOps,
+    dtype: torch.dtype,
+    kind: dict[str, Any],
+    smaller: dict[str, Any],
+    page_size: int,
 ) -> None:
-    case = PagedCase(**RAGGED, **kind_of_8_bit, int8=True, page_size=page_size, dtype=dtype)
+    case = PagedCase(**RAGGED, **kind, **smaller, page_size=page_size, dtype=dtype)
     together, start = case.run(native), 0
     assert together.isfinite().all()
     assert_close(together, case.run(reference))

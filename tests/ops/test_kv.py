@@ -9,6 +9,8 @@ from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal, to_int8
 
+F32, BF16 = torch.float32, torch.bfloat16
+
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 70])
 @pytest.mark.parametrize(("head_dim", "rotary"), [(16, 16), (64, 64), (80, 32), (128, 128), (64, 10)])
@@ -29,13 +31,16 @@ def test_apply_rope_equals_the_reference_in_place(
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5, 300])
+@pytest.mark.parametrize(
+    ("dtype", "kept"), [(F32, F32), (F32, BF16), (BF16, BF16)], ids=["float32", "rounded", "bfloat16"]
+)
 def test_store_kv_writes_the_given_slots_and_no_others(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, tokens: int
+    native: NativeOps, reference: TorchOps, dtype: torch.dtype, kept: torch.dtype, tokens: int
 ) -> None:
     loc = torch.randperm(400, generator=torch.Generator().manual_seed(1))[:tokens]
     kv = normal((tokens, 2 * 3 * 48), dtype, seed=2)
     k, v = kv[:, :144].view(tokens, 3, 48), kv[:, 144:].view(tokens, 3, 48)
-    caches = [normal((400, 3, 48), dtype, seed=3) for _ in range(4)]
+    caches = [normal((400, 3, 48), kept, seed=3) for _ in range(4)]
     native.store_kv(k, v, KvCache(caches[0], caches[1]), loc)
     reference.store_kv(k, v, KvCache(caches[2], caches[3]), loc)
     assert_same_bits(caches[0], caches[2])
@@ -116,16 +121,13 @@ def test_8_bit_values_within_keys_have_the_codes_of_the_keys(each_ops: Ops, dtyp
     assert (error.abs() <= scale[loc].unsqueeze(-1) * 0.501).all()
 
 
-@pytest.mark.parametrize("kind", ["plain", "within keys", "8 bit", "8 bit within keys", "rope"])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_key_that_is_not_finite_shows_in_its_own_tokens_attention(
-    each_ops: Ops, dtype: torch.dtype, kind: str, bad: float
-) -> None:
-    """C30: -inf in a key may give the token no weight at all, and only later tokens would meet it."""
+def attention_with(ops: Ops, dtype: torch.dtype, kind: str, bad: float) -> torch.Tensor:
+    """Of the 40 tokens' first heads, where token 7's key is not right."""
+    kept = torch.int8 if "8 bit" in kind else BF16 if "16 bit" in kind else dtype
     size, n, heads = 32, 40, 1 if "within" in kind else 2
     q, k, v = (normal((n, h, size), dtype, seed=i).abs() for i, h in enumerate((2, heads, heads)))
     k[7, 0] = bad if bad == bad else torch.where(torch.arange(size) == 5, bad, k[7, 0].float()).to(dtype)
-    caches = [torch.zeros(n + 4, heads, size, dtype=torch.int8 if "8 bit" in kind else dtype) for _ in range(2)]
+    caches = [torch.zeros(n + 4, heads, size, dtype=kept) for _ in range(2)]
     scales: list[torch.Tensor | None] = [None, None]
     if "8 bit" in kind:
         scales = [torch.zeros(n + 4, heads) for _ in range(2)]
@@ -135,9 +137,9 @@ def test_a_key_that_is_not_finite_shows_in_its_own_tokens_attention(
     loc, starts = torch.arange(4, n + 4), torch.tensor([0, n], dtype=torch.int32)
     if kind == "rope":
         cos_sin = torch.cat([torch.ones(n, size // 2), torch.zeros(n, size // 2)], dim=1)
-        each_ops.rope_and_store_kv(q, k, v, torch.arange(n), cos_sin, cache, loc)
+        ops.rope_and_store_kv(q, k, v, torch.arange(n), cos_sin, cache, loc)
     else:
-        each_ops.store_kv(k, v, cache, loc)
+        ops.store_kv(k, v, cache, loc)
     paged = PagedKv(
         page_table=torch.arange(22, dtype=torch.int32).view(2, 11) % 11 + 1,
         rows=torch.zeros(1, dtype=torch.int32),
@@ -146,8 +148,20 @@ def test_a_key_that_is_not_finite_shows_in_its_own_tokens_attention(
         page_size=4,
         out_cache_loc=loc,
     )
-    out = each_ops.paged_attention(q, cache, paged, scale=1.0)
-    assert not out[7, 0].isfinite().any()
+    return ops.paged_attention(q, cache, paged, scale=1.0)[:, 0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "within keys", "8 bit", "8 bit within keys", "16 bit", "rope"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_key_that_is_not_finite_shows_in_its_own_tokens_attention(
+    each_ops: Ops, dtype: torch.dtype, kind: str, bad: float
+) -> None:
+    """C30: -inf in a key may give the token no weight at all, and only later tokens would meet it."""
+    assert not attention_with(each_ops, dtype, kind, bad)[7].isfinite().any()
+
+
+def test_so_does_a_key_that_rounding_makes_infinite(each_ops: Ops) -> None:
+    assert not attention_with(each_ops, F32, "16 bit", -3.4e38)[7].isfinite().any()
 
 
 def test_finite_rows_flags_each_row_with_a_nan_or_an_infinity(each_ops: Ops, dtype: torch.dtype) -> None:

@@ -1,111 +1,213 @@
-// Paged attention in float32 arithmetic.
+// Paged attention in float32 arithmetic, whatever the entries of queries and caches are.
+//
+// A head's keys of a block are turned round once for all rows, so that a score is a sum over dimensions in one lane, and
+// its values are widened once. Rows are taken a few at a time, whose scores, and then sums, stay in registers.
 #include "attention_rows.h"
+#include "transpose.h"
 
 namespace {
 
-// A walk's working memory, from the thread's scratch. Head vectors are padded with zeros to `width` and to
-// `sums.v_width`.
+constexpr int kTile = W == 16 ? 6 : 3;  // rows: with kVectors each they fill the registers
+constexpr int kVectors = 4;
+
+// A walk's working memory, from the thread's scratch.
 struct Work {
-    long width;
-    float* q;        // [rows][width]
-    float* k;        // [kBlock][width]
-    float* v;        // [kBlock][v_width]
-    float* scores;   // [kBlock]
+    long width;     // head_dim rounded up to what 16 bytes hold
+    float* q;       // [rows][width]
+    float* keys;    // [width][kBlock]
+    float* values;  // [kBlock][v_width]
+    float* scores;  // [kTile][kBlock]
     float* factors;  // [2][kBlock], of keys and values
     RowSums sums;
     RowSums total;
 
-    Work(long head_dim, long v_dim, long rows) : width(round_up(head_dim, W)), sums(nullptr, v_dim), total(sums) {
-        const long floats = (rows + kBlock) * width + kBlock * (sums.v_width + 3) + 2 * rows * sums.row_floats;
+    Work(const AttentionShape& shape, long rows)
+        : width(round_up(shape.head_dim, 16)), sums(nullptr, shape.v_dim), total(sums) {
+        const long floats = rows * width + kBlock * (width + sums.v_width + kTile + 2) + 2 * rows * sums.row_floats;
         q = static_cast<float*>(thread_scratch(floats * sizeof(float)));
-        k = q + rows * width;
-        v = k + kBlock * width;
-        scores = v + kBlock * sums.v_width;
-        factors = scores + kBlock;
+        keys = q + rows * width;
+        values = keys + width * kBlock;
+        scores = values + kBlock * sums.v_width;
+        factors = scores + kTile * kBlock;
         sums.memory = factors + 2 * kBlock;
         total.memory = sums.memory + rows * sums.row_floats;
     }
 };
 
+// put(i, the i-th entries) for 32 bits of W keys each: 1, 2 or 4 entries, the first in the lowest bits.
+template <class Put>
+FOREBAY_INLINE void open_entries(const float*, Word x, const Put& put) {
+    put(0, Vec{reinterpret_cast<decltype(Vec::v)>(x)});
+}
+template <class Put>
+FOREBAY_INLINE void open_entries(const bf16*, Word x, const Put& put) {
+    put(0, first_of_pairs(x));
+    put(1, second_of_pairs(x));
+}
+template <class Put>
+FOREBAY_INLINE void open_entries(const int8_t*, Word x, const Put& put) {
+    using Ints = int __attribute__((vector_size(4 * W)));
+    using Floats = float __attribute__((vector_size(4 * W)));
+    for (int i = 0; i < 4; ++i) put(i, Vec{__builtin_convertvector((Ints)x << (24 - 8 * i) >> 24, Floats)});
+}
+
+// W keys, from `lane` on, turned round. Those that no query sees are some other key's.
 template <class E>
-void copy_head(const E* from, long head_dim, float* to) {
-    for_each_vector(head_dim, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
-}
-
-void score_keys(const float* q, const float* k, long width, Lanes lanes, float* scores) {
-    // Four at a time from a multiple of four, so that a key's score does not depend on where the visible lanes begin.
-    for (long key = lanes.begin / 4 * 4; key < lanes.end; key += 4) {
-        Vec a = zero(), b = zero(), c = zero(), d = zero();
-        for (long i = 0; i < width; i += W) {
-            const Vec x = load(q + i);
-            const float* row = k + key * width + i;
-            a = fma(x, load(row), a);
-            b = fma(x, load(row + width), b);
-            c = fma(x, load(row + 2 * width), c);
-            d = fma(x, load(row + 3 * width), d);
+void turn_keys(const Cache<E>& cache, const Block& block, long lane, long kv_head, long head_dim, const Work& work) {
+    constexpr long kEntries = 16 / sizeof(E);
+    const E* heads[W];
+    for (long i = 0; i < W; ++i) {
+        const long seen = std::clamp(lane + i, block.lanes.begin, block.lanes.end - 1);
+        heads[i] = cache.head(block.slots[seen], kv_head);
+    }
+    E spare[W][kEntries] = {};
+    for (long dim = 0; dim < head_dim; dim += kEntries) {
+        const long rest = head_dim - dim;
+        if (rest < kEntries) {
+            for (long i = 0; i < W; ++i) std::copy_n(heads[i] + dim, rest, spare[i]);
         }
-        _mm_storeu_ps(scores + key, hsum4(a, b, c, d));
+        const auto at = [&](int i) { return rest < kEntries ? spare[i] : heads[i] + dim; };
+        transpose_quads(at, [&](int quad, Word entries) FOREBAY_INLINE_LAMBDA {
+            float* to = work.keys + (dim + quad * kEntries / 4) * kBlock + lane;
+            open_entries(heads[0], entries, [&](int i, Vec x) FOREBAY_INLINE_LAMBDA { store(to + i * kBlock, x); });
+        });
     }
 }
 
-void add_values(const float* weights, const float* v, long v_width, Lanes lanes, float* sums) {
-    constexpr int kVectors = 32 / W;
-    for (long i = 0; i < v_width; i += 32) {
-        Vec s[kVectors];
-        for (int j = 0; j < kVectors; ++j) s[j] = load(sums + i + j * W);
-        for (long key = lanes.begin; key < lanes.end; ++key) {
-            const Vec p = set1(weights[key]);
-            for (int j = 0; j < kVectors; ++j) s[j] = fma(p, load(v + key * v_width + i + j * W), s[j]);
-        }
-        for (int j = 0; j < kVectors; ++j) store(sums + i + j * W, s[j]);
-    }
+// to [n rounded up to whole vectors] = from, zeros behind.
+template <class E>
+void widen_row(const E* from, long n, float* to) {
+    for_each_vector(n, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
 }
 
-// One head of a block for the rows that see any of it; `first_row` is the head's first.
+// One head's keys and values of a block, and its factors if it has any.
 template <class T, class E>
-void add_head(const AttentionCall<T, E>& call, const Walk& walk, const Block& block, long first, long kv_head,
-              long first_row, const Work& work) {
+void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head, const Work& work) {
     const AttentionShape& shape = call.shape;
-    const long v_width = work.sums.v_width;
-    const bool scaled = call.k_cache.factors != nullptr;
-    for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
-        const long slot = block.slots[lane];
-        copy_head(call.k_cache.head(slot, kv_head), shape.head_dim, work.k + lane * work.width);
-        copy_head(call.v_cache.head(slot, kv_head), shape.v_dim, work.v + lane * v_width);
-        if (scaled) {
-            work.factors[lane] = call.k_cache.factor(slot, kv_head);
-            work.factors[kBlock + lane] = call.v_cache.factor(slot, kv_head);
+    for (long lane = 0; lane < kBlock; lane += W) {
+        if (lane + W > block.lanes.begin && lane < block.lanes.end) {
+            turn_keys(call.k_cache, block, lane, kv_head, shape.head_dim, work);
+        } else {
+            for (long dim = 0; dim < shape.head_dim; ++dim) store(work.keys + dim * kBlock + lane, zero());
         }
     }
-    const long group = shape.group();
-    for (long r = 0; r < walk.num_queries * group; ++r) {
-        const Lanes lanes = visible(walk.queries[r / group].position, first, shape.window);
-        if (lanes.begin >= lanes.end) continue;
-        const long row = first_row + r;
-        score_keys(work.q + row * work.width, work.k, work.width, lanes, work.scores);
-        weigh(work.scores, lanes, call.scale * kLog2e, scaled ? work.factors : nullptr, work.sums, row);
-        if (scaled) {
-            for (long i = lanes.begin; i < lanes.end; ++i) work.scores[i] *= work.factors[kBlock + i];
-        }
-        add_values(work.scores, work.v, v_width, lanes, work.sums.values(row));
+    for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
+        widen_row(call.v_cache.head(block.slots[lane], kv_head), shape.v_dim, work.values + lane * work.sums.v_width);
+    }
+    if (call.k_cache.factors == nullptr) return;
+    for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
+        work.factors[lane] = call.k_cache.factor(block.slots[lane], kv_head);
+        work.factors[kBlock + lane] = call.v_cache.factor(block.slots[lane], kv_head);
     }
 }
 
+// Scores [kCount][kBlock] of rows q, `width` apart, against turned keys.
+template <int kCount>
+void score_rows(const float* q, long width, const float* keys, long head_dim, float* scores) {
+    for (long first = 0; first < kBlock; first += kVectors * W) {
+        Vec sums[kCount][kVectors];
+        for (auto& row : sums) std::fill_n(row, kVectors, zero());
+        for (long dim = 0; dim < head_dim; ++dim) {
+            Vec k[kVectors];
+            for (int j = 0; j < kVectors; ++j) k[j] = load(keys + dim * kBlock + first + j * W);
+            for (int r = 0; r < kCount; ++r) {
+                const Vec x = set1(q[r * width + dim]);
+                for (int j = 0; j < kVectors; ++j) sums[r][j] = fma(x, k[j], sums[r][j]);
+            }
+        }
+        for (int r = 0; r < kCount; ++r) {
+            for (int j = 0; j < kVectors; ++j) store(scores + r * kBlock + first + j * W, sums[r][j]);
+        }
+    }
+}
+
+// kWide vectors of the sums of kCount rows, `row_floats` apart, += weights [kCount][kBlock] x values.
+template <int kCount, int kWide>
+void add_columns(const float* weights, const float* values, long v_width, Lanes lanes, float* sums, long row_floats) {
+    Vec s[kCount][kWide];
+    for (int r = 0; r < kCount; ++r) {
+        for (int j = 0; j < kWide; ++j) s[r][j] = load(sums + r * row_floats + j * W);
+    }
+    for (long key = lanes.begin; key < lanes.end; ++key) {
+        Vec v[kWide];
+        for (int j = 0; j < kWide; ++j) v[j] = load(values + key * v_width + j * W);
+        for (int r = 0; r < kCount; ++r) {
+            const Vec weight = set1(weights[r * kBlock + key]);
+            for (int j = 0; j < kWide; ++j) s[r][j] = fma(weight, v[j], s[r][j]);
+        }
+    }
+    for (int r = 0; r < kCount; ++r) {
+        for (int j = 0; j < kWide; ++j) store(sums + r * row_floats + j * W, s[r][j]);
+    }
+}
+
+template <int kCount>
+void add_values(const Work& work, Lanes lanes, long row) {
+    const long v_width = work.sums.v_width, row_floats = work.sums.row_floats;
+    float* sums = work.sums.values(row);
+    long i = 0;
+    for (; i + kVectors * W <= v_width; i += kVectors * W) {
+        add_columns<kCount, kVectors>(work.scores, work.values + i, v_width, lanes, sums + i, row_floats);
+    }
+    // v_width is a multiple of 32.
+    if (i < v_width) {
+        add_columns<kCount, 32 / W>(work.scores, work.values + i, v_width, lanes, sums + i, row_floats);
+    }
+}
+
+// kCount rows of a walk from `row` on, the `first_of_head`-th of their head, over the block that begins at position
+// `first`. What a row does not see has the weight zero.
+template <int kCount, class T, class E>
+void add_rows(const AttentionCall<T, E>& call, const Walk& walk, long first, long first_of_head, long row,
+              const Work& work) {
+    const AttentionShape& shape = call.shape;
+    const auto lanes_of = [&](long r) {
+        return visible(walk.queries[(first_of_head + r) / shape.group()].position, first, shape.window);
+    };
+    const Lanes lanes{lanes_of(0).begin, lanes_of(kCount - 1).end};
+    if (lanes.begin >= lanes.end) return;
+    const float* factors = call.k_cache.factors == nullptr ? nullptr : work.factors;
+    score_rows<kCount>(work.q + row * work.width, work.width, work.keys, shape.head_dim, work.scores);
+    for (int r = 0; r < kCount; ++r) {
+        float* scores = work.scores + r * kBlock;
+        weigh(scores, lanes_of(r), call.scale * kLog2e, factors, work.sums, row + r);
+        if (factors == nullptr) continue;
+        for (long i = lanes.begin; i < lanes.end; ++i) scores[i] *= factors[kBlock + i];
+    }
+    add_values<kCount>(work, lanes, row);
+}
+
+template <int kCount = kTile, class T, class E>
+void add_some_rows(const AttentionCall<T, E>& call, const Walk& walk, long first, long first_of_head, long row,
+                   long count, const Work& work) {
+    if constexpr (kCount > 1) {
+        if (count < kCount) return add_some_rows<kCount - 1>(call, walk, first, first_of_head, row, count, work);
+    }
+    add_rows<kCount>(call, walk, first, first_of_head, row, work);
+}
+
 template <class T, class E>
-void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk&, const Partials& partials) {
+void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_walk, const Partials& partials) {
     const AttentionShape& shape = call.shape;
     const long head_rows = walk.num_queries * shape.group();
-    const Work work(shape.head_dim, shape.v_dim, walk.num_heads * head_rows);
-    std::fill(work.q, work.sums.memory, 0.0f);
+    const Work work(shape, walk.num_heads * head_rows);
     for_each_row(shape, walk, head_rows, [&](long row, const Query& query, long q_head) {
-        copy_head(call.q + query.token * call.ldq + q_head * shape.head_dim, shape.head_dim, work.q + row * work.width);
+        widen_row(call.q + query.token * call.ldq + q_head * shape.head_dim, shape.head_dim, work.q + row * work.width);
     });
+    Block block(shape, walk, walk.begin * kBlock);
     add_segments(shape, walk, partials, head_rows, work.sums, work.total, [&](long at) {
-        const long first = at * kBlock;
-        const Block block(shape, walk, first);
+        const bool last = at + 1 >= walk.end;
+        const Walk& then = last ? next_walk : walk;
+        const Block next(shape, then, (last ? next_walk.begin : at + 1) * kBlock);
+        Prefetch<T, E> prefetch(call, then, next);
         for (long h = 0; h < walk.num_heads; ++h) {
-            add_head(call, walk, block, first, walk.first_head + h, h * head_rows, work);
+            read_head(call, block, walk.first_head + h, work);
+            prefetch.lanes(kBlock / walk.num_heads + 1);
+            for (long r = 0; r < head_rows; r += kTile) {
+                add_some_rows(call, walk, at * kBlock, r, h * head_rows + r, std::min<long>(kTile, head_rows - r), work);
+            }
         }
+        block = next;
     });
     if (walk.finishes) finish_rows(call, walk, head_rows, work.total);
 }
@@ -113,6 +215,7 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk&, cons
 }  // namespace
 
 FOREBAY_ATTENTION(float, float, f32_f32, attend)
+FOREBAY_ATTENTION(float, bf16, f32_bf16, attend)
 FOREBAY_ATTENTION(float, int8_t, f32_i8, attend)
 #if !defined(FOREBAY_AMX)  // attention_amx.cpp has these
 FOREBAY_ATTENTION(bf16, bf16, bf16_bf16, attend)

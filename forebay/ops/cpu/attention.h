@@ -74,6 +74,38 @@ struct Block {
     }
 };
 
+// Fetches a block of all heads, little by little: fetched all at once, it would stop this core until it is there.
+template <class T, class E>
+class Prefetch {
+  public:
+    Prefetch(const AttentionCall<T, E>& call, const Walk& walk, const Block& block)
+        : call_(call), head_(walk.first_head), lane_(block.lanes.begin), block_(block) {
+        const AttentionShape& shape = call.shape;
+        k_bytes_ = walk.num_heads * shape.head_dim * static_cast<long>(sizeof(E));
+        const bool within_keys = static_cast<const void*>(call.k_cache.at) == call.v_cache.at;
+        v_bytes_ = within_keys ? 0 : walk.num_heads * shape.v_dim * static_cast<long>(sizeof(E));
+    }
+
+    void lanes(long count) {
+        for (const long end = std::min(lane_ + count, block_.lanes.end); lane_ < end; ++lane_) {
+            fetch(call_.k_cache.head(block_.slots[lane_], head_), k_bytes_);
+            fetch(call_.v_cache.head(block_.slots[lane_], head_), v_bytes_);
+        }
+    }
+
+  private:
+    static void fetch(const E* from, long bytes) {
+        for (long i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from) + i, _MM_HINT_T0);
+    }
+
+    const AttentionCall<T, E>& call_;
+    const long head_;
+    long lane_;
+    const Block& block_;
+    long k_bytes_;
+    long v_bytes_;
+};
+
 // The C entry points, for a plan that has been made. The layouts are those of `AttentionCall`.
 #define FOREBAY_ATTENTION(T, E, suffix, walk)                                                                    \
     extern "C" void fb_paged_attention_##suffix(                                                                 \

@@ -8,6 +8,7 @@
 #include "amx.h"
 #include "attention_rows.h"
 #include "halves.h"
+#include "transpose.h"
 
 namespace {
 
@@ -120,9 +121,10 @@ void score_direct(const AttentionCall<bf16, E>& call, const Block& block, long k
     for (long lane = block.lanes.begin / 16 * 16; lane < block.lanes.end; lane += 16) {
         const float* turned = work.turned + lane * work.columns;
         for (long row = 0; row < work.columns; row += 4) {
-            transpose_quarter(reinterpret_cast<const char*>(turned + row), row_bytes, [&](int i, __m512i of_row) {
-                _mm512_store_si512(scores + (row + i) * kBlock + lane, of_row);
-            });
+            transpose_quads([&](int key) { return turned + key * work.columns + row; },
+                            [&](int i, Word of_row) {
+                                _mm512_store_si512(scores + (row + i) * kBlock + lane, of_row);
+                            });
         }
     }
 }
@@ -142,9 +144,8 @@ void pack_keys(const AttentionCall<bf16, E>& call, const Block& block, long kv_h
             }
             bf16* tile = work.keys + (dim / 32 * kKeyTiles + lane / 16) * kTileElements;
             for (int quarter = 0; quarter < 4; ++quarter) {
-                transpose_quarter(reinterpret_cast<const char*>(rows[0] + quarter * 8), 64, [&](int i, __m512i pairs) {
-                    _mm512_store_si512(tile + (quarter * 4 + i) * 32, pairs);
-                });
+                transpose_quads([&](int key) { return rows[key] + quarter * 8; },
+                                [&](int i, Word pairs) { _mm512_store_si512(tile + (quarter * 4 + i) * 32, pairs); });
             }
         }
     }
@@ -243,38 +244,6 @@ TileConfig tiles_of(const Work& work) {
     return tiles;
 }
 
-// Fetches a block of all heads, little by little: fetched all at once, it would stop this core until it is there.
-template <class E>
-class Prefetch {
-  public:
-    Prefetch(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block)
-        : call_(call), head_(walk.first_head), lane_(block.lanes.begin), block_(block) {
-        const AttentionShape& shape = call.shape;
-        k_bytes_ = walk.num_heads * shape.head_dim * static_cast<long>(sizeof(E));
-        const bool within_keys = static_cast<const void*>(call.k_cache.at) == call.v_cache.at;
-        v_bytes_ = within_keys ? 0 : walk.num_heads * shape.v_dim * static_cast<long>(sizeof(E));
-    }
-
-    void lanes(long count) {
-        for (const long end = std::min(lane_ + count, block_.lanes.end); lane_ < end; ++lane_) {
-            fetch(call_.k_cache.head(block_.slots[lane_], head_), k_bytes_);
-            fetch(call_.v_cache.head(block_.slots[lane_], head_), v_bytes_);
-        }
-    }
-
-  private:
-    static void fetch(const E* from, long bytes) {
-        for (long i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(from) + i, _MM_HINT_T0);
-    }
-
-    const AttentionCall<bf16, E>& call_;
-    const long head_;
-    long lane_;
-    const Block& block_;
-    long k_bytes_;
-    long v_bytes_;
-};
-
 // Weighs one row's keys and rounds the weights.
 template <class E>
 void weigh_row(const AttentionCall<bf16, E>& call, const Work& work, long row, Lanes lanes) {
@@ -336,7 +305,7 @@ void add_head(const AttentionCall<bf16, E>& call, const Walk& walk, const Block&
 
 // Each step is done for all heads before the next is: a tile's numbers take their time from one to the other.
 template <class E>
-void add_block(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block, long first, Prefetch<E>& next,
+void add_block(const AttentionCall<bf16, E>& call, const Walk& walk, const Block& block, long first, Prefetch<bf16, E>& next,
                const Work& work) {
     const long heads = walk.num_heads, share = kBlock / (2 * heads) + 1;
     for (long h = 0; h < heads; ++h) {
@@ -361,7 +330,7 @@ void attend(const AttentionCall<bf16, E>& call, const Walk& walk, const Walk& ne
         const bool last = at + 1 >= walk.end;
         const Walk& then = last ? next_walk : walk;
         const Block next(shape, then, (last ? next_walk.begin : at + 1) * kBlock);
-        Prefetch<E> prefetch(call, then, next);
+        Prefetch<bf16, E> prefetch(call, then, next);
         add_block(call, walk, block, at * kBlock, prefetch, work);
         block = next;
     });

@@ -58,6 +58,11 @@ template <class T>
 void keep(const Heads<T>& from, long token, const Kept<T>& to, long slot) {
     std::memcpy(to.at + slot * to.slot_stride, from.head(token, 0), from.count * from.dim * sizeof(T));
 }
+void keep(const Heads<float>& from, long token, const Kept<bf16>& to, long slot) {
+    for_each_vector(from.count * from.dim, [&](long i, long part) {
+        store_part(to.at + slot * to.slot_stride + i, load_part(from.head(token, 0) + i, part), part);
+    });
+}
 
 // x = code * factor, the codes -127..127. The factor of a head that is not finite is NaN.
 template <class T>
@@ -107,6 +112,16 @@ void apply_rope(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Rope& ro
     });
 }
 
+// Of what is kept: what is finite may be too large for 16 bits.
+template <class T, class E>
+bool is_kept_finite(const Heads<T>& from, long token, const Kept<E>& to, long slot, long h) {
+    if constexpr (sizeof(E) == 1) {
+        return is_finite(from.head(token, h), from.dim);
+    } else {
+        return is_finite(to.at + slot * to.slot_stride + h * from.dim, from.dim);
+    }
+}
+
 template <class T, class E>
 void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Heads<T>& v, const Rope& rope,
                     const Kept<E>& k_kept, const Kept<E>& v_kept, const int64_t* loc, long tokens) {
@@ -117,7 +132,7 @@ void rope_and_store(Pool& pool, const Heads<T>& q, const Heads<T>& k, const Head
             keep(k, t, k_kept, loc[t]);
             if (v.count > 0) keep(v, t, v_kept, loc[t]);
             for (long h = 0; h < k.count; ++h) {
-                if (is_finite(k.head(t, h), k.dim)) continue;
+                if (is_kept_finite(k, t, k_kept, loc[t], h)) continue;
                 if (v.count > 0) {
                     spoil(v_kept, loc[t], h, v.count, v.dim);
                 } else {
@@ -159,5 +174,6 @@ FOREBAY_ROPE(float, f32)
 FOREBAY_ROPE(bf16, bf16)
 FOREBAY_ROPE_AND_STORE(float, float, f32_f32)
 FOREBAY_ROPE_AND_STORE(bf16, bf16, bf16_bf16)
+FOREBAY_ROPE_AND_STORE(float, bf16, f32_bf16)
 FOREBAY_ROPE_AND_STORE(float, int8_t, f32_i8)
 FOREBAY_ROPE_AND_STORE(bf16, int8_t, bf16_i8)
