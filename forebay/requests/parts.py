@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cache
-from typing import Any, Final, Literal, Self, cast, get_args, get_type_hints
+from typing import Any, ClassVar, Final, Literal, Self, cast, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -46,10 +46,22 @@ class Column:
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False):
-    """Fields that are not columns are whatever msgspec can encode."""
+    """`columns` are those that the part declares, in order, each with its type; not those of parts within it. Fields
+    that are not columns are whatever msgspec can encode."""
+
+    columns: ClassVar[Mapping[str, Column]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.columns = {
+            name: replace(column, dtype=_dtype(hint.__origin__))
+            for name, hint in get_type_hints(cls, include_extras=True).items()
+            for column in getattr(hint, "__metadata__", ())
+            if isinstance(column, Column)
+        }
 
     def __post_init__(self) -> None:
-        for name, column in columns_of(type(self)).items():
+        for name, column in self.columns.items():
             values = getattr(self, name)
             if values.dtype != column.dtype:
                 raise TypeError(f"{type(self).__name__}.{name} is {values.dtype}, not {column.dtype}")
@@ -63,7 +75,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False)
         """The columns that have a pad, of nothing else; `lengths` by letter, of the pads too."""
         return {
             name: np.full(lengths[column.length], lengths[column.pad] if isinstance(column.pad, str) else column.pad)
-            for name, column in columns_of(cls).items()
+            for name, column in cls.columns.items()
             if column.pad is not None
         }
 
@@ -76,25 +88,12 @@ class Part(msgspec.Struct, frozen=True, kw_only=True, array_like=True, eq=False)
         return cast(Self, _decoder(cls).decode(data))
 
 
-@cache
-def columns_of(part: type[Part]) -> Mapping[str, Column]:
-    """The columns that a part declares, in order, each with its type; not those of parts within it."""
-    hints = get_type_hints(part, include_extras=True)
-    return {
-        name: replace(column, dtype=_dtype(hints[name].__origin__))
-        for name in part.__struct_fields__
-        for column in getattr(hints[name], "__metadata__", ())
-        if isinstance(column, Column)
-    }
-
-
-@cache
 def paths_of(part: type[Part]) -> Mapping[str, Column]:
     """The columns of a part and of those within it, by the way to them: `rows`, `states.snap_slots`."""
-    found = dict(columns_of(part))
+    found = dict(part.columns)
     for field, hint in get_type_hints(part).items():
         if isinstance(hint, type) and issubclass(hint, Part):
-            found |= {f"{field}.{name}": column for name, column in columns_of(hint).items()}
+            found |= {f"{field}.{name}": column for name, column in hint.columns.items()}
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from forebay.memory.slots import PAD
-from forebay.requests.parts import I64, Column, Pool, columns_of, paths_of
+from forebay.requests.parts import I64, Column, Pool, paths_of
 from forebay.requests.step_plan import Kept, StepPlan
 
 
@@ -52,7 +52,7 @@ class PoolBounds:
         if len(plan.states.state_slots):
             self._check_states(plan)
         for kept in (*plan.host.saves, *plan.host.loads):
-            for name, column in columns_of(Kept).items():
+            for name, column in Kept.columns.items():
                 _inside(f"{name} of a copy", getattr(kept, name), self._sizes[column.pool], column.least)
             _inside("state_slot of a copy", np.array([kept.state_slot]), self.num_slots)
 

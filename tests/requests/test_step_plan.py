@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.memory.slots import NO_IDS
-from forebay.requests.parts import Part, columns_of, paths_of
+from forebay.requests.parts import Part, paths_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, HostWork, Kept, StepPlan
 from tests.plans import EMPTY_PARTS, changed, column
@@ -29,7 +29,7 @@ def arrays(dtype: np.dtype[Any]) -> st.SearchStrategy[Any]:
 
 
 def parts(part: type[Part], **others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    columns = {name: arrays(column.dtype) for name, column in columns_of(part).items()}
+    columns = {name: arrays(column.dtype) for name, column in part.columns.items()}
     return st.builds(part, **columns, **others)
 
 
@@ -102,7 +102,7 @@ def test_nobody_writes_to_a_plan_not_even_to_one_that_arrived(plan):
 
 def test_names_of_columns_are_a_plans_only_ones():
     """A column has one name, from the plan to the device."""
-    names = [name for part in (StepPlan, *map(type, EMPTY_PARTS.values())) for name in columns_of(part)]
+    names = [name for part in (StepPlan, *map(type, EMPTY_PARTS.values())) for name in part.columns]
     assert len(set(names)) == len(names) == len(paths_of(StepPlan))
 
 

@@ -11,7 +11,6 @@ from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
 from forebay.memory.kinds.window import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Slots
-from forebay.requests.parts import columns_of
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, Kept
 from tests.plans import EMPTY_PARTS, changed, column, plan_of
@@ -230,7 +229,7 @@ def test_two_sequences_in_one_slot_are_found():
     both = {
         name: np.concatenate([column(plan, name) for plan in plans])
         for part in (plans[0], *(getattr(plans[0], field) for field in EMPTY_PARTS))
-        for name in columns_of(type(part))
+        for name in part.columns
     }
     both["state_slots"] = both["state_slots"][[0, 0]]
     admissions = plans[0].admissions + plans[1].admissions
