@@ -15,7 +15,7 @@ from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.state import Counters
+from forebay.scheduler.state import COUNTED
 from forebay.scheduler.suspects import Suspects
 
 
@@ -46,7 +46,7 @@ class Queues:
         self.flights: deque[Flight] = deque()
         self.num_waiting_tokens = 0
         self.suspects = Suspects()
-        self.counters = Counters()
+        self.counters = dict.fromkeys(COUNTED, 0.0)  # numbers that only grow; any other name is a KeyError
 
     @property
     def idle(self) -> bool:
@@ -91,10 +91,10 @@ class Queues:
         insort(self.extending, req, key=self.rank)
         if req.cache_report is None:
             req.cache_report = report
-            self.counters.add("cached_tokens", report.cached_tokens)
-            self.counters.add(f"misses.{report.miss_reason}")
+            self.counters["cached_tokens"] += report.cached_tokens
+            self.counters[f"misses.{report.miss_reason}"] += 1
         else:
-            self.counters.add("recomputed_tokens", len(req.tokens) - report.cached_tokens)
+            self.counters["recomputed_tokens"] += len(req.tokens) - report.cached_tokens
 
     def launch_extends(self, chunks: Sequence[Chunk]) -> None:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""

@@ -26,7 +26,7 @@ def start_over(queues: Queues) -> None:
         audit(held, [])
     except Exception as error:
         log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
-        queues.counters.add("books_cleared")
+        queues.counters["books_cleared"] += 1
         held.clear(void)
     queues.everybody_waits()
 
@@ -54,7 +54,7 @@ def who_is_stuck(queues: Queues) -> list[Ending]:
 def quarantine_leaks(queues: Queues) -> int:
     """When nobody holds anything: count what is booked for somebody all the same, and never use it again."""
     lost = reclaim_leaks(queues.held)
-    queues.counters.add("leaked_pages", lost)
+    queues.counters["leaked_pages"] += lost
     return lost
 
 

@@ -46,8 +46,8 @@ class Scheduler(Queues):
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
-        self.counters.add("requests")
-        self.counters.add("prompt_tokens", req.num_prompt)
+        self.counters["requests"] += 1
+        self.counters["prompt_tokens"] += req.num_prompt
         self.requests[req.id] = req
         try:
             self.enqueue(req)
@@ -129,10 +129,10 @@ class Scheduler(Queues):
         way to have it again; what else of it the cache has stays there as long as there is room."""
         self.remove(req)
         if not req.wants_prompt_logprobs and self.held.keep(req.residency):
-            self.counters.add("retractions_kept")
+            self.counters["retractions_kept"] += 1
         req.num_retractions += 1
         self.set_back(req)
-        self.counters.add("retractions")
+        self.counters["retractions"] += 1
         stay = self.running.reqs
         self.ratio.after_retraction(
             sum(r.num_output for r in stay), sum(r.params.max_new_tokens for r in stay), len(stay)
@@ -182,8 +182,8 @@ class Scheduler(Queues):
                 continue  # it ended while this step was in flight
             num_generated += 1
             updates.append(self._append(req, token, logprobs[i] if logprobs else None, now))
-        self.counters.add("generated_tokens", num_generated)
-        self.counters.add("steps")
+        self.counters["generated_tokens"] += num_generated
+        self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()
         if self.suspects.groups:
@@ -200,7 +200,7 @@ class Scheduler(Queues):
         self._news = []
         flight = self.flights[0]
         assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
-        self.counters.add("failed_steps")
+        self.counters["failed_steps"] += 1
         accused = list(zip(flight.reqs, plan.seq_lens.tolist(), strict=True))
         start_over(self)
         accused = [(req, length) for req, length in accused if req.status is not Status.FINISHED]
@@ -217,7 +217,7 @@ class Scheduler(Queues):
         `take_news` has what the interrupted call had to tell. Returns whether several go on trial: smaller groups will
         tell more.
         """
-        self.counters.add("recoveries")
+        self.counters["recoveries"] += 1
         ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
         if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
             culprit = ran[0]
@@ -248,7 +248,7 @@ class Scheduler(Queues):
             if req.status is Status.WAITING:
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.last_progress = now
-            self.counters.add("computed_prompt_tokens", int(plan.q_lens[i]))
+            self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
             self.held.adopt(req, int(plan.seq_lens[i]))
 
     def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
@@ -289,7 +289,7 @@ class Scheduler(Queues):
         was = req.status
         req.move(Status.FINISHED)
         del self.requests[req.id]
-        self.counters.add(f"finished.{reason}")
+        self.counters[f"finished.{reason}"] += 1
         if self.suspects.groups:
             self.suspects.acquit(req)
         if was is Status.WAITING:
@@ -329,7 +329,7 @@ class Scheduler(Queues):
             num_waiting_tokens=self.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
             pools=[pool_state(slots, cached) for slots, cached in self.held.pools],
-            counters=self.counters.with_all(self.held.counters),
+            counters={**self.counters, **self.held.counters},
             page_map=page_map(self.held.kv),
         )
 

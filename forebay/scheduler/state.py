@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,32 +38,14 @@ class SchedulerState:
     page_map: list[int]
 
 
-COUNTED: Final = frozenset(
-    {
-        *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
-        *("generated_tokens", "retractions", "retractions_kept", "steps", "failed_steps", "recoveries"),
-        *("books_cleared", "leaked_pages", "ledger_violations", "evicted_pages", "dead_kv_tokens"),
-        *("states_evicted", "states_taken", "states_skipped"),
-        *(f"misses.{reason}" for reason in MissReason),
-        *(f"finished.{reason}" for reason in FinishReason),
-    }
+COUNTED: Final = (
+    *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
+    *("generated_tokens", "retractions", "retractions_kept", "steps", "failed_steps", "recoveries"),
+    *("books_cleared", "leaked_pages"),
+    *(f"misses.{reason}" for reason in MissReason),
+    *(f"finished.{reason}" for reason in FinishReason),
 )
-
-
-class Counters(dict[str, float]):
-    """Numbers that only grow, by the names in `COUNTED`; any other is a KeyError."""
-
-    def add(self, name: str, amount: float = 1) -> None:
-        if name not in COUNTED:
-            raise KeyError(name)
-        self[name] = self.get(name, 0) + amount
-
-    def with_all(self, counts: Mapping[str, float]) -> Counters:
-        """These, and what others counted."""
-        both = Counters(self)
-        for name, count in counts.items():
-            both.add(name, count)
-        return both
+"""What the scheduler counts; the pools and the kinds of cache count more."""
 
 
 def pool_state(slots: Slots, cached: int = 0) -> PoolState:

@@ -57,8 +57,8 @@ SCHEDULER = (
     Mutant(
         "C27 a chunk is progress",
         "scheduler/scheduler.py",
-        '            req.last_progress = now\n            self.counters.add("computed_prompt_tokens"',
-        '            self.counters.add("computed_prompt_tokens"',
+        '            req.last_progress = now\n            self.counters["computed_prompt_tokens"]',
+        '            self.counters["computed_prompt_tokens"]',
         "scheduler/test_fairness.py::test_each_chunk_and_each_token_is_progress",
     ),
     # -- overtaking and giving way ------------------------------------------------------------------------------------
