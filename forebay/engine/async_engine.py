@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, cast
 
 from forebay.base.errors import EngineError, PayloadTooLarge, Unavailable, from_code
@@ -174,11 +174,11 @@ class AsyncEngine:
 
     async def state(self) -> State:
         """The engine's state, answered between two steps. Raises Unavailable when it is starting or dead."""
-        return await self._ask(lambda serial: GetState(serial=serial))
+        return await self._ask(GetState)
 
     async def flush_cache(self) -> State:
         """Drop every cached prefix that no request holds; the state is as of after that."""
-        return await self._ask(lambda serial: FlushCache(serial=serial))
+        return await self._ask(FlushCache)
 
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the
@@ -210,14 +210,14 @@ class AsyncEngine:
         if not self._lost.is_set():  # else the streams are about to be told
             self._transport.write(data)
 
-    async def _ask(self, frame: Callable[[int], GetState | FlushCache]) -> State:
+    async def _ask(self, question: type[GetState] | type[FlushCache]) -> State:
         if self.dead is not None or not self._ready.done():
             raise self._unavailable()
         serial = next(self._serials)
         answer: asyncio.Future[State] = self._loop.create_future()
         self._answers[serial] = answer
         try:
-            self._send(frame(serial))
+            self._send(question(serial))
             return await answer
         finally:
             del self._answers[serial]

@@ -12,7 +12,6 @@ from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.engine.frames import AddRequest
-from forebay.engine.pace import Pace
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request
@@ -23,9 +22,29 @@ from forebay.scheduler.scheduler import Scheduler
 from forebay.scheduler.suspects import RequestFault
 
 EXPIRE_INTERVAL_S: Final = 0.25
+STEP_LIMIT_S: Final = 10.0  # of steps that are expected to be shorter
 MAX_FAILURES_IN_A_ROW: Final = 5  # a runner that fails that often without one success will not recover
 
 log = get_logger("engine")
+
+
+class Pace:
+    """How long a step may take before it counts as a hang, learned from those that ended, so that a long prompt on a
+    slow machine is not taken for one: as long for each of its tokens as the slowest one has. Until one has ended, and
+    at most, it may take `most_s`."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._s_per_token: float | None = None
+
+    def ended(self, num_tokens: int, seconds: float) -> None:
+        self._s_per_token = max(self._s_per_token or 0.0, seconds / max(1, num_tokens))
+
+    def limit_s(self, num_tokens: int) -> float:
+        """`num_tokens` 0: of the time in which nothing could be planned, which no step tells anything about."""
+        if self._s_per_token is None or num_tokens == 0:
+            return self._most_s
+        return min(self._most_s, max(STEP_LIMIT_S, num_tokens * self._s_per_token))
 
 
 class EngineBroken(EngineError):
@@ -87,7 +106,8 @@ class EngineCore:
         self._progressed = True
         try:
             fault.point("engine.add")
-            self._check(wanted)
+            wanted.params.check(self._vocab_size)  # every id that will index something, whoever sent it
+            check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)
             now = self._clock()
             if self.idle:
                 self.stats.last_step_at = now  # the time without work is no delay
@@ -105,7 +125,10 @@ class EngineCore:
             self.scheduler.add(request, now)
         except Exception as error:
             self.stats.refused += 1
-            return [failed(wanted.request_id, _refusal(error, f"request {wanted.request_id}"))]
+            where = f"request {wanted.request_id}"
+            if not isinstance(error, ForebayError):
+                log.error(event("add_failed", at=where), exc_info=error)
+            return [failed(wanted.request_id, _as_typed(error, where))]
         return []
 
     def abort(self, request_id: int) -> list[Update]:
@@ -144,11 +167,6 @@ class EngineCore:
         self._progressed = plan is not None or bool(self._in_flight) or bool(updates)
         self.stats.busy_s += self._clock() - now
 
-    def _check(self, wanted: AddRequest) -> None:
-        """Every id that will index something, whoever sent it."""
-        wanted.params.check(self._vocab_size)
-        check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)
-
     def _expire(self, now: float, updates: list[Update]) -> None:
         if now >= self._expire_at:
             self._expire_at = now + EXPIRE_INTERVAL_S
@@ -180,7 +198,8 @@ class EngineCore:
         updates += self.scheduler.take_news()
         self._failures_in_a_row = 0
         self._pace.ended(plan.num_tokens, now - self.stats.last_step_at)
-        self.stats.count_step(now)
+        self.stats.steps += 1
+        self.stats.last_step_at = now
         self.stats.host_s += self._clock() - now
         return True
 
@@ -231,9 +250,3 @@ def _as_typed(error: Exception, where: str) -> ForebayError:
     if isinstance(error, MemoryError):
         return EngineError(f"{where} ran out of memory; fewer or shorter requests may pass", code="out_of_memory")
     return EngineError(f"{where} failed inside the engine; its log has the cause", code="step_failed")
-
-
-def _refusal(error: Exception, where: str) -> ForebayError:
-    if not isinstance(error, ForebayError):
-        log.error(event("add_failed", at=where), exc_info=error)
-    return _as_typed(error, where)

@@ -11,7 +11,7 @@ from forebay.config.engine_config import EngineConfig
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import Failure, Update
-from forebay.scheduler.state import PoolState
+from forebay.scheduler.state import SchedulerState
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):
@@ -55,21 +55,11 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop now. Draining is the server's business: it sends this when nothing runs any more or time is up."""
 
 
-class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
-    """Where the engine stands. Counters only grow; times are seconds of the engine's monotonic clock."""
+class State(SchedulerState, frozen=True, tag="state", kw_only=True):
+    """Where the engine stands. Times are seconds of its monotonic clock; of the counters see `engine/stats.py`, too."""
 
-    step: int
-    num_running: int
-    num_waiting: int
-    num_waiting_tokens: int
-    pools: list[PoolState]
     last_step_age_s: float  # since a step last completed, 0 when idle
-    oldest_wait_s: float
-    counters: dict[str, float]  # see `engine/stats.py`
     answers: int = 0  # the serial of the frame that asked for it
-    map: list[
-        int
-    ] = []  # owner class of a sample of pages for the console's strip: 0 free, 1 running, 2 cached, 3 other
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):

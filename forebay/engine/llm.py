@@ -7,12 +7,13 @@ for output in llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=3
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -30,14 +31,6 @@ from forebay.text.resumption import ChatPrompt, Message
 from forebay.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
-
-
-class _Wanted(NamedTuple):
-    """What is to be submitted for an output; others may go on from the first `resume_points` tokens of its prompt."""
-
-    output: RequestOutput
-    params: SamplingParams
-    resume_points: list[int]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -90,7 +83,7 @@ class LLM:
         patient = replace(config.engine, scheduling=scheduling)
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
         self._core, self.info = build_engine(patient)
-        self._next_id = 1
+        self._ids = itertools.count(1)
 
     def generate(
         self,
@@ -137,10 +130,15 @@ class LLM:
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         params = _as_params(sampling_params, len(outputs))
-        wanted = [_Wanted(*each) for each in zip(outputs, params, resume_points, strict=True)]
+        wanted = [
+            AddRequest(
+                request_id=request_id, prompt_token_ids=output.prompt_token_ids, params=how, resume_points=points
+            )
+            for output, how, points, request_id in zip(outputs, params, resume_points, self._ids, strict=False)
+        ]
         with _bar(len(outputs), shown=use_tqdm) as bar:
             task = bar.add_task("generating", total=len(outputs))
-            self._run(wanted, lambda: bar.advance(task))
+            self._run(wanted, outputs, lambda: bar.advance(task))
         for output in outputs:
             output.text = self.tokenizer.decode(output.token_ids)
         failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
@@ -153,32 +151,21 @@ class LLM:
             return RequestOutput(prompt=prompt, prompt_token_ids=self.tokenizer.encode(prompt))
         return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
 
-    def _run(self, wanted: list[_Wanted], on_end: Callable[[], None]) -> None:
+    def _run(self, wanted: list[AddRequest], outputs: list[RequestOutput], on_end: Callable[[], None]) -> None:
         """Feed the engine as rows come free, so that its queue, made for servers, never overflows."""
         live: dict[int, RequestOutput] = {}
-        waiting = deque(wanted)
+        waiting = deque(zip(wanted, outputs, strict=True))
         try:
             while waiting or live:
                 while waiting and len(live) < self.info.max_running_requests:
-                    item = waiting.popleft()
-                    live[self._next_id] = item.output
-                    self._take(self._add(item), live, on_end)
+                    request, output = waiting.popleft()
+                    live[request.request_id] = output
+                    self._take(self._core.add(request), live, on_end)
                 self._take(self._core.step(), live, on_end)
         finally:
             # Interrupted: whoever still runs would go on in the next call.
             for request_id in list(live):
                 self._core.abort(request_id)
-
-    def _add(self, item: _Wanted) -> list[Update]:
-        request_id, self._next_id = self._next_id, self._next_id + 1
-        return self._core.add(
-            AddRequest(
-                request_id=request_id,
-                prompt_token_ids=item.output.prompt_token_ids,
-                params=item.params,
-                resume_points=item.resume_points,
-            )
-        )
 
     @staticmethod
     def _take(updates: list[Update], live: dict[int, RequestOutput], on_end: Callable[[], None]) -> None:

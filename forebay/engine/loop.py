@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
 from forebay.base import fault
+from forebay.base.clock import TICK_S, RunClock
 from forebay.base.errors import EngineError
 from forebay.base.log import event, get_logger
 from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
@@ -73,6 +75,24 @@ class EngineLoop:
             self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
+
+    def start_beating(self, clock: RunClock) -> None:
+        """The engine's sign of life, from a thread of its own until the channel is closed: `clock` is ticked and a
+        `Beat` sent about every second. Native calls leave the interpreter's lock while they run, so not even the
+        longest step is in its way."""
+
+        def run() -> None:
+            while True:
+                time.sleep(TICK_S)
+                clock.tick()
+                try:
+                    # A peer that is not reading is no reason to pile them up.
+                    if not self._channel.num_unsent_bytes:
+                        self._channel.send(self.beat())
+                except ChannelClosed:
+                    return
+
+        threading.Thread(target=run, name="heartbeat", daemon=True).start()
 
     def beat(self) -> Beat:
         """What the loop is at, for another thread to tell."""

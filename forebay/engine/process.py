@@ -29,7 +29,6 @@ from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import Channel, ChannelClosed, ChannelError
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Configure, Dead, Ready, Shutdown, ToEngine
-from forebay.engine.heartbeat import start_beating
 from forebay.engine.loop import EngineLoop
 from forebay.requests.updates import Failure
 
@@ -97,7 +96,7 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     gc.enable()
     channel.send(ready)
     loop = EngineLoop(core, channel, clock=clock)
-    start_beating(clock, channel, loop.beat)
+    loop.start_beating(clock)
     loop.run()
 
 

@@ -12,6 +12,8 @@ Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`
 
 from __future__ import annotations
 
+from msgspec.structs import asdict
+
 from forebay.base.log import event
 from forebay.engine.frames import State
 from forebay.scheduler.scheduler import Scheduler
@@ -30,10 +32,6 @@ class Stats:
         self._line_busy_s = 0.0
         self._line_tokens = (0.0, 0.0)
 
-    def count_step(self, now: float) -> None:
-        self.steps += 1
-        self.last_step_at = now
-
     def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0) -> State:
         """Where the engine stands, as the frame that says so."""
         state = scheduler.state(now)
@@ -44,18 +42,9 @@ class Stats:
             "engine.host_seconds": self.host_s,
             "engine.busy_seconds": self.busy_s,
         }
-        return State(
-            step=state.step,
-            num_running=state.num_running,
-            num_waiting=state.num_waiting,
-            num_waiting_tokens=state.num_waiting_tokens,
-            oldest_wait_s=state.oldest_wait_s,
-            last_step_age_s=0.0 if scheduler.idle else now - self.last_step_at,
-            pools=state.pools,
-            counters={**state.counters, **own},
-            map=state.page_map,
-            answers=answers,
-        )
+        age_s = 0.0 if scheduler.idle else now - self.last_step_at
+        known = asdict(state) | {"counters": {**state.counters, **own}}
+        return State(**known, last_step_age_s=age_s, answers=answers)
 
     def worked_s(self) -> float:
         """Seconds of work since the last `line`."""
@@ -65,18 +54,17 @@ class Stats:
         """The log line of the work since the last one; rates are over that work, not over the idle time in between."""
         state = scheduler.state(now)
         counters = state.counters
-        tokens = (counters.get("computed_prompt_tokens", 0.0), counters.get("generated_tokens", 0.0))
+        tokens = (counters["computed_prompt_tokens"], counters["generated_tokens"])
         elapsed = max(self.worked_s(), 1e-9)
         prefill, decode = ((new - old) / elapsed for new, old in zip(tokens, self._line_tokens, strict=True))
         self._line_busy_s, self._line_tokens = self.busy_s, tokens
         kv = state.pools[0]
-        prompts = counters.get("prompt_tokens", 0.0)
         return event(
             "working",
             running=state.num_running,
             waiting=state.num_waiting,
             kv_used=f"{(kv.running + kv.cached) / kv.total:.0%}",
-            hit_rate=f"{counters.get('cached_tokens', 0.0) / prompts if prompts else 0:.0%}",
+            hit_rate=f"{counters['cached_tokens'] / max(1, counters['prompt_tokens']):.0%}",
             prefill_tok_s=prefill,
             decode_tok_s=decode,
         )

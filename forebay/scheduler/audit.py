@@ -26,17 +26,6 @@ def audit(held: Residencies, reqs: Sequence[Request]) -> None:
         kind.slots.audit([*_by_owner(slots), kind.cached(held.cache.nodes())])
 
 
-def reclaim_leaks(held: Residencies) -> int:
-    """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
-    num_lost = 0
-    for slots, _ in held.pools:
-        lost = np.flatnonzero(slots.owner > 0)
-        for owner in np.unique(slots.owner[lost]).tolist():
-            slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
-        num_lost += len(lost)
-    return num_lost
-
-
 def _by_owner(holders: Iterable[Holder]) -> list[Holder]:
     """One holder for each owner: a request may have let go of something and hold more."""
     own: dict[int, list[Ids]] = {}

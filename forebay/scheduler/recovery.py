@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.requests.request import Request
-from forebay.scheduler.audit import audit, reclaim_leaks
+from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits
 from forebay.scheduler.queues import Queues
 
@@ -52,10 +54,15 @@ def who_is_stuck(queues: Queues) -> list[Ending]:
 
 
 def quarantine_leaks(queues: Queues) -> int:
-    """When nobody holds anything: count what is booked for somebody all the same, and never use it again."""
-    lost = reclaim_leaks(queues.held)
-    queues.counters["leaked_pages"] += lost
-    return lost
+    """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
+    num_lost = 0
+    for slots, _ in queues.held.pools:
+        lost = np.flatnonzero(slots.owner > 0)
+        for owner in np.unique(slots.owner[lost]).tolist():
+            slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
+        num_lost += len(lost)
+    queues.counters["leaked_pages"] += num_lost
+    return num_lost
 
 
 def _who_no_longer_fits(queues: Queues) -> list[Ending]:

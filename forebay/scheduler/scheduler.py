@@ -330,7 +330,7 @@ class Scheduler(Queues):
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
             pools=[pool_state(slots, cached) for slots, cached in self.held.pools],
             counters={**self.counters, **self.held.counters},
-            page_map=page_map(self.held.kv),
+            map=page_map(self.held.kv),
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -24,9 +23,9 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerState:
-    """A snapshot. `page_map` samples pages in order of their number: 0 free, 1 running, 2 cached, 3 other."""
+class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot. Counters only grow; `map` has the owners of a sample of pages, in order of their number: 0 free,
+    1 running, 2 cached, 3 other."""
 
     step: int
     num_running: int
@@ -35,7 +34,7 @@ class SchedulerState:
     oldest_wait_s: float
     pools: list[PoolState]
     counters: dict[str, float]
-    page_map: list[int]
+    map: list[int] = []
 
 
 COUNTED: Final = (

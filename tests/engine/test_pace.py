@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forebay.engine.pace import STEP_LIMIT_S, Pace
+from forebay.engine.core import STEP_LIMIT_S, Pace
 
 MOST_S = 60.0
 

@@ -14,7 +14,6 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import ToEngine
-from forebay.engine.heartbeat import start_beating
 from forebay.engine.loop import EngineLoop
 from tests.deadlines import HANGS_S
 from tests.engine.engine_fakes import CONFIG, READY
@@ -49,7 +48,7 @@ class ThreadedEngine:
         clock = RunClock()
         loop = EngineLoop(self.core, self.channel, clock=clock)
         self.channel.send(self.ready)
-        start_beating(clock, self.channel, loop.beat)
+        loop.start_beating(clock)
         try:
             loop.run()
         except BaseException as error:

@@ -412,8 +412,8 @@ def test_the_state_accounts_for_every_page_and_row():
     kv, rows = state.pools
     assert (kv.running, kv.cached, rows.running) == (1, 4, 1)
     assert (state.num_running, state.num_waiting, state.num_waiting_tokens, state.oldest_wait_s) == (1, 8, 24, 2.0)
-    assert len(state.page_map) == 256
-    assert set(state.page_map) == {0, 1, 2}
+    assert len(state.map) == 256
+    assert set(state.map) == {0, 1, 2}
     assert state.counters["generated_tokens"] == 5
 
 
