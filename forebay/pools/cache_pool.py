@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
+from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
 from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState
 from forebay.pools.table import Column, Region, Table
@@ -24,10 +25,17 @@ class StateLayer(NamedTuple):
     ssm: Tensor
 
 
+class WindowPages(Table):
+    """Row p is about page p; `full_to_window` is its window page, or NO_SLOT where the windows have moved past it."""
+
+    full_to_window = Column(torch.int32, pad=PAD)
+
+
 class CachePool:
     """Three tables, by page, window page and state slot, with the columns of all layers; a layer knows its own number.
 
-    `num_pages`, `num_window_pages` and `num_slots` are without the padding page and slot.
+    `num_pages`, `num_window_pages` and `num_slots` are without the padding page and slot. Where layers have windows,
+    which have fewer pages, `windows` says where a page's is.
     """
 
     def __init__(
@@ -51,6 +59,7 @@ class CachePool:
         counts = {Per.TOKEN: num_pages, Per.WINDOW_TOKEN: num_window_pages, Per.SLOT: num_slots}
         self.tables = {per: Table(counts[per] + 1, columns=columns[per], device=device) for per in Per}
         self.pages, self.window_pages, self.slots = self.tables.values()
+        self.windows = WindowPages(num_pages + 1, device=device) if num_window_pages else None
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
             of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}

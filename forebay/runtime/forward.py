@@ -17,7 +17,6 @@ from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
-from forebay.pools.window_pages import WindowPages
 
 
 class Columns(Protocol):
@@ -60,11 +59,8 @@ class GreedyTokens(NamedTuple):
 
 
 class Forward:
-    def __init__(
-        self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, windows: WindowPages | None
-    ) -> None:
-        self.model, self.ops = model, ops
-        self.rows, self.cache, self.windows = rows, cache, windows
+    def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool) -> None:
+        self.model, self.ops, self.rows, self.cache = model, ops, rows, cache
 
     def context(self, tokens: StepTokens) -> ForwardContext:
         """What the layers are told of a step."""
@@ -76,8 +72,8 @@ class Forward:
             page_size=self.cache.page_size,
             out_cache_loc=tokens.out_cache_loc,
         )
-        if self.windows is not None:
-            window = replace(full, out_cache_loc=tokens.out_window_loc, page_map=self.windows.full_to_window)
+        if (windows := self.cache.windows) is not None:
+            window = replace(full, out_cache_loc=tokens.out_window_loc, page_map=windows.full_to_window)
         return ForwardContext(
             positions=tokens.positions, full=full, window=window, states=tokens.states, cache=self.cache
         )

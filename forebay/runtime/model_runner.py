@@ -20,7 +20,6 @@ from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
-from forebay.pools.window_pages import WindowPages
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StateWork, StepPlan, StepResult, TokenLogprob, WindowWork
 from forebay.runtime.bounds import PoolBounds
@@ -29,7 +28,6 @@ from forebay.runtime.extend_step import ExtendInputs, extend_runner
 from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties
@@ -127,10 +125,8 @@ class ModelRunner:
         graph_sizes: Sequence[int],
     ) -> None:
         self.cache, self.rows = cache, rows
-        self._copies = HostCopies(cache)
         self._model, self._ops = model, ops
         self._vocab_size = vocab_size
-        device = rows.last_tokens.device
         self._bounds = PoolBounds(
             num_rows=rows.num_rows,
             num_pages=cache.num_pages + 1,
@@ -140,15 +136,14 @@ class ModelRunner:
             num_window_pages=cache.num_window_pages + 1,
             num_slots=cache.num_slots + 1,
         )
-        self.windows = WindowPages(cache.num_pages, device=device) if cache.num_window_pages else None
-        self._inputs = StepInputs(rows, cache, self.windows, self._copies, max_num_tokens=max_num_tokens, device=device)
-        self._forward = Forward(model, ops, rows, cache, self.windows)
+        self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
+        self._forward = Forward(model, ops, rows, cache)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
         self.extend: GraphRunner[ExtendInputs, HiddenStates] | None = None  # None: steps with prompts are not captured
         if graphs.captures_prompts and cache.num_slots == 0:
             self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
         self._options = RowOptions(rows.num_rows)
-        self._penalties = Penalties(vocab_size, device)
+        self._penalties = Penalties(vocab_size, rows.last_tokens.device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -157,7 +152,7 @@ class ModelRunner:
         """
         self._bounds.check(plan)
         if plan.host.loads:
-            self._copies.check(plan)
+            self.inputs.copies.check(plan)
         for admission in plan.admissions:
             self._options.admit(admission)
             self._penalties.admit(admission)
@@ -166,7 +161,7 @@ class ModelRunner:
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
         reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else NO_IDS
-        inputs = self._inputs.stage(plan, sample_rows, drawing, reporting, targets)
+        inputs = self.inputs.stage(plan, sample_rows, drawing, reporting, targets)
         chunks: tuple[_Chunk, ...] = ()
         if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
             decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
@@ -188,11 +183,6 @@ class ModelRunner:
             logprobs,
             chunks,
         )
-
-    @property
-    def host_copy_bytes(self) -> int:
-        """What retracted requests keep in host memory."""
-        return self._copies.num_bytes
 
     @torch.inference_mode()
     def capture_next(self) -> bool:
@@ -221,7 +211,7 @@ class ModelRunner:
             q_lens=np.full(1, q_len, dtype=np.int64),
             input_ids=np.zeros(q_len * num_extends, dtype=np.int64),
             sample_mask=np.ones(1, dtype=np.bool_),
-            windows=WindowWork(**WindowWork.padding(lengths)) if self.windows is not None else WindowWork(),
+            windows=WindowWork(**WindowWork.padding(lengths)) if self.cache.windows is not None else WindowWork(),
             states=StateWork(**StateWork.padding(lengths)) if self.cache.num_slots else StateWork(),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
             **StepPlan.padding(lengths),
@@ -230,8 +220,8 @@ class ModelRunner:
     def _hidden(self, plan: StepPlan, inputs: Sections) -> HiddenStates:
         """A step of any shape."""
         if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
-            return self.extend.run(self._inputs.extend_columns(plan, inputs), plan.num_tokens)
-        return self._forward.hidden(self._inputs.tokens(plan, inputs))
+            return self.extend.run(self.inputs.extend_columns(plan, inputs), plan.num_tokens)
+        return self._forward.hidden(self.inputs.tokens(plan, inputs))
 
     def _choose(
         self, decoded: GreedyTokens, inputs: Sections, rows: Ids, wants: Wants, reporting: Ids

@@ -36,10 +36,6 @@ class OverlappedRunner:
     def capture_next(self) -> bool:
         return self._thread.submit(self._runner.capture_next).result()
 
-    @property
-    def host_copy_bytes(self) -> int:
-        return self._runner.host_copy_bytes
-
     def saw_failure(self) -> None:
         self._failures_seen += 1
 

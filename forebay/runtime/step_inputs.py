@@ -18,7 +18,6 @@ from forebay.memory.slots import NO_SLOT, PAD, Ids
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
-from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Admission, Kept, StepPlan
 from forebay.runtime.extend_step import ExtendInputs
 from forebay.runtime.forward import StepTokens
@@ -56,21 +55,10 @@ _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.val
 class StepInputs:
     """Carries plans to the device in one copy each, and does there what a plan does before the model runs."""
 
-    def __init__(
-        self,
-        rows: RequestRows,
-        cache: CachePool,
-        windows: WindowPages | None,
-        copies: HostCopies,
-        *,
-        max_num_tokens: int,
-        device: torch.device,
-    ) -> None:
-        self._rows = rows
-        self._cache = cache
-        self._windows = windows
-        self._copies = copies
-        self._packing = Packing(_SECTIONS, device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
+    def __init__(self, rows: RequestRows, cache: CachePool, *, max_num_tokens: int) -> None:
+        self._rows, self._cache = rows, cache
+        self.copies = HostCopies(cache)
+        self._packing = Packing(_SECTIONS, rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
     def stage(self, plan: StepPlan, sample_rows: Ids, drawing: Ids, reporting: Ids, targets: Ids) -> Sections:
         """Send `plan`. `sample_rows` are the rows that sample, `drawing` and `reporting` indices into them, `targets`
@@ -93,27 +81,24 @@ class StepInputs:
     def _change(self, plan: StepPlan, sections: Sections, places: list[Places]) -> None:
         """All that comes before the model, in the order that `StepPlan` says. `places` are those of saves and loads."""
         for kept, at in zip(plan.host.saves, places, strict=False):
-            self._copies.save(kept.request_id, at)
+            self.copies.save(kept.request_id, at)
         for request_id in plan.host.drops:
-            self._copies.drop(request_id)
+            self.copies.drop(request_id)
         if "write_rows" in sections:
             at = sections["write_rows"], sections["write_columns"]
             self._rows.req_to_token.index_put_(at, sections["write_pages"])
         if plan.admissions:
-            self._admit(sections)
-        if self._windows is not None and "map_pages" in sections:
-            self._windows.full_to_window.index_copy_(0, sections["map_pages"], sections["map_windows"])
+            for name in SamplingRows.declared:
+                column = self._rows[name]
+                column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
+        if self._cache.windows is not None and "map_pages" in sections:
+            self._cache.windows.full_to_window.index_copy_(0, sections["map_pages"], sections["map_windows"])
         if "clears" in sections:
             self._cache.slots.reset_rows(sections["clears"])
         if "copy_src" in sections:
             self._cache.slots.copy_rows(sections["copy_src"], sections["copy_dst"])
         for kept, at in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
-            self._copies.load(kept.request_id, at)
-
-    def _admit(self, sections: Sections) -> None:
-        for name in SamplingRows.declared:
-            column = self._rows[name]
-            column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
+            self.copies.load(kept.request_id, at)
 
     def tokens(self, plan: StepPlan, sections: Sections) -> StepTokens:
         """What the model is given in a step of any shape."""

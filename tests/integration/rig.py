@@ -88,6 +88,12 @@ class Engine:
     def count(self, name: str) -> float:
         return self.core.scheduler.state(0.0).counters.get(name, 0)
 
+    def bytes_on_host(self) -> int:
+        """What retracted requests keep in host memory."""
+        runner = self.core._runner
+        runner = runner._runner if isinstance(runner, OverlappedRunner) else runner
+        return runner.inputs.copies.num_bytes
+
     def flush_cache(self) -> None:
         self.core.scheduler.flush_cache()
 

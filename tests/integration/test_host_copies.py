@@ -31,7 +31,7 @@ def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: i
 
     def after_a_step(number: int, result: Result) -> bool:
         nonlocal most
-        on_host = engine.core._runner.host_copy_bytes
+        on_host = engine.bytes_on_host()
         assert on_host == held.kept.num_bytes or (on_host > held.kept.num_bytes and held.draft.drops)
         most = max(most, held.kept.num_bytes)
         return rng.random() < 0.002
@@ -40,4 +40,4 @@ def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: i
     engine.run(prompts, SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True), abort=after_a_step)
     assert most > 0
     engine.run([[5]], SamplingParams(max_new_tokens=1))  # drops, too, come with a plan
-    assert engine.core._runner.host_copy_bytes == held.kept.num_bytes == 0
+    assert engine.bytes_on_host() == held.kept.num_bytes == 0

@@ -164,7 +164,7 @@ def test_c26_retracted_requests_lose_no_token_kept_or_computed_again(
     known.check(engine)
     assert engine.count("retractions") >= 3
     assert (engine.count("retractions_kept") > 0) == (retraction_host_bytes > 0)
-    assert engine.core._runner.host_copy_bytes == 0
+    assert engine.bytes_on_host() == 0
 
 
 @pytest.mark.parametrize("overlap_depth", [0, 1])

@@ -165,7 +165,7 @@ class HybridPlanner(Planner):
     def poison(self, live: Sequence[int]) -> None:
         """NaN in every page, window page and state that the rows `live` do not hold; and for pages that lost their
         window, of which the device is not told, windows of others."""
-        cache, windows = self.runner.cache, self.runner.windows
+        cache = self.runner.cache
         pages = {int(page) for row in live for page in self.pages[row, : -(-int(self.lens[row]) // PAGE_SIZE)]}
         for i, spec in enumerate(cache.specs):
             if isinstance(spec, RecurrentState):
@@ -176,9 +176,9 @@ class HybridPlanner(Planner):
                 by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)[:2]]
             for tensor in by_place:
                 tensor[torch.tensor([place not in held for place in range(len(tensor))])] = float("nan")
-        if windows is not None:
+        if cache.windows is not None:
             lost = [page for page, window in enumerate(self.full_to_window) if not window]
-            windows.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
+            cache.windows.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
 
     def _kept(self, row: int) -> Kept:
         length = int(self.lens[row])

@@ -16,14 +16,12 @@ from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.request_rows import RequestRows
-from forebay.pools.window_pages import WindowPages
 from forebay.requests.step_plan import Kept, StepPlan
 from forebay.runtime.forward import StepTokens
-from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.step_inputs import StepInputs
 from tests.plans import changed
 from tests.runtime.plans import ids
-from tests.runtime.test_step_inputs import CPU, NUM_ROWS, PAGE_SIZE, PAGES, random_plan
+from tests.runtime.test_step_inputs import NUM_ROWS, PAGE_SIZE, PAGES, random_plan
 
 SPECS = (
     RecurrentState(conv=(2, 3), ssm=(2, 2)),
@@ -140,8 +138,8 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         num_slots=NUM_SLOTS,
         device="cpu",
     )
-    rows, windows, copies = RequestRows(NUM_ROWS, PAGES), WindowPages(NUM_PAGES), HostCopies(cache)
-    staging = StepInputs(rows, cache, windows, copies, max_num_tokens=max_num_tokens, device=CPU)
+    rows = RequestRows(NUM_ROWS, PAGES)
+    staging = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
     for step in range(5):
         for entries in (lists.pages, lists.windows, lists.slots):  # as if a model had written everywhere
             entries[:] = rng.integers(1, 1 << 20, len(entries)).astype(float).tolist()
@@ -149,15 +147,15 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
             tensor.copy_(expected)
         plan = random_hybrid_plan(rng, step, set(lists.on_host))
         plan = changed(plan, loads=tuple(k for k in plan.host.loads if k.request_id not in plan.host.drops))
-        copies.check(plan)
+        staging.copies.check(plan)
         lists.apply(plan)
         inputs = staging.stage(plan, plan.rows[plan.sample_mask], ids([]), ids([]), ids([]))
         check_tokens(plan, staging.tokens(plan, inputs))
         assert rows.req_to_token.tolist() == lists.table.tolist()
-        assert windows.full_to_window.tolist() == list(lists.full_to_window)
+        assert cache.windows.full_to_window.tolist() == list(lists.full_to_window)
         for tensor, expected in tensors(cache, lists):
             assert torch.equal(tensor, expected)
-        assert copies.num_bytes == len(lists.on_host) * copy_bytes()
+        assert staging.copies.num_bytes == len(lists.on_host) * copy_bytes()
 
 
 def copy_bytes() -> int:

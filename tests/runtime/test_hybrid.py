@@ -108,12 +108,12 @@ def test_a_retracted_request_goes_on_elsewhere_with_what_was_kept_on_the_host(nu
         plans.save(row)
         plans.begin(3, prompt(3))
         plans.step(extends=[(3, 7)])  # saved before what this step does
-        assert plans.runner.host_copy_bytes > 0
+        assert plans.runner.inputs.copies.num_bytes > 0
         plans.poison([3])
         plans.load(to, row, tokens + tokens_of(got))
         got.append(plans.step(extends=[(to, 1)], decodes=[3]))
         got += [plans.step(decodes=[to]) for _ in range(2)]
-        assert plans.runner.host_copy_bytes == 0
+        assert plans.runner.inputs.copies.num_bytes == 0
         row = to
     assert entries(got) == entries(alone)
 
@@ -168,10 +168,10 @@ def test_the_bytes_on_the_host_are_those_of_the_copies_there():
     plans.save(1)
     plans.step(decodes=[2])
     per_page, state = 2 * PAGE_SIZE * 8 * 4, (8 * 2 + 2 * 8) * 4
-    assert plans.runner.host_copy_bytes == 3 * per_page + 2 * per_page + state
+    assert plans.runner.inputs.copies.num_bytes == 3 * per_page + 2 * per_page + state
     plans.drops += [1, 77]
     plans.step(decodes=[2])
-    assert plans.runner.host_copy_bytes == 0
+    assert plans.runner.inputs.copies.num_bytes == 0
 
 
 def test_a_load_of_nothing_fails_its_step_and_changes_nothing():
@@ -184,12 +184,16 @@ def test_a_load_of_nothing_fails_its_step_and_changes_nothing():
     plans.step(decodes=[1])
     plans.drops.append(2)
     plans.load(3, 2, prompt(2, 9))
-    tables = [plans.runner.rows.req_to_token, plans.runner.windows.full_to_window, *plans.runner.cache.slots.tensors]
+    tables = [
+        plans.runner.rows.req_to_token,
+        plans.runner.cache.windows.full_to_window,
+        *plans.runner.cache.slots.tensors,
+    ]
     before = [table.clone() for table in tables]
     with pytest.raises(NoHostCopy, match=r"\[2\]"):
         plans.step(decodes=[3])
     assert all(torch.equal(table, was) for table, was in zip(tables, before, strict=True))
-    assert plans.runner.host_copy_bytes > 0  # not even dropped
+    assert plans.runner.inputs.copies.num_bytes > 0  # not even dropped
     assert entries([*got, plans.step(decodes=[1])][1:]) == entries(run_alone(prompt(1, 9), steps=2)[2:])
 
 
@@ -234,7 +238,7 @@ def test_nothing_is_left_of_the_warm_up():
     assert_padding_holds(plans.runner)
     for tensor in all_tensors(plans.runner.cache):
         assert not tensor.any()
-    assert not plans.runner.windows.full_to_window.any()
+    assert not plans.runner.cache.windows.full_to_window.any()
     plans.begin(1, prompt(1, 9))
     warm = [plans.step(extends=[(1, 9)])] + [plans.step(decodes=[1]) for _ in range(3)]
     assert warm == run_alone(prompt(1, 9), steps=3)

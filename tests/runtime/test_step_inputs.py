@@ -13,7 +13,6 @@ from forebay.pools.cache_spec import FullAttention
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.host_copies import HostCopies
 from forebay.runtime.packing import Sections
 from forebay.runtime.step_inputs import StepInputs
 from tests.plans import plan_of
@@ -106,7 +105,7 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
     rng = np.random.default_rng(seed)
     rows, cache = pools()
     rows.last_tokens.copy_(torch.from_numpy(rng.integers(0, 1000, NUM_ROWS + 1)))
-    staging = StepInputs(rows, cache, None, HostCopies(cache), max_num_tokens=max_num_tokens, device=CPU)
+    staging = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
     table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
     params: dict[int, SamplingParams] = {}
     for step in range(5):
