@@ -39,7 +39,12 @@ _CONFIG_KEYS: Final = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 # Of some architectures these have an entry for each layer, or for each axis of a picture.
-_LISTS: Final = ("attention.head_count_kv", "feed_forward_length", "rope.dimension_sections")
+_LISTS: Final = (
+    "attention.head_count_kv",
+    "attention.recurrent_layers",
+    "feed_forward_length",
+    "rope.dimension_sections",
+)
 _CHECKED_KEYS: Final = (
     "attention.value_length",
     "rope.dimension_count",

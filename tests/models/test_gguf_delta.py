@@ -87,6 +87,7 @@ def qwen_metadata(config: ModelConfig) -> dict[str, Any]:
         "full_attention_interval": 2,
         "rope.dimension_count": config.rotary_dim,
         "rope.dimension_sections": [11, 11, 10, 0],
+        "attention.recurrent_layers": [kind == "linear_attention" for kind in config.layer_types],
     }
     if config.experts is None:
         return metadata
@@ -227,6 +228,7 @@ def round_scale(experts: Experts) -> Experts:
         ("qwen3_5_text", {"ssm.inner_size": 71}, "channels"),
         ("qwen3_5_text", {"ssm.time_step_rank": 0}, "ssm.time_step_rank"),
         ("qwen3_5_text", {"rope.dimension_count": 17}, "rotated"),
+        ("qwen3_5_text", {"attention.recurrent_layers": [False, False]}, "contradicts"),
         ("qwen3_5_text", {"block_count": 1 << 20}, "block_count"),
         ("deepseek_v3-gguf", {"expert_gating_func": 1}, "gating function 1"),
         ("deepseek_v3-gguf", {"attention.key_length": 25}, "entries of a key"),

@@ -41,6 +41,7 @@ KEYS: Final = {
 }
 
 CHECKED: Final = (
+    "attention.recurrent_layers",
     "ssm.inner_size",
     "full_attention_interval",
     "rope.dimension_count",
@@ -62,10 +63,14 @@ def configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) ->
         raise ModelError(
             f"{file.path}: its last {brief(own['nextn_predict_layers'])} blocks draft tokens: not supported"
         )
+    layers = listed_layers(file, config, "attn_q")
+    recurrent = own.get("attention.recurrent_layers")
+    if recurrent is not None and [kind == LINEAR for kind in layers] != np.asarray(recurrent).tolist():
+        raise ModelError(f"{file.path}: attention.recurrent_layers contradicts the layers' weights: {brief(recurrent)}")
     config |= {
         "linear_value_head_dim": inner // heads,
         "partial_rotary_factor": min(1.0, (rotated + 0.5) / head_dim),  # which is rounded down to `rotated` again
-        "layer_types": listed_layers(file, config, "attn_q"),
+        "layer_types": layers,
         "attention_bias": any(name.endswith(".attn_q.bias") for name in file.tensors),
         "norm_topk_prob": True,  # the format has no key for it, and llama.cpp takes it for granted
     }
