@@ -4,7 +4,8 @@ PYTHON ?= $(shell for p in .venv/bin/python python3 python3.14 python3.13 python
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done || echo python3)
 BIN := .venv/bin
 ARGS ?=
-PEERS ?= llamacpp openvino transformers
+PEERS ?= llamacpp llamacpp-q4_0 openvino openvino-int4 transformers
+ISA ?= native
 
 .PHONY: serve test test-all install dev check coverage bench bench-limits bench-peers wheel
 
@@ -45,11 +46,11 @@ bench: dev
 bench-limits: dev
 	@$(BIN)/python -m benchmarks.limits
 
-# `make bench` beside peers, each installed in an environment of its own (the first time half an hour: one is compiled).
-# make bench-peers PEERS="llamacpp-q4_0 openvino" ARGS="--only streams-1 streams-16"
+# `make bench` beside peers, each installed in an environment of its own (one of them is compiled, which takes minutes), all
+# held to one instruction set: make bench-peers ISA=avx512vnni PEERS="llamacpp-q4_0 openvino" ARGS="--only streams-1"
 bench-peers: dev
-	@$(BIN)/python -m benchmarks.peers.install $(PEERS)
-	@$(BIN)/python -m benchmarks.targets --peers $(PEERS) $(ARGS)
+	@$(BIN)/python -m benchmarks.peers.install $(PEERS) --isa $(ISA)
+	@$(BIN)/python -m benchmarks.targets --peers $(PEERS) --isa $(ISA) $(ARGS)
 
 # A wheel whose users need no compiler: it brings the kernels of every instruction set
 wheel: install

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers import places
 from forebay.base.package import __version__
+from forebay.base.variants import Variant
 from forebay.formats.store import find_model
 
 # For servers that divide their memory among a fixed number of streams: how many there are, and the tokens of each.
@@ -18,73 +20,99 @@ FEW_SLOTS, MANY_SLOTS, SLOT_TOKENS = 16, 64, 1280
 VOCAB_SIZE = 49152
 
 
-@dataclass(frozen=True, slots=True)
+# What oneDNN is told where a peer may use no more than a variant of ours does; native is told nothing.
+ONEDNN_ISA = {
+    "avx512bf16": "AVX512_CORE_BF16",
+    "avx512vnni": "AVX512_CORE_VNNI",
+    "avx512": "AVX512_CORE",
+    "avx2vnni": "AVX2_VNNI",
+    "avx2": "AVX2",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Kind:
-    """A server that can be started: `{port}` in its command stands for the port, `{slots}` and `{context}` for the
-    streams it is to hold and their tokens together."""
+    """A server that can be started: `{port}` in its command stands for the port, `{model}` for what it serves of
+    `models` (by `Row.model`), `{slots}` and `{context}` for the streams it is to hold and their tokens together."""
 
     title: str
     version: str
     command: tuple[str, ...]
+    models: Mapping[str, Path]
+    environment: Mapping[str, str] = field(default_factory=dict)
     tells_vocabulary: bool = False
 
-    def words(self, *, port: int, streams: int) -> tuple[str, ...]:
+    def words(self, *, port: int, streams: int, model: str = "default") -> tuple[str, ...]:
         slots = FEW_SLOTS if streams <= FEW_SLOTS else MANY_SLOTS
-        return tuple(word.format(port=port, slots=slots, context=slots * SLOT_TOKENS) for word in self.command)
+        values = {"port": port, "slots": slots, "context": slots * SLOT_TOKENS, "model": self.models[model]}
+        return tuple(word.format_map(values) for word in self.command)
 
     @property
-    def is_installed(self) -> bool:
-        return Path(self.command[0]).is_file()
+    def missing(self) -> list[str]:
+        """Of what must be installed."""
+        return [str(path) for path in (Path(self.command[0]), self.models["default"]) if not path.exists()]
+
+    def serves(self, model: str) -> bool:
+        return model in self.models and self.models[model].exists()
 
 
-def forebay(model: str | None, flags: Sequence[str]) -> Kind:
-    binary = Path(sys.executable).parent / "forebay"
-    named = [model] if model else []
+def forebay(model: str | None, flags: Sequence[str], isa: Variant | None = None) -> Kind:
     return Kind(
-        "Forebay",
-        __version__,
-        # `offline` asks for everything at once, and waits for it.
-        (str(binary), "serve", *named, "--port", "{port}", "--log-level", "warning", "--queue-timeout", "600", *flags),
-        True,
+        title="Forebay",
+        version=__version__,
+        command=(
+            *(str(Path(sys.executable).parent / "forebay"), "serve", "{model}", "--port", "{port}"),
+            # `offline` asks for everything at once, and waits for it.
+            *("--log-level", "warning", "--queue-timeout", "600"),
+            *(("--kernels", isa.name) if isa else ()),
+            *flags,
+        ),
+        models={"default": find_model(model), **places.random_models()},
+        tells_vocabulary=True,
     )
 
 
-def llamacpp(title: str, model: Callable[[], Path]) -> Callable[[], Kind]:
+def llamacpp(title: str, models: Callable[[], Mapping[str, Path]]) -> Callable[[Variant | None], Kind]:
     threads = str(len(os.sched_getaffinity(0)))
 
-    def kind() -> Kind:
+    def kind(isa: Variant | None = None) -> Kind:
         command = (
-            *(str(places.llama_folder() / "llama-server"), "--model", str(model()), "--port", "{port}"),
+            *(str(places.llama_folder() / "llama-server"), "--model", "{model}", "--port", "{port}"),
             *("--threads", threads, "--threads-batch", threads),
             *("--parallel", "{slots}", "--ctx-size", "{context}", "--flash-attn", "on"),
             *("--threads-http", "260"),  # it holds one for each open connection
         )
-        return Kind(title, places.LLAMACPP, command)
+        kernels = {"LD_LIBRARY_PATH": str(places.llama_kernels(isa))}
+        return Kind(title=title, version=places.LLAMACPP, command=command, models=models(), environment=kernels)
 
     return kind
 
 
-def openvino(weights: str, precision: str) -> Callable[[], Kind]:
-    def kind() -> Kind:
-        server = places.python("openvino"), places.OPENVINO_SERVER, places.openvino_model(weights)
-        command = (*map(str, server), "--port", "{port}", "--precision", precision)
-        return Kind(f"OpenVINO {weights}", places.OPENVINO, command)
+def in_python(title: str, name: str, script: Path, model: Callable[[], Path], *flags: str) -> Callable[..., Kind]:
+    """A peer in an environment of Python. oneDNN's products obey, in it and in torch; what OpenVINO computes besides
+    takes the best that the CPU has, up to 2026.4."""
+
+    def kind(isa: Variant | None = None) -> Kind:
+        command = (str(places.python(name)), str(script), "{model}", "--port", "{port}", *flags)
+        limits = {"ONEDNN_MAX_CPU_ISA": ONEDNN_ISA[isa.name], "OV_CPU_MAX_ISA": ONEDNN_ISA[isa.name]} if isa else {}
+        version = {"openvino": places.OPENVINO, "transformers": places.TRANSFORMERS}[name]
+        return Kind(title=title, version=version, command=command, models={"default": model()}, environment=limits)
 
     return kind
 
 
-def transformers() -> Kind:
-    server = places.python("transformers"), places.TRANSFORMERS_SERVER, places.checkpoint()
-    return Kind("transformers", places.TRANSFORMERS, (*map(str, server), "--port", "{port}"))
+def openvino(weights: str, precision: str) -> Callable[..., Kind]:
+    model = partial(places.openvino_model, weights)
+    return in_python(f"OpenVINO {weights}", "openvino", places.OPENVINO_SERVER, model, "--precision", precision)
 
 
 # Of OpenVINO, float16 weights with bfloat16 activations are the fastest for many streams, and quantized weights with
 # float32 activations, which it then quantizes as it goes, for one.
-PEERS: dict[str, Callable[[], Kind]] = {
-    "llamacpp": llamacpp("llama.cpp Q4_1", lambda: find_model(None)),
-    "llamacpp-q4_0": llamacpp("llama.cpp Q4_0", places.q4_0),
+PEERS: dict[str, Callable[[Variant | None], Kind]] = {
+    "llamacpp": llamacpp("llama.cpp", lambda: {"default": find_model(None), **places.random_models()}),
+    "llamacpp-q4_0": llamacpp("llama.cpp Q4_0", lambda: {"default": places.q4_0()}),
     "openvino": openvino("fp16", "bf16"),
     "openvino-int8": openvino("int8", "f32"),
     "openvino-int4": openvino("int4", "f32"),
-    "transformers": transformers,
+    "transformers": in_python("transformers", "transformers", places.TRANSFORMERS_SERVER, places.checkpoint),
 }

@@ -27,10 +27,10 @@ def facts() -> dict[str, str | int]:
     }
 
 
-def caption(repeats: int, *, quick: bool) -> str:
+def caption(repeats: int, kernels: str, *, quick: bool) -> str:
     kind = "a quick run, whose figures say nothing" if quick else f"medians of {repeats} runs"
     cores = len(os.sched_getaffinity(0))
-    return f"{time.strftime('%d %B %Y')}, {cores} cores of {cpu()}, commit {commit()}, {kind}."
+    return f"{time.strftime('%d %B %Y')}, {cores} cores of {cpu()}, {kernels} kernels, commit {commit()}, {kind}."
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""The target table as a picture: tokens per second over the number of streams, and each row's share of its target.
+"""The target table as a picture: tokens per second over the number of streams, and each row's share of its floor.
 
 Written as SVG by hand, so that no plotting library is needed.
 """
@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
 
 from benchmarks.report import OURS, Report, number
-from benchmarks.rows import Row
 
 WIDTH, HEIGHT = 960, 400
 LEFT = (60, 50, 380, 290)  # x, y, width, height of each panel's inside
 RIGHT = (690, 50, 220, 290)
-OUR_COLOUR, TARGET_COLOUR, GRID = "#0b6bcb", "#c2410c", "#d4d4d8"
+OUR_COLOUR, FLOOR_COLOUR, GRID = "#0b6bcb", "#c2410c", "#d4d4d8"
 PEER_COLOURS = ("#71717a", "#15803d", "#a16207", "#7e22ce", "#0f766e", "#9f1239")
 STREAMS = (1, 4, 16, 64)
 
@@ -33,9 +32,10 @@ def svg(report: Report, caption: str) -> str:
 
 
 def throughput(report: Report) -> Iterable[str]:
-    """A line for each server and one for the targets, both axes logarithmic."""
+    """A line for each server and one for what the machine allows, both axes logarithmic."""
     rows = {row.name: row for row in report.rows}
-    series = {"target": {s: row.target for s in STREAMS if (row := rows.get(f"streams-{s}"))}}
+    limits = {s: report.limit(row) for s in STREAMS if (row := rows.get(f"streams-{s}"))}
+    series = {"floor": {s: value for s, value in limits.items() if value is not None}}
     for server in report.servers:
         found = {s: report.median(row, server) for s in STREAMS if (row := rows.get(f"streams-{s}"))}
         series[server] = {s: value for s, value in found.items() if value is not None}
@@ -52,40 +52,26 @@ def throughput(report: Report) -> Iterable[str]:
         yield text(across(streams), LEFT[1] + LEFT[3] + 18, str(streams), anchor="middle")
     peers = iter(PEER_COLOURS * len(series))
     for place, (name, line) in enumerate(series.items()):
-        colour = {"target": TARGET_COLOUR, OURS: OUR_COLOUR}.get(name) or next(peers)
-        yield from curve([(across(s), down(LEFT, scale(v))) for s, v in line.items()], colour, dashed=name == "target")
+        colour = {"floor": FLOOR_COLOUR, OURS: OUR_COLOUR}.get(name) or next(peers)
+        yield from curve([(across(s), down(LEFT, scale(v))) for s, v in line.items()], colour, dashed=name == "floor")
         yield text(LEFT[0] + 10, LEFT[1] + 16 + 16 * place, name, colour=colour)
 
 
 def shares(report: Report) -> Iterable[str]:
-    """A bar for each row, to twice the target at most; a tick shows the best peer."""
-    x, y, _, height = RIGHT
-    yield text(x - 220, 30, "Share of the target (tick: best peer of the table)", size=14)
+    """A bar for each row that has a floor."""
+    x, y, width, height = RIGHT
+    yield text(x - 220, 30, "Share of what the machine allows", size=14)
     step = height / max(1, len(report.rows))
     for place, row in enumerate(report.rows):
         top = y + place * step
         yield text(x - 8, top + step / 2 + 4, row.title, anchor="end", size=10)
-        ours = report.median(row, OURS)
-        if ours is not None:
-            share = row.share_of_target(ours)
-            size = f'width="{bar(share):.1f}" height="{step - 6:.1f}"'
+        share = report.share_of_floor(row)
+        if share is not None:
+            size = f'width="{width * min(share, 1.0):.1f}" height="{step - 6:.1f}"'
             yield f'<rect x="{x}" y="{top + 3:.1f}" {size} fill="{OUR_COLOUR}"/>'
-            yield text(x + RIGHT[2] + 6, top + step / 2 + 4, f"{100 * share:.0f} %", size=10)
-        peer = x + bar(row.share_of_target(best_known(report, row)))
-        yield f'<path d="M{peer:.1f} {top + 1:.1f}v{step - 2:.1f}" stroke="#18181b" stroke-width="2"/>'
-    yield f'<path d="M{x + bar(1):.1f} {y}v{height}" stroke="{TARGET_COLOUR}" stroke-dasharray="4 3"/>'
-    yield text(x + bar(1), y + height + 18, "target", colour=TARGET_COLOUR, anchor="middle")
-
-
-def best_known(report: Report, row: Row) -> float:
-    """Of the peers measured beforehand and those of this run."""
-    measured = [report.median(row, server) for server in report.servers if server != OURS]
-    values = [row.best, *(value for value in measured if value is not None)]
-    return min(values) if row.lower_is_better else max(values)
-
-
-def bar(share: float) -> float:
-    return RIGHT[2] * min(share, 2.0) / 2.0
+            yield text(x + width + 6, top + step / 2 + 4, f"{100 * share:.0f} %", size=10)
+    yield f'<path d="M{x + width} {y}v{height}" stroke="{FLOOR_COLOUR}" stroke-dasharray="4 3"/>'
+    yield text(x + width, y + height + 18, "floor", colour=FLOOR_COLOUR, anchor="middle")
 
 
 class Log:

@@ -1,9 +1,9 @@
-"""From runs to the target table: medians, shares of the targets, and who was ahead pair by pair."""
+"""From runs to the target table: medians, shares of the floors, and ratios to each peer pair by pair."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,67 +12,114 @@ from benchmarks.rows import Row
 
 OURS = "Forebay"
 BEGIN, END = "<!-- targets: begin -->", "<!-- targets: end -->"
+NOISE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """One measurement. `repeat` counts from 0: runs of equal number are a pair, which saw the same prompts one after
-    the other. `other_cpu_share` is what neither server nor client computed, of all cores: above a few per cent the
-    machine was not quiet."""
+    """One measurement. `repeat` counts from 0: the last runs of equal number are a pair, which ran one after the other.
+    `other_cpu_share` is what neither server nor client computed, of all cores. `ideal` is the result of a server that
+    lost nothing of what the machine gave just before; empty where nobody knows."""
 
     server: str
     row: str
     repeat: int
     other_cpu_share: float
-    result: dict[str, Any]
+    result: Mapping[str, Any]
+    ideal: Mapping[str, Any]
+
+    @property
+    def is_noisy(self) -> bool:
+        """Somebody else computed: who waits by spinning then loses much, and who sleeps little."""
+        return self.other_cpu_share > NOISE
 
 
 class Report:
-    """`runs` may lack any row of any server. `rows` are all there could be, in the table's order."""
+    """`runs` may lack any row of any server. `rows` are all there could be, in the table's order; `needs` are the CPU
+    flags of the kernels, which say what the goals are."""
 
-    def __init__(self, rows: Sequence[Row], runs: Sequence[Run]) -> None:
-        self._runs = runs
-        self.rows = [row for row in rows if any(self.values(row, run.server) for run in runs)]
+    def __init__(self, rows: Sequence[Row], runs: Sequence[Run], needs: frozenset[str] = frozenset()) -> None:
+        self._runs = {(run.row, run.server, run.repeat): run for run in runs}  # the last of each
+        self._needs = needs
         self.servers = list(dict.fromkeys(run.server for run in runs))
+        self.rows = [row for row in rows if any(self._of(row, server) for server in self.servers)]
 
-    def values(self, row: Row, server: str) -> dict[int, float]:
-        """The figure of each repeat."""
-        name = source(row)
-        return {run.repeat: row.figure(run.result) for run in self._runs if (run.row, run.server) == (name, server)}
+    def _of(self, row: Row, server: str) -> dict[int, Run]:
+        """The run of each repeat that counts: a round that was noisy is followed by another."""
+        return {run.repeat: run for (name, by, _), run in self._runs.items() if (name, by) == (source(row), server)}
 
     def median(self, row: Row, server: str) -> float | None:
-        values = self.values(row, server)
-        return statistics.median(values.values()) if values else None
+        """Of the quiet runs, where there are any."""
+        runs = list(self._of(row, server).values())
+        quiet = [run for run in runs if not run.is_noisy] or runs
+        return statistics.median(row.figure(run.result) for run in quiet) if quiet else None
 
-    def pairs_ahead(self, row: Row, peer: str) -> tuple[int, int]:
-        """In how many of the repeats that both ran we were better, and how many those were."""
-        ours, theirs = self.values(row, OURS), self.values(row, peer)
-        both = ours.keys() & theirs.keys()
-        return sum(row.is_better(ours[repeat], theirs[repeat]) for repeat in both), len(both)
+    def is_noisy(self, row: Row, server: str) -> bool:
+        return all(run.is_noisy for run in self._of(row, server).values())
+
+    def limit(self, row: Row) -> float | None:
+        """The figure of a server that loses nothing; None for a row without a floor, as a start is."""
+        limits = [row.figure(run.ideal) for run in self._with_floor(row)]
+        return statistics.median(limits) if limits else None
+
+    def share_of_floor(self, row: Row) -> float | None:
+        """1 for a server that loses nothing; each run's by the machine of its own minute."""
+        shares = [row.ratio(row.figure(run.result), row.figure(run.ideal)) for run in self._with_floor(row)]
+        return statistics.median(shares) if shares else None
+
+    def _with_floor(self, row: Row) -> list[Run]:
+        return [run for run in self._of(row, OURS).values() if run.ideal]
+
+    def ratios(self, row: Row, peer: str, *, noisy: bool = False) -> list[float]:
+        """How many times as good we were in each pair: in the quiet ones, or in those that were not."""
+        ours, theirs = self._of(row, OURS), self._of(row, peer)
+        pairs = [(ours[repeat], theirs[repeat]) for repeat in sorted(ours.keys() & theirs.keys())]
+        return [
+            row.ratio(row.figure(our.result), row.figure(their.result))
+            for our, their in pairs
+            if noisy == (our.is_noisy or their.is_noisy)
+        ]
 
     def markdown(self) -> str:
         peers = [server for server in self.servers if server != OURS]
-        heads = ["", "target", "Forebay", "of the target", "best peer before", *peers]
+        heads = ["", "Forebay", "of its floor", *peers, "goal"]
         lines = [heads, ["---"] * len(heads), *(self._cells(row, peers) for row in self.rows)]
         return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
     def _cells(self, row: Row, peers: Sequence[str]) -> list[str]:
         ours = self.median(row, OURS)
-        return [
-            row.title,
-            f"{number(row.target)} {row.unit}",
-            "-" if ours is None else f"**{number(ours)}**",
-            "-" if ours is None else f"{100 * row.share_of_target(ours):.0f} %",
-            f"{number(row.best)} ({row.best_peer})",
-            *(self._peer_cell(row, peer) for peer in peers),
-        ]
+        mark = "~" if self.is_noisy(row, OURS) else ""
+        figure = "-" if ours is None else f"{mark}**{number(ours)}** {row.unit}"
+        return [row.title, figure, self._floor(row), *(self._peer(row, peer) for peer in peers), self._goals(row)]
 
-    def _peer_cell(self, row: Row, peer: str) -> str:
+    def _floor(self, row: Row) -> str:
+        share = self.share_of_floor(row)
+        return "-" if share is None else f"{100 * share:.0f} % ({self._with_floor(row)[-1].ideal['bound_by']})"
+
+    def _peer(self, row: Row, peer: str) -> str:
+        """Its figure, and ours as a multiple: counted in quiet pairs, and only supposed in others."""
         value = self.median(row, peer)
         if value is None:
             return "-"
-        ahead, pairs = self.pairs_ahead(row, peer)
-        return f"{number(value)} (ahead {ahead}/{pairs})" if pairs else number(value)
+        figure = f"{'~' if self.is_noisy(row, peer) else ''}{number(value)}"
+        if quiet := self.ratios(row, peer):
+            ahead = sum(ratio > 1 for ratio in quiet)
+            return f"{figure} ({statistics.median(quiet):.2f}x, ahead {ahead}/{len(quiet)})"
+        noisy = self.ratios(row, peer, noisy=True)
+        return f"{figure} (~{statistics.median(noisy):.2f}x)" if noisy else figure
+
+    def _goals(self, row: Row) -> str:
+        """Each with what it came to against the best format of that peer."""
+        words = []
+        for goal in row.goals:
+            medians = [
+                statistics.median(found)
+                for peer in self.servers
+                if peer.startswith(goal.peer) and (found := self.ratios(row, peer))
+            ]
+            reached = f"{min(medians):.2f} of " if medians else ""
+            words.append(f"{reached}{goal.ratio(self._needs):g}x {goal.peer}")
+        return ", ".join(words) or "-"
 
 
 def source(row: Row) -> str:

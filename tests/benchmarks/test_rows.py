@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.kinds import PEERS, Kind, forebay
+from benchmarks.peers import install
+from benchmarks.peers.places import RANDOM_MODELS
 from benchmarks.rows import ROWS, Load
+from forebay.base.variants import VARIANTS, Variant
 
 
 def test_names_are_unique() -> None:
@@ -25,13 +30,31 @@ def test_a_shrunk_load_keeps_its_kind() -> None:
 
 
 def test_a_server_with_slots_is_started_again_only_for_more_streams_than_it_has() -> None:
-    divided = Kind("divided", "1", ("server", "--slots", "{slots}", "--context", "{context}"))
+    command = ("server", "{model}", "--slots", "{slots}", "--context", "{context}")
+    divided = Kind(title="divided", version="1", command=command, models={"default": Path("m"), "1b": Path("n")})
     assert divided.words(port=1, streams=1) == divided.words(port=1, streams=16)
-    assert divided.words(port=1, streams=64) == ("server", "--slots", "64", "--context", "81920")
+    assert divided.words(port=1, streams=64) == ("server", "m", "--slots", "64", "--context", "81920")
+    assert divided.words(port=1, streams=1, model="1b")[1] == "n"
     plain = forebay(None, ["--page-size", "16"])
     assert plain.words(port=1, streams=1) == plain.words(port=1, streams=256)
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_every_peer_listens_on_the_port_it_is_given(name: str) -> None:
-    assert "12345" in PEERS[name]().words(port=12345, streams=1)
+    assert "12345" in PEERS[name](None).words(port=12345, streams=1)
+
+
+@pytest.mark.parametrize("isa", [variant for variant in VARIANTS if "amx_bf16" not in variant.needs])
+def test_all_servers_are_held_to_an_instruction_set(isa: Variant) -> None:
+    assert isa.name in forebay(None, [], isa).command
+    for name, peer in PEERS.items():
+        assert peer(isa).environment != peer(None).environment, name
+    options = install.llama_isa(isa)
+    assert "-DGGML_AVX2=ON" in options
+    assert ("-DGGML_AVX512_VNNI=ON" in options) == ("avx512_vnni" in isa.needs)
+    assert "-DGGML_AMX_TILE=OFF" in options
+
+
+def test_every_model_of_a_row_is_made_and_served() -> None:
+    assert {row.model for row in ROWS} == {"default", *RANDOM_MODELS}
+    assert {row.model for row in ROWS} <= PEERS["llamacpp"](None).models.keys()

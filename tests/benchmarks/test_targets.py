@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from benchmarks import kinds, targets
-from benchmarks.rows import Load
+from benchmarks.report import Run
+from benchmarks.rows import ROWS, Load
+from forebay.base.variants import Variant, usable_variants
 from forebay.cli.main import main as forebay
 
 
@@ -28,23 +31,60 @@ def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
     assert "4 streams, 128 in, 128 out" in (out / "targets.md").read_text()
     assert (out / "targets.svg").read_text().startswith("<svg")
     assert "resident memory, idle" in capsys.readouterr().out
+    if usable_variants():
+        assert record["runs"][1]["ideal"]["output_throughput"] > 0
 
 
 def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(kinds.PEERS, "absent", lambda: kinds.Kind("Absent", "1", (str(tmp_path / "absent"),)))
+    def absent(isa: Variant | None) -> kinds.Kind:
+        return kinds.Kind(title="Absent", version="1", command=(str(tmp_path / "no"),), models={"default": tmp_path})
+
+    monkeypatch.setitem(kinds.PEERS, "absent", absent)
     monkeypatch.setattr(sys, "argv", ["targets", "--quick", "--peers", "absent", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="Absent: not installed"):
+    with pytest.raises(SystemExit, match=r"Absent \(.*/no\): not installed"):
         targets.main()
+
+
+def turn(server: str, repeat: int, other: float = 0.0, seconds: float = 1.0) -> Run:
+    result = {"duration": seconds}
+    return Run(server=server, row="row", repeat=repeat, other_cpu_share=other, result=result, ideal={})
+
+
+def kind(title: str) -> kinds.Kind:
+    return kinds.Kind(title=title, version="1", command=(title,), models={})
+
+
+def test_a_round_that_somebody_disturbed_is_run_again_by_all_on_other_prompts() -> None:
+    busy = iter([0.0, 0.5, 0.0, 0.0, 0.0, 0.0])
+    seeds = []
+
+    def prepare(seed: int) -> targets.Measure:
+        seeds.append(seed)
+        return lambda server, repeat: turn(server.title, repeat, next(busy))
+
+    runs = list(targets.rounds([kind("one"), kind("two")], 2, 3, prepare))
+    assert [(run.server, run.repeat) for run in runs] == [("one", 0), ("two", 0)] * 2 + [("one", 1), ("two", 1)]
+    assert len(set(seeds)) == 3
+
+
+def test_a_machine_that_is_never_quiet_is_given_up_on() -> None:
+    runs = list(targets.rounds([kind("one")], 2, 3, lambda seed: lambda server, repeat: turn("one", repeat, 0.5)))
+    assert [run.repeat for run in runs] == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_long_run_is_not_repeated() -> None:
+    def measure(server: kinds.Kind, repeat: int) -> Run:
+        return turn(server.title, repeat, seconds=targets.LONG_RUN_S if server.title == "slow" else 1.0)
+
+    runs = list(targets.rounds([kind("slow"), kind("quick")], 3, 1, lambda seed: measure))
+    assert [run.server for run in runs] == ["slow", "quick", "quick", "quick"]
 
 
 def test_a_failed_load_has_no_figure_and_the_next_server_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Fleet:
-        kinds = (kinds.Kind("Frail", "1", ("frail",)), kinds.Kind("Sound", "1", ("sound",)))
-
-        def server(self, kind: kinds.Kind, streams: int) -> kinds.Kind:
+        def server(self, kind: kinds.Kind, streams: int, model: str) -> kinds.Kind:
             return kind
 
     class NoOtherWork:
@@ -56,10 +96,12 @@ def test_a_failed_load_has_no_figure_and_the_next_server_is_measured(
     def client(server: kinds.Kind, load: Load, seed: int) -> dict[str, float]:
         if server.title == "Frail":
             raise targets.LoadFailed("1 requests failed")
-        return {"duration": targets.LONG_RUN_S}
+        return {"duration": 1.0}
 
     monkeypatch.setattr(targets, "client", client)
     monkeypatch.setattr(targets, "OtherWork", NoOtherWork)
-    runs = list(targets.alternate(Fleet(), "row", Load(num_prompts=1, concurrency=1), repeats=3, seed=0))  # type: ignore[arg-type]
-    assert [run.server for run in runs] == ["Sound"], "and a long run is not repeated"
-    assert capsys.readouterr().err.count("Frail, row") == 3
+    row = next(row for row in ROWS if row.load)
+    measure = partial(targets.measure_load, Fleet(), row, row.load, 0, {})
+    runs = list(targets.rounds([kind("Frail"), kind("Sound")], 3, 1, lambda seed: measure))
+    assert [run.server for run in runs] == ["Sound"] * 3
+    assert capsys.readouterr().err.count(f"Frail, {row.name}") == 3
