@@ -61,8 +61,8 @@ class StateStrategy(StrEnum):
 class CacheTypes:
     """The types of what is computed and kept, by name."""
 
-    dtype: str = "float32"  # bfloat16 | float32: weights, activations, KV and convolution states
-    kv_cache_dtype: str = "float32"  # as dtype, or int8
+    dtype: str = "float32"  # bfloat16 | float32: weights, activations and convolution states
+    kv_cache_dtype: str = "float32"  # as dtype, or smaller: bfloat16, int8
     mamba_ssm_dtype: str = "float32"  # float32 | bfloat16: the states of scans
 
 

@@ -281,10 +281,12 @@ def _refuse_what_cannot_work(given: dict[str, Given], facts: Facts, settled: Set
 
 def _refuse_other_kv_types(given: dict[str, Given], settled: Settled) -> None:
     asked, dtype = settled["kv_cache_dtype"], settled["dtype"]
-    if asked not in (dtype, "int8"):
-        raise ConfigError(f"{given['kv_cache_dtype'].origin} ({asked}): use int8, or {dtype}, the model's type")
-    if asked == "int8" and settled["device"] == "cuda":
-        raise ConfigError(f"{given['kv_cache_dtype'].origin} (int8): 8-bit KV is for CPUs; use {dtype} with cuda")
+    if asked == "float32" != dtype:
+        raise ConfigError(
+            f"{given['kv_cache_dtype'].origin} (float32): larger than {dtype}, the model's type: use that"
+        )
+    if asked != dtype and settled["device"] == "cuda":
+        raise ConfigError(f"{given['kv_cache_dtype'].origin} ({asked}): KV of another type is for CPUs; use {dtype}")
 
 
 def _refuse_other_kernels(given: dict[str, Given], settled: Settled) -> None:

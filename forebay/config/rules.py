@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import ceil_div, human_bytes
+from forebay.base.variants import VARIANTS
 from forebay.config.engine_config import CacheIsolation, KernelBackend, StateStrategy
 from forebay.config.flag import Value
 from forebay.config.gpu import GpuMemory, limits_for
@@ -86,10 +87,12 @@ def _served_model_name(facts: Facts, settled: Settled) -> Decision:
 def _dtype(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         return Decision("bfloat16", "the GPU computes in it")
-    native = sorted(facts.cpu_flags & BFLOAT16_FLAGS)
+    named = next((variant for variant in VARIANTS if variant.name == settled.get("kernels")), None)
+    native = sorted((facts.cpu_flags if named is None else named.needs) & BFLOAT16_FLAGS)
+    whose = "the CPU" if named is None else f"--kernels {named.name}"
     if native:
-        return Decision("bfloat16", f"the CPU computes in it ({', '.join(native)})")
-    return Decision("float32", "the CPU has no bfloat16 instructions")
+        return Decision("bfloat16", f"{whose} computes in it ({', '.join(native)})")
+    return Decision("float32", f"{whose} has no bfloat16 instructions")
 
 
 def _device(facts: Facts, settled: Settled) -> Decision:
@@ -126,7 +129,10 @@ def _context_length(facts: Facts, settled: Settled) -> Decision:
 
 
 def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
-    return Decision(settled["dtype"], "as --dtype; int8 halves bfloat16's bytes and rounds")
+    dtype = settled["dtype"]
+    if dtype == "float32" == _dtype(facts, settled).value:
+        return Decision("bfloat16", "half of float32's bytes: only what is kept is rounded, sums are in float32")
+    return Decision(dtype, "as --dtype; int8 halves bfloat16's bytes and rounds")
 
 
 def _mamba_ssm_dtype(facts: Facts, settled: Settled) -> Decision:

@@ -76,7 +76,7 @@ _MODEL: Final = (
         group=MODEL,
         choices=("bfloat16", "float32"),
         absent=ABSENT_DTYPES,
-        help="type of weights, activations, KV cache and convolution states",
+        help="type of weights, activations and convolution states",
     ),
     Flag(
         name="quantization",
@@ -166,7 +166,7 @@ _KV: Final = (
         group=MEMORY,
         choices=("bfloat16", "float32", "int8"),
         absent=ABSENT_KV_DTYPES,
-        help="type of keys and values: that of --dtype, or int8 with a scale per token and head",
+        help="type of keys and values, not larger than --dtype; int8 has a scale per token and head",
     ),
 )
 

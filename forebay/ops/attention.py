@@ -17,8 +17,8 @@ class KvCache(NamedTuple):
     """What a layer keeps of each token, by location.
 
     v may be a view into k's rows: a token's value is then what lies in its key at that place (latent attention), and v
-    has the scales of k. Scales are those of int8 caches, None otherwise: a head's entries are its codes, -127..127,
-    times its scale, the largest entry / 127.
+    has the scales of k. Entries are of the step's dtype or smaller. Scales are those of int8 caches, None otherwise: a
+    head's entries are its codes, -127..127, times its scale, the largest entry / 127.
     """
 
     k: Tensor  # [L, Hk, D]
@@ -60,8 +60,8 @@ class AttentionOps(Protocol):
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
         """Write k [T, Hk, D] and v [T, Hk, Dv] to locations loc [T] int64 of the cache.
 
-        Where a head's key is not finite its value becomes NaN (its scale, in int8 caches), so that the token's own
-        attention, whatever it weighs that value with, is NaN too and nothing can hide in the cache.
+        Where a head's key, as it is kept, is not finite its value becomes NaN (its scale, in int8 caches), so that the
+        token's own attention, whatever it weighs that value with, is NaN too and nothing can hide in the cache.
         """
         ...
 

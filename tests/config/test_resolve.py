@@ -155,11 +155,30 @@ def test_the_files_own_codes_are_kept_where_kernels_are_made_for_them(
     assert (found.value, reason in found.reason) == (quantization, True)
 
 
-def test_keys_and_values_have_the_models_type_or_8_bits() -> None:
-    assert resolve({"dtype": "float32"}).engine.types.kv_cache_dtype == "float32"
-    assert resolve({"kv_cache_dtype": "int8"}).engine.types.kv_cache_dtype == "int8"
-    with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(bfloat16\): use int8, or float32"):
-        resolve({"dtype": "float32", "kv_cache_dtype": "bfloat16"})
+@pytest.mark.parametrize(
+    ("flags", "dtype", "kv_dtype"),
+    [
+        ({"kernels": "amx"}, "bfloat16", "bfloat16"),
+        ({"kernels": "avx512bf16", "dtype": "float32"}, "float32", "float32"),
+        ({"kernels": "avx512vnni"}, "float32", "bfloat16"),
+        ({"kernels": "avx2"}, "float32", "bfloat16"),
+        ({"kernels": "avx2", "dtype": "float32"}, "float32", "bfloat16"),
+        ({"kernels": "avx2", "dtype": "bfloat16"}, "bfloat16", "bfloat16"),
+        ({"kernels": "avx2", "kv_cache_dtype": "float32"}, "float32", "float32"),
+        ({"kernels": "avx2", "kv_cache_dtype": "int8"}, "float32", "int8"),
+    ],
+    ids=str,
+)
+def test_kv_takes_16_bits_or_8_unless_float32_is_asked_for_or_better(
+    flags: dict[str, Any], dtype: str, kv_dtype: str
+) -> None:
+    types = resolve(flags).engine.types
+    assert (types.dtype, types.kv_cache_dtype) == (dtype, kv_dtype)
+
+
+def test_kv_larger_than_what_is_computed_in_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype \(float32\): larger than bfloat16"):
+        resolve({"dtype": "bfloat16", "kv_cache_dtype": "float32"})
     with pytest.raises(ConfigError, match="use int8"):
         resolve({"kv_cache_dtype": "fp8_e4m3"})
 

@@ -105,12 +105,21 @@ class Engine:
 
 
 class Rig:
-    """A loaded model; `engine` makes an engine over it in milliseconds."""
+    """A loaded model; `engine` makes an engine over it in milliseconds. `kv_dtype` None: KV is of `dtype`."""
 
-    def __init__(self, path: Path, *, dtype: torch.dtype, kernels: str, num_threads: int, context_length: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        dtype: torch.dtype,
+        kv_dtype: torch.dtype | None = None,
+        kernels: str,
+        num_threads: int,
+        context_length: int,
+    ) -> None:
         checkpoint = open_checkpoint(str(path))
         self.ops = make_ops(kernels, num_threads)
-        self._dtype = dtype
+        self._cache_types = cache_types(dtype, kv_dtype=kv_dtype)
         self._context_length = context_length
         self._vocab_size = checkpoint.config.vocab_size
         self._model = models.load(checkpoint, ops=self.ops, dtype=dtype, context_length=context_length)
@@ -133,7 +142,7 @@ class Rig:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do."""
         num_pages = num_tokens // page_size
-        types = cache_types(self._dtype)
+        types = self._cache_types
         sizes = cache_sizes(self._model.cache_specs(), types)
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
         per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval)

@@ -11,9 +11,11 @@ from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
 
 
-def cache_types(dtype: torch.dtype, ssm_dtype: torch.dtype = torch.float32) -> CacheTypes:
-    name, ssm = (str(given).removeprefix("torch.") for given in (dtype, ssm_dtype))
-    return CacheTypes(dtype=name, kv_cache_dtype=name, mamba_ssm_dtype=ssm)
+def cache_types(
+    dtype: torch.dtype, ssm_dtype: torch.dtype = torch.float32, kv_dtype: torch.dtype | None = None
+) -> CacheTypes:
+    name, ssm, kv = (str(given).removeprefix("torch.") for given in (dtype, ssm_dtype, kv_dtype or dtype))
+    return CacheTypes(dtype=name, kv_cache_dtype=kv, mamba_ssm_dtype=ssm)
 
 
 def all_tensors(cache: CachePool) -> Iterator[Tensor]:
