@@ -4,7 +4,7 @@
 that describes: `block(config, layer) -> BlockSpec`, or, where there is more to it than blocks, `describe(config) ->
 DecoderSpec`. `gguf.py`, where llama.cpp has the type, says what its files call things (`ARCHITECTURES`). A new one is
 one such folder and a tiny configuration in `tests/models/`, which compares it with transformers. What several families
-share stands with the first of them, and the others import it from there.
+share stands with the first of them, and the others import it from there; what layers are built with, in `mixers.py`.
 """
 
 from __future__ import annotations

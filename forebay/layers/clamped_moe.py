@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.routing import RouterSpec
+from forebay.layers.routing import Router, RouterSpec
 from forebay.ops import ExpertActivation
 
 
@@ -21,9 +21,7 @@ class ClampedMoeSpec:
 
     name: str
     router: RouterSpec
-    hidden_size: int
     intermediate_size: int
-    num_experts: int
     alpha: float
     limit: float
 
@@ -34,14 +32,15 @@ class ClampedMoeSpec:
 class ClampedMoe:
     def __init__(self, spec: ClampedMoeSpec, parts: Parts) -> None:
         ops = self._ops = parts.ops
-        self._router = spec.router.build(parts)
-        parts, count, outputs = parts.within(spec.name), spec.num_experts, 2 * spec.intermediate_size
+        self._router = Router(spec.router, parts)
+        count, size, outputs = spec.router.num_experts, spec.router.hidden_size, 2 * spec.intermediate_size
+        parts = parts.within(spec.name)
         # Weights [E, H, 2I], whose outputs are the first gate, the first up, the second gate.., and biases [E, 2I].
-        weights = _halves_from_turns(parts.tensor("gate_up_proj", count, spec.hidden_size, outputs))
+        weights = _halves_from_turns(parts.tensor("gate_up_proj", count, size, outputs))
         biases = _halves_from_turns(parts.tensor("gate_up_proj_bias", count, outputs))
         gate_up = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
-        weights = parts.tensor("down_proj", count, spec.intermediate_size, spec.hidden_size)
-        biases = parts.tensor("down_proj_bias", count, spec.hidden_size)
+        weights = parts.tensor("down_proj", count, spec.intermediate_size, size)
+        biases = parts.tensor("down_proj_bias", count, size)
         down = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
         self._experts = ops.pack_experts(
             gate_up, down, ExpertActivation.CLAMPED_SWIGLU, alpha=spec.alpha, limit=spec.limit

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forebay.families.mixers import KimiDelta
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.pools.cache_spec import RecurrentState
@@ -17,74 +18,61 @@ from forebay.pools.cache_spec import RecurrentState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KimiDeltaSpec:
-    """`width` inputs, the token's own included, reach a token through the convolution over q, k and v.
-
-    `low_rank`: decays and gates come from D dimensions that each of them takes of the input. `a_log_shape` is the
-    checkpoint's, with one entry for each head. Decays are kept between `lowest_log_decay` and 0 by a sigmoid,
-    or, where that is 0, below 0 by a softplus.
-    """
+    """`low_rank`: decays and gates come from D dimensions that each of them takes of the input. `a_log_shape` is the
+    checkpoint's, with one entry for each head."""
 
     name: str
     hidden_size: int
-    num_heads: int
-    head_dim: int
-    width: int
+    delta: KimiDelta
     norm_eps: float
     low_rank: bool
     a_log_shape: tuple[int, ...]
-    lowest_log_decay: float = 0.0
     output_name: str = "o_proj"
-
-    @property
-    def size(self) -> int:
-        """Of q, k or v of all heads."""
-        return self.num_heads * self.head_dim
 
     @property
     def gate_rank(self) -> int:
         """What the first layer gives for decays, and for gates."""
-        return self.head_dim if self.low_rank else self.size
+        return self.delta.head_dim if self.low_rank else self.delta.size
 
-    def build(self, parts: Parts) -> KimiDelta:
-        return KimiDelta(self, parts)
+    def build(self, parts: Parts) -> KimiDeltaLayer:
+        return KimiDeltaLayer(self, parts)
 
 
-class KimiDelta:
+class KimiDeltaLayer:
     def __init__(self, spec: KimiDeltaSpec, parts: Parts) -> None:
-        parts, size, heads, dim = parts.within(spec.name), spec.size, spec.num_heads, spec.head_dim
+        parts, delta, lowest = parts.within(spec.name), spec.delta, spec.delta.lower_bound
+        size, heads, dim = delta.size, delta.num_heads, delta.head_dim
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, 3 * size), ssm=(heads, dim, dim)))
+        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, 3 * size), ssm=(heads, dim, dim)))
         decay, gate = ("f_a_proj", "g_a_proj") if spec.low_rank else ("f_proj", "g_proj")
         outputs = {"q_proj": size, "k_proj": size, "v_proj": size, decay: spec.gate_rank, gate: spec.gate_rank}
         self._inputs = parts.linear({**outputs, "b_proj": heads}, spec.hidden_size)
         second = ("f_b_proj", "g_b_proj") if spec.low_rank else ()
         self._second_layers = tuple(parts.linear({name: size}, dim) for name in second)
         self._output = parts.linear({spec.output_name: spec.hidden_size}, size)
-        self._kernel = parts.conv_kernel({f"{part}_conv1d": size for part in "qkv"}, spec.width)
-        bounded = spec.lowest_log_decay != 0
+        self._kernel = parts.conv_kernel({f"{part}_conv1d": size for part in "qkv"}, delta.width)
 
         def rates(a_log: Tensor) -> Tensor:
             rate = a_log.flatten().exp().repeat_interleave(dim)
-            return rate if bounded else -rate
+            return rate if lowest else -rate
 
         rate = parts.tensor("A_log", *spec.a_log_shape, float32=True, change=rates)
-        self._decay = torch.full_like(rate, spec.lowest_log_decay) if bounded else rate
-        self._rate = rate if bounded else None
+        self._decay = torch.full_like(rate, lowest) if lowest else rate
+        self._rate = rate if lowest else None
         self._dt_bias = parts.tensor("dt_bias", size, float32=True)
         self._norm = parts.tensor("o_norm.weight", dim)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
-        spec, ops, rank = self._spec, self._ops, self._spec.gate_rank
-        mixed, decay, gate, beta = torch.split(
-            self._inputs(ctx, x), [3 * spec.size, rank, rank, spec.num_heads], dim=-1
-        )
+        spec, delta, ops, rank = self._spec, self._spec.delta, self._ops, self._spec.gate_rank
+        sizes = [3 * delta.size, rank, rank, delta.num_heads]
+        mixed, decay, gate, beta = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         if self._second_layers:
             decay, gate = (layer(ctx, y) for layer, y in zip(self._second_layers, (decay, gate), strict=True))
         state = ctx.cache.state(self._layer)
         mixed = ops.causal_conv(mixed, self._kernel, None, state.conv, ctx.states, silu=True)
-        heads = (len(x), spec.num_heads, spec.head_dim)
+        heads = (len(x), delta.num_heads, delta.head_dim)
         q, k, v = (part.view(heads) for part in mixed.chunk(3, dim=-1))
         log_decay, beta = ops.delta_gates(decay, beta, self._decay, self._dt_bias, self._rate)
         out = ops.gated_delta_rule(
@@ -95,14 +83,14 @@ class KimiDelta:
             beta,
             state.ssm,
             ctx.states,
-            scale=spec.head_dim**-0.5,
+            scale=delta.head_dim**-0.5,
         )
         normed = ops.gated_rms_norm(
             out.flatten(1),
             gate,
             self._norm,
             spec.norm_eps,
-            group_size=spec.head_dim,
+            group_size=delta.head_dim,
             norm_first=True,
             sigmoid=True,
         )

@@ -12,6 +12,7 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from forebay.families.mixers import Mamba1Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.pools.cache_spec import RecurrentState
@@ -27,17 +28,9 @@ class ScanNorm(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba1Spec:
-    """`width` inputs, the token's own included, reach a token through the convolution. `bias`: of the first and the
-    last linear layer."""
-
     name: str
     hidden_size: int
-    intermediate_size: int
-    state_size: int
-    rank: int
-    width: int
-    bias: bool = False
-    conv_bias: bool = True
+    mixer: Mamba1Mixer
     norm: ScanNorm = ScanNorm.NONE
     norm_eps: float = 1e-6
 
@@ -47,17 +40,17 @@ class Mamba1Spec:
 
 class Mamba1:
     def __init__(self, spec: Mamba1Spec, parts: Parts) -> None:
-        parts = parts.within(spec.name)
-        size, state_size, rank = spec.intermediate_size, spec.state_size, spec.rank
+        parts, mixer = parts.within(spec.name), spec.mixer
+        size, state_size, rank = mixer.intermediate_size, mixer.state_size, mixer.dt_rank
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size), ssm=(size, state_size)))
-        self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=spec.bias)  # and the gate
+        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, size), ssm=(size, state_size)))
+        self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=mixer.bias)  # and the gate
         self._selection = parts.linear({"x_proj": rank + 2 * state_size}, size)
         self._dt = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32
-        self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=spec.bias)
-        self._kernel = parts.conv_kernel({"conv1d": size}, spec.width)
-        self._kernel_bias = parts.tensor("conv1d.bias", size) if spec.conv_bias else None
+        self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=mixer.bias)
+        self._kernel = parts.conv_kernel({"conv1d": size}, mixer.width)
+        self._kernel_bias = parts.tensor("conv1d.bias", size) if mixer.conv_bias else None
         self._a = parts.decays(size, state_size)
         self._d = parts.tensor("D", size, float32=True)
         self._dt_bias = parts.tensor("dt_proj.bias", size, float32=True)
@@ -74,12 +67,10 @@ class Mamba1:
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, I] -> dt in its rank [T, R], b and c [T, D], normed where the family does so."""
-        spec, ops = self._spec, self._ops
-        parts = torch.split(self._selection(ctx, x), [spec.rank, spec.state_size, spec.state_size], dim=-1)
+        mixer, eps = self._spec.mixer, self._spec.norm_eps
+        parts = torch.split(self._selection(ctx, x), [mixer.dt_rank, mixer.state_size, mixer.state_size], dim=-1)
         if self._norms:
-            parts = tuple(
-                ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip(parts, self._norms, strict=True)
-            )
+            parts = tuple(self._ops.rms_norm(part, w, eps) for part, w in zip(parts, self._norms, strict=True))
         dt, b, c = parts
         return dt, b, c
 
@@ -88,7 +79,7 @@ def _norms(spec: Mamba1Spec, parts: Parts, like: Tensor) -> tuple[Tensor, ...]:
     """The weights for dt, b and c, `like` another tensor where the checkpoint has none."""
     if spec.norm is ScanNorm.NONE:
         return ()
-    sizes = {"dt": spec.rank, "b": spec.state_size, "c": spec.state_size}
+    sizes = {"dt": spec.mixer.dt_rank, "b": spec.mixer.state_size, "c": spec.mixer.state_size}
     if spec.norm is ScanNorm.PLAIN:
         return tuple(like.new_ones(size) for size in sizes.values())
     return tuple(parts.tensor(f"{part}_layernorm.weight", size) for part, size in sizes.items())

@@ -6,12 +6,12 @@ size, C channels of the convolution.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from forebay.families.mixers import Mamba2Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
@@ -41,37 +41,13 @@ class GatedNorm:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mamba2Spec:
-    """`width` inputs, the token's own included, reach a token through the convolution. `norm` None for a gate alone.
-
-    dt is clamped to the two of `dt_limit`.
-    """
+    """`norm` None for a gate alone."""
 
     name: str
     hidden_size: int
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_size: int
-    width: int
+    mixer: Mamba2Mixer
     norm: GatedNorm | None
-    in_bias: bool = False
-    conv_bias: bool = True
-    out_bias: bool = False
-    dt_limit: tuple[float, float] = (0.0, math.inf)
     multipliers: Multipliers = Multipliers()
-
-    @property
-    def intermediate_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def group_channels(self) -> int:
-        """Entries of b, and of c."""
-        return self.num_groups * self.state_size
-
-    @property
-    def channels(self) -> int:
-        return self.intermediate_size + 2 * self.group_channels
 
     def build(self, parts: Parts) -> Mamba2:
         return Mamba2(self, parts)
@@ -79,38 +55,38 @@ class Mamba2Spec:
 
 class Mamba2:
     def __init__(self, spec: Mamba2Spec, parts: Parts) -> None:
-        parts, size, heads = parts.within(spec.name), spec.intermediate_size, spec.num_heads
-        self._spec = spec
-        self._ops = parts.ops
-        self._layer = parts.keep(
-            RecurrentState(conv=(spec.width - 1, spec.channels), ssm=(heads, spec.state_size, spec.head_dim))
-        )
+        parts, mixer = parts.within(spec.name), spec.mixer
+        heads, channels = mixer.num_heads, mixer.channels
+        self._ops, self._mixer = parts.ops, mixer
+        ssm = (heads, mixer.state_size, mixer.head_dim)
+        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, channels), ssm=ssm))
         self._inputs = _inputs(spec, parts)
         scales = ((spec.hidden_size, spec.multipliers.output),)
-        self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=spec.out_bias, scales=scales)
-        self._kernel = parts.conv_kernel({"conv1d": spec.channels}, spec.width)
-        self._kernel_bias = parts.tensor("conv1d.bias", spec.channels) if spec.conv_bias else None
+        self._output = parts.linear(
+            {"out_proj": spec.hidden_size}, mixer.intermediate_size, bias=mixer.out_bias, scales=scales
+        )
+        self._kernel = parts.conv_kernel({"conv1d": channels}, mixer.width)
+        self._kernel_bias = parts.tensor("conv1d.bias", channels) if mixer.conv_bias else None
         self._a = parts.decays(heads)
         self._d = parts.tensor("D", heads, float32=True)
         self._dt_bias = parts.tensor("dt_bias", heads, float32=True)
-        self._norm = None if spec.norm is None else (spec.norm, parts.tensor("norm.weight", size))
+        self._norm = None if spec.norm is None else (spec.norm, parts.tensor("norm.weight", mixer.intermediate_size))
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
-        spec, ops = self._spec, self._ops
-        gate, mixed, dt = torch.split(
-            self._inputs(ctx, x), [spec.intermediate_size, spec.channels, spec.num_heads], dim=-1
-        )
+        mixer, ops = self._mixer, self._ops
+        sizes = [mixer.intermediate_size, mixer.channels, mixer.num_heads]
+        gate, mixed, dt = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         state = ctx.cache.state(self._layer)
         mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
-        y, b, c = torch.split(mixed, [spec.intermediate_size, spec.group_channels, spec.group_channels], dim=-1)
-        low, high = spec.dt_limit
+        y, b, c = torch.split(mixed, [mixer.intermediate_size, mixer.group_channels, mixer.group_channels], dim=-1)
+        low, high = mixer.dt_limit
         scanned = ops.mamba2_scan(
-            y.view(len(x), spec.num_heads, spec.head_dim),
+            y.view(len(x), mixer.num_heads, mixer.head_dim),
             dt,
             self._a,
-            b.view(len(x), spec.num_groups, spec.state_size),
-            c.view(len(x), spec.num_groups, spec.state_size),
+            b.view(len(x), mixer.num_groups, mixer.state_size),
+            c.view(len(x), mixer.num_groups, mixer.state_size),
             self._d,
             self._dt_bias,
             state.ssm,
@@ -130,7 +106,7 @@ class Mamba2:
             gate,
             weight,
             norm.eps,
-            group_size=self._spec.intermediate_size // self._spec.num_groups,
+            group_size=self._mixer.intermediate_size // self._mixer.num_groups,
             norm_first=norm.norm_first,
             sigmoid=False,
         )
@@ -138,11 +114,12 @@ class Mamba2:
 
 def _inputs(spec: Mamba2Spec, parts: Parts) -> Linear:
     """The gate, what the convolution runs over (x, b, c), and dt."""
-    size, per_group, by = spec.intermediate_size, spec.group_channels, spec.multipliers
+    mixer, by = spec.mixer, spec.multipliers
+    size, per_group, heads = mixer.intermediate_size, mixer.group_channels, mixer.num_heads
     return parts.linear(
-        {"in_proj": size + spec.channels + spec.num_heads},
+        {"in_proj": size + mixer.channels + heads},
         spec.hidden_size,
-        bias=spec.in_bias,
-        scales=((size, by.gate), (size, by.x), (per_group, by.b), (per_group, by.c), (spec.num_heads, by.dt)),
+        bias=mixer.bias,
+        scales=((size, by.gate), (size, by.x), (per_group, by.b), (per_group, by.c), (heads, by.dt)),
         input_scale=by.inputs,
     )

@@ -1,4 +1,4 @@
-"""Gated feed-forward layers: one for all tokens, or a mixture of experts.
+"""Feed-forward layers: one for all tokens, or a mixture of experts.
 
 Shape letters: T tokens, H hidden size.
 """
@@ -13,20 +13,26 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.routing import RouterSpec
+from forebay.layers.linear import Linear
+from forebay.layers.routing import Router, RouterSpec
+from forebay.ops import ExpertActivation
 
 GATE_UP_DOWN: Final = ("gate_proj", "up_proj", "down_proj")
+UP_DOWN: Final = ("up_proj", "down_proj")
 
 
 class Activation(StrEnum):
+    """Of a gate, whose product with up goes on, or by itself: the square of a ReLU (Primer, arXiv 2109.08668, 4.1)."""
+
     SILU = "silu"
     GELU_TANH = "gelu_pytorch_tanh"
+    RELU2 = "relu2"  # without a gate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MlpSpec:
-    """`names`: what the checkpoint calls gate, up and down, or gate with up and down. The gate and the layer's output
-    are multiplied by `gate_scale` and `scale`."""
+    """`names`: what the checkpoint calls gate, up and down, or what is before the activation, in one tensor, and down.
+    The gate and the layer's output are multiplied by `gate_scale` and `scale`."""
 
     name: str
     hidden_size: int
@@ -44,37 +50,47 @@ class MlpSpec:
 class Mlp:
     def __init__(self, spec: MlpSpec, parts: Parts) -> None:
         parts, ops = parts.within(spec.name), parts.ops
-        self._activate = ops.silu_and_mul if spec.activation is Activation.SILU else ops.gelu_and_mul
-        (*gate_up, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
-        self.gate_up = parts.linear(
-            dict.fromkeys(gate_up, 2 * size // len(gate_up)),
+        activations = {
+            Activation.SILU: ops.silu_and_mul,
+            Activation.GELU_TANH: ops.gelu_and_mul,
+            Activation.RELU2: ops.relu2,
+        }
+        self._activate = activations[spec.activation]
+        (*before, down), size, hidden_size = spec.names, spec.intermediate_size, spec.hidden_size
+        up = 0 if spec.activation is Activation.RELU2 else size
+        self.before = parts.linear(
+            dict.fromkeys(before, (size + up) // len(before)),
             hidden_size,
             bias=spec.bias,
-            scales=((size, spec.gate_scale), (size, 1.0)),
+            scales=((size, spec.gate_scale), (up, 1.0)),
         )
         self.down = parts.linear({down: hidden_size}, size, bias=spec.bias, scales=((hidden_size, spec.scale),))
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """down(activation(gate(x)) * up(x)): x [T, H] -> [T, H]."""
-        return self.down(ctx, self._activate(self.gate_up(ctx, x)))
+        """down(activation(gate(x)) * up(x)), or down(activation(up(x))): x [T, H] -> [T, H]."""
+        return self.down(ctx, self._activate(self.before(ctx, x)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MoeSpec:
-    """`names`: what the checkpoint calls gate, up and down of an expert."""
+    """`names`: what the checkpoint calls the layers of an expert, as of an `MlpSpec`. With `latent_size`, which is 0
+    for none, experts work on a projection of their inputs to so many entries, and the sum of their outputs is projected
+    back."""
 
     name: str
     router: RouterSpec
-    hidden_size: int
     intermediate_size: int
-    num_experts: int
-    names: tuple[str, str, str] = GATE_UP_DOWN
+    activation: Activation = Activation.SILU
+    names: tuple[str, ...] = GATE_UP_DOWN
+    latent_size: int = 0
+    latent_bias: bool = False
 
     def expert(self, number: int) -> MlpSpec:
         return MlpSpec(
             name=f"{self.name}.experts.{number}",
-            hidden_size=self.hidden_size,
+            hidden_size=self.latent_size or self.router.hidden_size,
             intermediate_size=self.intermediate_size,
+            activation=self.activation,
             names=self.names,
         )
 
@@ -82,15 +98,32 @@ class MoeSpec:
         return Moe(self, parts)
 
 
+_OF_EXPERTS: Final = {
+    Activation.SILU: ExpertActivation.SILU_AND_MUL,
+    Activation.RELU2: ExpertActivation.RELU2,
+}
+
+
 class Moe:
     def __init__(self, spec: MoeSpec, parts: Parts) -> None:
         self._ops = parts.ops
-        self._router = spec.router.build(parts)
-        experts = [Mlp(spec.expert(i), parts) for i in range(spec.num_experts)]
-        self._experts = parts.ops.pack_experts(
-            [expert.gate_up.weight for expert in experts], [expert.down.weight for expert in experts]
-        )
+        self._router = Router(spec.router, parts)
+        self._latent = _latent(spec, parts.within(spec.name)) if spec.latent_size else None
+        experts = [Mlp(spec.expert(i), parts) for i in range(spec.router.num_experts)]
+        before, down = [expert.before.weight for expert in experts], [expert.down.weight for expert in experts]
+        self._experts = parts.ops.pack_experts(before, down, _OF_EXPERTS[spec.activation])
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
-        return self._ops.fused_experts(x, self._experts, *self._router(ctx, x))
+        ids, weights = self._router(ctx, x)
+        if self._latent is None:
+            return self._ops.fused_experts(x, self._experts, ids, weights)
+        into, out_of = self._latent
+        return out_of(ctx, self._ops.fused_experts(into(ctx, x), self._experts, ids, weights))
+
+
+def _latent(spec: MoeSpec, parts: Parts) -> tuple[Linear, Linear]:
+    """To the experts' inputs, and from their outputs."""
+    bias, outside, inside = spec.latent_bias, spec.router.hidden_size, spec.latent_size
+    into = parts.linear({"fc1_latent_proj": inside}, outside, bias=bias)
+    return into, parts.linear({"fc2_latent_proj": outside}, inside, bias=bias)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,15 +17,17 @@ from forebay.families.model_config import Experts, ModelConfig
 from forebay.families.transformer import SLIDING
 from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import PreNormSpec
+from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.params import TensorParam, Weights, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
-from forebay.layers.routing import SoftmaxRouterSpec
-from forebay.ops import LinearWeight, Ops
+from forebay.layers.routing import RouterSpec
+from forebay.ops import Gating, LinearWeight, Ops, Scoring
 from forebay.pools.cache_spec import CacheSpec
+
+Names = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,37 +105,44 @@ def mlp_spec(config: ModelConfig, layer: int, *, name: str = "mlp") -> MlpSpec:
     )
 
 
-def softmax_experts(config: ModelConfig, experts: Experts, name: str, *, router: str, normalize: bool) -> MoeSpec:
-    """`name` is the checkpoint's prefix, behind which stand `router` and the experts."""
-    return MoeSpec(
+def router_spec(config: ModelConfig, experts: Experts, name: str, scoring: Scoring, **gating: Any) -> RouterSpec:
+    """`name` is the checkpoint's of the linear layer; `gating` are further options of `Gating`."""
+    return RouterSpec(
         name=name,
-        router=SoftmaxRouterSpec(
-            name=f"{name}.{router}",
-            hidden_size=config.hidden_size,
-            num_experts=experts.num_experts,
-            num_experts_per_tok=experts.per_token,
-            normalize=normalize,
-        ),
         hidden_size=config.hidden_size,
-        intermediate_size=experts.intermediate_size,
         num_experts=experts.num_experts,
+        gating=Gating(num_experts_per_tok=experts.per_token, scoring=scoring, **gating),
     )
 
 
-def norm_param(config: ModelConfig, layer: int, name: str) -> TensorParam:
-    return vector(f"{layer_name(layer)}.{name}.weight", config.hidden_size)
+def softmax_experts(config: ModelConfig, experts: Experts, name: str, *, router: str, normalize: bool) -> MoeSpec:
+    """`name` is the checkpoint's prefix, behind which stand `router` and the experts."""
+    chosen = router_spec(config, experts, f"{name}.{router}", Scoring.SOFTMAX, normalize=normalize)
+    return MoeSpec(name=name, router=chosen, intermediate_size=experts.intermediate_size)
 
 
-def pre_norm(
+def block_spec(
     config: ModelConfig,
     layer: int,
     mixer: PartSpec,
     mlp: PartSpec,
     *,
-    norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm"),
-) -> PreNormSpec:
-    mixer_norm, mlp_norm = (norm_param(config, layer, name) for name in norms)
-    return PreNormSpec(mixer=mixer, mlp=mlp, mixer_norm=mixer_norm, mlp_norm=mlp_norm, norm_eps=config.rms_norm_eps)
+    before: Names = ("input_layernorm", "post_attention_layernorm"),
+    after: Names = (None, None),
+    norm_offset: float = 0.0,
+) -> ResidualSpec:
+    """A mixer and an MLP; `before` and `after` are what the checkpoint calls the norms around the first and around the
+    second."""
+
+    def norm(name: str | None) -> TensorParam | None:
+        stored = f"{layer_name(layer)}.{name}.weight"
+        return None if name is None else vector(stored, config.hidden_size, offset=norm_offset)
+
+    sublayers = (
+        SublayerSpec(part=part, before=norm(first), after=norm(last))
+        for part, first, last in zip((mixer, mlp), before, after, strict=True)
+    )
+    return ResidualSpec(sublayers=tuple(sublayers), norm_eps=config.rms_norm_eps)
 
 
 class Decoder:

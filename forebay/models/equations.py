@@ -12,7 +12,7 @@ from functools import singledispatch
 from typing import Any, NamedTuple
 
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import PostNormSpec, PreNormSpec, SandwichSpec, SingleSpec
+from forebay.layers.blocks import ResidualSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
@@ -20,13 +20,13 @@ from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
 from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
-from forebay.layers.relu2 import Relu2MlpSpec, Relu2MoeSpec
 from forebay.layers.rotary import RopeSpec
-from forebay.layers.routing import RouterSpec, SigmoidRouterSpec, SoftmaxRouterSpec
+from forebay.layers.routing import RouterSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
 from forebay.layers.short_conv import ShortConvSpec
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec
+from forebay.ops import Scoring
 from forebay.pools.cache_spec import CacheSpec
 
 _ARGUMENT = "@"
@@ -78,28 +78,15 @@ def block_lines(block: Any) -> list[str]:
 
 
 @block_lines.register
-def _(block: PreNormSpec) -> list[str]:
-    mixer, mlp = term(block.mixer), term(block.mlp)
-    by = _times(block.residual_multiplier)
-    return [f"x += {by}{mixer.of('norm(x)')}", f"x += {by}{mlp.of('norm(x)')}", *mixer.lines, *mlp.lines]
-
-
-@block_lines.register
-def _(block: SingleSpec) -> list[str]:
-    mixer = term(block.mixer)
-    return [f"x += {mixer.of('norm(x)')}", *mixer.lines]
-
-
-@block_lines.register
-def _(block: PostNormSpec) -> list[str]:
-    mixer, mlp = term(block.mixer), term(block.mlp)
-    return [f"x += norm({mixer.of('x')})", f"x += norm({mlp.of('x')})", *mixer.lines, *mlp.lines]
-
-
-@block_lines.register
-def _(block: SandwichSpec) -> list[str]:
-    mixer, mlp = term(block.mixer), term(block.mlp)
-    return [f"x += norm({mixer.of('norm(x)')})", f"x += norm({mlp.of('norm(x)')})", *mixer.lines, *mlp.lines]
+def _(block: ResidualSpec) -> list[str]:
+    sums: list[str] = []
+    lines: list[str] = []
+    for sublayer in block.sublayers:
+        part = term(sublayer.part)
+        added = part.of("x" if sublayer.before is None else "norm(x)")
+        sums.append(f"x += {_times(block.multiplier)}{added if sublayer.after is None else f'norm({added})'}")
+        lines += part.lines
+    return [*sums, *lines]
 
 
 @singledispatch
@@ -140,15 +127,17 @@ def _(part: AttentionSpec) -> Term:
 
 @term.register
 def _(part: LatentAttentionSpec) -> Term:
-    c_q = f"norm(Wdq h) of {part.q_rank}" if part.q_rank else "h"
+    latent = part.latent
+    c_q = f"norm(Wdq h) of {latent.q_rank}" if latent.q_rank else "h"
     gate = "sigmoid(Wg h) " if part.head_gate else ""
     rotated = "rope" if part.rope else "as they are"
     return Term(
         f"attention({_ARGUMENT})",
         (
             f"attention(h) = Wo {gate}softmax({part.scale:.4g} q·k) v  over all tokens so far",
-            f"  c = norm(Wdkv h) of {part.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
-            f"  {part.num_heads} heads of {part.nope_dim} + {part.rope_dim} ({rotated}), values of {part.value_dim}",
+            f"  c = norm(Wdkv h) of {latent.rank}, q = Wuq {c_q}, k = [Wuk c, Wkr h], v = Wuv c",
+            f"  {part.num_heads} heads of {latent.nope_dim} + {latent.rope_dim} ({rotated}), "
+            f"values of {latent.value_dim}",
             *_rope(part.rope),
         ),
     )
@@ -168,13 +157,13 @@ def _rope(rope: RopeSpec | None) -> tuple[str, ...]:
 
 @term.register
 def _(part: Mamba1Spec) -> Term:
-    normed = "" if part.norm is ScanNorm.NONE else "norms of "
+    mixer, normed = part.mixer, "" if part.norm is ScanNorm.NONE else "norms of "
     return Term(
         f"mamba({_ARGUMENT})",
         (
             "mamba(h) = W (y silu(z)),  S = exp(dt A) S + dt B u,  y = C S + D u",
-            f"  u, z = W h of {part.intermediate_size:,}; u = silu(conv(u)) over {part.width} tokens",
-            f"  {normed}dt (rank {part.rank}), B, C = W u; a state of {part.state_size} for each channel",
+            f"  u, z = W h of {mixer.intermediate_size:,}; u = silu(conv(u)) over {mixer.width} tokens",
+            f"  {normed}dt (rank {mixer.dt_rank}), B, C = W u; a state of {mixer.state_size} for each channel",
         ),
     )
 
@@ -184,17 +173,17 @@ def _(part: Mamba2Spec) -> Term:
     gated = "y silu(z)"
     if part.norm is not None:
         gated = "norm(y) silu(z)" if part.norm.norm_first else "norm(y silu(z))"
-    m = part.multipliers
+    mixer, m = part.mixer, part.multipliers
     scales = {"z": m.gate, "x": m.x, "B": m.b, "C": m.c, "dt": m.dt}
     scaled = [f"{name} by {factor:.4g}" for name, factor in scales.items() if factor != 1.0]
-    low, high = part.dt_limit
+    low, high = mixer.dt_limit
     return Term(
         f"mamba2({_times(m.inputs)}{_ARGUMENT})",
         (
             f"mamba2(h) = {_times(m.output)}W {gated},  S = exp(dt A) S + dt B u,  y = C S + D u",
             f"  z, u, B, C, dt = W h{', times ' + ', '.join(scaled) if scaled else ''}; "
-            f"u, B, C = silu(conv(u, B, C)) over {part.width} tokens",
-            f"  {part.num_heads} heads of {part.head_dim}, {part.num_groups} groups, a state of {part.state_size}; "
+            f"u, B, C = silu(conv(u, B, C)) over {mixer.width} tokens",
+            f"  {mixer.num_heads} heads of {mixer.head_dim}, {mixer.num_groups} groups, a state of {mixer.state_size}; "
             f"dt in [{low:.4g}, {high:.4g}]",
         ),
     )
@@ -202,30 +191,31 @@ def _(part: Mamba2Spec) -> Term:
 
 @term.register
 def _(part: GatedDeltaSpec) -> Term:
-    beta = f"{_times(part.most_beta)}sigmoid(Wb h)"
+    delta, beta = part.delta, f"{_times(part.most_beta)}sigmoid(Wb h)"
     return Term(
         f"gated_delta({_ARGUMENT})",
         (
             "gated_delta(h) = W (norm(S q) silu(z)),  S = a S + b (v - a S k) k^T",
-            f"  q, k, v, z = W h; q, k, v = silu(conv(q, k, v)) over {part.width} tokens",
+            f"  q, k, v, z = W h; q, k, v = silu(conv(q, k, v)) over {delta.width} tokens",
             f"  a = exp(-exp(A) softplus(Wa h)), b = {beta}",
-            f"  {part.num_key_heads} heads of keys of {part.key_head_dim}, {part.num_value_heads} of values of "
-            f"{part.value_head_dim}",
+            f"  {delta.num_key_heads} heads of keys of {delta.key_head_dim}, {delta.num_value_heads} of values of "
+            f"{delta.value_head_dim}",
         ),
     )
 
 
 @term.register
 def _(part: KimiDeltaSpec) -> Term:
-    log = f"{part.lowest_log_decay:.4g} sigmoid(.)" if part.lowest_log_decay else "-exp(A) softplus(.)"
-    rank = f" through {part.head_dim} dimensions" if part.low_rank else ""
+    delta = part.delta
+    log = f"{delta.lower_bound:.4g} sigmoid(.)" if delta.lower_bound else "-exp(A) softplus(.)"
+    rank = f" through {delta.head_dim} dimensions" if part.low_rank else ""
     return Term(
         f"kimi_delta({_ARGUMENT})",
         (
             "kimi_delta(h) = W (norm(S q) sigmoid(z)),  S = a S + b (v - a S k) k^T, a for each channel of a key",
-            f"  q, k, v = silu(conv(W h)) over {part.width} tokens; a = exp({log}) of Wa h and z = Wz h{rank}, "
+            f"  q, k, v = silu(conv(W h)) over {delta.width} tokens; a = exp({log}) of Wa h and z = Wz h{rank}, "
             "b = sigmoid(Wb h)",
-            f"  {part.num_heads} heads of {part.head_dim}",
+            f"  {delta.num_heads} heads of {delta.head_dim}",
         ),
     )
 
@@ -238,14 +228,22 @@ def _(part: ShortConvSpec) -> Term:
 
 @term.register
 def _(part: MlpSpec) -> Term:
-    name = "gelu" if part.activation is Activation.GELU_TANH else "silu"
-    gated = f"{name}({_times(part.gate_scale)}Wg h) Wu h"
-    return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = {_times(part.scale)}Wd ({gated})  of {part.intermediate_size:,}",))
+    inner = _inner(part.activation, part.gate_scale)
+    return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = {_times(part.scale)}{inner}  of {part.intermediate_size:,}",))
 
 
 @term.register
 def _(part: MoeSpec) -> Term:
-    return _mixture(part.router, "Wd (silu(Wg h) Wu h)", part.intermediate_size)
+    routed = _mixture(part.router, _inner(part.activation), part.intermediate_size)
+    latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
+    return Term(routed.call, (*routed.lines, *latent))
+
+
+def _inner(activation: Activation, gate_scale: float = 1.0) -> str:
+    if activation is Activation.RELU2:
+        return "Wd relu(Wu h)^2"
+    name = "gelu" if activation is Activation.GELU_TANH else "silu"
+    return f"Wd ({name}({_times(gate_scale)}Wg h) Wu h)"
 
 
 @term.register
@@ -254,31 +252,15 @@ def _(part: ClampedMoeSpec) -> Term:
     return _mixture(part.router, f"Wd ({gated})", part.intermediate_size)
 
 
-@term.register
-def _(part: Relu2MlpSpec) -> Term:
-    return Term(f"mlp({_ARGUMENT})", (f"mlp(h) = Wd relu(Wu h)^2  of {part.intermediate_size:,}",))
-
-
-@term.register
-def _(part: Relu2MoeSpec) -> Term:
-    routed = _mixture(part.router, "Wd relu(Wu h)^2", part.intermediate_size)
-    shared = f"  beside an expert of {part.shared.intermediate_size:,} for all tokens"
-    latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
-    return Term(routed.call, (*routed.lines, shared, *latent))
-
-
 def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
-    match router:
-        case SoftmaxRouterSpec():
-            share = f"softmax over {'those' if router.normalize else 'all'} of Wr h"
-            chosen = f"{router.num_experts_per_tok} of {router.num_experts}"
-        case SigmoidRouterSpec():
-            share = f"{_times(router.scale)}sigmoid(Wr h){', in shares of their sum' if router.normalize else ''}"
-            groups = f" in the best {router.best_groups} of {router.groups} groups" if router.groups > 1 else ""
-            corrected = ", chosen with a bias" if router.correction else ""
-            chosen = f"{router.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
-        case _:
-            raise NotImplementedError(f"there is no equation for a {type(router).__name__}")
+    gating = router.gating
+    if gating.scoring is Scoring.SOFTMAX:
+        share = f"softmax over {'those' if gating.normalize else 'all'} of Wr h"
+    else:
+        share = f"{_times(gating.scale)}sigmoid(Wr h){', in shares of their sum' if gating.normalize else ''}"
+    groups = f" in the best {gating.best_groups} of {gating.groups} groups" if gating.groups > 1 else ""
+    corrected = ", chosen with a bias" if router.correction else ""
+    chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"
     line = f"experts(h) = sum of g_i {expert}  of {size:,}"
     return Term(f"experts({_ARGUMENT})", (line, f"  i: {chosen}; g = {share}"))
 

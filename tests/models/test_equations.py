@@ -10,6 +10,7 @@ from forebay import models
 from forebay.families import TYPES
 from forebay.families.model_config import ModelConfig, config_of
 from forebay.families.small import small_config
+from forebay.layers.blocks import SublayerSpec
 from forebay.models.equations import block_lines, equations
 
 
@@ -56,4 +57,4 @@ def test_what_changes_the_model_changes_what_is_shown(fields):
 def test_a_part_without_an_equation_is_an_error():
     block = models.describe(small("llama")).blocks[0]
     with pytest.raises(NotImplementedError, match="object"):
-        block_lines(replace(block, mixer=object()))
+        block_lines(replace(block, sublayers=(SublayerSpec(part=object()),)))

@@ -7,7 +7,7 @@ from forebay.families.kimi_linear.config import KimiLinearConfig
 from forebay.families.kimi_linear.model import kimi_delta_spec
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, pre_norm
+from forebay.models.decoder import DecoderSpec, block_spec, decoder_spec, layer_name
 
 
 def describe(config: KimiLinearConfig) -> DecoderSpec:
@@ -16,7 +16,7 @@ def describe(config: KimiLinearConfig) -> DecoderSpec:
 
 
 def _block(config: KimiLinearConfig, layer: int) -> BlockSpec:
-    return pre_norm(config, layer, _mixer(config, layer), feed_forward(config, layer, correction="gate.expert_bias"))
+    return block_spec(config, layer, _mixer(config, layer), feed_forward(config, layer, correction="gate.expert_bias"))
 
 
 def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.mamba.config import KERNELS
-from forebay.families.mamba2.config import Mamba2Config, Mamba2Mixer, dt_limit, groups_of
+from forebay.families.mamba2.config import Mamba2Config, dt_limit, groups_of
+from forebay.families.mixers import Mamba2Mixer
 from forebay.families.model_config import Family
 from forebay.families.rope import without_partial_rotary
 from forebay.families.shape import Shape
@@ -27,7 +28,7 @@ def parse(fields: Fields) -> Mamba2Config:
     return Mamba2Config(**values, mixer=bamba_mixer(fields, expanded(fields)))
 
 
-def bamba_mixer(fields: Fields, intermediate: int) -> Mamba2Mixer:
+def bamba_mixer(fields: Fields, intermediate: int, *, out_bias: str = "mamba_proj_bias") -> Mamba2Mixer:
     """The names that Bamba gave a Mamba-2 mixer's fields; Falcon-H1 and Granite have them too."""
     heads = fields.size("mamba_n_heads", default=128)
     if intermediate % heads:
@@ -44,6 +45,7 @@ def bamba_mixer(fields: Fields, intermediate: int) -> Mamba2Mixer:
         width=kernel_width(fields, "mamba_d_conv"),
         bias=fields.flag("mamba_proj_bias", default=False),
         conv_bias=fields.flag("mamba_conv_bias", default=True),
+        out_bias=fields.flag(out_bias, default=False),
         dt_limit=dt_limit(fields),
     )
 

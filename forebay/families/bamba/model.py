@@ -9,10 +9,10 @@ from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import (
     DecoderSpec,
     attention_spec,
+    block_spec,
     decoder_spec,
     layer_name,
     mlp_spec,
-    pre_norm,
     rope_spec,
 )
 
@@ -26,7 +26,7 @@ def describe(config: Mamba2Config) -> DecoderSpec:
 
 
 def _block(config: Mamba2Config, layer: int) -> BlockSpec:
-    return pre_norm(config, layer, _mixer(config, layer), mlp_spec(config, layer, name="feed_forward"), norms=NORMS)
+    return block_spec(config, layer, _mixer(config, layer), mlp_spec(config, layer, name="feed_forward"), before=NORMS)
 
 
 def _mixer(config: Mamba2Config, layer: int) -> PartSpec:

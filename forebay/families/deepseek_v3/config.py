@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, Fields
+from forebay.families.mixers import Latent
 from forebay.families.model_config import Experts, Family, ModelConfig
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
@@ -11,19 +12,6 @@ from forebay.families.transformer import FULL, Defaults, transformer
 
 DENSE: Final = "dense"
 SPARSE: Final = "sparse"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Latent:
-    """Latent attention in the letters of `layers/latent_attention.py`: C, N, R and Dv, and of q's latent vector the
-    size, 0 for none. `interleaved`: rotary pairs are neighbours."""
-
-    rank: int
-    q_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
-    interleaved: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from forebay.families.deepseek_v3.config import DENSE, GroupedExperts, LatentConfig
@@ -8,9 +9,10 @@ from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mlp import GATE_UP_DOWN, MlpSpec, MoeSpec
-from forebay.layers.routing import SigmoidRouterSpec
+from forebay.layers.routing import RouterSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import layer_name, mlp_spec, pre_norm, rope_spec
+from forebay.models.decoder import block_spec, layer_name, mlp_spec, rope_spec, router_spec
+from forebay.ops import Scoring
 
 _EPSILON: Final = 1e-20
 CORRECTION: Final = "gate.e_score_correction_bias"
@@ -18,23 +20,17 @@ CORRECTION: Final = "gate.e_score_correction_bias"
 
 def block(config: LatentConfig, layer: int) -> BlockSpec:
     attention = latent_attention_spec(config, f"{layer_name(layer)}.self_attn")
-    return pre_norm(config, layer, attention, feed_forward(config, layer))
+    return block_spec(config, layer, attention, feed_forward(config, layer))
 
 
 def latent_attention_spec(config: LatentConfig, name: str) -> LatentAttentionSpec:
-    latent = config.latent
     return LatentAttentionSpec(
         name=name,
         hidden_size=config.hidden_size,
         num_heads=config.num_heads,
-        nope_dim=latent.nope_dim,
-        rope_dim=latent.rope_dim,
-        value_dim=latent.value_dim,
-        rank=latent.rank,
-        q_rank=latent.q_rank,
+        latent=config.latent,
         scale=_scale(config),
         rope=rope_spec(config),
-        interleaved=latent.interleaved,
         bias=config.attention_bias,
     )
 
@@ -64,9 +60,7 @@ def feed_forward(
     routed = MoeSpec(
         name=name,
         router=grouped_router(config, experts, name, correction=correction),
-        hidden_size=config.hidden_size,
         intermediate_size=experts.intermediate_size,
-        num_experts=experts.num_experts,
         names=expert_names,
     )
     shared = MlpSpec(
@@ -77,17 +71,17 @@ def feed_forward(
 
 def grouped_router(
     config: ModelConfig, experts: GroupedExperts, name: str, *, correction: str = CORRECTION
-) -> SigmoidRouterSpec:
+) -> RouterSpec:
     """`name` is the checkpoint's prefix of the experts; behind it stand `gate` and the correction."""
-    return SigmoidRouterSpec(
-        name=f"{name}.gate",
-        hidden_size=config.hidden_size,
-        num_experts=experts.num_experts,
-        num_experts_per_tok=experts.per_token,
+    router = router_spec(
+        config,
+        experts,
+        f"{name}.gate",
+        Scoring.SIGMOID,
         normalize=experts.normalize,
-        correction=f"{name}.{correction}",
         epsilon=_EPSILON,
         scale=experts.scale,
         groups=experts.groups,
         best_groups=experts.best_groups,
     )
+    return replace(router, correction=f"{name}.{correction}")

@@ -18,7 +18,6 @@ class FalconH1Config(Mamba2Config):
 
     mamba_rms_norm: bool
     mamba_norm_before_gate: bool
-    projectors_bias: bool
     embedding_multiplier: float
     lm_head_multiplier: float
     key_multiplier: float
@@ -35,10 +34,9 @@ def parse(fields: Fields) -> FalconH1Config:
     intermediate = expanded(fields) if fields.is_null("mamba_d_ssm") else fields.size("mamba_d_ssm", default=1024)
     return FalconH1Config(
         **transformer(fields, Defaults(rms_norm_eps=1e-5, mlp_bias=True), layer_types=layers),
-        mixer=bamba_mixer(fields, intermediate),
+        mixer=bamba_mixer(fields, intermediate, out_bias="projectors_bias"),
         mamba_rms_norm=fields.flag("mamba_rms_norm", default=False),
         mamba_norm_before_gate=fields.flag("mamba_norm_before_gate", default=True),
-        projectors_bias=fields.flag("projectors_bias", default=False),
         embedding_multiplier=multiplier(fields, "embedding_multiplier"),
         lm_head_multiplier=multiplier(fields, "lm_head_multiplier"),
         key_multiplier=multiplier(fields, "key_multiplier"),

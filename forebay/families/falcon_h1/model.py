@@ -9,7 +9,7 @@ from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNorm, Mamba2Spec, Multipliers
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, pre_norm
+from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
 
 
 def describe(config: FalconH1Config) -> DecoderSpec:
@@ -24,7 +24,7 @@ def _block(config: FalconH1Config, layer: int) -> BlockSpec:
     gate_scale, scale = config.mlp_multipliers
     mixer = SumSpec(first=_attention(config, layer), second=_mamba(config, layer))
     mlp = replace(mlp_spec(config, layer, name="feed_forward"), gate_scale=gate_scale, scale=scale)
-    return pre_norm(config, layer, mixer, mlp, norms=NORMS)
+    return block_spec(config, layer, mixer, mlp, before=NORMS)
 
 
 def _attention(config: FalconH1Config, layer: int) -> AttentionSpec:
@@ -42,7 +42,6 @@ def _mamba(config: FalconH1Config, layer: int) -> Mamba2Spec:
     return replace(
         mamba2_spec(config, f"{layer_name(layer)}.mamba"),
         norm=norm if config.mamba_rms_norm else None,
-        out_bias=config.projectors_bias,
         multipliers=Multipliers(
             inputs=config.ssm_in_multiplier,
             gate=gate,

@@ -4,12 +4,10 @@ from dataclasses import replace
 
 from forebay.families.gemma3_text.config import Gemma3Config
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import SandwichSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import Activation
-from forebay.layers.params import TensorParam
 from forebay.layers.rotary import RopeSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, mlp_spec, norm_param
+from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, mlp_spec
 
 _NORM_OFFSET = 1.0  # norm weights are stored as differences from it
 
@@ -21,20 +19,15 @@ def describe(config: Gemma3Config) -> DecoderSpec:
 
 
 def _block(config: Gemma3Config, layer: int) -> BlockSpec:
-    return SandwichSpec(
-        mixer=_attention(config, layer),
-        mlp=replace(mlp_spec(config, layer), activation=Activation.GELU_TANH),
-        mixer_norms=(_norm(config, layer, "input_layernorm"), _norm(config, layer, "post_attention_layernorm")),
-        mlp_norms=(
-            _norm(config, layer, "pre_feedforward_layernorm"),
-            _norm(config, layer, "post_feedforward_layernorm"),
-        ),
-        norm_eps=config.rms_norm_eps,
+    return block_spec(
+        config,
+        layer,
+        _attention(config, layer),
+        replace(mlp_spec(config, layer), activation=Activation.GELU_TANH),
+        before=("input_layernorm", "pre_feedforward_layernorm"),
+        after=("post_attention_layernorm", "post_feedforward_layernorm"),
+        norm_offset=_NORM_OFFSET,
     )
-
-
-def _norm(config: Gemma3Config, layer: int, name: str) -> TensorParam:
-    return replace(norm_param(config, layer, name), offset=_NORM_OFFSET)
 
 
 def _attention(config: Gemma3Config, layer: int) -> AttentionSpec:

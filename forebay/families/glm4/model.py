@@ -4,22 +4,15 @@ from dataclasses import replace
 
 from forebay.families.glm4.config import PartialRotaryConfig
 from forebay.layers.attention import AttentionSpec
-from forebay.layers.blocks import SandwichSpec
 from forebay.layers.build import BlockSpec
 from forebay.layers.mlp import MlpSpec
-from forebay.models.decoder import attention_spec, mlp_spec, norm_param, rope_spec
+from forebay.models.decoder import attention_spec, block_spec, mlp_spec, rope_spec
 
 
 def block(config: PartialRotaryConfig, layer: int) -> BlockSpec:
-    names = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-    before, after, mlp_before, mlp_after = (norm_param(config, layer, name) for name in names)
-    return SandwichSpec(
-        mixer=replace(partly_rotated(config, layer), o_bias=False, interleaved=True),
-        mlp=joined_mlp(config, layer),
-        mixer_norms=(before, after),
-        mlp_norms=(mlp_before, mlp_after),
-        norm_eps=config.rms_norm_eps,
-    )
+    attention = replace(partly_rotated(config, layer), o_bias=False, interleaved=True)
+    after = ("post_self_attn_layernorm", "post_mlp_layernorm")
+    return block_spec(config, layer, attention, joined_mlp(config, layer), after=after)
 
 
 def partly_rotated(config: PartialRotaryConfig, layer: int) -> AttentionSpec:

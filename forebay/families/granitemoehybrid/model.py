@@ -11,9 +11,9 @@ from forebay.layers.sums import SumSpec
 from forebay.models.decoder import (
     DecoderSpec,
     attention_spec,
+    block_spec,
     decoder_spec,
     layer_name,
-    pre_norm,
     softmax_experts,
 )
 
@@ -27,8 +27,8 @@ def describe(config: GraniteMoeHybridConfig) -> DecoderSpec:
 
 
 def _block(config: GraniteMoeHybridConfig, layer: int) -> BlockSpec:
-    block = pre_norm(config, layer, _mixer(config, layer), _feed_forward(config, layer))
-    return replace(block, residual_multiplier=config.residual_multiplier)
+    block = block_spec(config, layer, _mixer(config, layer), _feed_forward(config, layer))
+    return replace(block, multiplier=config.residual_multiplier)
 
 
 def _mixer(config: GraniteMoeHybridConfig, layer: int) -> PartSpec:

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from forebay.families.bamba.config import expanded
 from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.mamba.config import KERNELS, Mamba1Mixer, MambaConfig, rank_of
+from forebay.families.mamba.config import KERNELS, MambaConfig, rank_of
+from forebay.families.mixers import Mamba1Mixer
 from forebay.families.model_config import Experts, Family
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape

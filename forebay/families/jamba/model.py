@@ -11,10 +11,10 @@ from forebay.layers.mamba1 import ScanNorm
 from forebay.models.decoder import (
     DecoderSpec,
     attention_spec,
+    block_spec,
     decoder_spec,
     layer_name,
     mlp_spec,
-    pre_norm,
     softmax_experts,
 )
 
@@ -24,7 +24,7 @@ def describe(config: JambaConfig) -> DecoderSpec:
 
 
 def _block(config: JambaConfig, layer: int) -> BlockSpec:
-    return pre_norm(config, layer, _mixer(config, layer), _feed_forward(config, layer), norms=NORMS)
+    return block_spec(config, layer, _mixer(config, layer), _feed_forward(config, layer), before=NORMS)
 
 
 def _mixer(config: JambaConfig, layer: int) -> PartSpec:

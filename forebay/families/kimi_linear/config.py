@@ -13,6 +13,7 @@ from forebay.families.deepseek_v3.config import (
     small_latent,
 )
 from forebay.families.fields import Fields
+from forebay.families.mixers import KimiDelta
 from forebay.families.model_config import Family
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
@@ -33,16 +34,6 @@ _LINEAR_NAMES: Final = {
     "num_heads": "linear_num_heads",
     "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KimiDelta:
-    """`lower_bound`: of the logarithm of a decay, 0 for none."""
-
-    num_heads: int
-    head_dim: int
-    width: int
-    lower_bound: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

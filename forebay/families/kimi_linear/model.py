@@ -7,13 +7,13 @@ from forebay.families.kimi_linear.config import KimiLinearConfig
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
-from forebay.models.decoder import layer_name, pre_norm
+from forebay.models.decoder import block_spec, layer_name
 
 _EXPERT_NAMES = ("w1", "w3", "w2")  # gate, up and down
 
 
 def block(config: KimiLinearConfig, layer: int) -> BlockSpec:
-    return pre_norm(config, layer, _mixer(config, layer), feed_forward(config, layer, expert_names=_EXPERT_NAMES))
+    return block_spec(config, layer, _mixer(config, layer), feed_forward(config, layer, expert_names=_EXPERT_NAMES))
 
 
 def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:
@@ -26,15 +26,11 @@ def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:
 def kimi_delta_spec(
     config: KimiLinearConfig, name: str, *, low_rank: bool, a_log_shape: tuple[int, ...]
 ) -> KimiDeltaSpec:
-    delta = config.delta
     return KimiDeltaSpec(
         name=name,
         hidden_size=config.hidden_size,
-        num_heads=delta.num_heads,
-        head_dim=delta.head_dim,
-        width=delta.width,
+        delta=config.delta,
         norm_eps=config.rms_norm_eps,
         low_rank=low_rank,
         a_log_shape=a_log_shape,
-        lowest_log_decay=delta.lower_bound,
     )

@@ -8,7 +8,7 @@ from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.short_conv import ShortConvSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, decoder_spec, layer_name, mlp_spec, pre_norm
+from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
 
 GATE_UP_DOWN = ("w1", "w3", "w2")
 NORMS = ("operator_norm", "ffn_norm")
@@ -24,7 +24,7 @@ def lfm_decoder(config: Lfm2Config, blocks: Sequence[BlockSpec]) -> DecoderSpec:
 
 
 def lfm2_block(config: Lfm2Config, layer: int, mlp: PartSpec) -> BlockSpec:
-    return pre_norm(config, layer, _mixer(config, layer), mlp, norms=NORMS)
+    return block_spec(config, layer, _mixer(config, layer), mlp, before=NORMS)
 
 
 def _mixer(config: Lfm2Config, layer: int) -> PartSpec:

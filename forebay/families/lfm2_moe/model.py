@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forebay.families.lfm2.model import GATE_UP_DOWN, dense_mlp, lfm2_block, lfm_decoder
 from forebay.families.lfm2_moe.config import Lfm2MoeConfig
 from forebay.layers.build import PartSpec
 from forebay.layers.mlp import MoeSpec
-from forebay.layers.routing import SigmoidRouterSpec
-from forebay.models.decoder import DecoderSpec, layer_name
+from forebay.models.decoder import DecoderSpec, layer_name, router_spec
+from forebay.ops import Scoring
 
 _EPSILON = 1e-6
 
@@ -18,20 +20,14 @@ def _mlp(config: Lfm2MoeConfig, layer: int) -> PartSpec:
     if layer < config.num_dense_layers:
         return dense_mlp(config, layer)
     name, experts = f"{layer_name(layer)}.feed_forward", config.experts
-    return MoeSpec(
-        name=name,
-        router=SigmoidRouterSpec(
-            name=f"{name}.gate",
-            hidden_size=config.hidden_size,
-            num_experts=experts.num_experts,
-            num_experts_per_tok=experts.per_token,
-            normalize=config.norm_topk_prob,
-            correction=f"{name}.expert_bias" if config.use_expert_bias else "",
-            epsilon=_EPSILON,
-            scale=config.routed_scaling_factor,
-        ),
-        hidden_size=config.hidden_size,
-        intermediate_size=experts.intermediate_size,
-        num_experts=experts.num_experts,
-        names=GATE_UP_DOWN,
+    router = router_spec(
+        config,
+        experts,
+        f"{name}.gate",
+        Scoring.SIGMOID,
+        normalize=config.norm_topk_prob,
+        epsilon=_EPSILON,
+        scale=config.routed_scaling_factor,
     )
+    router = replace(router, correction=f"{name}.expert_bias" if config.use_expert_bias else "")
+    return MoeSpec(name=name, router=router, intermediate_size=experts.intermediate_size, names=GATE_UP_DOWN)

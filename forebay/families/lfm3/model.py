@@ -6,10 +6,9 @@ from forebay.families.lfm2.config import CONV
 from forebay.families.lfm2.model import NORMS, conv_spec, dense_mlp, lfm_decoder
 from forebay.families.lfm3.config import Lfm3Config
 from forebay.layers.attention import QkNorm
-from forebay.layers.blocks import SandwichSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.rotary import RopeSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, norm_param, pre_norm
+from forebay.models.decoder import DecoderSpec, attention_spec, block_spec
 
 
 def describe(config: Lfm3Config) -> DecoderSpec:
@@ -17,16 +16,8 @@ def describe(config: Lfm3Config) -> DecoderSpec:
 
 
 def _block(config: Lfm3Config, layer: int) -> BlockSpec:
-    block = pre_norm(config, layer, _mixer(config, layer), dense_mlp(config, layer), norms=NORMS)
-    if not config.use_sandwich_norm:
-        return block
-    return SandwichSpec(
-        mixer=block.mixer,
-        mlp=block.mlp,
-        mixer_norms=(block.mixer_norm, norm_param(config, layer, "post_operator_norm")),
-        mlp_norms=(block.mlp_norm, norm_param(config, layer, "post_ffn_norm")),
-        norm_eps=config.rms_norm_eps,
-    )
+    after = ("post_operator_norm", "post_ffn_norm") if config.use_sandwich_norm else (None, None)
+    return block_spec(config, layer, _mixer(config, layer), dense_mlp(config, layer), before=NORMS, after=after)
 
 
 def _mixer(config: Lfm3Config, layer: int) -> PartSpec:

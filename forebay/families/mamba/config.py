@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
+from forebay.families.mixers import Mamba1Mixer
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import TensorNames
@@ -14,18 +15,6 @@ _POSITIONS: Final = 1 << 17
 """Positions of a model whose configuration has no limit, since its state has no room for one: 131,072. The published
 ones were trained on 2,048 to 8,192 tokens, so that it is memory for the page tables, not the model, that this bounds.
 """
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba1Mixer:
-    """`dt_rank`: of the low-rank layer that gives dt."""
-
-    intermediate_size: int
-    state_size: int
-    dt_rank: int
-    width: int
-    bias: bool
-    conv_bias: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

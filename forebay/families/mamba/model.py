@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from forebay.families.mamba.config import MambaConfig
 from forebay.families.model_config import ModelConfig
-from forebay.layers.blocks import SingleSpec
+from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import Mamba1Spec
 from forebay.layers.params import vector
@@ -24,7 +24,7 @@ def backbone_decoder(config: ModelConfig, mixers: Sequence[PartSpec]) -> Decoder
 
 def _block(config: ModelConfig, layer: int, mixer: PartSpec) -> BlockSpec:
     norm = vector(f"backbone.layers.{layer}.norm.weight", config.hidden_size)
-    return SingleSpec(mixer=mixer, norm=norm, norm_eps=config.rms_norm_eps)
+    return ResidualSpec(sublayers=(SublayerSpec(part=mixer, before=norm),), norm_eps=config.rms_norm_eps)
 
 
 def mixer_name(layer: int) -> str:
@@ -33,14 +33,4 @@ def mixer_name(layer: int) -> str:
 
 def mamba1_spec(config: MambaConfig, name: str) -> Mamba1Spec:
     """Without norms within the mixer; `name` is the checkpoint's prefix."""
-    mixer = config.mixer
-    return Mamba1Spec(
-        name=name,
-        hidden_size=config.hidden_size,
-        intermediate_size=mixer.intermediate_size,
-        state_size=mixer.state_size,
-        rank=mixer.dt_rank,
-        width=mixer.width,
-        bias=mixer.bias,
-        conv_bias=mixer.conv_bias,
-    )
+    return Mamba1Spec(name=name, hidden_size=config.hidden_size, mixer=config.mixer)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, MAX_NUMBER, Fields, is_number
 from forebay.families.mamba.config import HARMLESS, NAMES, mixers_only
+from forebay.families.mixers import Mamba2Mixer
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.shape import Shape
 from forebay.families.transformer import FULL, LINEAR, kernel_width
@@ -16,20 +17,6 @@ HYBRID: Final = "hybrid"  # a mixer and attention
 _INFINITY: Final = {"__float__": "Infinity"}  # how transformers writes it
 # What configurations of before transformers 5 call the types of layers.
 _OLD_LAYER_TYPES: Final = {"mamba": LINEAR, "attention": FULL}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mamba2Mixer:
-    """`bias`: of the layers before and behind the scan; `dt_limit`: the least and the greatest dt."""
-
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_size: int
-    width: int
-    bias: bool
-    conv_bias: bool
-    dt_limit: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +37,7 @@ def parse(fields: Fields) -> Mamba2Config:
         width=kernel_width(fields, "conv_kernel"),
         bias=fields.flag("use_bias", default=False),
         conv_bias=fields.flag("use_conv_bias", default=True),
+        out_bias=fields.flag("use_bias", default=False),
         dt_limit=dt_limit(fields),
     )
     return Mamba2Config(**mixers_only(fields, tied=False), mixer=mixer)

@@ -8,7 +8,8 @@ from forebay.families.deepseek_v3.config import GroupedExperts
 from forebay.families.fields import MAX_LAYERS, Fields
 from forebay.families.jamba.config import OWN_CODE
 from forebay.families.mamba.config import INITIAL, KERNELS
-from forebay.families.mamba2.config import Mamba2Config, Mamba2Mixer, groups_of, listed_layers
+from forebay.families.mamba2.config import Mamba2Config, groups_of, listed_layers
+from forebay.families.mixers import Mamba2Mixer
 from forebay.families.model_config import Family
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
@@ -76,6 +77,7 @@ def _mixer(fields: Fields) -> Mamba2Mixer:
         width=kernel_width(fields, "conv_kernel"),
         bias=fields.flag("use_bias", default=False),
         conv_bias=fields.flag("use_conv_bias", default=True),
+        out_bias=fields.flag("use_bias", default=False),
         # What transformers computes a prompt with; its own field time_step_limit has no effect there.
         dt_limit=(fields.number("time_step_min", default=0.001), math.inf),
     )

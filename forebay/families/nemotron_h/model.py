@@ -8,7 +8,8 @@ from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.nemotron_h.config import MLP, NemotronHConfig
 from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.build import PartSpec
-from forebay.layers.relu2 import Relu2MlpSpec, Relu2MoeSpec
+from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec
+from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec
 
 
@@ -25,22 +26,27 @@ def _mixer(config: NemotronHConfig, layer: int) -> PartSpec:
     return _mlp(config, name, config.intermediate_size) if kind == MLP else _experts(config, name)
 
 
-def _mlp(config: NemotronHConfig, name: str, intermediate_size: int) -> Relu2MlpSpec:
-    return Relu2MlpSpec(
-        name=name, hidden_size=config.hidden_size, intermediate_size=intermediate_size, bias=config.mlp_bias
+def _mlp(config: NemotronHConfig, name: str, intermediate_size: int) -> MlpSpec:
+    return MlpSpec(
+        name=name,
+        hidden_size=config.hidden_size,
+        intermediate_size=intermediate_size,
+        bias=config.mlp_bias,
+        activation=Activation.RELU2,
+        names=UP_DOWN,
     )
 
 
-def _experts(config: NemotronHConfig, name: str) -> Relu2MoeSpec:
+def _experts(config: NemotronHConfig, name: str) -> SumSpec:
     experts = config.experts
     assert experts is not None, "a layer of experts, and none in the configuration"
-    return Relu2MoeSpec(
+    routed = MoeSpec(
         name=name,
         router=grouped_router(config, experts, name),
-        shared=_mlp(config, f"{name}.shared_experts", experts.shared_size),
-        hidden_size=config.hidden_size,
         intermediate_size=experts.intermediate_size,
-        num_experts=experts.num_experts,
+        activation=Activation.RELU2,
+        names=UP_DOWN,
         latent_size=experts.latent_size,
         latent_bias=config.mlp_bias,
     )
+    return SumSpec(first=routed, second=_mlp(config, f"{name}.shared_experts", experts.shared_size))

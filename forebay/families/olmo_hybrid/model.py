@@ -5,14 +5,14 @@ from forebay.families.olmo_hybrid.config import OlmoHybridConfig
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
-from forebay.models.decoder import layer_name, mlp_spec, pre_norm
+from forebay.models.decoder import block_spec, layer_name, mlp_spec
 
 _DELTA_NORM_EPS = 1e-5  # whatever the other norms have: as in transformers
 
 
 def block(config: OlmoHybridConfig, layer: int) -> BlockSpec:
     if config.layer_types[layer] == LINEAR:
-        return pre_norm(config, layer, _delta_net(config, layer), mlp_spec(config, layer))
+        return block_spec(config, layer, _delta_net(config, layer), mlp_spec(config, layer))
     return olmo2.block(config, layer, rope=config.has_rope)
 
 
@@ -22,11 +22,7 @@ def _delta_net(config: OlmoHybridConfig, layer: int) -> GatedDeltaSpec:
     return GatedDeltaSpec(
         name=f"{layer_name(layer)}.linear_attn",
         hidden_size=config.hidden_size,
-        num_key_heads=delta.num_key_heads,
-        num_value_heads=heads,
-        key_head_dim=delta.key_head_dim,
-        value_head_dim=delta.value_head_dim,
-        width=delta.width,
+        delta=delta,
         norm_eps=_DELTA_NORM_EPS,
         inputs=(
             ("q_proj", keys),

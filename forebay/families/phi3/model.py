@@ -5,9 +5,9 @@ from dataclasses import replace
 from forebay.families.glm4.config import PartialRotaryConfig
 from forebay.families.glm4.model import joined_mlp, partly_rotated
 from forebay.layers.build import BlockSpec
-from forebay.models.decoder import pre_norm
+from forebay.models.decoder import block_spec
 
 
 def block(config: PartialRotaryConfig, layer: int) -> BlockSpec:
     attention = replace(partly_rotated(config, layer), qkv_name="qkv_proj")
-    return pre_norm(config, layer, attention, joined_mlp(config, layer))
+    return block_spec(config, layer, attention, joined_mlp(config, layer))

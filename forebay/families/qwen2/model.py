@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from forebay.families.model_config import ModelConfig
 from forebay.layers.build import BlockSpec
-from forebay.models.decoder import attention_spec, mlp_spec, pre_norm
+from forebay.models.decoder import attention_spec, block_spec, mlp_spec
 
 
 def block(config: ModelConfig, layer: int) -> BlockSpec:
     attention = replace(attention_spec(config, layer), qkv_bias=True)
-    return pre_norm(config, layer, attention, mlp_spec(config, layer))
+    return block_spec(config, layer, attention, mlp_spec(config, layer))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import Fields
+from forebay.families.mixers import DeltaNet
 from forebay.families.model_config import Family, ModelConfig
 from forebay.families.rope import rotary_dim, without_partial_rotary
 from forebay.families.shape import Shape
@@ -12,23 +13,6 @@ from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, l
 
 # How the rope shares its dimensions among the axes of a picture: all axes of a text have the same position.
 _PICTURE_AXES: Final = ("mrope_section", "mrope_interleaved")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeltaNet:
-    num_key_heads: int
-    num_value_heads: int
-    key_head_dim: int
-    value_head_dim: int
-    width: int
-
-    @property
-    def key_size(self) -> int:
-        return self.num_key_heads * self.key_head_dim
-
-    @property
-    def value_size(self) -> int:
-        return self.num_value_heads * self.value_head_dim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

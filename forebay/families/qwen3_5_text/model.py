@@ -12,10 +12,10 @@ from forebay.layers.params import Rows
 from forebay.models.decoder import (
     DecoderSpec,
     attention_spec,
+    block_spec,
     decoder_spec,
     layer_name,
     mlp_spec,
-    pre_norm,
     rope_spec,
 )
 
@@ -43,9 +43,7 @@ def qwen_decoder(config: Qwen35Config, blocks: Sequence[BlockSpec]) -> DecoderSp
 def qwen_block(config: Qwen35Config, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:
     """With attention instead of the delta net in the layers that have it."""
     mixer = delta if config.layer_types[layer] == LINEAR else _attention(config, layer)
-    block = pre_norm(config, layer, mixer, mlp)
-    mixer_norm, mlp_norm = (replace(norm, offset=_NORM_OFFSET) for norm in (block.mixer_norm, block.mlp_norm))
-    return replace(block, mixer_norm=mixer_norm, mlp_norm=mlp_norm)
+    return block_spec(config, layer, mixer, mlp, norm_offset=_NORM_OFFSET)
 
 
 def _attention(config: Qwen35Config, layer: int) -> AttentionSpec:
@@ -60,15 +58,10 @@ def _attention(config: Qwen35Config, layer: int) -> AttentionSpec:
 def delta_spec(
     config: Qwen35Config, layer: int, inputs: Sequence[tuple[str, int]], input_rows: Rows = ()
 ) -> GatedDeltaSpec:
-    delta = config.delta
     return GatedDeltaSpec(
         name=f"{layer_name(layer)}.linear_attn",
         hidden_size=config.hidden_size,
-        num_key_heads=delta.num_key_heads,
-        num_value_heads=delta.num_value_heads,
-        key_head_dim=delta.key_head_dim,
-        value_head_dim=delta.value_head_dim,
-        width=delta.width,
+        delta=config.delta,
         norm_eps=config.rms_norm_eps,
         inputs=inputs,
         input_rows=input_rows,

@@ -5,15 +5,15 @@ from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.models.decoder import (
     attention_spec,
+    block_spec,
     layer_name,
     mlp_spec,
-    pre_norm,
     softmax_experts,
 )
 
 
 def block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:
-    return pre_norm(config, layer, attention_spec(config, layer, qk_norm=QkNorm.HEAD), _mlp(config, layer))
+    return block_spec(config, layer, attention_spec(config, layer, qk_norm=QkNorm.HEAD), _mlp(config, layer))
 
 
 def _mlp(config: Qwen3MoeConfig, layer: int) -> PartSpec:

@@ -7,7 +7,8 @@ from typing import Any, Final
 from forebay.families.bamba.config import expanded
 from forebay.families.fields import Fields
 from forebay.families.mamba.config import INITIAL, KERNELS
-from forebay.families.mamba2.config import HYBRID, Mamba2Config, Mamba2Mixer, groups_of, listed_layers
+from forebay.families.mamba2.config import HYBRID, Mamba2Config, groups_of, listed_layers
+from forebay.families.mixers import Mamba2Mixer
 from forebay.families.model_config import Family
 from forebay.families.rope import ROPE_FIELDS
 from forebay.families.shape import Shape
@@ -80,6 +81,7 @@ def _mixer(fields: Fields, bias: bool) -> Mamba2Mixer:
         width=kernel_width(fields, "mamba_d_conv"),
         bias=bias,
         conv_bias=True,
+        out_bias=bias,
         # What transformers computes a prompt with.
         dt_limit=(fields.number("time_step_min", default=0.001), math.inf),
     )
