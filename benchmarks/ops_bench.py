@@ -22,7 +22,7 @@ from torch import Tensor
 from forebay.formats.quantize import quantize_rows
 from forebay.ops import LinearWeight, Ops, make_ops
 from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.recurrence import Scan, StateBatch
 
 HIDDEN, INTERMEDIATE, LAYERS, VOCAB = 576, 1536, 30, 49152
 Q_HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16
@@ -209,7 +209,8 @@ def mamba2_case() -> RecurrentCase:
         x, b, c, dt = row.split([inner, state_size, state_size, heads], dim=-1)
         x = x.unflatten(1, (heads, head_size))
         a, d, dt_bias = -torch.rand(heads), torch.rand(heads), torch.rand(heads)
-        return lambda state, batch: ops.mamba2_scan(x, dt, a, b.unsqueeze(1), c.unsqueeze(1), d, dt_bias, state, batch)
+        scan = Scan(a, d, dt_bias)
+        return lambda state, batch: ops.mamba2_scan(x, dt, b.unsqueeze(1), c.unsqueeze(1), scan, state, batch)
 
     linears = ((2 * inner + 2 * state_size + heads, hidden), (hidden, inner))
     return RecurrentCase(name="mamba2", state=(heads, state_size, head_size), linears=linears, make=make)
@@ -223,7 +224,7 @@ def delta_case(name: str, *, per_channel: bool) -> RecurrentCase:
         q, k, v = row.unflatten(1, (-1, size)).split([key_heads, key_heads, heads], dim=1)
         log_decay = -torch.rand(tokens, heads, *([size] if per_channel else []))
         beta = torch.rand(tokens, heads)
-        return lambda state, batch: ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch, scale=size**-0.5)
+        return lambda state, batch: ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
 
     linears = ((2 * (key_heads + heads) * size + 2 * heads, hidden), (hidden, heads * size))
     return RecurrentCase(name=name, state=(heads, size, size), linears=linears, make=make)

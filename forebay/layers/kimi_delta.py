@@ -13,6 +13,7 @@ from torch import Tensor
 from forebay.families.mixers import KimiDelta
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm
 from forebay.pools.cache_spec import RecurrentState
 
 
@@ -42,8 +43,7 @@ class KimiDeltaLayer:
     def __init__(self, spec: KimiDeltaSpec, parts: Parts) -> None:
         parts, delta, lowest = parts.within(spec.name), spec.delta, spec.delta.lower_bound
         size, heads, dim = delta.size, delta.num_heads, delta.head_dim
-        self._spec = spec
-        self._ops = parts.ops
+        self._ops, self._delta, self._rank = parts.ops, delta, spec.gate_rank
         self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, 3 * size), ssm=(heads, dim, dim)))
         decay, gate = ("f_a_proj", "g_a_proj") if spec.low_rank else ("f_proj", "g_proj")
         outputs = {"q_proj": size, "k_proj": size, "v_proj": size, decay: spec.gate_rank, gate: spec.gate_rank}
@@ -51,47 +51,30 @@ class KimiDeltaLayer:
         second = ("f_b_proj", "g_b_proj") if spec.low_rank else ()
         self._second_layers = tuple(parts.linear({name: size}, dim) for name in second)
         self._output = parts.linear({spec.output_name: spec.hidden_size}, size)
-        self._kernel = parts.conv_kernel({f"{part}_conv1d": size for part in "qkv"}, delta.width)
+        kernel = parts.conv_kernel({f"{part}_conv1d": size for part in "qkv"}, delta.width)
+        self._conv = Convolution(kernel, None, silu=True)
 
         def rates(a_log: Tensor) -> Tensor:
             rate = a_log.flatten().exp().repeat_interleave(dim)
             return rate if lowest else -rate
 
         rate = parts.tensor("A_log", *spec.a_log_shape, float32=True, change=rates)
-        self._decay = torch.full_like(rate, lowest) if lowest else rate
-        self._rate = rate if lowest else None
-        self._dt_bias = parts.tensor("dt_bias", size, float32=True)
-        self._norm = parts.tensor("o_norm.weight", dim)
+        bias = parts.tensor("dt_bias", size, float32=True)
+        self._gates = DeltaGates(torch.full_like(rate, lowest), bias, rate) if lowest else DeltaGates(rate, bias)
+        weight = parts.tensor("o_norm.weight", dim)
+        self._norm = GatedNorm(weight, spec.norm_eps, dim, norm_first=True, sigmoid=True)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
-        spec, delta, ops, rank = self._spec, self._spec.delta, self._ops, self._spec.gate_rank
+        delta, ops, rank = self._delta, self._ops, self._rank
         sizes = [3 * delta.size, rank, rank, delta.num_heads]
         mixed, decay, gate, beta = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         if self._second_layers:
             decay, gate = (layer(ctx, y) for layer, y in zip(self._second_layers, (decay, gate), strict=True))
         state = ctx.cache.state(self._layer)
-        mixed = ops.causal_conv(mixed, self._kernel, None, state.conv, ctx.states, silu=True)
+        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
         heads = (len(x), delta.num_heads, delta.head_dim)
         q, k, v = (part.view(heads) for part in mixed.chunk(3, dim=-1))
-        log_decay, beta = ops.delta_gates(decay, beta, self._decay, self._dt_bias, self._rate)
-        out = ops.gated_delta_rule(
-            q,
-            k,
-            v,
-            log_decay.view(heads),
-            beta,
-            state.ssm,
-            ctx.states,
-            scale=delta.head_dim**-0.5,
-        )
-        normed = ops.gated_rms_norm(
-            out.flatten(1),
-            gate,
-            self._norm,
-            spec.norm_eps,
-            group_size=delta.head_dim,
-            norm_first=True,
-            sigmoid=True,
-        )
-        return self._output(ctx, normed)
+        log_decay, beta = ops.delta_gates(decay, beta, self._gates)
+        out = ops.gated_delta_rule(q, k, v, log_decay.view(heads), beta, state.ssm, ctx.states).flatten(1)
+        return self._output(ctx, ops.gated_rms_norm(out, gate, self._norm))

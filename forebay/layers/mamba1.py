@@ -15,6 +15,7 @@ from torch import Tensor
 from forebay.families.mixers import Mamba1Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.ops.recurrence import Convolution, Scan
 from forebay.pools.cache_spec import RecurrentState
 
 
@@ -49,20 +50,19 @@ class Mamba1:
         self._selection = parts.linear({"x_proj": rank + 2 * state_size}, size)
         self._dt = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32
         self._output = parts.linear({"out_proj": spec.hidden_size}, size, bias=mixer.bias)
-        self._kernel = parts.conv_kernel({"conv1d": size}, mixer.width)
-        self._kernel_bias = parts.tensor("conv1d.bias", size) if mixer.conv_bias else None
-        self._a = parts.decays(size, state_size)
-        self._d = parts.tensor("D", size, float32=True)
-        self._dt_bias = parts.tensor("dt_proj.bias", size, float32=True)
-        self._norms = _norms(spec, parts, self._kernel)
+        kernel = parts.conv_kernel({"conv1d": size}, mixer.width)
+        self._conv = Convolution(kernel, parts.tensor("conv1d.bias", size) if mixer.conv_bias else None, silu=True)
+        a, d = parts.decays(size, state_size), parts.tensor("D", size, float32=True)
+        self._scan = Scan(a, d, parts.tensor("dt_proj.bias", size, float32=True))
+        self._norms = _norms(spec, parts, kernel)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         ops, state = self._ops, ctx.cache.state(self._layer)
         mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
-        mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
+        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
         dt, b, c = self._select(ctx, mixed)
-        y = ops.mamba1_scan(mixed, self._dt(ctx, dt), self._a, b, c, self._d, self._dt_bias, state.ssm, ctx.states)
+        y = ops.mamba1_scan(mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm, ctx.states)
         return self._output(ctx, ops.mul_silu(y, gate))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from forebay.families.mixers import Mamba2Mixer
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
+from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.pools.cache_spec import RecurrentState
 
 
@@ -32,7 +33,7 @@ class Multipliers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GatedNorm:
+class GatedNormSpec:
     """An RMS norm of each group, before (`norm_first`) or after the gate."""
 
     eps: float
@@ -46,7 +47,7 @@ class Mamba2Spec:
     name: str
     hidden_size: int
     mixer: Mamba2Mixer
-    norm: GatedNorm | None
+    norm: GatedNormSpec | None
     multipliers: Multipliers = Multipliers()
 
     def build(self, parts: Parts) -> Mamba2:
@@ -65,12 +66,11 @@ class Mamba2:
         self._output = parts.linear(
             {"out_proj": spec.hidden_size}, mixer.intermediate_size, bias=mixer.out_bias, scales=scales
         )
-        self._kernel = parts.conv_kernel({"conv1d": channels}, mixer.width)
-        self._kernel_bias = parts.tensor("conv1d.bias", channels) if mixer.conv_bias else None
-        self._a = parts.decays(heads)
-        self._d = parts.tensor("D", heads, float32=True)
-        self._dt_bias = parts.tensor("dt_bias", heads, float32=True)
-        self._norm = None if spec.norm is None else (spec.norm, parts.tensor("norm.weight", mixer.intermediate_size))
+        kernel = parts.conv_kernel({"conv1d": channels}, mixer.width)
+        self._conv = Convolution(kernel, parts.tensor("conv1d.bias", channels) if mixer.conv_bias else None, silu=True)
+        a, d = parts.decays(heads), parts.tensor("D", heads, float32=True)
+        self._scan = Scan(a, d, parts.tensor("dt_bias", heads, float32=True), mixer.dt_limit)
+        self._norm = _norm(spec, parts)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
@@ -78,38 +78,20 @@ class Mamba2:
         sizes = [mixer.intermediate_size, mixer.channels, mixer.num_heads]
         gate, mixed, dt = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         state = ctx.cache.state(self._layer)
-        mixed = ops.causal_conv(mixed, self._kernel, self._kernel_bias, state.conv, ctx.states, silu=True)
+        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
         y, b, c = torch.split(mixed, [mixer.intermediate_size, mixer.group_channels, mixer.group_channels], dim=-1)
-        low, high = mixer.dt_limit
-        scanned = ops.mamba2_scan(
-            y.view(len(x), mixer.num_heads, mixer.head_dim),
-            dt,
-            self._a,
-            b.view(len(x), mixer.num_groups, mixer.state_size),
-            c.view(len(x), mixer.num_groups, mixer.state_size),
-            self._d,
-            self._dt_bias,
-            state.ssm,
-            ctx.states,
-            dt_min=low,
-            dt_max=high,
-        )
-        return self._output(ctx, self._gated(scanned.flatten(1), gate))
+        y = y.view(len(x), mixer.num_heads, mixer.head_dim)
+        b, c = (part.view(len(x), mixer.num_groups, mixer.state_size) for part in (b, c))
+        y = ops.mamba2_scan(y, dt, b, c, self._scan, state.ssm, ctx.states).flatten(1)
+        gated = ops.mul_silu(y, gate) if self._norm is None else ops.gated_rms_norm(y, gate, self._norm)
+        return self._output(ctx, gated)
 
-    def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        """y and gate [T, I] -> [T, I]."""
-        if self._norm is None:
-            return self._ops.mul_silu(y, gate)
-        norm, weight = self._norm
-        return self._ops.gated_rms_norm(
-            y,
-            gate,
-            weight,
-            norm.eps,
-            group_size=self._mixer.intermediate_size // self._mixer.num_groups,
-            norm_first=norm.norm_first,
-            sigmoid=False,
-        )
+
+def _norm(spec: Mamba2Spec, parts: Parts) -> GatedNorm | None:
+    if spec.norm is None:
+        return None
+    weight = parts.tensor("norm.weight", spec.mixer.intermediate_size)
+    return GatedNorm(weight, spec.norm.eps, len(weight) // spec.mixer.num_groups, spec.norm.norm_first)
 
 
 def _inputs(spec: Mamba2Spec, parts: Parts) -> Linear:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
+from forebay.ops.recurrence import Convolution
 from forebay.pools.cache_spec import RecurrentState
 
 
@@ -34,13 +35,14 @@ class ShortConv:
         self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size)))
         self._inputs = parts.linear({"in_proj": 3 * size}, size, bias=spec.bias)
         self._output = parts.linear({"out_proj": size}, size, bias=spec.bias)
-        self._kernel = parts.conv_kernel({"conv": size}, spec.width)
-        self._bias = parts.tensor("conv.bias", size) if spec.bias else None
+        kernel = parts.conv_kernel({"conv": size}, spec.width)
+        bias = parts.tensor("conv.bias", size) if spec.bias else None
+        self._conv = Convolution(kernel, bias, silu=False)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """out(c * conv(b * y)), with b, c and y = in(x): x [T, H] -> [T, H]."""
         ops = self._ops
         b, c, y = self._inputs(ctx, x).chunk(3, dim=-1)
         state = ctx.cache.state(self._layer).conv
-        mixed = ops.causal_conv(ops.mul(b, y), self._kernel, self._bias, state, ctx.states, silu=False)
+        mixed = ops.causal_conv(ops.mul(b, y), self._conv, state, ctx.states)
         return self._output(ctx, ops.mul(c, mixed))

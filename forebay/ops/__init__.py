@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from forebay.ops.dispatch import make_ops
 from forebay.ops.experts import ExpertActivation, Gating, Scoring
-from forebay.ops.interface import Ops
+from forebay.ops.interface import Draws, Ops
 from forebay.ops.linear import LinearWeight
 
-__all__ = ["ExpertActivation", "Gating", "LinearWeight", "Ops", "Scoring", "make_ops"]
+__all__ = ["Draws", "ExpertActivation", "Gating", "LinearWeight", "Ops", "Scoring", "make_ops"]

@@ -6,7 +6,7 @@ Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V voca
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,17 @@ from forebay.ops.elementwise import ElementwiseOps
 from forebay.ops.experts import ExpertOps
 from forebay.ops.linear import LinearOps
 from forebay.ops.recurrence import RecurrenceOps
+
+
+class Draws(NamedTuple):
+    """How a token of each row is drawn: temperature, top_p and min_p [S] float32, top_k [S] int64, uniform [S] float64
+    of [0, 1). top_k 0, top_p 1 and min_p 0 keep all, and None stands for such a column."""
+
+    temperature: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    uniform: Tensor
 
 
 class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Protocol):
@@ -61,22 +72,12 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
         """
         ...
 
-    def sample_rows(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor | None,
-        top_p: Tensor | None,
-        min_p: Tensor | None,
-        uniform: Tensor,
-    ) -> Tensor:
+    def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw one token per row of logits [S, V] float32 -> ids [S] int64; 0 for a row that is not finite.
 
         Of softmax(logits / temperature) the top_k most likely are kept, then of those the most likely that make up
         top_p of their sum, then of those whatever is at least min_p times the most likely. Ties with the least likely
         that is kept are kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is
         kept, in the order of ids, first exceeds `uniform` times the whole.
-        temperature, top_p, min_p [S] float32 and top_k [S] int64; top_k 0, top_p 1, min_p 0 keep all, and None stands
-        for such a column. uniform [S] float64 of [0, 1).
         """
         ...

@@ -15,7 +15,7 @@ _BATCH = [_P, _P, _P, _P, _P, _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
 _ROWS = [_P, _P, _L, _P, _L, _L]
 _ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]
-_DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F, _L]
+_DELTA = [_P, _P, _L, _P, _L, _P, _L, _P, _L, _L, _P, _L, _P, *_BATCH, _P, _L, _L, _L, _L, _F]
 _SCAN = [_P, _P, _L, _P, _L, _P, _P, _L, _P, _L, _P, _P, _P, *_BATCH, _P]
 # As the `extern "C"` functions of `cpu/` have them: tests/ops/test_signatures.py compares.
 SIGNATURES: dict[str, list[Any]] = {

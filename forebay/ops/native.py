@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forebay.ops.interface import Draws
 from forebay.ops.kernels import Kernels
 from forebay.ops.native_attention import NativeAttention
 from forebay.ops.native_elementwise import NativeElementwise
@@ -45,18 +46,8 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
             outer, n = x.shape
             out = x.new_empty(outer, n)
             inner, inner_stride, outer_stride = 1, 0, x.stride(0)
-        self._rms_norm[x.dtype](
-            self._pool,
-            x.data_ptr(),
-            outer_stride,
-            inner,
-            inner_stride,
-            weight.data_ptr(),
-            out.data_ptr(),
-            outer * inner,
-            n,
-            eps,
-        )
+        rows = (x.data_ptr(), outer_stride, inner, inner_stride)
+        self._rms_norm[x.dtype](self._pool, *rows, weight.data_ptr(), out.data_ptr(), outer * inner, n, eps)
         return out
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -88,25 +79,9 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         self._argmax_rows(self._pool, logits.data_ptr(), ids.data_ptr(), finite.data_ptr(), rows, n)
         return ids, finite
 
-    def sample_rows(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor | None,
-        top_p: Tensor | None,
-        min_p: Tensor | None,
-        uniform: Tensor,
-    ) -> Tensor:
+    def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         rows, n = logits.shape
         ids = torch.empty(rows, dtype=torch.int64)
-        self._sample_rows(
-            self._pool,
-            logits.data_ptr(),
-            temperature.data_ptr(),
-            *(None if column is None else column.data_ptr() for column in (top_k, top_p, min_p)),
-            uniform.data_ptr(),
-            ids.data_ptr(),
-            rows,
-            n,
-        )
+        columns = (None if column is None else column.data_ptr() for column in draws)
+        self._sample_rows(self._pool, logits.data_ptr(), *columns, ids.data_ptr(), rows, n)
         return ids

@@ -62,22 +62,10 @@ class NativeExpertOps(NativeLinear):
         tokens, num_experts = logits.shape
         choices = gating.num_experts_per_tok
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
-        self._topk_gating(
-            self._pool,
-            logits.data_ptr(),
-            None if correction is None else correction.data_ptr(),
-            ids.data_ptr(),
-            weights.data_ptr(),
-            tokens,
-            num_experts,
-            choices,
-            gating.groups,
-            gating.best_groups,
-            gating.scoring is Scoring.SIGMOID,
-            gating.normalize,
-            gating.epsilon,
-            gating.scale,
-        )
+        inputs = logits.data_ptr(), None if correction is None else correction.data_ptr()
+        sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups)
+        options = (gating.scoring is Scoring.SIGMOID, gating.normalize, gating.epsilon, gating.scale)
+        self._topk_gating(self._pool, *inputs, ids.data_ptr(), weights.data_ptr(), *sizes, *options)
         return ids, weights
 
     def pack_experts(
@@ -93,26 +81,14 @@ class NativeExpertOps(NativeLinear):
 
     def fused_experts(self, x: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         assert isinstance(experts, NativeExperts), type(experts)
-        tokens, choices = topk_ids.shape
-        out = x.new_empty(tokens, x.shape[1])
+        (tokens, choices), width, (gate_up, down) = topk_ids.shape, x.shape[1], (experts.gate_up, experts.down)
+        out = x.new_empty(tokens, width)
+        tables = gate_up.tables[x.dtype].data_ptr(), down.tables[x.dtype].data_ptr()
+        chosen = topk_ids.data_ptr(), topk_weights.data_ptr()
+        sizes = (tokens, choices, experts.num_experts, width, gate_up.out_features, down.in_features)
+        options = (experts.activation, experts.alpha, experts.limit)
         self._fused_experts[x.dtype](
-            self._pool,
-            x.data_ptr(),
-            x.stride(0),
-            experts.gate_up.tables[x.dtype].data_ptr(),
-            experts.down.tables[x.dtype].data_ptr(),
-            topk_ids.data_ptr(),
-            topk_weights.data_ptr(),
-            out.data_ptr(),
-            tokens,
-            choices,
-            experts.num_experts,
-            x.shape[1],
-            experts.gate_up.out_features,
-            experts.down.in_features,
-            experts.activation,
-            experts.alpha,
-            experts.limit,
+            self._pool, x.data_ptr(), x.stride(0), *tables, *chosen, out.data_ptr(), *sizes, *options
         )
         return out
 
@@ -123,18 +99,9 @@ class NativeExpertOps(NativeLinear):
         assert isinstance(heads, NativeLayers), type(heads)
         tokens, num_heads, inputs = x.shape
         out = x.new_empty(tokens, num_heads, heads.out_features)
-        self._linear_heads[x.dtype](
-            self._pool,
-            x.data_ptr(),
-            x.stride(0),
-            x.stride(1),
-            heads.tables[x.dtype].data_ptr(),
-            out.data_ptr(),
-            tokens,
-            num_heads,
-            inputs,
-            heads.out_features,
-        )
+        strides, table = (x.stride(0), x.stride(1)), heads.tables[x.dtype].data_ptr()
+        sizes = (tokens, num_heads, inputs, heads.out_features)
+        self._linear_heads[x.dtype](self._pool, x.data_ptr(), *strides, table, out.data_ptr(), *sizes)
         return out
 
     def _layers(self, weights: Sequence[LinearWeight]) -> NativeLayers:

@@ -13,8 +13,9 @@ width, H heads, P head size, G groups, D state size, I intermediate size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -37,116 +38,105 @@ class StateBatch:
     snap_slots: Tensor  # [N]
 
 
+class Convolution(NamedTuple):
+    """weight [W, C], of 2 to 8 rows, and bias [C], both in the dtype of the input; `silu`: of what comes out."""
+
+    weight: Tensor
+    bias: Tensor | None
+    silu: bool
+
+
+class Scan(NamedTuple):
+    """float32: a (negative) is [I, D] of Mamba-1 and [H] of Mamba-2, d and dt_bias are [I] and [H]. Mamba-2 clamps dt
+    to the two of `dt_limit`."""
+
+    a: Tensor
+    d: Tensor
+    dt_bias: Tensor
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+
+
+class DeltaGates(NamedTuple):
+    """scale, bias and rate [N], float32."""
+
+    scale: Tensor
+    bias: Tensor
+    rate: Tensor | None = None
+    most_beta: float = 1.0
+
+
+class GatedNorm(NamedTuple):
+    """weight [I], or [group_size] for all groups; the gate comes behind the norm with `norm_first`, and is a silu, or
+    with `sigmoid` the sigmoid."""
+
+    weight: Tensor
+    eps: float
+    group_size: int
+    norm_first: bool
+    sigmoid: bool = False
+
+
 class RecurrenceOps(Protocol):
-    def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
-    ) -> Tensor:
+    def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:
         """A depthwise causal convolution: y[t] = bias + sum over j of weight[j] * x[t - W + 1 + j], then silu if asked.
 
-        x [T, C] (may be a view into wider rows), weight [W, C], bias [C] -> [T, C] in x's dtype. W is 2 to 8.
-
-        state [K, W - 1, C] in x's dtype holds the last W - 1 inputs, the oldest first; zeros where there were none.
-        weight and bias in x's dtype. Computed in float32, rounded once.
+        x [T, C], which may be a view into wider rows -> [T, C] in x's dtype. state [K, W - 1, C] in x's dtype holds the
+        last W - 1 inputs, the oldest first; zeros where there were none. Computed in float32, rounded once.
         """
         ...
 
     def mamba2_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        batch: StateBatch,
-        *,
-        dt_min: float = 0.0,
-        dt_max: float = float("inf"),
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
-        """Mamba-2's state-space scan: with dt' = clamp(softplus(dt + dt_bias), dt_min, dt_max) per head,
+        """Mamba-2's state-space scan: with dt' = clamp(softplus(dt + dt_bias), *dt_limit) per head,
 
             state = state * exp(dt' * a) + b outer (dt' * x);   y = c @ state + d * x
 
-        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype (head h reads group h // (H / G)); a (negative), d,
-        dt_bias [H] float32; state [K, H, D, P] -> [T, H, P] in x's dtype. x, dt, b, c may be views into wider rows.
-        Computed in float32. Mamba-2, arXiv 2405.21060, section 6 (the recurrent form).
+        x [T, H, P], dt [T, H], b and c [T, G, D] of one dtype (head h reads group h // (H / G)), which may be views
+        into wider rows; state [K, H, D, P] -> [T, H, P] in x's dtype. Computed in float32. Mamba-2, arXiv 2405.21060,
+        section 6 (the recurrent form).
         """
         ...
 
     def mamba1_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        batch: StateBatch,
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
         """Mamba-1's selective scan: with dt' = softplus(dt + dt_bias) per channel,
 
             state = state * exp(dt' * a) + (dt' * x) * b;   y = state @ c + d * x
 
-        x, dt [T, I], a [I, D] float32 (negative), b and c [T, D], d and dt_bias [I] float32, state [K, I, D]
-        -> [T, I] in x's dtype. Mamba, arXiv 2312.00752, section 3.
+        x, dt [T, I], b and c [T, D], state [K, I, D] -> [T, I] in x's dtype. Mamba, arXiv 2312.00752, section 3.
         """
         ...
 
     def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        batch: StateBatch,
-        *,
-        scale: float,
-        l2_norm: bool = True,
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
     ) -> Tensor:
-        """The gated delta rule, per value head h, with its key head h // (Hv / Hk):
+        """The gated delta rule, per value head h, with its key head h // (Hv / Hk), q and k divided by
+        sqrt(sum of squares + 1e-6) over Dk first, and q by sqrt(Dk):
 
-            state = state * exp(log_decay);  state += k outer (beta * (v - k @ state));  y = (scale * q) @ state
+            state = state * exp(log_decay);  state += k outer (beta * (v - k @ state));  y = q @ state
 
         q and k [T, Hk, Dk], v [T, Hv, Dv], beta [T, Hv] float32, state [K, Hv, Dk, Dv] -> [T, Hv, Dv] in v's dtype.
         log_decay float32 is [T, Hv] (gated delta net, arXiv 2412.06464, section 3) or [T, Hv, Dk], a decay for each key
-        channel (Kimi delta attention, arXiv 2510.26692, section 3). With `l2_norm` q and k are first divided by
-        sqrt(sum of squares + 1e-6) over Dk. Computed in float32. q, k, v may be views into wider rows.
+        channel (Kimi delta attention, arXiv 2510.26692, section 3). Computed in float32. q, k, v may be views into
+        wider rows.
         """
         ...
 
-    def delta_gates(
-        self,
-        decay: Tensor,
-        beta: Tensor,
-        scale: Tensor,
-        bias: Tensor,
-        rate: Tensor | None = None,
-        *,
-        most_beta: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
+    def delta_gates(self, decay: Tensor, beta: Tensor, gates: DeltaGates) -> tuple[Tensor, Tensor]:
         """`log_decay` and `beta` of `gated_delta_rule`, from the outputs of a linear layer:
 
             log_decay = scale * softplus(decay + bias), or with a `rate` scale * sigmoid(rate * (decay + bias))
             beta = most_beta * sigmoid(beta)
 
-        decay [T, N] and beta [T, Hv] (may be views into wider rows); scale, bias and rate [N] float32 -> [T, N] and
-        [T, Hv] float32, computed so.
+        decay [T, N] and beta [T, Hv] (may be views into wider rows) -> [T, N] and [T, Hv] float32, computed so.
         """
         ...
 
-    def gated_rms_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
-    ) -> Tensor:
-        """RMS norm of groups of `group_size` entries, with a gate: x and gate [T, I], weight [I] (or [group_size], for
-        all groups) -> [T, I] in x's dtype.
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+        """norm(x) * weight * act(gate), or norm(x * act(gate)) * weight: an RMS norm of groups of entries with a gate.
 
-        act is silu, or with `sigmoid` the sigmoid. norm_first: norm(x) * weight * act(gate); otherwise
-        norm(x * act(gate)) * weight. Computed in float32, rounded once. x and gate may be views into wider rows.
+        x and gate [T, I], which may be views into wider rows -> [T, I] in x's dtype. Computed in float32, rounded once.
         """
         ...

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops import sampling
+from forebay.ops.interface import Draws
 from forebay.ops.reference_attention import TorchAttention
 from forebay.ops.reference_experts import TorchExpertOps
 from forebay.ops.reference_recurrence import TorchRecurrence
@@ -42,13 +43,5 @@ class TorchOps(TorchExpertOps, TorchAttention, TorchRecurrence):
         first = (logits == top.unsqueeze(-1)).to(torch.uint8).argmax(dim=-1)
         return torch.where(finite, first, torch.zeros_like(first)), finite
 
-    def sample_rows(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor | None,
-        top_p: Tensor | None,
-        min_p: Tensor | None,
-        uniform: Tensor,
-    ) -> Tensor:
-        return sampling.sample_rows(logits, temperature, top_k, top_p, min_p, uniform)
+    def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
+        return sampling.sample_rows(logits, draws)

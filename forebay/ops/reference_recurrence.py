@@ -8,16 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm, Scan, StateBatch
 
 
 class TorchRecurrence:
     """See `RecurrenceOps`."""
 
-    def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
-    ) -> Tensor:
-        x32, weight32 = x.float(), weight.float()
+    def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:
+        x32, weight32 = x.float(), conv.weight.float()
         out = torch.zeros_like(x32, memory_format=torch.contiguous_format)
 
         def step(last: Tensor, at: Tensor) -> Tensor:
@@ -26,31 +24,19 @@ class TorchRecurrence:
             return inputs[:, 1:]
 
         _scan(state, batch, step)
-        if bias is not None:
-            out += bias.float()
-        return (F.silu(out) if silu else out).to(x.dtype)
+        if conv.bias is not None:
+            out += conv.bias.float()
+        return (F.silu(out) if conv.silu else out).to(x.dtype)
 
     def mamba2_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        batch: StateBatch,
-        *,
-        dt_min: float = 0.0,
-        dt_max: float = float("inf"),
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
         x32, per_group = x.float(), x.shape[1] // b.shape[1]
-        dt32 = F.softplus(dt.float() + dt_bias).clamp(dt_min, dt_max)
-        decay = (dt32 * a).exp()[..., None, None]
+        dt32 = F.softplus(dt.float() + scan.dt_bias).clamp(*scan.dt_limit)
+        decay = (dt32 * scan.a).exp()[..., None, None]
         scaled = (dt32.unsqueeze(-1) * x32).unsqueeze(-2)
         b32, c32 = (part.float().repeat_interleave(per_group, dim=1) for part in (b, c))
-        out = d.unsqueeze(-1) * x32
+        out = scan.d.unsqueeze(-1) * x32
 
         def step(before: Tensor, at: Tensor) -> Tensor:
             after = before * decay[at] + b32[at].unsqueeze(-1) * scaled[at]
@@ -61,24 +47,15 @@ class TorchRecurrence:
         return out.to(x.dtype)
 
     def mamba1_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        batch: StateBatch,
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
         x32, b32, c32 = x.float(), b.float(), c.float()
-        dt32 = F.softplus(dt.float() + dt_bias)
+        dt32 = F.softplus(dt.float() + scan.dt_bias)
         scaled = dt32 * x32
-        out = d * x32
+        out = scan.d * x32
 
         def step(before: Tensor, at: Tensor) -> Tensor:
-            decay = (dt32[at].unsqueeze(-1) * a).exp()
+            decay = (dt32[at].unsqueeze(-1) * scan.a).exp()
             after = before * decay + scaled[at].unsqueeze(-1) * b32[at].unsqueeze(-2)
             out[at] += (after @ c32[at].unsqueeze(-1)).squeeze(-1)
             return after
@@ -87,23 +64,11 @@ class TorchRecurrence:
         return out.to(x.dtype)
 
     def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        batch: StateBatch,
-        *,
-        scale: float,
-        l2_norm: bool = True,
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
     ) -> Tensor:
         v32, per_key_head = v.float(), v.shape[1] // q.shape[1]
-        q32, k32 = (
-            (_unit(part.float()) if l2_norm else part.float()).repeat_interleave(per_key_head, dim=1) for part in (q, k)
-        )
-        q32 = q32 * scale
+        q32, k32 = (_unit(part.float()).repeat_interleave(per_key_head, dim=1) for part in (q, k))
+        q32 = q32 * q.shape[2] ** -0.5
         decay = log_decay.exp().unsqueeze(-1)
         if decay.dim() == 3:  # one for all key channels
             decay = decay.unsqueeze(-1)
@@ -120,30 +85,20 @@ class TorchRecurrence:
         _scan(state, batch, step)
         return out.to(v.dtype)
 
-    def delta_gates(
-        self,
-        decay: Tensor,
-        beta: Tensor,
-        scale: Tensor,
-        bias: Tensor,
-        rate: Tensor | None = None,
-        *,
-        most_beta: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        shifted = decay.float() + bias
-        bounded = F.softplus(shifted) if rate is None else (rate * shifted).sigmoid()
-        return scale * bounded, most_beta * beta.float().sigmoid()
+    def delta_gates(self, decay: Tensor, beta: Tensor, gates: DeltaGates) -> tuple[Tensor, Tensor]:
+        shifted = decay.float() + gates.bias
+        bounded = F.softplus(shifted) if gates.rate is None else (gates.rate * shifted).sigmoid()
+        return gates.scale * bounded, gates.most_beta * beta.float().sigmoid()
 
-    def gated_rms_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
-    ) -> Tensor:
-        groups = (len(x), x.shape[1] // group_size, group_size)
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+        groups = (len(x), x.shape[1] // norm.group_size, norm.group_size)
         x32, gate32 = x.float().reshape(groups), gate.float().reshape(groups)
-        opened = gate32.sigmoid() if sigmoid else F.silu(gate32)
-        if not norm_first:
+        opened = gate32.sigmoid() if norm.sigmoid else F.silu(gate32)
+        if not norm.norm_first:
             x32 = x32 * opened
-        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps) * weight.float().view(-1, group_size)
-        return (normed * opened if norm_first else normed).reshape(x.shape).to(x.dtype)
+        weight = norm.weight.float().view(-1, norm.group_size)
+        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + norm.eps) * weight
+        return (normed * opened if norm.norm_first else normed).reshape(x.shape).to(x.dtype)
 
 
 def _scan(table: Tensor, batch: StateBatch, step: Callable[[Tensor, Tensor], Tensor]) -> None:

@@ -10,30 +10,26 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from forebay.ops.interface import Draws
+
 _BLOCK_ELEMENTS: Final = 1 << 19  # of logits or bins at a time: intermediate results then stay within a few MiB
 _BINS: Final = 1 << 15  # a probability's sign is 0, so its upper half has 15 bits
 _FINE_BINS: Final = 1 << 16
 
 
-def sample_rows(
-    logits: Tensor,
-    temperature: Tensor,
-    top_k: Tensor | None,
-    top_p: Tensor | None,
-    min_p: Tensor | None,
-    uniform: Tensor,
-) -> Tensor:
+def sample_rows(logits: Tensor, draws: Draws) -> Tensor:
     """See `Ops.sample_rows`."""
     num_rows, vocab_size = logits.shape
     size = max(1, _BLOCK_ELEMENTS // max(vocab_size, _FINE_BINS))
-    blocks = [uniform.new_empty(0, dtype=torch.int64)]
+    blocks = [draws.uniform.new_empty(0, dtype=torch.int64)]
     for start in range(0, num_rows, size):
         part = slice(start, start + size)
         top = logits[part].amax(dim=-1, keepdim=True)  # NaN if any entry is
         finite = top.isfinite()
-        p = _probabilities(logits[part], top, finite, temperature[part])
-        kept = _keep_likely(p, *(None if column is None else column[part] for column in (top_k, top_p, min_p)))
-        blocks.append(torch.where(finite.squeeze(1), _invert(kept, uniform[part]), 0))
+        columns = (None if column is None else column[part] for column in draws[1:4])
+        p = _probabilities(logits[part], top, finite, draws.temperature[part])
+        kept = _keep_likely(p, *columns)
+        blocks.append(torch.where(finite.squeeze(1), _invert(kept, draws.uniform[part]), 0))
     return torch.cat(blocks)
 
 

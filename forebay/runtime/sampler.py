@@ -9,7 +9,7 @@ from enum import IntFlag
 
 from torch import Tensor
 
-from forebay.ops import Ops
+from forebay.ops import Draws, Ops
 from forebay.pools.request_rows import SamplingRows
 
 
@@ -31,14 +31,14 @@ def draw(ops: Ops, logits: Tensor, rows: Tensor, lens: Tensor, table: SamplingRo
     `rows` [D] say where in `table` the parameters are; `lens` [D] are the positions of the tokens drawn, which together
     with the row's seed determine the random number. `wants` is the union of what the rows want.
     """
-    return ops.sample_rows(
-        logits,
-        table.temperature.index_select(0, rows),
-        table.top_k.index_select(0, rows) if wants & Wants.TOP_K else None,
-        table.top_p.index_select(0, rows) if wants & Wants.TOP_P else None,
-        table.min_p.index_select(0, rows) if wants & Wants.MIN_P else None,
-        uniforms(table.seed.index_select(0, rows), lens),
+    draws = Draws(
+        temperature=table.temperature.index_select(0, rows),
+        top_k=table.top_k.index_select(0, rows) if wants & Wants.TOP_K else None,
+        top_p=table.top_p.index_select(0, rows) if wants & Wants.TOP_P else None,
+        min_p=table.min_p.index_select(0, rows) if wants & Wants.MIN_P else None,
+        uniform=uniforms(table.seed.index_select(0, rows), lens),
     )
+    return ops.sample_rows(logits, draws)
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:

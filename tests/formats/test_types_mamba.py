@@ -62,7 +62,8 @@ MAMBA1 = {
 NAMES: dict[str, dict[str, str]] = {
     "falcon_h1": {
         **BAMBA,
-        **same("mamba_rms_norm", "mamba_norm_before_gate", "projectors_bias", "ssm_multipliers", "mlp_multipliers"),
+        "mixer.out_bias": "projectors_bias",
+        **same("mamba_rms_norm", "mamba_norm_before_gate", "ssm_multipliers", "mlp_multipliers"),
     },
     "granitemoehybrid": {
         **BAMBA,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.recurrence import Convolution, Scan, StateBatch
 from tests.ops.helpers import normal
 
 Array = NDArray[np.float64]
@@ -73,8 +73,8 @@ class Conv:
         return normal((self.taps, self.channels), dtype, seed=90), bias
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
-        weight, bias = self.weights(inputs["x"].dtype)
-        return ops.causal_conv(inputs["x"], weight, bias, state, batch, silu=self.silu)
+        conv = Convolution(*self.weights(inputs["x"].dtype), silu=self.silu)
+        return ops.causal_conv(inputs["x"], conv, state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         weight, bias = (None if w is None else w.double().numpy() for w in self.weights(self.dtype))
@@ -114,9 +114,7 @@ class Mamba2:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         x, dt, b, c = (inputs[name] for name in ("x", "dt", "b", "c"))
-        a, d, dt_bias = self.weights()
-        least, most = self.dt_limits
-        return ops.mamba2_scan(x, dt, a, b, c, d, dt_bias, state, batch, dt_min=least, dt_max=most)
+        return ops.mamba2_scan(x, dt, b, c, Scan(*self.weights(), self.dt_limits), state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         a, d, dt_bias = (w.double().numpy() for w in self.weights())
@@ -154,8 +152,7 @@ class Mamba1:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         x, dt, b, c = (inputs[name] for name in ("x", "dt", "b", "c"))
-        a, d, dt_bias = self.weights()
-        return ops.mamba1_scan(x, dt, a, b, c, d, dt_bias, state, batch)
+        return ops.mamba1_scan(x, dt, b, c, Scan(*self.weights()), state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         a, d, dt_bias = (w.double().numpy() for w in self.weights())
@@ -175,17 +172,15 @@ class Delta:
     key_size: int
     value_size: int
     per_channel: bool = False
-    l2_norm: bool = True
 
     def state_shape(self) -> tuple[int, ...]:
         return (self.value_heads, self.key_size, self.value_size)
 
     def inputs(self, tokens: int, dtype: torch.dtype, seed: int) -> Inputs:
         decays = (self.value_heads, self.key_size) if self.per_channel else (self.value_heads,)
-        scale = 1.0 if self.l2_norm else self.key_size**-0.5
         return {
-            "q": normal((tokens, self.key_heads, self.key_size), dtype, seed, scale),
-            "k": normal((tokens, self.key_heads, self.key_size), dtype, seed + 1, scale),
+            "q": normal((tokens, self.key_heads, self.key_size), dtype, seed),
+            "k": normal((tokens, self.key_heads, self.key_size), dtype, seed + 1),
             "v": normal((tokens, self.value_heads, self.value_size), dtype, seed + 2),
             "log_decay": -normal((tokens, *decays), torch.float32, seed + 3).exp() / 8,
             "beta": normal((tokens, self.value_heads), torch.float32, seed + 4).sigmoid(),
@@ -193,16 +188,14 @@ class Delta:
 
     def call(self, ops: Ops, inputs: Inputs, state: Tensor, batch: StateBatch) -> Tensor:
         q, k, v, log_decay, beta = (inputs[name] for name in ("q", "k", "v", "log_decay", "beta"))
-        scale = self.key_size**-0.5
-        return ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch, scale=scale, l2_norm=self.l2_norm)
+        return ops.gated_delta_rule(q, k, v, log_decay, beta, state, batch)
 
     def naive(self, inputs: dict[str, Array], state: Array) -> Array:
         out = np.empty_like(inputs["v"])
         for t in range(len(out)):
             for h in range(self.value_heads):
                 q, k = (inputs[name][t, h * self.key_heads // self.value_heads] for name in ("q", "k"))
-                if self.l2_norm:
-                    q, k = q / np.sqrt(q @ q + 1e-6), k / np.sqrt(k @ k + 1e-6)
+                q, k = q / np.sqrt(q @ q + 1e-6), k / np.sqrt(k @ k + 1e-6)
                 kept = np.exp(inputs["log_decay"][t, h]).reshape(-1, 1) * state[h]
                 written = inputs["beta"][t, h] * (inputs["v"][t, h] - k @ kept)
                 state[h] = kept + np.outer(k, written)
@@ -222,7 +215,7 @@ CASES: dict[str, Case] = {
     "mamba1-odd": Mamba1(channels=7, state_size=5),
     "delta": Delta(key_heads=2, value_heads=4, key_size=16, value_size=64),
     "delta-wide": Delta(key_heads=1, value_heads=2, key_size=128, value_size=160),
-    "delta-odd": Delta(key_heads=2, value_heads=2, key_size=9, value_size=7, l2_norm=False),
+    "delta-odd": Delta(key_heads=2, value_heads=2, key_size=9, value_size=7),
     "kda": Delta(key_heads=2, value_heads=2, key_size=32, value_size=32, per_channel=True),
     "kda-odd": Delta(key_heads=1, value_heads=3, key_size=21, value_size=70, per_channel=True),
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
+from forebay.ops.recurrence import GatedNorm
 from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
@@ -117,11 +118,8 @@ def test_gated_rms_norm_equals_the_reference(
     wide = normal((rows, 2 * width + 5), dtype, seed=1)
     x, gate = wide[:, 3 : 3 + width], wide[:, 5 + width :]
     weight = normal((group_size if shared else width,), dtype, seed=2)
-    actual, expected = (
-        ops.gated_rms_norm(x, gate, weight, 1e-5, group_size=group_size, norm_first=norm_first, sigmoid=sigmoid)
-        for ops in (native, reference)
-    )
-    assert_close(actual, expected)
+    norm = GatedNorm(weight, 1e-5, group_size, norm_first, sigmoid)
+    assert_close(native.gated_rms_norm(x, gate, norm), reference.gated_rms_norm(x, gate, norm))
 
 
 def test_gated_rms_norm_depends_neither_on_other_rows_nor_threads(
@@ -130,7 +128,7 @@ def test_gated_rms_norm_depends_neither_on_other_rows_nor_threads(
     x, gate, weight = (normal((n, 512), dtype, seed=n) for n in (200, 200, 1))
 
     def norm(ops: Ops, rows: slice) -> Tensor:
-        return ops.gated_rms_norm(x[rows], gate[rows], weight[0], 1e-5, group_size=128, norm_first=False, sigmoid=False)
+        return ops.gated_rms_norm(x[rows], gate[rows], GatedNorm(weight[0], 1e-5, group_size=128, norm_first=False))
 
     together = norm(native, slice(None))
     assert_same_bits(norm(single_threaded, slice(None)), together)

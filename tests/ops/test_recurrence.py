@@ -6,6 +6,7 @@ from torch import Tensor
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
+from forebay.ops.recurrence import DeltaGates
 from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 from tests.ops.recurrences import CASES, Case, Conv, Inputs, cut, joined, state_batch, state_table
@@ -203,7 +204,7 @@ def test_a_state_that_dies_away_ends_at_zero(native: NativeOps, dtypes: Dtypes) 
     state = torch.full((2, 1, 4, 8), 1e-30, dtype=dtypes[1])
     zero, log_decay = torch.zeros(1, 1, 4, dtype=dtypes[0]), torch.full((1, 1), -19.0)
     value = torch.zeros(1, 1, 8, dtype=dtypes[0])
-    native.gated_delta_rule(zero, zero, value, log_decay, log_decay, state, state_batch([1], [1]), scale=1.0)
+    native.gated_delta_rule(zero, zero, value, log_decay, log_decay, state, state_batch([1], [1]))
     assert not state[1].any()
 
 
@@ -217,7 +218,7 @@ def test_delta_gates_equal_the_reference(
     scale, bias, rate = (normal((decays,), torch.float32, seed=seed) for seed in (2, 3, 4))
     decay, beta = wide[:, 3 : 3 + decays], wide[:, 5 + decays :]
     ours, theirs = (
-        ops.delta_gates(decay, beta, scale, bias, rate if bounded else None, most_beta=2.0)
+        ops.delta_gates(decay, beta, DeltaGates(scale, bias, rate if bounded else None, most_beta=2.0))
         for ops in (native, reference)
     )
     for got, expected in zip(ours, theirs, strict=True):
@@ -229,8 +230,8 @@ def test_delta_gates_depend_neither_on_other_rows_nor_threads(
     native: NativeOps, single_threaded: NativeOps, dtypes: Dtypes
 ) -> None:
     decay, beta = normal((200, 256), dtypes[0], seed=1), normal((200, 8), dtypes[0], seed=2)
-    weights = [normal((256,), torch.float32, seed=seed) for seed in (3, 4)]
-    together = native.delta_gates(decay, beta, *weights)
+    gates = DeltaGates(*(normal((256,), torch.float32, seed=seed) for seed in (3, 4)))
+    together = native.delta_gates(decay, beta, gates)
     for ops, rows in ((native, slice(17, 18)), (single_threaded, slice(None))):
-        for got, expected in zip(ops.delta_gates(decay[rows], beta[rows], *weights), together, strict=True):
+        for got, expected in zip(ops.delta_gates(decay[rows], beta[rows], gates), together, strict=True):
             assert_same_bits(got, expected[rows])

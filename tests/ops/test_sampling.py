@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from forebay.ops.interface import Draws
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
 from tests.ops.helpers import normal
@@ -11,15 +12,16 @@ from tests.ops.helpers import normal
 ROWS = 40
 
 
-def columns(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """temperature, top_k, top_p, min_p, uniform of ROWS rows."""
+def draws_of(seed: int) -> Draws:
+    """Of ROWS rows."""
     generator = torch.Generator().manual_seed(seed)
 
     def pick(values: list[float]) -> Tensor:
         return torch.tensor(values)[torch.randint(0, len(values), (ROWS,), generator=generator)]
 
     uniform = torch.rand(ROWS, generator=generator, dtype=torch.float64)
-    return pick([0.3, 1.0, 4.0]), pick([0, 1, 30, 2047, 2049, 10**6]), pick([0.2, 0.95, 1.0]), pick([0, 0.01]), uniform
+    columns = pick([0.3, 1.0, 4.0]), pick([0, 1, 30, 2047, 2049, 10**6]), pick([0.2, 0.95, 1.0]), pick([0, 0.01])
+    return Draws(*columns, uniform)
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 97, 2048, 20_001])
@@ -27,31 +29,30 @@ def columns(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 def test_sample_rows_equals_the_reference(native: NativeOps, reference: TorchOps, vocab: int, scale: float) -> None:
     """But where the running sum passes the random number so closely that the last bit of an exp decides."""
     logits = normal((ROWS, vocab), torch.float32, seed=vocab, scale=scale)
-    arguments = columns(vocab)
-    differ = native.sample_rows(logits, *arguments) != reference.sample_rows(logits, *arguments)
+    draws = draws_of(vocab)
+    differ = native.sample_rows(logits, draws) != reference.sample_rows(logits, draws)
     assert int(differ.sum()) <= 1
 
 
 def test_sampled_rows_have_the_same_bits_in_any_company(native: NativeOps, single_threaded: NativeOps) -> None:
     logits = normal((ROWS, 5003), torch.float32, seed=1, scale=2)
-    arguments = columns(1)
-    together = native.sample_rows(logits, *arguments)
+    draws = draws_of(1)
+    together = native.sample_rows(logits, draws)
     for i in range(ROWS):
-        one = single_threaded.sample_rows(logits[i : i + 1], *(column[i : i + 1] for column in arguments))
+        one = single_threaded.sample_rows(logits[i : i + 1], Draws(*(column[i : i + 1] for column in draws)))
         assert int(one) == int(together[i])
 
 
 def test_columns_that_keep_all_are_as_good_as_none(native: NativeOps) -> None:
     logits = normal((ROWS, 997), torch.float32, seed=2)
-    temperature, _, _, _, uniform = columns(2)
-    keep_all = (torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS), torch.zeros(ROWS))
-    assert torch.equal(
-        native.sample_rows(logits, temperature, *keep_all, uniform),
-        native.sample_rows(logits, temperature, None, None, None, uniform),
+    draws = draws_of(2)._replace(top_k=None, top_p=None, min_p=None)
+    keep_all = draws._replace(
+        top_k=torch.zeros(ROWS, dtype=torch.int64), top_p=torch.ones(ROWS), min_p=torch.zeros(ROWS)
     )
+    assert torch.equal(native.sample_rows(logits, keep_all), native.sample_rows(logits, draws))
 
 
 def test_no_rows_give_no_ids(native: NativeOps) -> None:
     nothing = torch.empty(0)
-    ids = native.sample_rows(torch.empty(0, 97), nothing, None, nothing, None, nothing.double())
+    ids = native.sample_rows(torch.empty(0, 97), Draws(nothing, None, nothing, None, nothing.double()))
     assert ids.shape == (0,)

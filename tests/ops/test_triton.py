@@ -11,7 +11,8 @@ from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import QUANTIZED_FORMATS, GroupQuantized
 from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation
-from forebay.ops.interface import Ops
+from forebay.ops.interface import Draws, Ops
+from forebay.ops.recurrence import GatedNorm
 from forebay.ops.reference import TorchOps
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
@@ -64,10 +65,8 @@ def test_gated_norms_equal_the_reference(
     both = normal((3, 48), dtype, seed=1)
     x, gate = both[:, :24], both[:, 24:]
     weight = normal((group if shared else 24,), dtype, seed=2)
-    options = {"group_size": group, "norm_first": norm_first, "sigmoid": not norm_first}
-    assert_close(
-        ops.gated_rms_norm(x, gate, weight, 1e-5, **options), reference.gated_rms_norm(x, gate, weight, 1e-5, **options)
-    )
+    norm = GatedNorm(weight, 1e-5, group, norm_first, sigmoid=not norm_first)
+    assert_close(ops.gated_rms_norm(x, gate, norm), reference.gated_rms_norm(x, gate, norm))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
@@ -364,7 +363,7 @@ def test_argmax_and_sampling_flag_rows_that_are_not_finite(ops: Ops, at: int) ->
     assert finite.tolist() == [True, False, False, False, True]
     assert ids.tolist()[1:] == [0, 0, 0, 0]
     ones = torch.ones(5)
-    drawn = ops.sample_rows(logits, ones, ones.long() * 3, ones / 2, ones / 9, ones.double() / 2)
+    drawn = ops.sample_rows(logits, Draws(ones, ones.long() * 3, ones / 2, ones / 9, ones.double() / 2))
     assert drawn.tolist()[1:] == [0, 0, 0, 0]
 
 
@@ -379,7 +378,8 @@ def test_a_drawn_token_is_the_reference_s(ops: Ops, reference: TorchOps, vocab: 
     logits = normal((rows, vocab), torch.float32, seed=vocab, scale=2).mul(4).round() / 4  # with ties
     columns = pick([0.3, 1.0, 4.0]), pick([0, 1, 30, 10**6]), pick([0.2, 0.95, 1.0]), pick([0, 0.01])
     uniform = torch.rand(rows, generator=generator, dtype=torch.float64)
-    differ = ops.sample_rows(logits, *columns, uniform) != reference.sample_rows(logits, *columns, uniform)
+    draws = Draws(*columns, uniform)
+    differ = ops.sample_rows(logits, draws) != reference.sample_rows(logits, draws)
     assert int(differ.sum()) <= 1
 
 
@@ -387,6 +387,6 @@ def test_a_drawn_token_is_never_an_excluded_one(ops: Ops) -> None:
     logits = normal((4, 50), torch.float32, seed=3)
     uniform = torch.tensor([0.0, 0.3, 0.9, 1 - 2.0**-53], dtype=torch.float64)
     ones = torch.ones(4)
-    drawn = ops.sample_rows(logits, ones, ones.long() * 2, None, None, uniform)
+    drawn = ops.sample_rows(logits, Draws(ones, ones.long() * 2, None, None, uniform))
     best_two = logits.topk(2, dim=-1).indices
     assert (drawn.unsqueeze(1) == best_two).any(dim=1).all()

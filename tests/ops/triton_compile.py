@@ -14,6 +14,8 @@ from triton.runtime import driver
 
 from forebay.formats.quantized import GroupQuantized
 from forebay.ops.attention import KvCache, PagedKv
+from forebay.ops.interface import Draws
+from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.triton import TritonOps
 from tests.ops.recurrences import state_batch
 
@@ -110,7 +112,7 @@ def main(arch: int) -> None:
     ops.rms_norm(x.view(3, 32, 128), weight[:128], 1e-5)
     ops.add_rms_norm(x, x.clone(), weight, 1e-5)
     for norm_first in (False, True):
-        ops.gated_rms_norm(x, x, weight, 1e-5, group_size=512, norm_first=norm_first, sigmoid=norm_first)
+        ops.gated_rms_norm(x, x, GatedNorm(weight, 1e-5, 512, norm_first, sigmoid=norm_first))
     for name in ("silu_and_mul", "gelu_and_mul", "relu2"):
         getattr(ops, name)(x)
     ops.gelu_and_mul(x, exact=True)
@@ -121,21 +123,20 @@ def main(arch: int) -> None:
     many_linears(ops)
     ones = torch.ones(3)
     ops.argmax_rows(float32(3, 128_256))
-    ops.sample_rows(float32(3, 128_256), ones, ones.long(), ones, ones, ones.double())
+    ops.sample_rows(float32(3, 128_256), Draws(ones, ones.long(), ones, ones, ones.double()))
 
 
 def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:
     batch = state_batch([1, 2], [1, 2])
-    ops.causal_conv(x, zeros(4, 4096), weight, zeros(4, 3, 4096), batch, silu=True)
+    ops.causal_conv(x, Convolution(zeros(4, 4096), weight, silu=True), zeros(4, 3, 4096), batch)
     b, eight = zeros(3, 1, 256), float32(8)
-    ops.mamba2_scan(
-        zeros(3, 8, 128), zeros(3, 8), eight, b, b, eight, eight, float32(4, 8, 256, 128), batch, dt_max=1.0
-    )
+    scan = Scan(eight, eight, eight, (0.0, 1.0))
+    ops.mamba2_scan(zeros(3, 8, 128), zeros(3, 8), b, b, scan, float32(4, 8, 256, 128), batch)
     wide, rates = float32(4096), float32(4096, 16)
-    ops.mamba1_scan(x, x, rates, x[:, :16], x[:, 16:32], wide, wide, float32(4, 4096, 16), batch)
+    ops.mamba1_scan(x, x, x[:, :16], x[:, 16:32], Scan(rates, wide, wide), float32(4, 4096, 16), batch)
     key, value, state = zeros(3, 4, 128), zeros(3, 8, 128), float32(4, 8, 128, 128)
     for decays in (float32(3, 8), float32(3, 8, 128)):
-        ops.gated_delta_rule(key, key, value, decays, float32(3, 8), state, batch, scale=0.1)
+        ops.gated_delta_rule(key, key, value, decays, float32(3, 8), state, batch)
 
 
 def many_linears(ops: TritonOps) -> None:

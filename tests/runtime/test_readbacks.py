@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
+from forebay.ops import Draws
 from forebay.requests.sampling_params import SamplingParams
 from tests.runtime.fake_model import FakeModel, fake_runner, planner
 from tests.runtime.readbacks import readbacks
@@ -53,7 +54,7 @@ def test_the_sampler_of_the_torch_ops_reads_nothing_back(ops):
     """C11: on a GPU it is what runs."""
     columns = (torch.full((3,), 5), torch.full((3,), 0.9), torch.full((3,), 0.1))
     with readbacks() as found:
-        ops.sample_rows(torch.randn(3, 97), torch.ones(3), *columns, torch.rand(3, dtype=torch.float64))
+        ops.sample_rows(torch.randn(3, 97), Draws(torch.ones(3), *columns, torch.rand(3, dtype=torch.float64)))
         ops.argmax_rows(torch.randn(3, 97))
     assert found == []
 

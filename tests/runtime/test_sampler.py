@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from forebay.ops import Ops
+from forebay.ops import Draws, Ops
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.runtime.row_options import wants_of
@@ -126,7 +126,7 @@ def test_exactly_the_oracles_tokens_can_come(ops, top_k, top_p, min_p, seed):
     _, kept = oracle(logits, row)
     grid = (torch.arange(400).double() + 0.5) / 400
     columns = [torch.full((400,), value) for value in (row.top_k, row.top_p, row.min_p)]
-    came = ops.sample_rows(logits.expand(400, -1).contiguous(), torch.ones(400), *columns, grid).unique()
+    came = ops.sample_rows(logits.expand(400, -1).contiguous(), Draws(torch.ones(400), *columns, grid)).unique()
     assert set(came.tolist()) == set(np.flatnonzero(kept).tolist())
 
 

@@ -7,7 +7,7 @@ from forebay.families.falcon_h1.config import FalconH1Config
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.layers.attention import AttentionSpec
 from forebay.layers.build import BlockSpec
-from forebay.layers.mamba2 import GatedNorm, Mamba2Spec, Multipliers
+from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec, Multipliers
 from forebay.layers.sums import SumSpec
 from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
 
@@ -38,7 +38,7 @@ def _attention(config: FalconH1Config, layer: int) -> AttentionSpec:
 
 def _mamba(config: FalconH1Config, layer: int) -> Mamba2Spec:
     gate, x, b, c, dt = config.ssm_multipliers
-    norm = GatedNorm(eps=config.rms_norm_eps, norm_first=config.mamba_norm_before_gate)
+    norm = GatedNormSpec(eps=config.rms_norm_eps, norm_first=config.mamba_norm_before_gate)
     return replace(
         mamba2_spec(config, f"{layer_name(layer)}.mamba"),
         norm=norm if config.mamba_rms_norm else None,

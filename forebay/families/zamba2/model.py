@@ -10,7 +10,7 @@ from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.zamba2.config import Zamba2Config
 from forebay.layers.build import Block, Parts
 from forebay.layers.context import ForwardContext
-from forebay.layers.mamba2 import GatedNorm, Mamba2Spec
+from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec
 from forebay.layers.params import TensorParam, vector
 from forebay.layers.shared_transformer import SharedTransformer, SharedTransformerSpec, Use, UseSpec
 from forebay.models.decoder import DecoderSpec, decoder_spec, layer_name, rope_spec
@@ -60,7 +60,7 @@ def _layer(config: Zamba2Config, layer: int, use: UseSpec | None) -> LayerSpec:
     name = layer_name(layer) if use is None else f"{layer_name(layer)}.mamba_decoder"
     return LayerSpec(
         use=use,
-        mixer=replace(mamba2_spec(config, f"{name}.mamba"), norm=GatedNorm(eps=_MIXER_EPS)),
+        mixer=replace(mamba2_spec(config, f"{name}.mamba"), norm=GatedNormSpec(eps=_MIXER_EPS)),
         norm=vector(f"{name}.input_layernorm.weight", config.hidden_size),
     )
 

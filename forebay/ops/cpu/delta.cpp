@@ -32,7 +32,6 @@ struct Delta {
     long key_size;
     long value_size;
     float scale;
-    bool l2_norm;
 };
 
 // What one token brings to all columns of a head: [key_size] each, padded to whole vectors.
@@ -44,16 +43,16 @@ struct DeltaToken {
 };
 
 template <class T>
-Vec length_factor(const T* x, long n, float scale, bool l2_norm) {
-    return set1(l2_norm ? scale / std::sqrt(sum_of_squares(x, n) + 1e-6f) : scale);
+Vec length_factor(const T* x, long n, float scale) {
+    return set1(scale / std::sqrt(sum_of_squares(x, n) + 1e-6f));
 }
 
 template <class T, class S>
 void prepare(const Delta<T, S>& call, long head, long t, const DeltaToken& token) {
     const long n = call.key_size, key_head = head / (call.value_heads / call.key_heads);
     const T *q = call.q + t * call.ldq + key_head * n, *k = call.k + t * call.ldk + key_head * n;
-    widen_row(q, n, length_factor(q, n, call.scale, call.l2_norm), token.q);
-    widen_row(k, n, length_factor(k, n, 1.0f, call.l2_norm), token.k);
+    widen_row(q, n, length_factor(q, n, call.scale), token.q);
+    widen_row(k, n, length_factor(k, n, 1.0f), token.k);
     const float* log_decay = call.log_decay + t * call.ldd + head * call.decays;
     const Vec same = exp(set1(*log_decay));
     for_each_vector(n, [&](long i, long part) {
@@ -191,7 +190,7 @@ FOREBAY_DELTA_GATES(bf16, bf16)
     extern "C" void fb_gated_delta_rule_##suffix(                                                               \
         Pool* pool, const T* q, long ldq, const T* k, long ldk, const T* v, long ldv, const float* log_decay,   \
         long ldd, long decays, const float* beta, long ldbeta, S* state, FOREBAY_BATCH, T* out, long key_heads, \
-        long value_heads, long key_size, long value_size, float scale, long l2_norm) {                          \
+        long value_heads, long key_size, long value_size, float scale) {                                        \
         pool->op([=](Pool& p) {                                                                                 \
             gated_delta_rule(p, Delta<T, S>{q,                                                                  \
                                             ldq,                                                                \
@@ -211,8 +210,7 @@ FOREBAY_DELTA_GATES(bf16, bf16)
                                             value_heads,                                                        \
                                             key_size,                                                           \
                                             value_size,                                                         \
-                                            scale,                                                              \
-                                            l2_norm != 0});                                                     \
+                                            scale});                                                            \
         });                                                                                                     \
     }
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.recurrence import StateBatch
+from forebay.ops.recurrence import Convolution, Scan, StateBatch
 from forebay.ops.triton.common import owner, softplus
 
 _CHANNELS: Final = 256  # of a convolution, in one program
@@ -263,7 +263,6 @@ def _delta_rule(
     DK_BLOCK: tl.constexpr,
     DV_BLOCK: tl.constexpr,
     PER_CHANNEL: tl.constexpr,
-    L2_NORM: tl.constexpr,
 ):
     seq = tl.program_id(0)
     head = tl.program_id(1)
@@ -284,9 +283,8 @@ def _delta_rule(
         query = tl.load(q + token * q_token + key_head * q_head + i, mask=live_i, other=0.0).to(tl.float32)
         key = tl.load(k + token * k_token + key_head * k_head + i, mask=live_i, other=0.0).to(tl.float32)
         value = tl.load(v + token * v_token + head * v_head + j, mask=live_j, other=0.0).to(tl.float32)
-        if L2_NORM:
-            query = query / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
-            key = key / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
+        query = query / tl.sqrt(tl.sum(query * query, 0) + 1e-6)
+        key = key / tl.sqrt(tl.sum(key * key, 0) + 1e-6)
         at = token * HEADS + head
         if PER_CHANNEL:
             h *= tl.exp(tl.load(log_decay + at * DK + i, mask=live_i, other=0.0))[:, None]
@@ -308,17 +306,15 @@ def _delta_rule(
 class TritonRecurrence:
     """See `RecurrenceOps`."""
 
-    def causal_conv(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, batch: StateBatch, *, silu: bool
-    ) -> Tensor:
+    def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:
         tokens, channels = x.shape
-        num_seqs, taps = len(batch.slots), weight.shape[0]
+        num_seqs, taps = len(batch.slots), conv.weight.shape[0]
         out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
         blocks = triton.cdiv(channels, _CHANNELS)
         _convolve[(tokens + num_seqs if tokens else 0, blocks)](
             x,
-            weight,
-            bias,
+            conv.weight,
+            conv.bias,
             state,
             out,
             batch.slots,
@@ -326,8 +322,8 @@ class TritonRecurrence:
             num_seqs,
             x.stride(0),
             channels,
-            HAS_BIAS=bias is not None,
-            SILU=silu,
+            HAS_BIAS=conv.bias is not None,
+            SILU=conv.silu,
             TAPS=taps,
             BLOCK=_CHANNELS,
         )
@@ -337,19 +333,7 @@ class TritonRecurrence:
         return out
 
     def mamba2_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        batch: StateBatch,
-        *,
-        dt_min: float = 0.0,
-        dt_max: float = float("inf"),
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
         tokens, heads, p = x.shape
         state_size = state.shape[2]
@@ -359,11 +343,11 @@ class TritonRecurrence:
         _mamba2[(len(batch.slots) if tokens else 0, heads, triton.cdiv(p, p_block))](
             x,
             dt,
-            a,
+            scan.a,
             b,
             c,
-            d,
-            dt_bias,
+            scan.d,
+            scan.dt_bias,
             state,
             out,
             *_tensors(batch),
@@ -374,8 +358,7 @@ class TritonRecurrence:
             b.stride(1),
             c.stride(0),
             c.stride(1),
-            dt_min,
-            dt_max,
+            *scan.dt_limit,
             HEADS=heads,
             PER_GROUP=heads // b.shape[1],
             P=p,
@@ -386,30 +369,21 @@ class TritonRecurrence:
         return out
 
     def mamba1_scan(
-        self,
-        x: Tensor,
-        dt: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor,
-        dt_bias: Tensor,
-        state: Tensor,
-        batch: StateBatch,
+        self, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan, state: Tensor, batch: StateBatch
     ) -> Tensor:
         tokens, channels = x.shape
-        state_size = a.shape[1]
+        state_size = scan.a.shape[1]
         out = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
         n_block = triton.next_power_of_2(state_size)
         i_block = min(triton.next_power_of_2(channels), max(1, _SCAN_ELEMENTS // n_block))
         _mamba1[(len(batch.slots) if tokens else 0, triton.cdiv(channels, i_block))](
             x,
             dt,
-            a,
+            scan.a,
             b,
             c,
-            d,
-            dt_bias,
+            scan.d,
+            scan.dt_bias,
             state,
             out,
             *_tensors(batch),
@@ -425,17 +399,7 @@ class TritonRecurrence:
         return out
 
     def gated_delta_rule(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        log_decay: Tensor,
-        beta: Tensor,
-        state: Tensor,
-        batch: StateBatch,
-        *,
-        scale: float,
-        l2_norm: bool = True,
+        self, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor, batch: StateBatch
     ) -> Tensor:
         tokens, heads, dv = v.shape
         dk = q.shape[2]
@@ -451,7 +415,7 @@ class TritonRecurrence:
             state,
             out,
             *_tensors(batch),
-            scale,
+            dk**-0.5,
             q.stride(0),
             q.stride(1),
             k.stride(0),
@@ -465,7 +429,6 @@ class TritonRecurrence:
             DK_BLOCK=k_block,
             DV_BLOCK=v_block,
             PER_CHANNEL=log_decay.dim() == 3,
-            L2_NORM=l2_norm,
         )
         return out
 

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.ops.recurrence import GatedNorm
+
 _BLOCK: Final = 1024  # entries of a row that one program activates
 
 _SILU: Final = 0
@@ -158,24 +160,22 @@ class TritonRowwise:
         )
         return out
 
-    def gated_rms_norm(
-        self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, group_size: int, norm_first: bool, sigmoid: bool
-    ) -> Tensor:
-        width = x.shape[1]
+    def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
+        width, group_size = x.shape[1], norm.group_size
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         _gated_rms_norm[(x.shape[0], width // group_size)](
             x,
             gate,
-            weight,
+            norm.weight,
             out,
             x.stride(0),
             gate.stride(0),
             width,
-            eps,
+            norm.eps,
             GROUP=group_size,
-            SHARED=weight.shape[0] != width,
-            NORM_FIRST=norm_first,
-            SIGMOID=sigmoid,
+            SHARED=norm.weight.shape[0] != width,
+            NORM_FIRST=norm.norm_first,
+            SIGMOID=norm.sigmoid,
             BLOCK=triton.next_power_of_2(group_size),
             num_warps=_warps(group_size),
         )

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.ops.interface import Draws
+
 _BLOCK: Final = 4096  # logits that one program looks at together
 _WARPS: Final = 8
 
@@ -149,29 +151,17 @@ class TritonSampling:
         _argmax_rows[(rows,)](logits, ids, finite, vocab, BLOCK=_block(vocab), num_warps=_WARPS)
         return ids, finite
 
-    def sample_rows(
-        self,
-        logits: Tensor,
-        temperature: Tensor,
-        top_k: Tensor | None,
-        top_p: Tensor | None,
-        min_p: Tensor | None,
-        uniform: Tensor,
-    ) -> Tensor:
+    def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         rows, vocab = logits.shape
         ids = torch.empty(rows, dtype=torch.int64, device=logits.device)
         _sample_rows[(rows,)](
             logits,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            uniform,
+            *draws,
             ids,
             vocab,
-            HAS_TOP_K=top_k is not None,
-            HAS_TOP_P=top_p is not None,
-            HAS_MIN_P=min_p is not None,
+            HAS_TOP_K=draws.top_k is not None,
+            HAS_TOP_P=draws.top_p is not None,
+            HAS_MIN_P=draws.min_p is not None,
             BLOCK=_block(vocab),
             num_warps=_WARPS,
         )
