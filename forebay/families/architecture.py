@@ -36,7 +36,69 @@ EXPERTS: Final = {"ffn_gate_inp": "mlp.gate", **expert_names("mlp", GATED)}
 PRE_NORM: Final = {**ATTENTION, **MLP, "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 
 
-def _as_it_is(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file says besides its weights: `own` is the metadata under its architecture's name, and `config`, which is
+    completed, the same as the fields of a config.json."""
+
+    file: GgufFile
+    own: Mapping[str, Any]
+    config: dict[str, Any]
+
+    def wrong(self, what: str) -> ModelError:
+        return ModelError(f"{self.file.path}: {what}")
+
+    def has(self, name: str) -> bool:
+        """Whether any block has a tensor of this name."""
+        return any(stored.endswith(f".{name}") for stored in self.file.tensors)
+
+    def kinds(self, signs: Mapping[str, str], otherwise: str) -> list[str]:
+        """Of each layer what the first of the weights `signs` that it has stands for, or `otherwise`."""
+        there = self.file.tensors
+        return [
+            next((kind for sign, kind in signs.items() if f"blk.{layer}.{sign}.weight" in there), otherwise)
+            for layer in self.layers
+        ]
+
+    @property
+    def layers(self) -> range:
+        count = self.config.get("num_hidden_layers")
+        if type(count) is not int or not 0 < count <= len(self.file.tensors):
+            blocks = f"of blocks in a file of {len(self.file.tensors)} tensors"
+            raise self.wrong(f"block_count is {brief(count)}, {blocks}")
+        return range(count)
+
+    def whole(self, key: str) -> int:
+        value = self.own.get(key)
+        if type(value) is not int or value < 1:
+            raise self.wrong(f"{key} is {brief(value)}, not a whole number above 0")
+        return value
+
+    def most(self, key: str) -> Any:
+        """The most of a list, whose other entries are 0 for the layers without; or the one number for all."""
+        value = self.own.get(key)
+        entries = value.tolist() if isinstance(value, np.ndarray) else value
+        if isinstance(entries, list) and all(type(entry) is int for entry in entries):
+            return max(entries, default=0)
+        return entries
+
+    def kv_heads(self) -> Any:
+        """Without attention their number is in no file, and of no use."""
+        return self.most("attention.head_count_kv") or self.config.get("num_attention_heads")
+
+    def check_sigmoid(self, *, default: int | None = _SIGMOID) -> None:
+        """ModelError where experts are chosen by another function; `default` where the file does not say."""
+        function = self.own.get("expert_gating_func", default)
+        if function != _SIGMOID:
+            raise self.wrong(f"the expert gating function {brief(function)} is not supported")
+
+    def yarn_options(self) -> None:
+        for name in ("beta_fast", "beta_slow"):
+            if f"rope.scaling.yarn_{name}" in self.own:
+                self.config["rope_scaling"][name] = self.own[f"rope.scaling.yarn_{name}"]
+
+
+def _as_it_is(header: Header) -> None:
     return
 
 
@@ -63,58 +125,6 @@ class Architecture:
     top_names: Mapping[str, str] = field(default_factory=lambda: TOP_NAMES)
     keys: Mapping[str, str] = field(default_factory=dict)
     checked: tuple[str, ...] = ()
-    configure: Callable[[GgufFile, Mapping[str, Any], dict[str, Any]], None] = _as_it_is
+    configure: Callable[[Header], None] = _as_it_is
     reorder: Callable[[Tensors, Any], Tensors] = _in_order
     restore: Callable[[Tensors], Tensors] = _as_they_are
-
-
-def at(file: GgufFile, layer: int, name: str) -> bool:
-    return f"blk.{layer}.{name}" in file.tensors
-
-
-def has(file: GgufFile, name: str) -> bool:
-    """Whether any block has it."""
-    return any(stored.endswith(f".{name}") for stored in file.tensors)
-
-
-def layer_range(file: GgufFile, config: Mapping[str, Any]) -> range:
-    count = config.get("num_hidden_layers")
-    if type(count) is not int or not 0 < count <= len(file.tensors):
-        raise ModelError(
-            f"{file.path}: block_count is {brief(count)}, of blocks in a file of {len(file.tensors)} tensors"
-        )
-    return range(count)
-
-
-def whole(file: GgufFile, own: Mapping[str, Any], key: str) -> int:
-    value = own.get(key)
-    if type(value) is not int or value < 1:
-        raise ModelError(f"{file.path}: {key} is {brief(value)}, not a whole number above 0")
-    return value
-
-
-def most(own: Mapping[str, Any], key: str) -> Any:
-    """The most of a list, whose other entries are 0 for the layers without; or the one number for all."""
-    value = own.get(key)
-    entries = value.tolist() if isinstance(value, np.ndarray) else value
-    if isinstance(entries, list) and all(type(entry) is int for entry in entries):
-        return max(entries, default=0)
-    return entries
-
-
-def kv_heads(own: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-    """Without attention their number is in no file, and of no use."""
-    return most(own, "attention.head_count_kv") or config.get("num_attention_heads")
-
-
-def check_sigmoid(file: GgufFile, own: Mapping[str, Any], *, default: int | None = _SIGMOID) -> None:
-    """ModelError where experts are chosen by another function; `default` where the file does not say."""
-    function = own.get("expert_gating_func", default)
-    if function != _SIGMOID:
-        raise ModelError(f"{file.path}: the expert gating function {brief(function)} is not supported")
-
-
-def yarn_options(own: Mapping[str, Any], scaling: dict[str, Any]) -> None:
-    for name in ("beta_fast", "beta_slow"):
-        if f"rope.scaling.yarn_{name}" in own:
-            scaling[name] = own[f"rope.scaling.yarn_{name}"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from forebay.base.errors import ModelError, brief
 from forebay.families import TYPES
-from forebay.families.architecture import Architecture
+from forebay.families.architecture import Architecture, Header
 from forebay.formats.gguf import GgufFile
 
 _BLOCK_TENSOR: Final = re.compile(r"blk\.(\d{1,6})\.([a-z0-9_]+(?:\.[a-z_]+)??)(\.weight|\.bias|)")
@@ -108,7 +108,7 @@ def hf_config(file: GgufFile) -> dict[str, Any]:
             )
     config["rope_scaling"] = _rope_scaling(file, own)
     config.update(_token_ids(file.metadata))
-    architecture.configure(file, own, config)
+    architecture.configure(Header(file, own, config))
     return config
 
 

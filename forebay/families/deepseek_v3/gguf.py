@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import EXPERTS, MLP, Architecture, Tensors, check_sigmoid, has, whole, yarn_options
-from forebay.formats.gguf import GgufFile
+from forebay.families.architecture import EXPERTS, MLP, Architecture, Header, Tensors
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, read_tensor
 
 NAMES: Final = {
@@ -57,16 +56,14 @@ CHECKED: Final = (
 )
 
 
-def configure_latent(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    check_sigmoid(file, own)
-    rotated, key, rank = (
-        whole(file, own, name)
-        for name in ("rope.dimension_count", "attention.key_length_mla", "attention.kv_lora_rank")
+def configure_latent(header: Header) -> None:
+    header.check_sigmoid()
+    own, config = header.own, header.config
+    rotated, key, rank = map(
+        header.whole, ("rope.dimension_count", "attention.key_length_mla", "attention.kv_lora_rank")
     )
     if own.get("attention.key_length", rank + rotated) != rank + rotated:
-        raise ModelError(
-            f"{file.path}: {brief(own['attention.key_length'])} entries of a key, not {rank} and {rotated}"
-        )
+        raise header.wrong(f"{brief(own['attention.key_length'])} entries of a key, not {rank} and {rotated}")
     config |= {
         "q_lora_rank": config.get("q_lora_rank"),  # a null, which is not an absence, for none
         "qk_nope_head_dim": key - rotated,
@@ -74,12 +71,13 @@ def configure_latent(file: GgufFile, own: Mapping[str, Any], config: dict[str, A
         "head_dim": None,
         "n_group": config.get("n_group") or 1,
         "topk_group": config.get("topk_group") or 1,
-        "attention_bias": has(file, "attn_kv_a_mqa.bias"),
+        "attention_bias": header.has("attn_kv_a_mqa.bias"),
     }
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    configure_latent(file, own, config)
+def _configure(header: Header) -> None:
+    configure_latent(header)
+    own, config = header.own, header.config
     config["n_routed_experts"] = config.pop("num_experts", None)
     config["norm_topk_prob"] = bool(own.get("expert_weights_norm", False))
     scaling = config["rope_scaling"]
@@ -87,12 +85,10 @@ def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -
         return
     multiplier = own.get("rope.scaling.yarn_log_multiplier")
     if not isinstance(multiplier, float) or multiplier <= 0:
-        raise ModelError(
-            f"{file.path}: a yarn_log_multiplier of {brief(multiplier)}: the rope's amplitude is ambiguous"
-        )
+        raise header.wrong(f"a yarn_log_multiplier of {brief(multiplier)}: the rope's amplitude is ambiguous")
     # It is a tenth of mscale_all_dim, in single precision; that mscale is the same is what llama.cpp takes for granted.
     scaling["mscale"] = scaling["mscale_all_dim"] = round(multiplier / 0.1, 6)
-    yarn_options(own, scaling)
+    header.yarn_options()
 
 
 def restore_latent(tensors: Tensors) -> Tensors:

@@ -3,31 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.base.errors import ModelError
-from forebay.families.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Tensors, has, within
+from forebay.families.architecture import FINAL_NORM, GATED, PROJECTIONS, Architecture, Header, Tensors, within
 from forebay.families.mamba.gguf import SSM_KEYS
-from forebay.families.mamba2.gguf import MAMBA2, heads_of, restore_mamba2
-from forebay.formats.gguf import GgufFile
+from forebay.families.mamba2.gguf import BAMBA_KEYS, MAMBA2, configure_bamba, restore_mamba2
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+def _configure(header: Header) -> None:
     """The multipliers are in the weights."""
-    if has(file, "ssm_norm.weight") or "output.weight" not in file.tensors:
-        raise ModelError(f"{file.path}: a falcon-h1 file with a norm in the mixers or tied embeddings is ambiguous")
-    if any(has(file, f"attn_{part}.bias") for part in ("q", "k", "v", "output")):
-        raise ModelError(f"{file.path}: biases of a falcon-h1 file's attention are ambiguous")
-    heads, head_dim, inner = heads_of(file, own)
-    config |= {
-        "mamba_d_ssm": inner,
-        "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
-        "mamba_proj_bias": has(file, "ssm_in.bias"),
-        "projectors_bias": has(file, "ssm_out.bias"),
-    }
+    if header.has("ssm_norm.weight") or "output.weight" not in header.file.tensors:
+        raise header.wrong("a falcon-h1 file with a norm in the mixers or tied embeddings is ambiguous")
+    if any(header.has(f"attn_{part}.bias") for part in ("q", "k", "v", "output")):
+        raise header.wrong("biases of a falcon-h1 file's attention are ambiguous")
+    header.config["mamba_d_ssm"] = configure_bamba(header)
+    header.config["projectors_bias"] = header.has("ssm_out.bias")
 
 
 def _restore(tensors: Tensors) -> Tensors:
@@ -46,11 +36,7 @@ ARCHITECTURES: Final = {
             "attn_norm": "input_layernorm",
             "ffn_norm": "pre_ff_layernorm",
         },
-        keys={
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
-        },
+        keys=BAMBA_KEYS,
         checked=SSM_KEYS,
         configure=_configure,
         restore=_restore,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.families.architecture import ATTENTION, MLP, Architecture, Tensors
-from forebay.formats.gguf import GgufFile
+from forebay.families.architecture import ATTENTION, MLP, Architecture, Header, Tensors
 from forebay.formats.stored_tensor import less_one
 
 _27B_LAYERS: Final = 62
@@ -21,7 +19,8 @@ _NAMES: Final = {
 }
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+def _configure(header: Header) -> None:
+    config = header.config
     hidden_size, heads = config.get("hidden_size"), config.get("num_attention_heads")
     scalar = config.get("head_dim")
     if config.get("num_hidden_layers") == _27B_LAYERS and type(hidden_size) is type(heads) is int and heads:

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.base.errors import ModelError
-from forebay.families.architecture import PROJECTIONS, Architecture, whole, within
-from forebay.formats.gguf import GgufFile
+from forebay.families.architecture import PROJECTIONS, Architecture, Header, within
 
 JOINED_MLP: Final = {"ffn_up": "mlp.gate_up_proj", "ffn_down": "mlp.down_proj"}
 
@@ -19,16 +16,16 @@ _NAMES: Final = {
 }
 
 
-def configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+def configure(header: Header) -> None:
     """The share of a head's dimensions that is rotated, which is rounded down to their number again."""
-    if "attention.key_length" in own:
-        size = whole(file, own, "attention.key_length")
+    if "attention.key_length" in header.own:
+        size = header.whole("attention.key_length")
     else:
-        size = whole(file, own, "embedding_length") // whole(file, own, "attention.head_count")
-    rotated = whole(file, own, "rope.dimension_count")
+        size = header.whole("embedding_length") // header.whole("attention.head_count")
+    rotated = header.whole("rope.dimension_count")
     if rotated > size:
-        raise ModelError(f"{file.path}: {rotated} rotated dimensions of {size} of a head")
-    config |= {"head_dim": size, "partial_rotary_factor": min(1.0, (rotated + 0.5) / size)}
+        raise header.wrong(f"{rotated} rotated dimensions of {size} of a head")
+    header.config.update(head_dim=size, partial_rotary_factor=min(1.0, (rotated + 0.5) / size))
 
 
 ARCHITECTURES: Final = {

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import ATTENTION, GATED, Architecture, Tensors, expert_names, yarn_options
-from forebay.formats.gguf import GgufFile
+from forebay.families.architecture import ATTENTION, GATED, Architecture, Header, Tensors, expert_names
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, read_tensor
 
 _EXPERT: Final = re.compile(r"(.*\.mlp\.experts)\.0\.(gate|down)_proj\.(weight|bias)")
@@ -23,12 +22,13 @@ _NAMES: Final = {
 }
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+def _configure(header: Header) -> None:
+    config = header.config
     config["intermediate_size"] = config.pop("moe_intermediate_size", config.get("intermediate_size"))
     scaling = config["rope_scaling"]
     if scaling is not None and scaling["rope_type"] == "yarn":
         scaling["truncate"] = False
-        yarn_options(own, scaling)
+        header.yarn_options()
 
 
 def _restore(tensors: Tensors) -> Tensors:

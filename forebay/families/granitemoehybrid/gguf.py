@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import (
-    GATED,
-    PROJECTIONS,
-    Architecture,
-    Tensors,
-    at,
-    expert_names,
-    has,
-    kv_heads,
-    layer_range,
-    within,
-)
+from forebay.families.architecture import GATED, PROJECTIONS, Architecture, Header, Tensors, expert_names, within
 from forebay.families.mamba.gguf import SSM_KEYS, limit_positions
-from forebay.families.mamba2.gguf import MAMBA2, expansion, heads_of, restore_mamba2
+from forebay.families.mamba2.gguf import BAMBA_KEYS, MAMBA2, configure_bamba, expansion, restore_mamba2
 from forebay.families.transformer import FULL, LINEAR
-from forebay.formats.gguf import GgufFile
 from forebay.formats.stored_tensor import one_below_the_other
 
 _SHARED: Final = {"ffn_gate": "gate", "ffn_up": "up", "ffn_down": "output_linear"}
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    if own.get("rope.scaling.finetuned"):
-        raise ModelError(f"{file.path}: a granitehybrid file with rotary embedding is Bamba's, and not supported")
-    heads, head_dim, inner = heads_of(file, own)
-    config |= {
-        "layer_types": [FULL if at(file, layer, "attn_q.weight") else LINEAR for layer in layer_range(file, config)],
-        "num_key_value_heads": kv_heads(own, config),
-        "num_local_experts": own.get("expert_count", 0),
-        "attention_bias": has(file, "attn_q.bias"),
-        "mamba_n_heads": heads,
-        "mamba_d_head": head_dim,
-        "mamba_expand": expansion(file, config, inner),
-        "mamba_conv_bias": has(file, "ssm_conv1d.bias"),
-        "mamba_proj_bias": has(file, "ssm_in.bias"),
-    }
-    limit_positions(config)
+def _configure(header: Header) -> None:
+    if header.own.get("rope.scaling.finetuned"):
+        raise header.wrong("a granitehybrid file with rotary embedding is Bamba's, and not supported")
+    inner = configure_bamba(header)
+    header.config.update(
+        layer_types=header.kinds({"attn_q": FULL}, LINEAR),
+        num_key_value_heads=header.kv_heads(),
+        num_local_experts=header.own.get("expert_count", 0),
+        attention_bias=header.has("attn_q.bias"),
+        mamba_expand=expansion(header, inner),
+    )
+    limit_positions(header.config)
 
 
 def _restore(tensors: Tensors) -> Tensors:
@@ -70,9 +53,7 @@ ARCHITECTURES: Final = {
             "ffn_norm": "post_attention_layernorm",
         },
         keys={
-            "ssm.conv_kernel": "mamba_d_conv",
-            "ssm.state_size": "mamba_d_state",
-            "ssm.group_count": "mamba_n_groups",
+            **BAMBA_KEYS,
             "attention.scale": "attention_multiplier",
             "embedding_scale": "embedding_multiplier",
             "residual_scale": "residual_multiplier",

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from forebay.families.architecture import Architecture, Tensors
+from forebay.families.architecture import Architecture, Header, Tensors
 from forebay.families.deepseek_v3.gguf import CHECKED, KEYS, NAMES, configure_latent, restore_latent
 from forebay.families.mamba2.gguf import restore_mamba2
-from forebay.families.qwen3_5_text.gguf import listed_layers
-from forebay.formats.gguf import GgufFile
+from forebay.families.transformer import FULL, LINEAR
 from forebay.formats.stored_tensor import ComputedTensor
 
 _NAMES: Final = {
@@ -36,13 +34,13 @@ _NAMES: Final = {
 _KERNEL: Final = re.compile(r".*\.[qkv]_conv1d\.weight")
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    configure_latent(file, own, config)
-    config |= {
-        "layer_types": listed_layers(file, config, "attn_kv_a_mqa"),
-        "linear_num_heads": config.get("num_attention_heads"),
-        "norm_topk_prob": True,  # the format has no key for it, and llama.cpp takes it for granted
-    }
+def _configure(header: Header) -> None:
+    configure_latent(header)
+    header.config.update(
+        layer_types=header.kinds({"attn_kv_a_mqa": FULL}, LINEAR),
+        linear_num_heads=header.config.get("num_attention_heads"),
+        norm_topk_prob=True,  # the format has no key for it, and llama.cpp takes it for granted
+    )
 
 
 def _restore(tensors: Tensors) -> Tensors:

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from forebay.base.errors import ModelError
-from forebay.families.architecture import TOP_NAMES, Architecture, Tensors
+from forebay.families.architecture import TOP_NAMES, Architecture, Header, Tensors
 from forebay.families.lfm2.config import CONV
 from forebay.families.transformer import FULL
-from forebay.formats.gguf import GgufFile
 from forebay.formats.stored_tensor import ComputedTensor
 
 TOP: Final = {**TOP_NAMES, "token_embd_norm": "model.embedding_norm"}
@@ -31,20 +28,20 @@ NAMES: Final = {
 }
 
 
-def configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+def configure(header: Header) -> None:
     """Layers without KV heads are convolutions."""
-    given = own.get("attention.head_count_kv")
+    given, config = header.own.get("attention.head_count_kv"), header.config
     heads = given.tolist() if isinstance(given, np.ndarray) else []
     if not heads or not all(type(count) is int and count in (0, max(heads)) for count in heads):
-        raise ModelError(f"{file.path}: lfm2's KV heads are {str(given)[:80]}, not 0 or one number for each layer")
+        raise header.wrong(f"lfm2's KV heads are {str(given)[:80]}, not 0 or one number for each layer")
     config["num_key_value_heads"] = max(heads) or config.get("num_attention_heads")
     config["layer_types"] = [FULL if count else CONV for count in heads]
     config["norm_eps"] = config.pop("rms_norm_eps", None)
 
 
-def _configure_dense(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    configure(file, own, config)
-    config["block_auto_adjust_ff_dim"] = False
+def _configure_dense(header: Header) -> None:
+    configure(header)
+    header.config["block_auto_adjust_ff_dim"] = False
 
 
 def restore(tensors: Tensors) -> Tensors:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.families.architecture import Architecture, check_sigmoid, expert_names, has
+from forebay.families.architecture import Architecture, Header, expert_names
 from forebay.families.lfm2.gguf import NAMES, TOP, configure, restore
-from forebay.formats.gguf import GgufFile
 
 _MOE_NAMES: Final = {
     **NAMES,
@@ -15,11 +13,10 @@ _MOE_NAMES: Final = {
 }
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    configure(file, own, config)
-    check_sigmoid(file, own, default=None)
-    config["use_expert_bias"] = has(file, "exp_probs_b.bias")
-    config["norm_topk_prob"] = True
+def _configure(header: Header) -> None:
+    configure(header)
+    header.check_sigmoid(default=None)
+    header.config.update(use_expert_bias=header.has("exp_probs_b.bias"), norm_topk_prob=True)
 
 
 ARCHITECTURES: Final = {

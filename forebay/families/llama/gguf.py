@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.families.architecture import PRE_NORM, Architecture
-from forebay.formats.gguf import GgufFile
+from forebay.families.architecture import PRE_NORM, Architecture, Header
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
+def _configure(header: Header) -> None:
+    config = header.config
     if "sliding_window" in config:
         config["model_type"] = "mistral"  # the format has one architecture for both
         config.setdefault("num_key_value_heads", config.get("num_attention_heads"))

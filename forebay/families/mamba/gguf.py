@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.families.architecture import Architecture, Tensors, has, within
-from forebay.formats.gguf import GgufFile
+from forebay.families.architecture import Architecture, Header, Tensors, within
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor
 
 _NO_CONTEXT: Final = 1 << 20
@@ -34,18 +33,20 @@ SSM_KEYS: Final = tuple(
 )
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    without_attention(file, config)
-    if own.get("ssm.dt_b_c_rms"):
-        config["model_type"] = "falcon_mamba"
-    config["intermediate_size"] = own.get("ssm.inner_size")
+def _configure(header: Header) -> None:
+    without_attention(header)
+    if header.own.get("ssm.dt_b_c_rms"):
+        header.config["model_type"] = "falcon_mamba"
+    header.config["intermediate_size"] = header.own.get("ssm.inner_size")
 
 
-def without_attention(file: GgufFile, config: dict[str, Any]) -> None:
-    config["layer_norm_epsilon"] = config.pop("rms_norm_eps", None)
-    config["use_bias"] = has(file, "ssm_in.bias")
-    config["use_conv_bias"] = has(file, "ssm_conv1d.bias")
-    limit_positions(config)
+def without_attention(header: Header) -> None:
+    header.config.update(
+        layer_norm_epsilon=header.config.pop("rms_norm_eps", None),
+        use_bias=header.has("ssm_in.bias"),
+        use_conv_bias=header.has("ssm_conv1d.bias"),
+    )
+    limit_positions(header.config)
 
 
 def limit_positions(config: dict[str, Any]) -> None:

@@ -1,35 +1,51 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import Architecture, Tensors, within
+from forebay.base.errors import brief
+from forebay.families.architecture import Architecture, Header, Tensors, within
 from forebay.families.mamba.gguf import BACKBONE, MIXER, SSM_KEYS, restored, with_backbone, without_attention
-from forebay.formats.gguf import GgufFile
 
 MAMBA2: Final = {**MIXER, "ssm_dt": "dt", "ssm_norm": "norm"}
 
+BAMBA_KEYS: Final = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+}
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    without_attention(file, config)
-    heads, head_dim, inner = heads_of(file, own)
-    config |= {"num_heads": heads, "head_dim": head_dim, "expand": expansion(file, config, inner)}
+
+def _configure(header: Header) -> None:
+    without_attention(header)
+    heads, head_dim, inner = heads_of(header)
+    header.config.update(num_heads=heads, head_dim=head_dim, expand=expansion(header, inner))
 
 
-def heads_of(file: GgufFile, own: Mapping[str, Any]) -> tuple[int, int, int]:
+def heads_of(header: Header) -> tuple[int, int, int]:
     """Of a Mamba-2 mixer: heads, their size, and channels. The format calls the number of heads the rank of dt."""
-    heads, inner = own.get("ssm.time_step_rank"), own.get("ssm.inner_size")
+    heads, inner = header.own.get("ssm.time_step_rank"), header.own.get("ssm.inner_size")
     if type(heads) is not int or type(inner) is not int or heads < 1 or inner % heads:
-        raise ModelError(f"{file.path}: {brief(inner)} channels of a mixer for {brief(heads)} heads")
+        raise header.wrong(f"{brief(inner)} channels of a mixer for {brief(heads)} heads")
     return heads, inner // heads, inner
 
 
-def expansion(file: GgufFile, config: Mapping[str, Any], inner: Any) -> int:
-    hidden_size = config.get("hidden_size")
+def configure_bamba(header: Header) -> int:
+    """A mixer whose fields have Bamba's names; its channels."""
+    heads, head_dim, inner = heads_of(header)
+    header.config.update(
+        mamba_n_heads=heads,
+        mamba_d_head=head_dim,
+        mamba_conv_bias=header.has("ssm_conv1d.bias"),
+        mamba_proj_bias=header.has("ssm_in.bias"),
+    )
+    return inner
+
+
+def expansion(header: Header, inner: Any) -> int:
+    hidden_size = header.config.get("hidden_size")
     if type(inner) is not int or type(hidden_size) is not int or hidden_size < 1 or inner % hidden_size:
-        raise ModelError(f"{file.path}: {brief(inner)} channels of a mixer, not a multiple of {brief(hidden_size)}")
+        raise header.wrong(f"{brief(inner)} channels of a mixer, not a multiple of {brief(hidden_size)}")
     return inner // hidden_size
 
 

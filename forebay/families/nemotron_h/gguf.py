@@ -1,55 +1,33 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import (
-    PROJECTIONS,
-    Architecture,
-    Tensors,
-    at,
-    check_sigmoid,
-    expert_names,
-    has,
-    kv_heads,
-    layer_range,
-    most,
-    within,
-)
+from forebay.base.errors import brief
+from forebay.families.architecture import PROJECTIONS, Architecture, Header, Tensors, expert_names, within
 from forebay.families.mamba.gguf import BACKBONE, SSM_KEYS, limit_positions, with_backbone
 from forebay.families.mamba2.gguf import MAMBA2, heads_of, restore_mamba2
 from forebay.families.nemotron_h.config import MLP, MOE
 from forebay.families.transformer import FULL, LINEAR
-from forebay.formats.gguf import GgufFile
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    check_sigmoid(file, own)
+def _configure(header: Header) -> None:
+    own, config, has = header.own, header.config, header.has
+    header.check_sigmoid()
     if own.get("expert_group_count", 1) not in (0, 1):
-        raise ModelError(
-            f"{file.path}: {brief(own['expert_group_count'])} groups of experts: how many are used is not said"
-        )
-    heads, head_dim, _ = heads_of(file, own)
+        raise header.wrong(f"{brief(own['expert_group_count'])} groups of experts: how many are used is not said")
+    heads, head_dim, _ = heads_of(header)
     config |= {
-        "layers_block_type": [_layer_type(file, layer) for layer in layer_range(file, config)],
-        "num_key_value_heads": kv_heads(own, config),
-        "intermediate_size": most(own, "feed_forward_length"),
+        "layers_block_type": header.kinds({"ssm_in": LINEAR, "attn_q": FULL, "ffn_gate_inp": MOE}, MLP),
+        "num_key_value_heads": header.kv_heads(),
+        "intermediate_size": header.most("feed_forward_length"),
         "layer_norm_epsilon": config.pop("rms_norm_eps", own.get("attention.layer_norm_epsilon")),
         "mamba_num_heads": heads,
         "mamba_head_dim": head_dim,
-        "use_conv_bias": has(file, "ssm_conv1d.bias"),
-        "use_bias": has(file, "ssm_in.bias"),
-        "mlp_bias": has(file, "ffn_up.bias") or has(file, "ffn_up_shexp.bias"),
+        "use_conv_bias": has("ssm_conv1d.bias"),
+        "use_bias": has("ssm_in.bias"),
+        "mlp_bias": has("ffn_up.bias") or has("ffn_up_shexp.bias"),
     }
     limit_positions(config)
-
-
-def _layer_type(file: GgufFile, layer: int) -> str:
-    for sign, kind in (("ssm_in", LINEAR), ("attn_q", FULL), ("ffn_gate_inp", MOE)):
-        if at(file, layer, f"{sign}.weight"):
-            return kind
-    return MLP
 
 
 def _restore(tensors: Tensors) -> Tensors:

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
-from forebay.families.architecture import Architecture
+from forebay.families.architecture import Architecture, Header
 from forebay.families.glm4 import gguf as glm4
 from forebay.families.glm4.gguf import JOINED_MLP
-from forebay.formats.gguf import GgufFile
 
 
-def _configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    glm4.configure(file, own, config)
-    config["sliding_window"] = config.get("sliding_window") or None  # 0 for none
+def _configure(header: Header) -> None:
+    glm4.configure(header)
+    header.config["sliding_window"] = header.config.get("sliding_window") or None  # 0 for none
 
 
 ARCHITECTURES: Final = {

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base.errors import ModelError, brief
-from forebay.families.architecture import ATTENTION, MLP, Architecture, Tensors, at, layer_range, whole
+from forebay.base.errors import brief
+from forebay.families.architecture import ATTENTION, MLP, Architecture, Header, Tensors
 from forebay.families.mamba2.gguf import restore_mamba2
 from forebay.families.qwen3_5_text.config import Qwen35Config
 from forebay.families.transformer import FULL, LINEAR
-from forebay.formats.gguf import GgufFile
 from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, less_one, read_tensor
 
 Order = npt.NDArray[np.int64]
@@ -50,35 +49,25 @@ CHECKED: Final = (
 )
 
 
-def configure(file: GgufFile, own: Mapping[str, Any], config: dict[str, Any]) -> None:
-    heads, inner, rotated, head_dim = (
-        whole(file, own, key)
-        for key in ("ssm.time_step_rank", "ssm.inner_size", "rope.dimension_count", "attention.key_length")
+def configure(header: Header) -> None:
+    heads, inner, rotated, head_dim = map(
+        header.whole, ("ssm.time_step_rank", "ssm.inner_size", "rope.dimension_count", "attention.key_length")
     )
     if inner % heads or rotated > head_dim:
-        raise ModelError(
-            f"{file.path}: {inner} channels of the delta nets for {heads} heads, {rotated} of {head_dim} rotated"
-        )
-    if own.get("nextn_predict_layers"):
-        raise ModelError(
-            f"{file.path}: its last {brief(own['nextn_predict_layers'])} blocks draft tokens: not supported"
-        )
-    layers = listed_layers(file, config, "attn_q")
-    recurrent = own.get("attention.recurrent_layers")
+        raise header.wrong(f"{inner} channels of the delta nets for {heads} heads, {rotated} of {head_dim} rotated")
+    drafting, recurrent = header.own.get("nextn_predict_layers"), header.own.get("attention.recurrent_layers")
+    if drafting:
+        raise header.wrong(f"its last {brief(drafting)} blocks draft tokens: not supported")
+    layers = header.kinds({"attn_q": FULL}, LINEAR)
     if recurrent is not None and [kind == LINEAR for kind in layers] != np.asarray(recurrent).tolist():
-        raise ModelError(f"{file.path}: attention.recurrent_layers contradicts the layers' weights: {brief(recurrent)}")
-    config |= {
-        "linear_value_head_dim": inner // heads,
-        "partial_rotary_factor": min(1.0, (rotated + 0.5) / head_dim),  # which is rounded down to `rotated` again
-        "layer_types": layers,
-        "attention_bias": any(name.endswith(".attn_q.bias") for name in file.tensors),
-        "norm_topk_prob": True,  # the format has no key for it, and llama.cpp takes it for granted
-    }
-
-
-def listed_layers(file: GgufFile, config: Mapping[str, Any], sign: str) -> list[str]:
-    """Those of which the file has a weight `sign` are attention."""
-    return [FULL if at(file, layer, f"{sign}.weight") else LINEAR for layer in layer_range(file, config)]
+        raise header.wrong(f"attention.recurrent_layers contradicts the layers' weights: {brief(recurrent)}")
+    header.config.update(
+        linear_value_head_dim=inner // heads,
+        partial_rotary_factor=min(1.0, (rotated + 0.5) / head_dim),  # which is rounded down to `rotated` again
+        layer_types=layers,
+        attention_bias=header.has("attn_q.bias"),
+        norm_topk_prob=True,  # the format has no key for it, and llama.cpp takes it for granted
+    )
 
 
 def reorder(tensors: Tensors, config: Qwen35Config) -> Tensors:
