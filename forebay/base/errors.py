@@ -33,8 +33,8 @@ def brief(value: object) -> str:
 
 
 class ForebayError(Exception):
-    status: ClassVar[int] = 500
-    type: ClassVar[str] = "server_error"
+    status: int = 500
+    type: str = "server_error"
     default_code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
@@ -16,11 +17,14 @@ from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
+from forebay.server.protocol import ChatMessage, PlainText, Templated
 from forebay.server.security import Security
 from forebay.server.served_model import Engine, ServedModel
 from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
 
 REQUEST: Final = "forebay.request"
 
@@ -39,6 +43,31 @@ class ServerContext:
     json_workers: Workers
     workers: TextWorkers
     started_at: float
+
+    async def encode(self, text: str, body: PlainText) -> list[int]:
+        """The tokens of a text, by a worker where it is long. Raises what `Tokenizer.encode` raises."""
+        return await self.workers.run(
+            self.tokenizer.encode,
+            text,
+            size=self.tokenizer.work_chars(text),
+            add_special_tokens=body.add_special_tokens,
+            parse_special=body.parse_special,
+            max_tokens=self.engine.info.context_length,
+        )
+
+    async def render(
+        self, encode: Callable[..., T], messages: Sequence[ChatMessage], body: Templated, **options: Any
+    ) -> T:
+        """What `encode`, of the tokenizer, makes of a conversation. Templates always run in a worker."""
+        return await self.workers.run(
+            encode,
+            [message.for_template() for message in messages],
+            size=1 << 20,
+            add_generation_prompt=body.add_generation_prompt,
+            max_tokens=self.engine.info.context_length,
+            **options,
+            **body.template_variables,
+        )
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model.name:

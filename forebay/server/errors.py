@@ -21,33 +21,24 @@ class HttpError(RequestError):
 
     def __init__(self, status: int, message: str, *, code: str, type: str = "invalid_request_error") -> None:
         super().__init__(message, code=code)
-        self._status = status
-        self._type = type
-
-
-def status_of(error: ForebayError) -> int:
-    return error._status if isinstance(error, HttpError) else error.status
-
-
-def type_of(error: ForebayError) -> str:
-    return error._type if isinstance(error, HttpError) else error.type
+        self.status, self.type = status, type
 
 
 def error_json(error: ForebayError) -> bytes:
     message = error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode("utf-8")
     return msgspec.json.encode(
-        {"error": {"message": message, "type": type_of(error), "param": error.param, "code": error.code}}
+        {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
     )
 
 
 def error_headers(error: ForebayError) -> dict[str, str]:
     if isinstance(error, Overloaded):
         return {"retry-after": str(error.retry_after_s)}
-    if status_of(error) == 401:
+    if error.status == 401:
         return {"www-authenticate": "Bearer"}
     if error.code == "draining":
         return {"retry-after": "1", "connection": "close"}  # the next request is another server's
-    if status_of(error) == 503:
+    if error.status == 503:
         return {"retry-after": "1"}
     return {}
 
@@ -55,7 +46,7 @@ def error_headers(error: ForebayError) -> dict[str, str]:
 def error_response(error: ForebayError, headers: dict[str, str] | None = None) -> Response:
     return Response(
         error_json(error),
-        status_code=status_of(error),
+        status_code=error.status,
         headers={**error_headers(error), **(headers or {})},
         media_type="application/json",
     )

@@ -41,29 +41,16 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, ChatRequest)
     server.check_model(body.model)
     _check_counts(server, body.choices, 1)
-    dialect = ChatDialect(
-        f"chatcmpl-{context.request_id}",
-        int(time.time()),
-        server.model.name,
-        server.tokenizer.table,
-        logprobs=bool(body.logprobs),
-        include_usage=_includes_usage(body),
-    )
+    fields, table, usage = _fields(server, f"chatcmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
+    dialect = ChatDialect(fields, table, logprobs=bool(body.logprobs), include_usage=usage)
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     async def prompts() -> list[Prompt]:
-        messages = [message.for_template() for message in body.messages]
-        options = {
-            "size": 1 << 20,  # templates always run in a worker
-            "add_generation_prompt": body.add_generation_prompt,
-            "max_tokens": server.engine.info.context_length,
-            **body.template_variables,
-        }
         if not server.engine.info.wants_resume_points:
-            return [Prompt(token_ids=await server.workers.run(server.tokenizer.encode_chat, messages, **options))]
-        encode, breakpoints = server.tokenizer.encode_chat_prompt, body.breakpoints
-        prompt = await server.workers.run(encode, messages, breakpoints=breakpoints, **options)
+            return [Prompt(token_ids=await server.render(server.tokenizer.encode_chat, body.messages, body))]
+        encode = server.tokenizer.encode_chat_prompt
+        prompt = await server.render(encode, body.messages, body, breakpoints=body.breakpoints)
         return [Prompt(token_ids=prompt.token_ids, resume_points=tuple(prompt.resume_points))]
 
     return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
@@ -74,15 +61,8 @@ async def completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, CompletionRequest)
     server.check_model(body.model)
     _check_counts(server, body.choices, len(body.prompts))
-    dialect = CompletionDialect(
-        f"cmpl-{context.request_id}",
-        int(time.time()),
-        server.model.name,
-        server.tokenizer.table,
-        num_top=body.logprobs,
-        echo=bool(body.echo),
-        include_usage=_includes_usage(body),
-    )
+    fields, table, usage = _fields(server, f"cmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
+    dialect = CompletionDialect(fields, table, num_top=body.logprobs, echo=bool(body.echo), include_usage=usage)
     num_top = -1 if body.logprobs is None else body.logprobs
     params = _params(body, num_top=num_top, prompt_logprobs=num_top if body.echo else -1)
     wanted = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -99,15 +79,7 @@ async def _completion_prompt(server: ServerContext, body: CompletionRequest, pro
         if len(prompt) <= info.context_length:  # a longer one is refused for that
             check_token_ids("prompt", prompt, info.vocab_size)
         return Prompt(token_ids=prompt)
-    token_ids = await server.workers.run(
-        server.tokenizer.encode,
-        prompt,
-        size=server.tokenizer.work_chars(prompt),
-        add_special_tokens=body.add_special_tokens,
-        parse_special=body.parse_special,
-        max_tokens=info.context_length,
-    )
-    return Prompt(token_ids=token_ids, text=prompt)
+    return Prompt(token_ids=await server.encode(prompt, body), text=prompt)
 
 
 def _params(body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
@@ -131,8 +103,9 @@ def _params(body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> Sampl
     )
 
 
-def _includes_usage(body: Sampling) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage
+def _fields(server: ServerContext, answer_id: str) -> dict[str, Any]:
+    """`object`, which is second, is for the dialect to say."""
+    return {"id": answer_id, "object": "", "created": int(time.time()), "model": server.model.name}
 
 
 def _check_counts(server: ServerContext, n: int, num_prompts: int) -> None:

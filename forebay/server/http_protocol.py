@@ -16,7 +16,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock, Timer
 from forebay.config.engine_config import ServerConfig
 from forebay.server.connections import ConnectionRoom
-from forebay.server.errors import HttpError, error_headers, error_json, status_of
+from forebay.server.errors import HttpError, error_headers, error_json
 from forebay.server.security import PUBLIC
 
 CONNECTION: Final = "forebay.connection"
@@ -175,7 +175,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
             body = error_json(error)
             headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
             lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **error_headers(error)}.items()]
-            self.transport.write(STATUS_LINE[status_of(error)] + b"".join(lines) + b"\r\n" + body)
+            self.transport.write(STATUS_LINE[error.status] + b"".join(lines) + b"\r\n" + body)
         self.transport.close()
 
     def _arm(self, seconds: float) -> None:

@@ -27,6 +27,10 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
 
 
+def _unfit(status: str, reason: str, message: str) -> Response:
+    return _json({"status": status, "reason": reason, "message": message}, 503)
+
+
 def _card(server: ServerContext) -> dict[str, Any]:
     info = _info(server)
     return {
@@ -58,26 +62,11 @@ async def tokenize(request: Request, server: ServerContext) -> Response:
     """`{"prompt"}` or `{"messages"}` -> `{"tokens", "count", "max_model_len"}`."""
     body = await read_body(request, server, TokenizeRequest)
     server.check_model(body.model)
-    limit = server.engine.info.context_length
     if body.prompt is not None:
-        ids = await server.workers.run(
-            server.tokenizer.encode,
-            body.prompt,
-            size=server.tokenizer.work_chars(body.prompt),
-            add_special_tokens=body.add_special_tokens,
-            parse_special=body.parse_special,
-            max_tokens=limit,
-        )
+        ids = await server.encode(body.prompt, body)
     else:
-        ids = await server.workers.run(
-            server.tokenizer.encode_chat,
-            [message.for_template() for message in body.messages or []],
-            size=1 << 20,
-            add_generation_prompt=body.add_generation_prompt,
-            max_tokens=limit,
-            **body.template_variables,
-        )
-    return _json({"tokens": ids, "count": len(ids), "max_model_len": limit})
+        ids = await server.render(server.tokenizer.encode_chat, body.messages or [], body)
+    return _json({"tokens": ids, "count": len(ids), "max_model_len": server.engine.info.context_length})
 
 
 async def detokenize(request: Request, server: ServerContext) -> Response:
@@ -86,12 +75,8 @@ async def detokenize(request: Request, server: ServerContext) -> Response:
     server.check_model(body.model)
     info = server.engine.info
     check_token_ids("tokens", body.tokens, info.vocab_size)
-    text = await server.workers.run(
-        server.tokenizer.decode,
-        body.tokens,
-        size=len(body.tokens),
-        skip_special_tokens=body.skip_special_tokens,
-    )
+    skip, size = body.skip_special_tokens, len(body.tokens)
+    text = await server.workers.run(server.tokenizer.decode, body.tokens, size=size, skip_special_tokens=skip)
     return _json({"prompt": text})
 
 
@@ -119,18 +104,18 @@ async def health(request: Request, server: ServerContext) -> Response:
     sickness = _sickness(server)
     if sickness is None or sickness[0] == "starting":
         return _json({"status": "ok", "reason": sickness[0] if sickness else "ok"})
-    return _json({"status": "unhealthy", "reason": sickness[0], "message": sickness[1]}, 503)
+    return _unfit("unhealthy", *sickness)
 
 
 async def ready(request: Request, server: ServerContext) -> Response:
     """Whether a request would be taken now. 200, or 503 with `reason`."""
     sickness = _sickness(server)
     if sickness is not None:
-        return _json({"status": "not_ready", "reason": sickness[0], "message": sickness[1]}, 503)
+        return _unfit("not_ready", *sickness)
     if server.lifecycle.draining:
-        return _json({"status": "not_ready", "reason": "draining", "message": "the server is shutting down"}, 503)
+        return _unfit("not_ready", "draining", "the server is shutting down")
     if server.lifecycle.full:
-        return _json({"status": "not_ready", "reason": "queue_full", "message": "the queue is full"}, 503)
+        return _unfit("not_ready", "queue_full", "the queue is full")
     return _json({"status": "ok", "reason": "ok"})
 
 
@@ -157,7 +142,7 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
     """
     state = await _state(server)
     if state is None:
-        return _json({"status": "not_ready", "reason": "starting", "message": "the model is still loading"}, 503)
+        return _unfit("not_ready", "starting", "the model is still loading")
     inside = {"num_inside": server.lifecycle.num_inside, "draining": server.lifecycle.draining}
     values = msgspec.to_builtins(state)
     values.pop("type", None)

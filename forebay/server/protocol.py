@@ -169,6 +169,11 @@ class Sampling(Strict):
         )
 
     @property
+    def wants_usage(self) -> bool:
+        """In a stream."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
     def choices(self) -> int:
         return self.n or 1
 
@@ -185,14 +190,19 @@ class Sampling(Strict):
         return self
 
 
-class CompletionRequest(Sampling):
+class PlainText(Strict):
+    """How a text that goes through no template becomes tokens."""
+
+    add_special_tokens: bool = True
+    parse_special: bool = False
+
+
+class CompletionRequest(PlainText, Sampling):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
-    add_special_tokens: bool = True
-    parse_special: bool = False
 
     @model_validator(mode="after")
     def _check_completion(self) -> Self:
@@ -266,6 +276,9 @@ class ChatMessage(Strict):
         return message if self.name is None else {**message, "name": self.name}
 
 
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class TemplateArguments(Strict):
     """The variables a client may hand to the chat template."""
 
@@ -295,7 +308,7 @@ class Templated(Strict):
 
 
 class ChatRequest(Templated, Sampling):
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    messages: Messages
     max_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     logprobs: bool | None = None
@@ -314,14 +327,12 @@ class ChatRequest(Templated, Sampling):
         return [Breakpoint(i, end) for i, message in enumerate(self.messages) for end in message.breakpoints]
 
 
-class TokenizeRequest(Templated):
+class TokenizeRequest(PlainText, Templated):
     """Either `prompt` or `messages`."""
 
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     prompt: Text | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
-    add_special_tokens: bool = True
-    parse_special: bool = False
+    messages: Messages | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
