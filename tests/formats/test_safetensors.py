@@ -13,7 +13,7 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, SafetensorsFile
 from forebay.formats.stored_tensor import read_tensor
-from tests.formats.test_model_config import llama_json
+from tests.families.test_model_config import llama_json
 
 TENSORS = {
     "a": torch.arange(12, dtype=torch.float32).view(3, 4),
