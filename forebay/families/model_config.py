@@ -70,7 +70,7 @@ class ModelConfig:
         return 0 if self.experts is None else self.experts.num_experts
 
 
-def _nothing(shape: Shape) -> dict[str, Any]:
+def nothing(shape: Shape) -> dict[str, Any]:
     return {}
 
 
@@ -81,7 +81,7 @@ class Family:
     files call its tensors."""
 
     parse: Callable[[Fields], ModelConfig]
-    small: Callable[[Shape], dict[str, Any]] = _nothing
+    small: Callable[[Shape], dict[str, Any]] = nothing
     harmless: frozenset[str] = frozenset()
     names: TensorNames = AS_STORED
 

@@ -31,89 +31,26 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 # About training, files, token ids, tasks, or what a caller of transformers is given: nothing that is computed here.
-_HARMLESS: Final = frozenset(
-    {
-        "_attn_implementation_autoset",
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "attn_implementation",
-        "aux_loss_alpha",
-        "chunk_size_feed_forward",
-        "decoder_start_token_id",
-        "dtype",
-        "embd_pdrop",
-        "ep_size",
-        "finetuning_task",
-        "hidden_dropout",
-        "hidden_dropout_prob",
-        "id2label",
-        "initializer_range",
-        "label2id",
-        "model_type",
-        "mtp_loss_scaling_factor",
-        "name_or_path",
-        "num_labels",
-        "num_logits_to_keep",
-        "num_mtp_layers",
-        "num_nextn_predict_layers",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "pad_token_id",
-        "prefix",
-        "problem_type",
-        "resid_pdrop",
-        "return_dict",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "sep_token_id",
-        "seq_aux",
-        "task_specific_params",
-        "tie_encoder_decoder",
-        "tie_last_hidden_states",
-        "tokenizer_class",
-        "torch_dtype",
-        "torchscript",
-        "transformers_version",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_bfloat16",
-        "use_cache",
-        "use_return_dict",
-    }
-)
+_HARMLESS: Final = frozenset({
+    "_attn_implementation_autoset", "_name_or_path", "architectures", "attention_dropout", "attn_implementation",
+    "aux_loss_alpha", "chunk_size_feed_forward", "decoder_start_token_id", "dtype", "embd_pdrop", "ep_size",
+    "finetuning_task", "hidden_dropout", "hidden_dropout_prob", "id2label", "initializer_range", "label2id",
+    "model_type", "mtp_loss_scaling_factor", "name_or_path", "num_labels", "num_logits_to_keep", "num_mtp_layers",
+    "num_nextn_predict_layers", "output_attentions", "output_hidden_states", "output_router_logits", "pad_token_id",
+    "prefix", "problem_type", "resid_pdrop", "return_dict", "router_aux_loss_coef", "router_jitter_noise",
+    "sep_token_id", "seq_aux", "task_specific_params", "tie_encoder_decoder", "tie_last_hidden_states",
+    "tokenizer_class", "torch_dtype", "torchscript", "transformers_version", "unsloth_fixed", "unsloth_version",
+    "use_bfloat16", "use_cache", "use_return_dict",
+})  # fmt: skip
 
 # How to generate, as files of before generation_config.json have it: a request says these itself.
-_GENERATION: Final = frozenset(
-    {
-        "bad_words_ids",
-        "begin_suppress_tokens",
-        "diversity_penalty",
-        "do_sample",
-        "early_stopping",
-        "encoder_no_repeat_ngram_size",
-        "exponential_decay_length_penalty",
-        "forced_bos_token_id",
-        "forced_eos_token_id",
-        "length_penalty",
-        "max_length",
-        "min_length",
-        "no_repeat_ngram_size",
-        "num_beam_groups",
-        "num_beams",
-        "num_return_sequences",
-        "output_scores",
-        "remove_invalid_values",
-        "repetition_penalty",
-        "return_dict_in_generate",
-        "suppress_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "typical_p",
-    }
-)
+_GENERATION: Final = frozenset({
+    "bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample", "early_stopping",
+    "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "forced_bos_token_id",
+    "forced_eos_token_id", "length_penalty", "max_length", "min_length", "no_repeat_ngram_size", "num_beam_groups",
+    "num_beams", "num_return_sequences", "output_scores", "remove_invalid_values", "repetition_penalty",
+    "return_dict_in_generate", "suppress_tokens", "temperature", "top_k", "top_p", "typical_p",
+})  # fmt: skip
 
 
 def unknown_options(fields: Fields, harmless: Collection[str]) -> tuple[str, ...]:

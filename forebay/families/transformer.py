@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from forebay.families.fields import MAX_LAYERS, Fields
-from forebay.families.model_config import Experts
+from forebay.families.model_config import Experts, Family, ModelConfig, nothing
 from forebay.families.rope import rope_theta_and_scaling
+from forebay.families.shape import Shape
 
 FULL: Final = "full_attention"
 SLIDING: Final = "sliding_attention"
@@ -96,6 +97,21 @@ def transformer(
         "sliding_window": window,
         "layer_types": tuple(_kinds(windows, fields, num_layers, window) if layer_types is None else layer_types),
     }
+
+
+def plain(
+    defaults: Defaults,
+    *,
+    windows: Callable[[Fields], Windows | None] = lambda fields: None,
+    small: Callable[[Shape], dict[str, Any]] = nothing,
+    harmless: frozenset[str] = frozenset(),
+) -> Family:
+    """A family with nothing in its configuration but what all transformers have."""
+
+    def parse(fields: Fields) -> ModelConfig:
+        return ModelConfig(**transformer(fields, defaults, windows=windows(fields)))
+
+    return Family(parse=parse, small=small, harmless=harmless)
 
 
 def _window(windows: Windows, fields: Fields) -> int:

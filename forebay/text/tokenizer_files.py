@@ -21,7 +21,6 @@ from forebay.text.token_bytes import PieceReader, byte_level, sentencepiece
 
 _CONTROL: Final = 3  # ggml's token types
 _USER_DEFINED: Final = 4
-_BYTE: Final = 6
 
 MAX_TOKENS: Final = 1 << 21
 """Ids of a tokenizer: eight times the largest vocabulary that is published."""

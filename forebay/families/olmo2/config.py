@@ -2,13 +2,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.transformer import Defaults, transformer
+from forebay.families.transformer import Defaults, plain
 
-
-def parse(fields: Fields) -> ModelConfig:
-    return ModelConfig(**transformer(fields, Defaults(kv_heads=True, rms_norm_eps=1e-5)))
-
-
-FAMILY: Final = Family(parse=parse)
+FAMILY: Final = plain(Defaults(kv_heads=True, rms_norm_eps=1e-5))

@@ -3,15 +3,10 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.families.fields import Fields
-from forebay.families.model_config import Family, ModelConfig
-from forebay.families.transformer import Defaults, Windows, transformer
+from forebay.families.transformer import Defaults, Windows, plain
 
 # Of a window that is not asked for.
 NO_WINDOW: Final = frozenset({"sliding_window", "max_window_layers"})
-
-
-def parse(fields: Fields) -> ModelConfig:
-    return ModelConfig(**transformer(fields, Defaults(attention_bias=False), windows=late_windows(fields)))
 
 
 def asks_for_windows(fields: Fields) -> bool:
@@ -25,4 +20,4 @@ def late_windows(fields: Fields) -> Windows | None:
     return Windows(layers=late) if asks_for_windows(fields) else None
 
 
-FAMILY: Final = Family(parse=parse, harmless=NO_WINDOW)
+FAMILY: Final = plain(Defaults(attention_bias=False), windows=late_windows, harmless=NO_WINDOW)
