@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import httptools
@@ -36,21 +36,15 @@ class Origin:
         return f"http://{self.host}:{self.port}{self.prefix}"
 
 
-class Connection(asyncio.Protocol):
+class KeptAlive(asyncio.Protocol):
     """One kept-alive connection, one request at a time. Made by `connect`."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
-        self.status = 0
-        self._parser: Any = None
-        self._transport: asyncio.Transport | None = None
-        self._answer: asyncio.Future[bytes] | None = None
-        self._on_event: OnEvent | None = None
-        self._body = bytearray()
-        self._searched = 0  # so much of the body has no end of an event in it
+        self._transport: Any = None  # uvloop's is no subclass of asyncio's
 
     @classmethod
-    async def connect(cls, origin: Origin) -> Connection:
+    async def connect(cls, origin: Origin) -> Self:
         """Raises Unavailable where nobody listens."""
         loop = asyncio.get_running_loop()
         try:
@@ -67,6 +61,22 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+
+class Connection(KeptAlive):
+    """Answers as wholes, or their events as they come."""
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin)
+        self.status = 0
+        self._parser: Any = None
+        self._answer: asyncio.Future[bytes] | None = None
+        self._on_event: OnEvent | None = None
+        self._body = bytearray()
+        self._searched = 0  # so much of the body has no end of an event in it
+
     async def request(
         self, method: str, path: str, payload: dict[str, Any] | None = None, on_event: OnEvent | None = None
     ) -> bytes:
@@ -75,7 +85,7 @@ class Connection(asyncio.Protocol):
         With `on_event`, the data of each event of a 200 answer goes there and the returned body is empty. Raises
         EngineError where the connection breaks first.
         """
-        if self._transport is None or self._transport.is_closing():
+        if not self.is_open:
             raise EngineError(f"the connection to {self.origin} is closed")
         self._answer = asyncio.get_running_loop().create_future()
         self._parser = httptools.HttpResponseParser(self)
@@ -87,10 +97,6 @@ class Connection(asyncio.Protocol):
         return await self._answer
 
     # asyncio's side
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport) or hasattr(transport, "write"):
-            self._transport = transport  # type: ignore[assignment]  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
         try:

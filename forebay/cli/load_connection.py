@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import httptools
 
-from forebay.base.errors import Unavailable
-from forebay.cli.http_client import Origin
+from forebay.cli.http_client import KeptAlive, Origin
 
 # The end of a chunked body. Events are lines of JSON, which have no line ends of their own: these bytes are no content.
 _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"
@@ -82,44 +81,23 @@ def read_answer(answer: Answer) -> Reading:
     return reading
 
 
-class LoadConnection(asyncio.Protocol):
-    """One kept-alive connection, one request at a time. Made by `connect`."""
-
-    def __init__(self) -> None:
-        self._transport: Any = None
+class LoadConnection(KeptAlive):
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin)
         self._answer: Answer | None = None
         self._done: asyncio.Future[Answer]
         self._parser: _Parser | None = None  # None while a stream is under way
-
-    @classmethod
-    async def connect(cls, origin: Origin) -> LoadConnection:
-        """Raises Unavailable where nobody listens."""
-        try:
-            _, protocol = await asyncio.get_running_loop().create_connection(cls, origin.host, origin.port)
-        except OSError as error:
-            raise Unavailable(f"no server answers at {origin} ({error}): start one with `forebay serve`") from None
-        return protocol
-
-    @property
-    def is_open(self) -> bool:
-        return not self._transport.is_closing()
-
-    def close(self) -> None:
-        self._transport.close()
 
     async def exchange(self, request: bytes) -> Answer:
         """Send, and wait for the whole answer, or for what ended it early."""
         self._done = asyncio.get_running_loop().create_future()
         self._parser = _Parser()
         self._answer = Answer(time.perf_counter())
-        if self._transport.is_closing():
+        if not self.is_open:
             self._end("the connection was closed before the request was sent")
         else:
             self._transport.write(request)
         return await self._done
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
