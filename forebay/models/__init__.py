@@ -35,7 +35,8 @@ def describe(config: ModelConfig) -> DecoderSpec:
     if hasattr(family, "describe"):
         spec: DecoderSpec = family.describe(config)
         return spec
-    return decoder_spec(config, [family.block(config, layer) for layer in range(config.num_layers)])
+    blocks = [family.block(config, layer) for layer in range(config.num_layers)]
+    return decoder_spec(config, blocks, **getattr(family, "DECODER", {}))
 
 
 def needs_of(config: ModelConfig) -> Needs:

@@ -7,15 +7,12 @@ from forebay.families.kimi_linear.config import KimiLinearConfig
 from forebay.families.kimi_linear.model import kimi_delta_spec
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.models.decoder import DecoderSpec, block_spec, decoder_spec, layer_name
+from forebay.models.decoder import block_spec, layer_name
+
+DECODER = {"embedding": "model.word_embeddings"}
 
 
-def describe(config: KimiLinearConfig) -> DecoderSpec:
-    blocks = [_block(config, layer) for layer in range(config.num_layers)]
-    return decoder_spec(config, blocks, embedding="model.word_embeddings")
-
-
-def _block(config: KimiLinearConfig, layer: int) -> BlockSpec:
+def block(config: KimiLinearConfig, layer: int) -> BlockSpec:
     return block_spec(config, layer, _mixer(config, layer), feed_forward(config, layer, correction="gate.expert_bias"))
 
 

@@ -6,26 +6,15 @@ from forebay.families.mamba2.config import Mamba2Config
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.models.decoder import (
-    DecoderSpec,
-    attention_spec,
-    block_spec,
-    decoder_spec,
-    layer_name,
-    mlp_spec,
-    rope_spec,
-)
+from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
 
 FINAL_NORM = "model.final_layernorm"
+DECODER = {"norm": FINAL_NORM}
 NORMS = ("input_layernorm", "pre_ff_layernorm")
 """Of a layer's mixer and its MLP; Falcon-H1 and Jamba call all of these so, too."""
 
 
-def describe(config: Mamba2Config) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)], norm=FINAL_NORM)
-
-
-def _block(config: Mamba2Config, layer: int) -> BlockSpec:
+def block(config: Mamba2Config, layer: int) -> BlockSpec:
     return block_spec(config, layer, _mixer(config, layer), mlp_spec(config, layer, name="feed_forward"), before=NORMS)
 
 

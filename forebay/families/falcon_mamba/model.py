@@ -3,15 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.falcon_mamba.config import FalconMambaConfig
-from forebay.families.mamba.model import backbone_decoder, mamba1_spec, mixer_name
-from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
-from forebay.models.decoder import DecoderSpec
+from forebay.families.mamba.model import BACKBONE, backbone_block, mamba1_spec, mixer_name
+from forebay.layers.build import BlockSpec
+from forebay.layers.mamba1 import ScanNorm
+
+DECODER = BACKBONE
 
 
-def describe(config: FalconMambaConfig) -> DecoderSpec:
-    return backbone_decoder(config, [_mixer(config, layer) for layer in range(config.num_layers)])
-
-
-def _mixer(config: FalconMambaConfig, layer: int) -> Mamba1Spec:
+def block(config: FalconMambaConfig, layer: int) -> BlockSpec:
     mixer = mamba1_spec(config, mixer_name(layer))
-    return replace(mixer, norm=ScanNorm.PLAIN, norm_eps=config.mixer_rms_eps)
+    return backbone_block(config, layer, replace(mixer, norm=ScanNorm.PLAIN, norm_eps=config.mixer_rms_eps))

@@ -8,14 +8,7 @@ from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import (
-    DecoderSpec,
-    attention_spec,
-    block_spec,
-    decoder_spec,
-    layer_name,
-    softmax_experts,
-)
+from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, softmax_experts
 
 
 def describe(config: GraniteMoeHybridConfig) -> DecoderSpec:

@@ -8,22 +8,12 @@ from forebay.families.mamba.model import mamba1_spec
 from forebay.families.transformer import LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import ScanNorm
-from forebay.models.decoder import (
-    DecoderSpec,
-    attention_spec,
-    block_spec,
-    decoder_spec,
-    layer_name,
-    mlp_spec,
-    softmax_experts,
-)
+from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts
+
+DECODER = {"norm": FINAL_NORM}
 
 
-def describe(config: JambaConfig) -> DecoderSpec:
-    return decoder_spec(config, [_block(config, layer) for layer in range(config.num_layers)], norm=FINAL_NORM)
-
-
-def _block(config: JambaConfig, layer: int) -> BlockSpec:
+def block(config: JambaConfig, layer: int) -> BlockSpec:
     return block_spec(config, layer, _mixer(config, layer), _feed_forward(config, layer), before=NORMS)
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from forebay.families.lfm2.config import CONV, Lfm2Config
@@ -8,19 +7,15 @@ from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.short_conv import ShortConvSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
+from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec
 
 GATE_UP_DOWN = ("w1", "w3", "w2")
+DECODER = {"norm": "model.embedding_norm"}
 NORMS = ("operator_norm", "ffn_norm")
 
 
-def describe(config: Lfm2Config) -> DecoderSpec:
-    blocks = [lfm2_block(config, layer, dense_mlp(config, layer)) for layer in range(config.num_layers)]
-    return lfm_decoder(config, blocks)
-
-
-def lfm_decoder(config: Lfm2Config, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    return decoder_spec(config, blocks, norm="model.embedding_norm")
+def block(config: Lfm2Config, layer: int) -> BlockSpec:
+    return lfm2_block(config, layer, dense_mlp(config, layer))
 
 
 def lfm2_block(config: Lfm2Config, layer: int, mlp: PartSpec) -> BlockSpec:

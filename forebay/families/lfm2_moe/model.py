@@ -2,18 +2,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.lfm2.model import GATE_UP_DOWN, dense_mlp, lfm2_block, lfm_decoder
+from forebay.families.lfm2 import model as lfm2
+from forebay.families.lfm2.model import GATE_UP_DOWN, dense_mlp, lfm2_block
 from forebay.families.lfm2_moe.config import Lfm2MoeConfig
-from forebay.layers.build import PartSpec
+from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MoeSpec
-from forebay.models.decoder import DecoderSpec, layer_name, router_spec
+from forebay.models.decoder import layer_name, router_spec
 from forebay.ops import Scoring
 
+DECODER = lfm2.DECODER
 _EPSILON = 1e-6
 
 
-def describe(config: Lfm2MoeConfig) -> DecoderSpec:
-    return lfm_decoder(config, [lfm2_block(config, i, _mlp(config, i)) for i in range(config.num_layers)])
+def block(config: Lfm2MoeConfig, layer: int) -> BlockSpec:
+    return lfm2_block(config, layer, _mlp(config, layer))
 
 
 def _mlp(config: Lfm2MoeConfig, layer: int) -> PartSpec:

@@ -2,20 +2,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.families.lfm2 import model as lfm2
 from forebay.families.lfm2.config import CONV
-from forebay.families.lfm2.model import NORMS, conv_spec, dense_mlp, lfm_decoder
+from forebay.families.lfm2.model import NORMS, conv_spec, dense_mlp
 from forebay.families.lfm3.config import Lfm3Config
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.rotary import RopeSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, block_spec
+from forebay.models.decoder import attention_spec, block_spec
+
+DECODER = lfm2.DECODER
 
 
-def describe(config: Lfm3Config) -> DecoderSpec:
-    return lfm_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: Lfm3Config, layer: int) -> BlockSpec:
+def block(config: Lfm3Config, layer: int) -> BlockSpec:
     after = ("post_operator_norm", "post_ffn_norm") if config.use_sandwich_norm else (None, None)
     return block_spec(config, layer, _mixer(config, layer), dense_mlp(config, layer), before=NORMS, after=after)
 

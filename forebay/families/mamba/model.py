@@ -1,28 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from forebay.families.mamba.config import MambaConfig
 from forebay.families.model_config import ModelConfig
 from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mamba1 import Mamba1Spec
 from forebay.layers.params import vector
-from forebay.models.decoder import DecoderSpec, decoder_spec
+
+BACKBONE = DECODER = {"embedding": "backbone.embeddings", "norm": "backbone.norm_f"}
+"""As Mamba's own checkpoints have it, and those of families that came from it."""
 
 
-def describe(config: MambaConfig) -> DecoderSpec:
-    mixers = [mamba1_spec(config, mixer_name(layer)) for layer in range(config.num_layers)]
-    return backbone_decoder(config, mixers)
+def block(config: MambaConfig, layer: int) -> BlockSpec:
+    return backbone_block(config, layer, mamba1_spec(config, mixer_name(layer)))
 
 
-def backbone_decoder(config: ModelConfig, mixers: Sequence[PartSpec]) -> DecoderSpec:
-    """One in each layer, under the names that Mamba's own checkpoints have, and those of families that came from it."""
-    blocks = [_block(config, layer, mixer) for layer, mixer in enumerate(mixers)]
-    return decoder_spec(config, blocks, embedding="backbone.embeddings", norm="backbone.norm_f")
-
-
-def _block(config: ModelConfig, layer: int, mixer: PartSpec) -> BlockSpec:
+def backbone_block(config: ModelConfig, layer: int, mixer: PartSpec) -> BlockSpec:
+    """Of a mixer alone."""
     norm = vector(f"backbone.layers.{layer}.norm.weight", config.hidden_size)
     return ResidualSpec(sublayers=(SublayerSpec(part=mixer, before=norm),), norm_eps=config.rms_norm_eps)
 

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-from forebay.families.mamba.model import backbone_decoder, mixer_name
+from forebay.families.mamba.model import BACKBONE, backbone_block, mixer_name
 from forebay.families.mamba2.config import Mamba2Config
+from forebay.layers.build import BlockSpec
 from forebay.layers.mamba2 import GatedNormSpec, Mamba2Spec
-from forebay.models.decoder import DecoderSpec
+
+DECODER = BACKBONE
 
 
-def describe(config: Mamba2Config) -> DecoderSpec:
-    mixers = [mamba2_spec(config, mixer_name(layer)) for layer in range(config.num_layers)]
-    return backbone_decoder(config, mixers)
+def block(config: Mamba2Config, layer: int) -> BlockSpec:
+    return backbone_block(config, layer, mamba2_spec(config, mixer_name(layer)))
 
 
 def mamba2_spec(config: Mamba2Config, name: str) -> Mamba2Spec:

@@ -3,18 +3,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.deepseek_v3.model import grouped_router
-from forebay.families.mamba.model import backbone_decoder, mixer_name
+from forebay.families.mamba.model import BACKBONE, backbone_block, mixer_name
 from forebay.families.mamba2.model import mamba2_spec
 from forebay.families.nemotron_h.config import MLP, NemotronHConfig
 from forebay.families.transformer import FULL, LINEAR
-from forebay.layers.build import PartSpec
+from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, attention_spec
+from forebay.models.decoder import attention_spec
+
+DECODER = BACKBONE
 
 
-def describe(config: NemotronHConfig) -> DecoderSpec:
-    return backbone_decoder(config, [_mixer(config, layer) for layer in range(config.num_layers)])
+def block(config: NemotronHConfig, layer: int) -> BlockSpec:
+    return backbone_block(config, layer, _mixer(config, layer))
 
 
 def _mixer(config: NemotronHConfig, layer: int) -> PartSpec:

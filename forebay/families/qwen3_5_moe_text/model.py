@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 from forebay.families.qwen3_5_moe_text.config import Qwen35MoeConfig
-from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, qwen_decoder, separate_inputs
+from forebay.families.qwen3_5_text import model as dense
+from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, separate_inputs
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import DecoderSpec, layer_name, softmax_experts
+from forebay.models.decoder import layer_name, softmax_experts
+
+DECODER = dense.DECODER
 
 
-def describe(config: Qwen35MoeConfig) -> DecoderSpec:
-    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: Qwen35MoeConfig, layer: int) -> BlockSpec:
+def block(config: Qwen35MoeConfig, layer: int) -> BlockSpec:
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=qwen_experts(config, layer, normalize=True))
 

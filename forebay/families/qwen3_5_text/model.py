@@ -9,24 +9,15 @@ from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.params import Rows
-from forebay.models.decoder import (
-    DecoderSpec,
-    attention_spec,
-    block_spec,
-    decoder_spec,
-    layer_name,
-    mlp_spec,
-    rope_spec,
-)
+from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
 
 _NORM_OFFSET = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
 
 
-def describe(config: Qwen35Config) -> DecoderSpec:
-    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
+DECODER = {"norm_offset": _NORM_OFFSET}
 
 
-def _block(config: Qwen35Config, layer: int) -> BlockSpec:
+def block(config: Qwen35Config, layer: int) -> BlockSpec:
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=mlp_spec(config, layer))
 
@@ -34,10 +25,6 @@ def _block(config: Qwen35Config, layer: int) -> BlockSpec:
 def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:
     keys, values, heads = config.delta.key_size, config.delta.value_size, config.delta.num_value_heads
     return (("in_proj_qkv", 2 * keys + values), ("in_proj_z", values), ("in_proj_b", heads), ("in_proj_a", heads))
-
-
-def qwen_decoder(config: Qwen35Config, blocks: Sequence[BlockSpec]) -> DecoderSpec:
-    return decoder_spec(config, blocks, norm_offset=_NORM_OFFSET)
 
 
 def qwen_block(config: Qwen35Config, layer: int, *, delta: GatedDeltaSpec, mlp: PartSpec) -> BlockSpec:

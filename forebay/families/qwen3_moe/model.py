@@ -3,13 +3,7 @@ from __future__ import annotations
 from forebay.families.qwen3_moe.config import Qwen3MoeConfig
 from forebay.layers.attention import QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.models.decoder import (
-    attention_spec,
-    block_spec,
-    layer_name,
-    mlp_spec,
-    softmax_experts,
-)
+from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, softmax_experts
 
 
 def block(config: Qwen3MoeConfig, layer: int) -> BlockSpec:

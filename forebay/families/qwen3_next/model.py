@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 from forebay.families.qwen3_5_moe_text.model import qwen_experts
-from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, qwen_decoder
+from forebay.families.qwen3_5_text import model as qwen3_5
+from forebay.families.qwen3_5_text.model import delta_spec, qwen_block
 from forebay.families.qwen3_next.config import Qwen3NextConfig
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.params import Rows, rows_of_blocks
-from forebay.models.decoder import DecoderSpec, mlp_spec
+from forebay.models.decoder import mlp_spec
+
+DECODER = qwen3_5.DECODER
 
 
-def describe(config: Qwen3NextConfig) -> DecoderSpec:
-    return qwen_decoder(config, [_block(config, layer) for layer in range(config.num_layers)])
-
-
-def _block(config: Qwen3NextConfig, layer: int) -> BlockSpec:
+def block(config: Qwen3NextConfig, layer: int) -> BlockSpec:
     joined = 2 * config.delta.key_size + 2 * config.delta.value_size
     inputs = (("in_proj_qkvz", joined), ("in_proj_ba", 2 * config.delta.num_value_heads))
     delta = delta_spec(config, layer, inputs, _by_kind(config, joined))
