@@ -36,12 +36,13 @@ _MULTIPLIERS: Final = [field.name for field in dataclass_fields(FalconH1Config) 
 def parse(fields: Fields) -> FalconH1Config:
     layers = [HYBRID] * fields.size("num_hidden_layers", most=MAX_LAYERS)
     intermediate = expanded(fields) if fields.is_null("mamba_d_ssm") else fields.size("mamba_d_ssm", default=1024)
+    single: dict[str, Any] = {name: multiplier(fields, name) for name in _MULTIPLIERS}
     return FalconH1Config(
         **transformer(fields, Defaults(rms_norm_eps=1e-5, mlp_bias=True), layer_types=layers),
         mixer=bamba_mixer(fields, intermediate, out_bias="projectors_bias"),
         mamba_rms_norm=fields.flag("mamba_rms_norm", default=False),
         mamba_norm_before_gate=fields.flag("mamba_norm_before_gate", default=True),
-        **{name: multiplier(fields, name) for name in _MULTIPLIERS},
+        **single,
         mlp_multipliers=_multipliers(fields, "mlp_multipliers", fields.get("mlp_multipliers"), 2),
         ssm_multipliers=_multipliers(fields, "ssm_multipliers", fields.get("ssm_multipliers"), 5),
     )
