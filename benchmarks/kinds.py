@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.peers import places
 from forebay.base.package import __version__
-from forebay.base.variants import Variant
+from forebay.base.variants import Variant, cpu_flags
 from forebay.formats.store import find_model
 
 # For servers that divide their memory among a fixed number of streams: how many there are, and the tokens of each.
@@ -50,13 +49,16 @@ class Kind:
     @property
     def missing(self) -> list[str]:
         """Of what must be installed."""
-        return [str(path) for path in (Path(self.command[0]), self.models["default"]) if not path.exists()]
+        libraries = self.environment.get("LD_LIBRARY_PATH", self.command[0])
+        return [
+            str(path) for path in (Path(self.command[0]), Path(libraries), self.models["default"]) if not path.exists()
+        ]
 
     def serves(self, model: str) -> bool:
         return model in self.models and self.models[model].exists()
 
 
-def forebay(model: str | None, flags: Sequence[str], isa: Variant | None = None) -> Kind:
+def forebay(model: str | None, flags: Sequence[str]) -> Kind:
     return Kind(
         title="Forebay",
         version=__version__,
@@ -64,7 +66,6 @@ def forebay(model: str | None, flags: Sequence[str], isa: Variant | None = None)
             *(str(Path(sys.executable).parent / "forebay"), "serve", "{model}", "--port", "{port}"),
             # `offline` asks for everything at once, and waits for it.
             *("--log-level", "warning", "--queue-timeout", "600"),
-            *(("--kernels", isa.name) if isa else ()),
             *flags,
         ),
         models={"default": find_model(model), **places.random_models()},
@@ -88,22 +89,33 @@ def llamacpp(title: str, models: Callable[[], Mapping[str, Path]]) -> Callable[[
     return kind
 
 
-def in_python(title: str, name: str, script: Path, model: Callable[[], Path], *flags: str) -> Callable[..., Kind]:
-    """A peer in an environment of Python. oneDNN's products obey, in it and in torch; what OpenVINO computes besides
-    takes the best that the CPU has, up to 2026.4."""
+def in_python(kind: Kind, isa: Variant | None) -> Kind:
+    """A peer of Python's, held to an instruction set: oneDNN's products obey, in it and in torch; what OpenVINO
+    computes besides takes the best that the CPU has, up to 2026.4."""
+    limits = dict.fromkeys(("ONEDNN_MAX_CPU_ISA", "OV_CPU_MAX_ISA"), ONEDNN_ISA[isa.name]) if isa else {}
+    return replace(kind, environment=limits)
 
-    def kind(isa: Variant | None = None) -> Kind:
-        command = (str(places.python(name)), str(script), "{model}", "--port", "{port}", *flags)
-        limits = {"ONEDNN_MAX_CPU_ISA": ONEDNN_ISA[isa.name], "OV_CPU_MAX_ISA": ONEDNN_ISA[isa.name]} if isa else {}
-        version = {"openvino": places.OPENVINO, "transformers": places.TRANSFORMERS}[name]
-        return Kind(title=title, version=version, command=command, models={"default": model()}, environment=limits)
+
+def openvino(weights: str) -> Callable[[Variant | None], Kind]:
+    def kind(isa: Variant | None) -> Kind:
+        # float16 is computed in bfloat16 where there is that; asked for without it, answers are empty.
+        narrow = weights == "fp16" and "avx512_bf16" in (isa.needs if isa else cpu_flags())
+        server = str(places.python("openvino")), str(places.OPENVINO_SERVER), "{model}", "--port", "{port}"
+        peer = Kind(
+            title=f"OpenVINO {weights}",
+            version=places.OPENVINO,
+            command=(*server, "--precision", "bf16" if narrow else "f32"),
+            models={"default": places.openvino_model(weights)},
+        )
+        return in_python(peer, isa)
 
     return kind
 
 
-def openvino(weights: str, precision: str) -> Callable[..., Kind]:
-    model = partial(places.openvino_model, weights)
-    return in_python(f"OpenVINO {weights}", "openvino", places.OPENVINO_SERVER, model, "--precision", precision)
+def transformers(isa: Variant | None) -> Kind:
+    server = str(places.python("transformers")), str(places.TRANSFORMERS_SERVER), "{model}", "--port", "{port}"
+    models = {"default": places.checkpoint()}
+    return in_python(Kind(title="transformers", version=places.TRANSFORMERS, command=server, models=models), isa)
 
 
 # Of OpenVINO, float16 weights with bfloat16 activations are the fastest for many streams, and quantized weights with
@@ -111,8 +123,8 @@ def openvino(weights: str, precision: str) -> Callable[..., Kind]:
 PEERS: dict[str, Callable[[Variant | None], Kind]] = {
     "llamacpp": llamacpp("llama.cpp", lambda: {"default": find_model(None), **places.random_models()}),
     "llamacpp-q4_0": llamacpp("llama.cpp Q4_0", lambda: {"default": places.q4_0()}),
-    "openvino": openvino("fp16", "bf16"),
-    "openvino-int8": openvino("int8", "f32"),
-    "openvino-int4": openvino("int4", "f32"),
-    "transformers": in_python("transformers", "transformers", places.TRANSFORMERS_SERVER, places.checkpoint),
+    "openvino": openvino("fp16"),
+    "openvino-int8": openvino("int8"),
+    "openvino-int4": openvino("int4"),
+    "transformers": transformers,
 }

@@ -11,7 +11,6 @@ from typing import Any
 from benchmarks.rows import Row
 
 OURS = "Forebay"
-BEGIN, END = "<!-- targets: begin -->", "<!-- targets: end -->"
 NOISE = 0.05
 
 
@@ -132,10 +131,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def put_between_marks(page: Path, text: str) -> None:
-    """Replace what stands between BEGIN and END in a page. ValueError where these are missing."""
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+def put_between_marks(page: Path, name: str, text: str) -> None:
+    """Replace what stands between the marks of that name in a page. ValueError where these are missing."""
+    marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, begin, rest = page.read_text().partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise ValueError(f"{page} lacks the lines {BEGIN} and {END} for the table")
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        raise ValueError(f"{page} lacks the lines {marks[0]} and {marks[1]} for the table")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")

@@ -7,7 +7,7 @@
 Runs alternate: of each row each repeat goes to one server after the other, with the same prompts, by the same client
 (`forebay bench serve`); before each repeat the machine itself is measured, for the floors. Where others computed
 meanwhile, the repeat is tried again, and if that does not help, marked. No prompt is used twice, so nothing but the
-shared prefixes comes from a cache. Writes targets.json (every run), targets.md and targets.svg.
+shared prefixes comes from a cache. Writes targets-ISA.json (every run), .md and .svg.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from forebay.base.variants import VARIANTS, Variant, usable_variants
 ROOT = Path(__file__).parent.parent
 # A load of this length is not repeated: it averages over enough, and a slow peer would take the whole evening.
 LONG_RUN_S = 60.0
-ATTEMPTS = 3  # at a round without others' work
 
 # What runs one server once; None where it failed.
 Measure = Callable[[Kind, int], Run | None]
@@ -47,10 +46,8 @@ Measure = Callable[[Kind, int], Run | None]
 def main() -> None:
     arguments = parse()
     isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
-    servers = [
-        kinds.forebay(arguments.model, arguments.serve, isa),
-        *(kinds.PEERS[name](isa) for name in arguments.peers),
-    ]
+    flags = [*(("--kernels", isa.name) if isa else ()), *arguments.serve]
+    servers = [kinds.forebay(arguments.model, flags), *(kinds.PEERS[name](isa) for name in arguments.peers)]
     if missing := [f"{kind.title} ({path})" for kind in servers for path in kind.missing]:
         raise SystemExit(
             f"{', '.join(missing)}: not installed; python -m benchmarks.peers.install --isa {arguments.isa}"
@@ -62,15 +59,17 @@ def main() -> None:
     caption = machine.caption(arguments.repeats, used.name if used else "no", quick=arguments.quick)
     runs: list[Run] = []
     report = Report(rows, runs)
-    for run in measure(servers, rows, Floors(servers[0], used, arguments.serve), arguments):
+    stem = arguments.out / f"targets-{arguments.isa}"
+    for run in measure(servers, rows, Floors(servers[0], used, flags), arguments):
         say(run, rows)
         runs.append(run)
         report = Report(rows, runs, used.needs if used else frozenset())
-        write(arguments.out, report, runs, servers, caption)  # after each: a run cut short leaves what it has
+        write(stem, report, runs, servers, caption)  # after each: a run cut short leaves what it has
     print(f"{caption}\n\n{report.markdown()}")
     if arguments.record:
-        picture = "![Tokens per second by streams, and each row's share of its floor](figures/targets.svg)"
-        put_between_marks(ROOT / "docs" / "benchmarks.md", f"{caption}\n\n{report.markdown()}\n{picture}")
+        picture = f"![Tokens per second by streams, and each row's share of its floor](figures/{stem.name}.svg)"
+        text = f"{caption}\n\n{report.markdown()}\n{picture}"
+        put_between_marks(ROOT / "docs" / "benchmarks.md", stem.name, text)
 
 
 def parse() -> argparse.Namespace:
@@ -82,6 +81,7 @@ def parse() -> argparse.Namespace:
                         help=", ".join(kinds.PEERS))  # fmt: skip
     parser.add_argument("--isa", choices=isas, default="native", help="all servers use no more than this")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--attempts", type=int, default=3, help="at each, until others leave the machine alone")
     parser.add_argument("--model", help="for Forebay: a path or a name, instead of the default model")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags for forebay serve; must come last")
     parser.add_argument("--quick", action="store_true", help="tiny loads, once: does everything work?")
@@ -92,7 +92,7 @@ def parse() -> argparse.Namespace:
     if arguments.record:
         arguments.out = ROOT / "docs" / "figures"
     if arguments.quick:
-        arguments.repeats = 1
+        arguments.repeats = arguments.attempts = 1
     return arguments
 
 
@@ -122,9 +122,8 @@ def measure(
     servers: Sequence[Kind], rows: Sequence[Row], floors: Floors, arguments: argparse.Namespace
 ) -> Iterator[Run]:
     """Starts first, one server at a time: their memory must not be shared, nor their cores."""
-    attempts = 1 if arguments.quick else ATTEMPTS
     if any(row.load is None for row in rows):
-        yield from rounds(servers, arguments.repeats, attempts, lambda seed: measure_start)
+        yield from rounds(servers, arguments.repeats, arguments.attempts, lambda seed: measure_start)
     with Fleet() as fleet:
         for number, row in enumerate(rows):
             if row.load is not None:
@@ -135,7 +134,7 @@ def measure(
                     return partial(measure_load, fleet, row, load, first + seed, floors.ideal(row, load))
 
                 able = [kind for kind in servers if kind.serves(row.model)]
-                yield from rounds(able, arguments.repeats, attempts, prepare)
+                yield from rounds(able, arguments.repeats, arguments.attempts, prepare)
 
 
 def rounds(servers: Sequence[Kind], repeats: int, attempts: int, prepare: Callable[[int], Measure]) -> Iterator[Run]:
@@ -232,13 +231,13 @@ def say(run: Run, rows: Sequence[Row]) -> None:
     print(f"{run.server}, run {run.repeat + 1}: {', '.join(figures)}{noise}", file=sys.stderr, flush=True)
 
 
-def write(folder: Path, report: Report, runs: Sequence[Run], servers: Sequence[Kind], caption: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def write(stem: Path, report: Report, runs: Sequence[Run], servers: Sequence[Kind], caption: str) -> None:
+    stem.parent.mkdir(parents=True, exist_ok=True)
     versions = {kind.title: kind.version for kind in servers}
     record = {"machine": machine.facts(), "versions": versions, "runs": [asdict(run) for run in runs]}
-    (folder / "targets.json").write_text(json.dumps(record, indent=1) + "\n")
-    (folder / "targets.md").write_text(f"{caption}\n\n{report.markdown()}")
-    (folder / "targets.svg").write_text(svg(report, caption))
+    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    stem.with_suffix(".md").write_text(f"{caption}\n\n{report.markdown()}")
+    stem.with_suffix(".svg").write_text(svg(report, caption))
 
 
 if __name__ == "__main__":

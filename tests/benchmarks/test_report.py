@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.plot import Log, svg
-from benchmarks.report import BEGIN, END, NOISE, Report, Run, number, put_between_marks
+from benchmarks.report import NOISE, Report, Run, number, put_between_marks
 from benchmarks.rows import ROWS
 
 ROW = {row.name: row for row in ROWS}
@@ -99,12 +99,13 @@ def test_numbers_show_three_figures(value: float, text: str) -> None:
 
 def test_the_table_replaces_what_stood_between_the_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    put_between_marks(page, "new")
-    assert page.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    begin, end = "<!-- targets-avx2: begin -->", "<!-- targets-avx2: end -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    put_between_marks(page, "targets-avx2", "new")
+    assert page.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
     page.write_text("no marks")
     with pytest.raises(ValueError, match="lacks the lines"):
-        put_between_marks(page, "new")
+        put_between_marks(page, "targets-native", "new")
 
 
 def test_the_plot_is_well_formed_and_names_every_server() -> None:

@@ -45,14 +45,20 @@ def test_every_peer_listens_on_the_port_it_is_given(name: str) -> None:
 
 
 @pytest.mark.parametrize("isa", [variant for variant in VARIANTS if "amx_bf16" not in variant.needs])
-def test_all_servers_are_held_to_an_instruction_set(isa: Variant) -> None:
-    assert isa.name in forebay(None, [], isa).command
+def test_all_peers_are_held_to_an_instruction_set(isa: Variant) -> None:
     for name, peer in PEERS.items():
         assert peer(isa).environment != peer(None).environment, name
     options = install.llama_isa(isa)
     assert "-DGGML_AVX2=ON" in options
     assert ("-DGGML_AVX512_VNNI=ON" in options) == ("avx512_vnni" in isa.needs)
     assert "-DGGML_AMX_TILE=OFF" in options
+
+
+@pytest.mark.parametrize(("name", "precision"), [("avx512bf16", "bf16"), ("avx512vnni", "f32")])
+def test_openvino_computes_in_bfloat16_where_there_is_such(name: str, precision: str) -> None:
+    isa = next(variant for variant in VARIANTS if variant.name == name)
+    assert PEERS["openvino"](isa).command[-1] == precision
+    assert PEERS["openvino-int4"](isa).command[-1] == "f32"
 
 
 def test_every_model_of_a_row_is_made_and_served() -> None:

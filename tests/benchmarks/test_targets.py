@@ -24,12 +24,12 @@ def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
     words = ["targets", "--quick", "--only", "memory", "streams-4", "--model", str(model), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     targets.main()
-    record = json.loads((out / "targets.json").read_text())
+    record = json.loads((out / "targets-native.json").read_text())
     assert [run["row"] for run in record["runs"]] == ["start", "streams-4"]
     assert record["runs"][0]["result"]["idle_pss_mb"] > 10
     assert record["runs"][1]["result"]["total_output_tokens"] == 4 * 8
-    assert "4 streams, 128 in, 128 out" in (out / "targets.md").read_text()
-    assert (out / "targets.svg").read_text().startswith("<svg")
+    assert "4 streams, 128 in, 128 out" in (out / "targets-native.md").read_text()
+    assert (out / "targets-native.svg").read_text().startswith("<svg")
     assert "resident memory, idle" in capsys.readouterr().out
     if usable_variants():
         assert record["runs"][1]["ideal"]["output_throughput"] > 0
