@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from forebay.config.engine_config import EngineConfig
 from forebay.engine.channel import FrameEncoder
@@ -15,34 +16,28 @@ from forebay.engine.frames import Configure
 from forebay.engine.spawn import ENTRY, Spawned, spawn
 
 
+@dataclass(frozen=True, slots=True)
 class EngineProcess:
     """A started engine and our end of its channel. Owns both; `stop` gives them back."""
 
-    def __init__(
-        self, child: subprocess.Popen[bytes], sock: socket.socket, encoder: FrameEncoder, config: EngineConfig
-    ):
-        self.config = config
-        self.sock = sock
-        self.encoder = encoder  # of our direction: its sequence goes on after `Configure`
-        self._child = child
+    child: subprocess.Popen[bytes]
+    sock: socket.socket
+    encoder: FrameEncoder  # of our direction: its sequence goes on after `Configure`
+    config: EngineConfig
 
     @property
     def pid(self) -> int:
-        return self._child.pid
-
-    def exit_code(self) -> int | None:
-        """None while it runs; negative for the number of the signal that killed it."""
-        return self._child.poll()
+        return self.child.pid
 
     def stop(self, grace_s: float) -> int:
         """Close the channel, which the engine takes as its end; kill it after `grace_s`; reap it. Idempotent."""
         self.sock.close()
         try:
-            return self._child.wait(grace_s)
+            return self.child.wait(grace_s)
         except subprocess.TimeoutExpired:
             # SIGTERM would say nothing new: the engine leaves terminal and service-manager signals to its parent.
-            self._child.kill()
-            return self._child.wait()
+            self.child.kill()
+            return self.child.wait()
 
 
 def launch(config: EngineConfig, *, entry: Sequence[str] = ENTRY) -> EngineProcess:
@@ -61,7 +56,7 @@ def configure(spawned: Spawned, config: EngineConfig) -> EngineProcess:
 
 
 def describe_exit(code: int | None) -> str:
-    """`exit_code` in words, with the usual cause where there is one."""
+    """An exit code (None: there is none yet; negative: a signal's number) in words, with the usual cause."""
     if code is None:
         return "closed its channel"
     if code >= 0:

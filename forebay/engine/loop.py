@@ -139,7 +139,8 @@ class EngineLoop:
             request_id = updates[0].request_id
             log.error(event("update_too_large", id=request_id, reason=error.message))
             self._core.abort(request_id)
-            self._channel.send(Updates(updates=[failed(request_id, _too_large(error))]))
+            too_large = EngineError(f"{error.message}: ask for fewer log-probabilities", code=error.code)
+            self._channel.send(Updates(updates=[failed(request_id, too_large)]))
 
     def _send_state(self, serial: int) -> None:
         self._state_at = self._clock() + STATE_INTERVAL_S
@@ -156,7 +157,3 @@ class EngineLoop:
                 log.error(event("pages_leaked", pages=lost, effect="quarantined until the next start"))
         if self._core.stats.worked_s() >= LOG_INTERVAL_S:
             log.info(self._core.stats.line(self._core.scheduler, now))
-
-
-def _too_large(error: FrameTooLarge) -> EngineError:
-    return EngineError(f"{error.message}: ask for fewer log-probabilities", code=error.code)

@@ -75,13 +75,20 @@ def serve(sock: socket.socket, build: Build, *, ahead: Callable[[], None] = lamb
         if not refused:
             log.critical(event("engine_died"), exc_info=error)
         code = EXIT_REFUSED if refused else EXIT_FAILURE
-        _say(channel, Dead(failure=_last_words(error)))
+        if not isinstance(error, ForebayError):
+            error = EngineError(f"{type(error).__name__}: {error}", code="engine_dead")
+        try:
+            channel.send(Dead(failure=Failure.of(error)))
+        except ChannelError as unheard:
+            log.warning(event("last_words_unheard", reason=unheard.message))
     channel.close(linger_s=LAST_WORDS_S)
     return code
 
 
 def _run(channel: Channel[ToEngine], build: Build) -> None:
-    frames = _first_frames(channel)
+    frames: list[ToEngine] = []
+    while not frames:
+        frames = channel.receive(None)
     configure = frames[0]
     if not isinstance(configure, Configure):
         raise ChannelError(f"the first frame is {type(configure).__name__} and not Configure")
@@ -100,13 +107,6 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     loop.run()
 
 
-def _first_frames(channel: Channel[ToEngine]) -> list[ToEngine]:
-    frames: list[ToEngine] = []
-    while not frames:
-        frames = channel.receive(None)
-    return frames
-
-
 def _exit_with_peer(sock: socket.socket) -> None:
     """From a thread of its own, so that neither a long step nor loading weights delays it by more than the grace."""
 
@@ -120,19 +120,6 @@ def _exit_with_peer(sock: socket.socket) -> None:
     # A copy of our own: the number stays ours when the channel closes its socket and something else takes that one.
     fd = os.dup(sock.fileno())
     threading.Thread(target=watch, name="peer-watch", daemon=True).start()
-
-
-def _say(channel: Channel[ToEngine], words: Dead) -> None:
-    try:
-        channel.send(words)
-    except ChannelError as error:
-        log.warning(event("last_words_unheard", reason=error.message))
-
-
-def _last_words(error: Exception) -> Failure:
-    if not isinstance(error, ForebayError):
-        error = EngineError(f"{type(error).__name__}: {error}", code="engine_dead")
-    return Failure.of(error)
 
 
 def main() -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
 from forebay.memory.footprint import final_kv_len
@@ -29,73 +30,46 @@ _MOVES: dict[Status, tuple[Status, ...]] = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Request:
     """One request, from `Scheduler.add` to its last update.
 
-    `tokens` are the prompt and the output so far (int32). `held` is there exactly while it holds something: from its
-    admission until it is retracted or released.
+    `tokens` are the prompt and the output so far. `held` is there exactly while it holds something: from its admission
+    until it is retracted or released.
     """
 
-    __slots__ = (
-        "arrival",
-        "author",
-        "cache_report",
-        "held",
-        "id",
-        "last_progress",
-        "max_kv_len",
-        "namespace",
-        "num_prompt",
-        "num_retractions",
-        "order",
-        "overtaken",
-        "params",
-        "priority",
-        "prompt_logprobs",
-        "resume_after",
-        "resume_points",
-        "status",
-        "stop_ids",
-        "tokens",
-    )
+    id: int
+    prompt_token_ids: InitVar[Sequence[int]]
+    params: SamplingParams
+    _: KW_ONLY
+    priority: int = 0
+    namespace: str = ""
+    author: str = OPERATOR
+    arrival: float = 0.0
+    eos_token_ids: InitVar[Sequence[int]] = ()
+    resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
 
-    def __init__(
-        self,
-        id: int,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        namespace: str = "",
-        author: str = OPERATOR,
-        arrival: float = 0.0,
-        eos_token_ids: Sequence[int] = (),
-        resume_points: Sequence[int] = (),
-    ) -> None:
-        self.id = id
+    tokens: array[int] = field(init=False)  # int32
+    num_prompt: int = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    max_kv_len: int = field(init=False)
+
+    status: Status = Status.WAITING
+    order: int = 0  # place in the order of submission, given by the scheduler
+    overtaken: int = 0  # how often somebody behind it was admitted first
+    num_retractions: int = 0
+    resume_after: int = 0  # after a retraction: the last step that still computes for it
+    last_progress: float = 0.0
+    cache_report: CacheReport | None = None  # of the first admission; sent with the first token
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    held: Residency | None = None
+
+    def __post_init__(self, prompt_token_ids: Sequence[int], eos_token_ids: Sequence[int]) -> None:
         self.tokens = array("i", prompt_token_ids)
         self.num_prompt = len(self.tokens)
-        self.params = params
-        self.priority = priority
-        self.namespace = namespace
-        self.author = author
-        self.arrival = arrival
-        self.resume_points = tuple(resume_points)  # lengths of the prompt from which others are likely to go on
-        self.stop_ids = frozenset(
-            params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *eos_token_ids)
-        )
-        self.max_kv_len = final_kv_len(self.num_prompt, params.max_new_tokens)
-
-        self.status = Status.WAITING
-        self.order = 0  # place in the order of submission, given by the scheduler
-        self.overtaken = 0  # how often somebody behind it was admitted first
-        self.num_retractions = 0
-        self.resume_after = 0  # after a retraction: the last step that still computes for it
-        self.last_progress = arrival
-        self.cache_report: CacheReport | None = None  # of the first admission; sent with the first token
-        self.prompt_logprobs: list[TokenLogprob | None] = []
-
-        self.held: Residency | None = None
+        stops = self.params.stop_token_ids
+        self.stop_ids = frozenset(stops if self.params.ignore_eos else (*stops, *eos_token_ids))
+        self.max_kv_len = final_kv_len(self.num_prompt, self.params.max_new_tokens)
 
     @property
     def num_output(self) -> int:

@@ -61,8 +61,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return self.temperature == 0.0
 
     @property
-    def has_penalties(self) -> bool:
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+    def adjusts(self) -> bool:
+        """Whether a request's own tokens and wishes change its logits: penalties and logit bias."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1.0, 0.0, 0.0) or bool(self.logit_bias)
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import ClassVar, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,66 +12,33 @@ from torch import Tensor
 from forebay.base.log import event, get_logger
 from forebay.ops import Ops
 from forebay.ops.native import NativeOps
-from forebay.runtime.recorder import Arena, Recorder
+from forebay.runtime.recorder import Arena, Recorder, TapeGraph
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # of named tuples
-Captured = TypeVar("Captured", bound=tuple[Tensor, ...], covariant=True)
 
 log = get_logger("graphs")
 
 
-class Graph(Protocol[Captured]):
-    def replay(self) -> Captured:
-        """Do the step again. What it returns may be overwritten by the next capture or replay of the same backend."""
-        ...
-
-
 class GraphBackend(Protocol):
-    @property
-    def name(self) -> str: ...
+    name: ClassVar[str]
+    captures_quickly: ClassVar[bool]  # a graph costs about as much as a few steps: it is made where it is first needed
+    captures_prompts: ClassVar[bool]  # a replay saves a step that has prompts in it some time, too
 
-    @property
-    def captures_quickly(self) -> bool:
-        """A graph costs about as much as a few steps: it is made where it is first needed."""
+    def capture(self, step: Callable[[], Outputs]) -> Callable[[], Outputs]:
+        """Keep what `step` does, on the memory it does it with; it may run once, more than once, or not at all. What is
+        returned does it again, and its outputs may be overwritten by the next capture or replay of this backend."""
         ...
-
-    @property
-    def captures_prompts(self) -> bool:
-        """A replay saves a step that has prompts in it some time, too."""
-        ...
-
-    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
-        """Keep what `step` does, on the memory it does it with. It may run once, more than once, or not at all."""
-        ...
-
-
-class _Rerun(Generic[Outputs]):
-    """Not captured: each replay runs the Python."""
-
-    def __init__(self, step: Callable[[], Outputs]) -> None:
-        self.replay = step
 
 
 class Eager:
     """The same buffers and the same padding, and the step's own Python."""
 
-    name: Final = "eager"
-    captures_quickly: Final = True
-    captures_prompts: Final = False
+    name: ClassVar = "eager"
+    captures_quickly: ClassVar = True
+    captures_prompts: ClassVar = False
 
-    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
-        return _Rerun(step)
-
-
-class _CudaGraph(Generic[Outputs]):
-    def __init__(self, graph: torch.cuda.CUDAGraph, outputs: Outputs) -> None:
-        # Nobody holds the memory of the outputs but the graph: the next one captured lies in the same, logits included.
-        self._outputs = type(outputs)(*map(_unowned, outputs))
-        self._graph = graph
-
-    def replay(self) -> Outputs:
-        self._graph.replay()
-        return self._outputs
+    def capture(self, step: Callable[[], Outputs]) -> Callable[[], Outputs]:
+        return step
 
 
 class _Address:
@@ -91,9 +58,9 @@ def _unowned(tensor: Tensor) -> Tensor:
 class CudaGraphs:
     """One memory pool and one capture stream for all graphs of a process: they never run at the same time."""
 
-    name: Final = "cuda"
-    captures_quickly: Final = False
-    captures_prompts: Final = False
+    name: ClassVar = "cuda"
+    captures_quickly: ClassVar = False
+    captures_prompts: ClassVar = False
 
     _WARM_UPS: Final = 2  # kernels are compiled and workspaces allocated before anything is captured
 
@@ -102,7 +69,7 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         self._memory = torch.cuda.graph_pool_handle()
 
-    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
+    def capture(self, step: Callable[[], Outputs]) -> Callable[[], Outputs]:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -114,7 +81,14 @@ class CudaGraphs:
         with torch.cuda.graph(graph, pool=self._memory, stream=self._stream, capture_error_mode="thread_local"):
             outputs = step()
         current.wait_stream(self._stream)
-        return _CudaGraph(graph, outputs)
+        # Nobody holds the memory of the outputs but the graph: the next one captured lies in the same, logits included.
+        unowned = type(outputs)(*map(_unowned, outputs))
+
+        def replay() -> Outputs:
+            graph.replay()
+            return unowned
+
+        return replay
 
 
 class CpuGraphs:
@@ -124,15 +98,15 @@ class CpuGraphs:
     on the host cannot be captured (`Uncapturable`). The activations of all graphs share one arena.
     """
 
-    name: Final = "cpu"
-    captures_quickly: Final = True
-    captures_prompts: Final = True
+    name: ClassVar = "cpu"
+    captures_quickly: ClassVar = True
+    captures_prompts: ClassVar = True
 
     def __init__(self, ops: NativeOps) -> None:
         self._ops = ops
         self.arena = Arena()
 
-    def capture(self, step: Callable[[], Outputs]) -> Graph[Outputs]:
+    def capture(self, step: Callable[[], Outputs]) -> TapeGraph[Outputs]:
         started = time.perf_counter()
         recorder = Recorder(self._ops.kernels, self.arena)
         with recorder:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forebay.base.log import event, get_logger
 from forebay.pools.table import Table
-from forebay.runtime.graph_backends import Graph, GraphBackend
+from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.recorder import Uncapturable
 
 Inputs = TypeVar("Inputs", bound="Padded")
@@ -61,7 +61,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
             raise ValueError(f"sizes {list(sizes)} of a graph over inputs of {inputs.num_rows} rows")
         self.backend = backend
         self._step, self._inputs, self._writes = step, inputs, tuple(writes)
-        self._graphs: dict[int, Graph[Outputs]] = {}
+        self.graphs: dict[int, Callable[[], Outputs]] = {}  # by size: what does the captured step again
         self._refused = False
         self._uses: dict[int, int] = {}
         self._patience = patience or (1 if backend.captures_quickly else _PATIENCE)
@@ -71,38 +71,34 @@ class GraphRunner(Generic[Inputs, Outputs]):
         for, `[n, ..]` each; a column without one is padded whole, never left as it was.
         """
         size = self.sizes[bisect_left(self.sizes, n)]
-        graph = self._graphs.get(size) or self._captured_by_use(size)
+        graph = self.graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
-        return _cut(self._run(size) if graph is None else graph.replay(), n)
+        return _cut(self._run(size) if graph is None else graph(), n)
 
     def capture_next(self) -> bool:
         """Capture the largest size that has no graph yet; False when there is none left.
 
         Largest first: smaller graphs then fit in the memory that the largest one already took.
         """
-        missing = [size for size in self.sizes if size not in self._graphs]
+        missing = [size for size in self.sizes if size not in self.graphs]
         if self._refused or not missing:
             return False
         self._capture(missing[-1])
         log.debug(event("capture", size=missing[-1], left=len(missing) - 1))
         return True
 
-    @property
-    def num_captured(self) -> int:
-        return len(self._graphs)
-
-    def _captured_by_use(self, size: int) -> Graph[Outputs] | None:
+    def _captured_by_use(self, size: int) -> Callable[[], Outputs] | None:
         """Graphs are captured in idle moments, or at the `patience`-th use of a size that has none yet."""
         self._uses[size] = self._uses.get(size, 0) + 1
         return None if self._refused or self._uses[size] < self._patience else self._capture(size)
 
-    def _capture(self, size: int) -> Graph[Outputs] | None:
+    def _capture(self, size: int) -> Callable[[], Outputs] | None:
         """On padding alone: a capture may run the step, and a live row's state must not advance twice. None where it
         failed: a replay only saves time, so the step runs by its Python from then on, and no size is tried again.
         """
         self._inputs.fill({}, 0, size)
         try:
-            graph = self._graphs[size] = self.backend.capture(lambda: self._run(size))
+            graph = self.graphs[size] = self.backend.capture(lambda: self._run(size))
         except Exception as error:
             self._refused = True
             expected = isinstance(error, Uncapturable)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission
 
 
@@ -55,7 +54,7 @@ class Penalties:
     def admit(self, admission: Admission) -> None:
         """The row has a new tenant: count what it brings along, after a retraction its output too."""
         self._states.pop(admission.row, None)
-        if adjusts(admission.params):
+        if admission.params.adjusts:
             self._states[admission.row] = _RowState(admission, self._vocab_size, self._device)
 
     def apply(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
@@ -71,7 +70,3 @@ class Penalties:
         for i, row in enumerate(rows):
             if row in self._states:
                 self._states[row].record(token_ids[i : i + 1])
-
-
-def adjusts(params: SamplingParams) -> bool:
-    return params.has_penalties or bool(params.logit_bias)

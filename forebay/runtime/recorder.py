@@ -115,7 +115,7 @@ class Arena:
 
 
 class TapeGraph(Generic[Outputs]):
-    """Tapes, and the torch calls between them."""
+    """Tapes, and the torch calls between them: called, it does the step again."""
 
     def __init__(self, parts: list[Tape | Callable[[], None]], outputs: Outputs, kept: list[Tensor]) -> None:
         self._outputs = outputs
@@ -124,7 +124,7 @@ class TapeGraph(Generic[Outputs]):
         self._kept = kept
         self._calls = [part.replay if isinstance(part, Tape) else part for part in parts]
 
-    def replay(self) -> Outputs:
+    def __call__(self) -> Outputs:
         for call in self._calls:
             call()
         return self._outputs

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
-from forebay.runtime.penalties import adjusts
 from forebay.runtime.sampler import Wants
 
 
@@ -50,7 +49,7 @@ class RowOptions:
 
 def wants_of(params: SamplingParams) -> Wants:
     wants = Wants.GREEDY
-    if adjusts(params):
+    if params.adjusts:
         wants |= Wants.ADJUST
     if params.logprobs >= 0:
         wants |= Wants.LOGPROBS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from forebay.scheduler.state import COUNTED
 from forebay.scheduler.suspects import Suspects
 
 
-@dataclass(frozen=True, slots=True)
-class Flight:
+class Flight(NamedTuple):
     """A launched step: whose results are awaited, in the plan's order."""
 
     plan: StepPlan

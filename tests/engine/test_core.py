@@ -90,7 +90,7 @@ def drain(core: EngineCore, client: Client, each: Callable[[], None] = lambda: N
 def test_a_request_keeps_the_lengths_from_which_others_may_go_on() -> None:
     core, _ = fake_core()
     core.add(msgspec.structs.replace(wanted(1, [1, 2, 3, 4]), resume_points=[2, 3]))
-    assert [req.resume_points for req in core.scheduler.waiting] == [(2, 3)]
+    assert [req.resume_points for req in core.scheduler.waiting] == [[2, 3]]
 
 
 @DEPTHS

@@ -15,7 +15,7 @@ def test_the_defaults_are_valid():
     params = SamplingParams()
     params.check(vocab_size=10)
     assert not params.greedy
-    assert not params.has_penalties
+    assert not params.adjusts
 
 
 @pytest.mark.parametrize("field", NUMERIC)
@@ -49,5 +49,5 @@ def test_other_values_out_of_range_are_refused(params):
 
 
 def test_penalties_are_noticed():
-    assert SamplingParams(frequency_penalty=0.1).has_penalties
+    assert SamplingParams(frequency_penalty=0.1).adjusts
     assert SamplingParams(temperature=0.0).greedy

@@ -65,7 +65,7 @@ def test_the_check_is_part_of_the_captured_step() -> None:
                 plans.admit(row, prompt(row, CONTEXT - 4), WISHES["greedy"])
                 plans.prompts[row][4] = BAD_TOKEN if row == 2 else 5
             assert plans.step(extends=[(row, 6 + row) for row in (1, 2, 3)]).failed == (1,)
-        assert not captured or plans.runner.extend.num_captured
+        assert not captured or plans.runner.extend.graphs
 
 
 @pytest.fixture(scope="module")
