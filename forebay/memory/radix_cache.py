@@ -24,22 +24,10 @@ _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers,
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
 
 
-def _lru(node: Node) -> tuple[int, ...]:
-    return (node.last_access,)
-
-
-def _lfu(node: Node) -> tuple[int, ...]:
-    return (node.hits, node.last_access)
-
-
-def _priority(node: Node) -> tuple[int, ...]:
-    return (node.priority, node.last_access)
-
-
 _EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], tuple[int, ...]]]] = {
-    EvictionPolicy.LRU: _lru,
-    EvictionPolicy.LFU: _lfu,
-    EvictionPolicy.PRIORITY: _priority,
+    EvictionPolicy.LRU: lambda node: (node.last_access,),
+    EvictionPolicy.LFU: lambda node: (node.hits, node.last_access),
+    EvictionPolicy.PRIORITY: lambda node: (node.priority, node.last_access),
 }
 
 

@@ -121,7 +121,9 @@ class RadixIndex:
             nearest, position = nodes[-1], position - inside
             shared = _shared(key, position, nearest.key)
         else:
-            nearest, shared = _nearest_child(nodes[-1] if nodes else root, key, position, author)
+            near = islice((nodes[-1] if nodes else root).children.values(), _MAX_SIBLINGS)
+            seen = ((_shared(key, position, node.key), node) for node in near if _may_see(author, node))
+            shared, nearest = max(seen, key=lambda found: found[0], default=(0, None))
         position += shared
         if nearest is None or position >= len(key) or not _may_see(author, nearest):
             return -1, -1
@@ -147,17 +149,6 @@ class RadixIndex:
 
 def _may_see(author: str, node: Node) -> bool:
     return author in (OPERATOR, node.author)
-
-
-def _nearest_child(node: Node, key: bytes, position: int, author: str) -> tuple[Node | None, int]:
-    """Of the children that share no page with `key` from `position` on and that `author` may see, the one that shares
-    most, and how many bytes."""
-    near = islice(node.children.values(), _MAX_SIBLINGS)
-    return max(
-        ((other, _shared(key, position, other.key)) for other in near if _may_see(author, other)),
-        key=lambda found: found[1],
-        default=(None, 0),
-    )
 
 
 def _shared(key: bytes, position: int, edge: bytes) -> int:

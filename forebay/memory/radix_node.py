@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ NOTHING_ELSE: Final[Mapping[str, int]] = {}
 OPERATOR: Final = ""  # the author who may see what any author has put into the cache
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Node:
     """One edge of the tree: `key` tokens (bytes) whose KV is in `pages`.
 
@@ -24,29 +25,17 @@ class Node:
     all of them.
     """
 
-    __slots__ = (
-        "author",
-        "children",
-        "hits",
-        "key",
-        "last_access",
-        "locks",
-        "pages",
-        "parent",
-        "priority",
-        "stamp",
-        "tombstones",
-    )
-
-    def __init__(self, key: bytes, pages: Ids, parent: Node | None, author: str = OPERATOR) -> None:
-        self.key, self.pages, self.parent, self.author = key, pages, parent, author
-        self.children: dict[bytes, Node] = {}
-        self.locks = 0
-        self.last_access = 0
-        self.hits = 0
-        self.priority = 0
-        self.stamp = 0
-        self.tombstones: set[bytes] = set()
+    key: bytes
+    pages: Ids
+    parent: Node | None
+    author: str = OPERATOR
+    children: dict[bytes, Node] = field(default_factory=dict)
+    locks: int = 0
+    last_access: int = 0
+    hits: int = 0
+    priority: int = 0
+    stamp: int = 0
+    tombstones: set[bytes] = field(default_factory=set)
 
 
 class Root(Node):
@@ -55,7 +44,7 @@ class Root(Node):
     __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
-        super().__init__(b"", NO_IDS, None)
+        Node.__init__(self, b"", NO_IDS, None)
         self.namespace = namespace
 
 

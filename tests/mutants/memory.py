@@ -293,8 +293,8 @@ MEMORY = (
     Mutant(
         "C29 of the prompts nearby an author's own is looked for",
         "memory/radix_index.py",
-        "for other in near if _may_see(author, other)),",
-        "for other in near),",
+        "for node in near if _may_see(author, node))",
+        "for node in near)",
         "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
     ),
     Mutant(
