@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from forebay.base import fault
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import Holding, Leaving, Residency, RowTable, Steps
@@ -114,7 +113,6 @@ class Residencies:
             for kind in self.kinds:
                 kind.make_room_to_admit()
             pages = self.kv.take_ids(num_pages, req.id)
-            fault.point("residency.admit")
             self.rows.alloc([held])
         except BaseException:
             self.kv.return_ids(pages, req.id)

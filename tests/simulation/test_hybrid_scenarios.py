@@ -1,11 +1,12 @@
 """The scorecard's cases about states, windows and anchors, on the hash model: A-3, B-5, C-1, C-3, C-9."""
 
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from forebay.base import fault
+from forebay.memory.footprint import footprint
 from forebay.requests.updates import FinishReason, MissReason
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.retracting import RetractingScheduler
@@ -37,15 +38,18 @@ def aborted(sim: Simulation) -> None:
 
 
 def not_admitted(sim: Simulation) -> None:
-    """Row, slots and pages were there, and then something broke."""
+    """Pages were there, and then something broke."""
+
+    def broken(reqs):
+        raise RuntimeError("no rows")
+
     held = sim.scheduler.held
     waiting = sim.add(fresh(sim, 20), greedy(6))
     req = sim.scheduler.requests[waiting.id]
     match = held.match(req)
-    fault.arm("residency.admit")
-    with pytest.raises(RuntimeError, match="injected"):
-        held.admit(req, match, held.pin(req, match))
-    fault.disarm()
+    pin = held.pin(req, match)
+    with patch.object(held.rows, "alloc", broken), pytest.raises(RuntimeError, match="no rows"):
+        held.admit(req, match, pin, footprint(len(req.tokens), held.page_size, pin.num_pages))
     sim.scheduler.audit()
     sim.abort(waiting.id)
 
