@@ -46,9 +46,6 @@ class Peaks:
     products: float
     products_by: str
 
-    def __str__(self) -> str:
-        return f"{self.read / 1e9:.1f} GB/s read, {self.products / 1e9:,.0f} G multiply-adds/s by {self.products_by}"
-
 
 def measure_peaks(variant: Variant, num_bytes: int) -> Peaks:
     """In a second or two. Reads `num_bytes` over and over: what fits in a cache is read from there, as weights are."""

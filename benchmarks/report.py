@@ -44,7 +44,7 @@ class Report:
         self.rows = [row for row in rows if any(self._of(row, server) for server in self.servers)]
 
     def _of(self, row: Row, server: str) -> dict[int, Run]:
-        """The run of each repeat that counts: a round that was noisy is followed by another."""
+        """The run of each repeat that counts: one that was noisy is followed by another."""
         return {run.repeat: run for (name, by, _), run in self._runs.items() if (name, by) == (source(row), server)}
 
     def median(self, row: Row, server: str) -> float | None:
@@ -83,7 +83,17 @@ class Report:
         peers = [server for server in self.servers if server != OURS]
         heads = ["", "Forebay", "of its floor", *peers, "goal"]
         lines = [heads, ["---"] * len(heads), *(self._cells(row, peers) for row in self.rows)]
-        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        return "".join(f"| {' | '.join(cells)} |\n" for cells in lines) + self._machine()
+
+    def _machine(self) -> str:
+        """What it gave before the repeats, from least to most."""
+        peaks = [run.ideal["peaks"] for run in self._runs.values() if "peaks" in run.ideal]
+        if not peaks:
+            return ""
+        read, products = ([peak[name] / 1e9 for peak in peaks] for name in ("read", "products"))
+        by = ", ".join(sorted({peak["products_by"] for peak in peaks}))
+        rates = f"read {number(min(read))} to {number(max(read))} GB/s"
+        return f"\nThe machine {rates}, and multiplied {number(min(products))} to {number(max(products))} G/s ({by}).\n"
 
     def _cells(self, row: Row, peers: Sequence[str]) -> list[str]:
         ours = self.median(row, OURS)

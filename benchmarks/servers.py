@@ -15,10 +15,12 @@ from typing import Self
 import psutil
 
 from benchmarks.kinds import Kind
+from benchmarks.report import NOISE
 
 START_LIMIT_S = 300.0
 POLL_S = 0.01
 IDLE_S = 1.0
+MOMENT_S = 0.3
 _PROMPT = [1000 + 7 * i for i in range(8)]
 
 
@@ -127,6 +129,16 @@ class OtherWork:
         known = own.user + own.system + own.children_user + own.children_system
         known += self._server.cpu_s() if self._server else 0.0
         return float(busy.user + busy.nice + busy.system + busy.irq + busy.softirq + busy.steal) - known
+
+
+def wait_until_quiet(limit_s: float) -> None:
+    """Until others leave the machine alone for a moment, but no longer than this."""
+    started = time.perf_counter()
+    while time.perf_counter() - started < limit_s:
+        other = OtherWork()
+        time.sleep(MOMENT_S)
+        if other.share() <= NOISE:
+            break
 
 
 def start_figures(kind: Kind) -> dict[str, float]:

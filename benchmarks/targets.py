@@ -5,9 +5,9 @@
     python -m benchmarks.targets --only streams-1 --peers llamacpp --repeats 5
 
 Runs alternate: of each row each repeat goes to one server after the other, with the same prompts, by the same client
-(`forebay bench serve`); before each repeat the machine itself is measured, for the floors. Where others computed
-meanwhile, the repeat is tried again, and if that does not help, marked. No prompt is used twice, so nothing but the
-shared prefixes comes from a cache. Writes targets-ISA.json (every run), .md and .svg.
+(`forebay bench serve`); before each repeat the machine itself is measured, for the floors. A run during which others
+computed is tried again with other prompts, and if that does not help, marked. No prompt is used twice, so nothing but
+the shared prefixes comes from a cache. Writes targets-ISA.json (every run), .md and .svg.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from benchmarks.kinds import VOCAB_SIZE, Kind
 from benchmarks.plot import svg
 from benchmarks.report import Report, Run, number, put_between_marks, source
 from benchmarks.rows import ROWS, Load, Row
-from benchmarks.servers import OtherWork, Server, start_figures
+from benchmarks.servers import OtherWork, Server, start_figures, wait_until_quiet
 from forebay.base.variants import VARIANTS, Variant, usable_variants
 
 ROOT = Path(__file__).parent.parent
 # A load of this length is not repeated: it averages over enough, and a slow peer would take the whole evening.
 LONG_RUN_S = 60.0
 
-# What runs one server once; None where it failed.
-Measure = Callable[[Kind, int], Run | None]
+QUIET_LIMIT_S = 20.0  # of waiting until others leave the machine alone
+
+# Runs a server for the attempt of a repeat; None where it failed.
+Measure = Callable[[Kind, int, int], Run | None]
 
 
 def main() -> None:
@@ -57,13 +59,13 @@ def main() -> None:
         print(f"left out, as `make bench-peers` has yet to make their models: {', '.join(left_out)}", file=sys.stderr)
     used = isa or next(iter(usable_variants()), None)
     caption = machine.caption(arguments.repeats, used.name if used else "no", quick=arguments.quick)
-    runs: list[Run] = []
-    report = Report(rows, runs)
     stem = arguments.out / f"targets-{arguments.isa}"
+    runs = kept(stem, rows) if arguments.keep else []
+    report = Report(ROWS, runs)
     for run in measure(servers, rows, Floors(servers[0], used, flags), arguments):
         say(run, rows)
         runs.append(run)
-        report = Report(rows, runs, used.needs if used else frozenset())
+        report = Report(ROWS, runs, used.needs if used else frozenset())
         write(stem, report, runs, servers, caption)  # after each: a run cut short leaves what it has
     print(f"{caption}\n\n{report.markdown()}")
     if arguments.record:
@@ -86,6 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=[], help="flags for forebay serve; must come last")
     parser.add_argument("--quick", action="store_true", help="tiny loads, once: does everything work?")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "bench", help="folder of the results")
+    parser.add_argument("--keep", action="store_true", help="of the last results what these rows do not replace")
     parser.add_argument("--record", action="store_true",
                         help="write the results into docs/figures, and the table into docs/benchmarks.md")  # fmt: skip
     arguments = parser.parse_args()
@@ -94,6 +97,13 @@ def parse() -> argparse.Namespace:
     if arguments.quick:
         arguments.repeats = arguments.attempts = 1
     return arguments
+
+
+def kept(stem: Path, rows: Sequence[Row]) -> list[Run]:
+    """The runs of other rows, as the last call wrote them."""
+    path = stem.with_suffix(".json")
+    runs = json.loads(path.read_text())["runs"] if path.is_file() else []
+    return [Run(**run) for run in runs if run["row"] not in {source(row) for row in rows}]
 
 
 class Floors:
@@ -108,7 +118,7 @@ class Floors:
             return {}
         work = self._work(row.model)
         peaks = measure_peaks(self._variant, work.weight_bytes)
-        return {**work.ideal(load, peaks), "peaks": str(peaks), "bound_by": bound(work, row, load, peaks)}
+        return {**work.ideal(load, peaks), "peaks": asdict(peaks), "bound_by": bound(work, row, load, peaks)}
 
 
 def bound(work: Work, row: Row, load: Load, peaks: Peaks) -> str:
@@ -123,53 +133,54 @@ def measure(
 ) -> Iterator[Run]:
     """Starts first, one server at a time: their memory must not be shared, nor their cores."""
     if any(row.load is None for row in rows):
-        yield from rounds(servers, arguments.repeats, arguments.attempts, lambda seed: measure_start)
+        yield from rounds(servers, arguments.repeats, arguments.attempts, lambda: measure_start)
     with Fleet() as fleet:
         for number, row in enumerate(rows):
             if row.load is not None:
                 load = row.load.shrunk() if arguments.quick else row.load
-                first = int(time.time()) + 1000 * number
+                seed = int(time.time()) + 1000 * number
 
-                def prepare(seed: int, row: Row = row, load: Load = load, first: int = first) -> Measure:
-                    return partial(measure_load, fleet, row, load, first + seed, floors.ideal(row, load))
+                def prepare(row: Row = row, load: Load = load, seed: int = seed) -> Measure:
+                    return partial(measure_load, fleet, row, load, seed, floors.ideal(row, load))
 
                 able = [kind for kind in servers if kind.serves(row.model)]
                 yield from rounds(able, arguments.repeats, arguments.attempts, prepare)
 
 
-def rounds(servers: Sequence[Kind], repeats: int, attempts: int, prepare: Callable[[int], Measure]) -> Iterator[Run]:
-    """Each server's turn in each repeat, and all their turns again where one of them was disturbed. Who takes long has
-    one turn."""
+def rounds(servers: Sequence[Kind], repeats: int, attempts: int, prepare: Callable[[], Measure]) -> Iterator[Run]:
+    """Each server's turn in each repeat, and again where it was disturbed. Who takes long has one turn."""
     waiting = list(servers)
     for repeat in range(repeats):
-        for attempt in range(attempts):
-            measure_one = prepare(repeat * attempts + attempt)
-            runs = []
-            for kind in list(waiting):
-                run = measure_one(kind, repeat)
-                if run is not None:
-                    runs.append(run)
-                    yield run
-                    if run.result.get("duration", 0.0) >= LONG_RUN_S:
-                        waiting.remove(kind)
-            if not any(run.is_noisy for run in runs):
-                break
+        measure_one = prepare()
+        for kind in list(waiting):
+            for attempt in range(attempts):
+                if attempts > 1:
+                    wait_until_quiet(QUIET_LIMIT_S)
+                run = measure_one(kind, repeat, attempt)
+                if run is None:
+                    break
+                yield run
+                if run.result.get("duration", 0.0) >= LONG_RUN_S:
+                    waiting.remove(kind)
+                    break
+                if not run.is_noisy:
+                    break
 
 
-def measure_start(kind: Kind, repeat: int) -> Run:
+def measure_start(kind: Kind, repeat: int, attempt: int) -> Run:
     other = OtherWork()
     result = start_figures(kind)
     return Run(server=kind.title, row="start", repeat=repeat, other_cpu_share=other.share(), result=result, ideal={})
 
 
 def measure_load(
-    fleet: Fleet, row: Row, load: Load, seed: int, ideal: dict[str, Any], kind: Kind, repeat: int
+    fleet: Fleet, row: Row, load: Load, seed: int, ideal: dict[str, Any], kind: Kind, repeat: int, attempt: int
 ) -> Run | None:
     """A server that fails a load has no figure of that repeat: the others' hour is not lost for it."""
     server = fleet.server(kind, load.concurrency, row.model)
     other = OtherWork(server)
     try:
-        result = client(server, load, seed)
+        result = client(server, load, seed + repeat + 100 * attempt)
     except LoadFailed as error:
         print(f"{kind.title}, {row.name}, run {repeat + 1}: {error}", file=sys.stderr, flush=True)
         return None

@@ -43,6 +43,23 @@ def test_each_run_has_the_floor_of_its_own_minute() -> None:
     assert "| 50 % (read) |" in report.markdown()
 
 
+def test_the_table_says_what_the_machine_gave() -> None:
+    ideal = {"output_throughput": 1.0, "bound_by": "read"}
+    peaks = [{"read": rate, "products": 4e11, "products_by": "vnni512"} for rate in (2e10, 3e10)]
+    runs = [
+        Run(
+            server="Forebay",
+            row="streams-1",
+            repeat=repeat,
+            other_cpu_share=0.0,
+            result=ideal,
+            ideal={**ideal, "peaks": peak},
+        )
+        for repeat, peak in enumerate(peaks)
+    ]
+    assert Report(ROWS, runs).markdown().endswith("read 20 to 30 GB/s, and multiplied 400 to 400 G/s (vnni512).\n")
+
+
 def test_only_what_both_ran_is_a_pair_and_their_median_is_the_ratio() -> None:
     runs = rates("Forebay", "streams-1", 100.0, 400.0, 310.0) + rates(PEER, "streams-1", 200.0, 200.0)
     report = Report(ROWS, runs, frozenset({"avx2", "avx512_vnni"}))

@@ -15,6 +15,8 @@ from benchmarks.rows import ROWS, Load
 from forebay.base.variants import Variant, usable_variants
 from forebay.cli.main import main as forebay
 
+ROW = {row.name: row for row in ROWS}
+
 
 def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
     embedded_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -31,6 +33,8 @@ def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
     assert "4 streams, 128 in, 128 out" in (out / "targets-native.md").read_text()
     assert (out / "targets-native.svg").read_text().startswith("<svg")
     assert "resident memory, idle" in capsys.readouterr().out
+    assert [run.row for run in targets.kept(out / "targets-native", [ROW["streams-4"]])] == ["start"]
+    assert targets.kept(out / "targets-avx2", []) == []
     if usable_variants():
         assert record["runs"][1]["ideal"]["output_throughput"] > 0
 
@@ -45,6 +49,11 @@ def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pyte
         targets.main()
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(targets, "wait_until_quiet", lambda limit_s: None)
+
+
 def turn(server: str, repeat: int, other: float = 0.0, seconds: float = 1.0) -> Run:
     result = {"duration": seconds}
     return Run(server=server, row="row", repeat=repeat, other_cpu_share=other, result=result, ideal={})
@@ -54,29 +63,29 @@ def kind(title: str) -> kinds.Kind:
     return kinds.Kind(title=title, version="1", command=(title,), models={})
 
 
-def test_a_round_that_somebody_disturbed_is_run_again_by_all_on_other_prompts() -> None:
-    busy = iter([0.0, 0.5, 0.0, 0.0, 0.0, 0.0])
-    seeds = []
+def test_a_run_that_somebody_disturbed_is_tried_again() -> None:
+    busy = iter([0.0, 0.5, 0.0, 0.0, 0.0])
+    asked = []
 
-    def prepare(seed: int) -> targets.Measure:
-        seeds.append(seed)
-        return lambda server, repeat: turn(server.title, repeat, next(busy))
+    def measure(server: kinds.Kind, repeat: int, attempt: int) -> Run:
+        asked.append((server.title, repeat, attempt))
+        return turn(server.title, repeat, next(busy))
 
-    runs = list(targets.rounds([kind("one"), kind("two")], 2, 3, prepare))
-    assert [(run.server, run.repeat) for run in runs] == [("one", 0), ("two", 0)] * 2 + [("one", 1), ("two", 1)]
-    assert len(set(seeds)) == 3
+    runs = list(targets.rounds([kind("one"), kind("two")], 2, 3, lambda: measure))
+    assert asked == [("one", 0, 0), ("two", 0, 0), ("two", 0, 1), ("one", 1, 0), ("two", 1, 0)]
+    assert len(runs) == 5
 
 
 def test_a_machine_that_is_never_quiet_is_given_up_on() -> None:
-    runs = list(targets.rounds([kind("one")], 2, 3, lambda seed: lambda server, repeat: turn("one", repeat, 0.5)))
+    runs = targets.rounds([kind("one")], 2, 3, lambda: lambda server, repeat, attempt: turn("one", repeat, 0.5))
     assert [run.repeat for run in runs] == [0, 0, 0, 1, 1, 1]
 
 
 def test_a_long_run_is_not_repeated() -> None:
-    def measure(server: kinds.Kind, repeat: int) -> Run:
+    def measure(server: kinds.Kind, repeat: int, attempt: int) -> Run:
         return turn(server.title, repeat, seconds=targets.LONG_RUN_S if server.title == "slow" else 1.0)
 
-    runs = list(targets.rounds([kind("slow"), kind("quick")], 3, 1, lambda seed: measure))
+    runs = list(targets.rounds([kind("slow"), kind("quick")], 3, 1, lambda: measure))
     assert [run.server for run in runs] == ["slow", "quick", "quick", "quick"]
 
 
@@ -102,6 +111,6 @@ def test_a_failed_load_has_no_figure_and_the_next_server_is_measured(
     monkeypatch.setattr(targets, "OtherWork", NoOtherWork)
     row = next(row for row in ROWS if row.load)
     measure = partial(targets.measure_load, Fleet(), row, row.load, 0, {})
-    runs = list(targets.rounds([kind("Frail"), kind("Sound")], 3, 1, lambda seed: measure))
+    runs = list(targets.rounds([kind("Frail"), kind("Sound")], 3, 1, lambda: measure))
     assert [run.server for run in runs] == ["Sound"] * 3
     assert capsys.readouterr().err.count(f"Frail, {row.name}") == 3
