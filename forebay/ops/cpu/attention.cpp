@@ -156,34 +156,34 @@ void add_values(const Work& work, Lanes lanes, long row) {
 }
 
 // kCount rows of a walk from `row` on, the `first_of_head`-th of their head, over the block that begins at position
-// `first`. What a row does not see has the weight zero.
-template <int kCount, class T, class E>
-void add_rows(const AttentionCall<T, E>& call, const Walk& walk, long first, long first_of_head, long row,
-              const Work& work) {
-    const AttentionShape& shape = call.shape;
+// `first`. What a row does not see has the weight zero. `factors` are the work's, or null.
+template <int kCount>
+void add_rows(const AttentionShape& shape, float scale, const float* factors, const Walk& walk, long first,
+              long first_of_head, long row, const Work& work) {
     const auto lanes_of = [&](long r) {
         return visible(walk.queries[(first_of_head + r) / shape.group()].position, first, shape.window);
     };
     const Lanes lanes{lanes_of(0).begin, lanes_of(kCount - 1).end};
     if (lanes.begin >= lanes.end) return;
-    const float* factors = call.k_cache.factors == nullptr ? nullptr : work.factors;
     score_rows<kCount>(work.q + row * work.width, work.width, work.keys, shape.head_dim, work.scores);
     for (int r = 0; r < kCount; ++r) {
         float* scores = work.scores + r * kBlock;
-        weigh(scores, lanes_of(r), call.scale * kLog2e, factors, work.sums, row + r);
+        weigh(scores, lanes_of(r), scale * kLog2e, factors, work.sums, row + r);
         if (factors == nullptr) continue;
         for (long i = lanes.begin; i < lanes.end; ++i) scores[i] *= factors[kBlock + i];
     }
     add_values<kCount>(work, lanes, row);
 }
 
-template <int kCount = kTile, class T, class E>
-void add_some_rows(const AttentionCall<T, E>& call, const Walk& walk, long first, long first_of_head, long row,
-                   long count, const Work& work) {
+template <int kCount = kTile>
+void add_some_rows(long count, const AttentionShape& shape, float scale, const float* factors, const Walk& walk,
+                   long first, long first_of_head, long row, const Work& work) {
     if constexpr (kCount > 1) {
-        if (count < kCount) return add_some_rows<kCount - 1>(call, walk, first, first_of_head, row, count, work);
+        if (count < kCount) {
+            return add_some_rows<kCount - 1>(count, shape, scale, factors, walk, first, first_of_head, row, work);
+        }
     }
-    add_rows<kCount>(call, walk, first, first_of_head, row, work);
+    add_rows<kCount>(shape, scale, factors, walk, first, first_of_head, row, work);
 }
 
 template <class T, class E>
@@ -194,6 +194,7 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
     for_each_row(shape, walk, head_rows, [&](long row, const Query& query, long q_head) {
         widen_row(call.q + query.token * call.ldq + q_head * shape.head_dim, shape.head_dim, work.q + row * work.width);
     });
+    const float* factors = call.k_cache.factors == nullptr ? nullptr : work.factors;
     Block block(shape, walk, walk.begin * kBlock);
     add_segments(shape, walk, partials, head_rows, work.sums, work.total, [&](long at) {
         const bool last = at + 1 >= walk.end;
@@ -204,7 +205,8 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
             read_head(call, block, walk.first_head + h, work);
             prefetch.lanes(kBlock / walk.num_heads + 1);
             for (long r = 0; r < head_rows; r += kTile) {
-                add_some_rows(call, walk, at * kBlock, r, h * head_rows + r, std::min<long>(kTile, head_rows - r), work);
+                add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.scale, factors, walk, at * kBlock, r,
+                              h * head_rows + r, work);
             }
         }
         block = next;

@@ -3,10 +3,13 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <new>
+#include <thread>
 
 namespace {
 
@@ -16,67 +19,86 @@ constexpr auto kSpin = std::chrono::microseconds(60);
 
 }  // namespace
 
-Pool::Pool(int num_threads) {
-    for (int i = 1; i < num_threads; ++i) workers_.emplace_back([this] { work(); });
-}
+struct Pool::Workers {
+    explicit Workers(int count) {
+        for (int i = 0; i < count; ++i) threads.emplace_back([this] { work(); });
+    }
 
-Pool::~Pool() {
-    stopping_ = true;
-    ticket_ += 2;
-    ticket_.notify_all();
-    for (auto& worker : workers_) worker.join();
-}
+    ~Workers() {
+        stopping = true;
+        ticket += 2;
+        ticket.notify_all();
+        for (auto& thread : threads) thread.join();
+    }
+
+    void take_pieces() {
+        for (;;) {
+            const long begin = next.fetch_add(grain);
+            if (begin >= count) return;
+            call(body, begin, std::min(begin + grain, count));
+        }
+    }
+
+    void work() {
+        uint32_t seen = ticket;
+        while (!stopping) {
+            seen = wait_for_change(seen);
+            if (seen % 2 == 0) continue;
+            ++inside;
+            if (ticket == seen) take_pieces();
+            --inside;
+        }
+    }
+
+    uint32_t wait_for_change(uint32_t seen) {
+        const auto deadline = std::chrono::steady_clock::now() + kSpin;
+        do {
+            for (int i = 0; i < 16; ++i) {
+                const uint32_t now = ticket;
+                if (now != seen) return now;
+                _mm_pause();
+            }
+        } while (std::chrono::steady_clock::now() < deadline);
+        ticket.wait(seen);
+        return ticket;
+    }
+
+    std::atomic<bool> stopping{false};
+    // Odd while a job is open. A worker first counts itself in, then looks whether the job is still open; the caller
+    // first closes the job, then looks who is in: so none of them can start on a job that has returned.
+    alignas(64) std::atomic<uint32_t> ticket{0};
+    alignas(64) std::atomic<int> inside{0};
+    alignas(64) std::atomic<long> next{0};
+    long count = 0;
+    long grain = 0;
+    const void* body = nullptr;
+    Call call = nullptr;
+    std::vector<std::thread> threads;  // last: they use all of the above
+};
+
+Pool::Pool(int num_threads) : num_threads_(num_threads), workers_(new Workers(num_threads - 1)) {}
+
+Pool::~Pool() { delete workers_; }
 
 void Pool::run_shared(long count, long grain, const void* body, Call call) {
-    count_ = count;
-    grain_ = grain;
-    body_ = body;
-    call_ = call;
-    next_ = 0;
-    ++ticket_;
-    ticket_.notify_all();
-    take_pieces();
-    ++ticket_;
+    Workers& w = *workers_;
+    w.count = count;
+    w.grain = grain;
+    w.body = body;
+    w.call = call;
+    w.next = 0;
+    ++w.ticket;
+    w.ticket.notify_all();
+    w.take_pieces();
+    ++w.ticket;
     // A worker inside may have lost its core to another process: give it ours rather than spin against it.
-    for (int spins = 0; inside_ != 0; ++spins) {
+    for (int spins = 0; w.inside != 0; ++spins) {
         if (spins < 1000) {
             _mm_pause();
         } else {
             std::this_thread::yield();
         }
     }
-}
-
-void Pool::take_pieces() {
-    for (;;) {
-        const long begin = next_.fetch_add(grain_);
-        if (begin >= count_) return;
-        call_(body_, begin, std::min(begin + grain_, count_));
-    }
-}
-
-void Pool::work() {
-    uint32_t seen = ticket_;
-    while (!stopping_) {
-        seen = wait_for_change(seen);
-        if (seen % 2 == 0) continue;
-        ++inside_;
-        if (ticket_ == seen) take_pieces();
-        --inside_;
-    }
-}
-
-uint32_t Pool::wait_for_change(uint32_t seen) {
-    const auto deadline = std::chrono::steady_clock::now() + kSpin;
-    do {
-        for (int i = 0; i < 16; ++i) {
-            const uint32_t now = ticket_;
-            if (now != seen) return now;
-            _mm_pause();
-        }
-    } while (std::chrono::steady_clock::now() < deadline);
-    ticket_.wait(seen);
-    return ticket_;
 }
 
 Tape*& recording() {
