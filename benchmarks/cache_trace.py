@@ -26,11 +26,12 @@ from rich.console import Console
 from rich.table import Table
 
 from forebay.base.units import ceil_div
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
-from forebay.config.rules import TRACK_TOKENS
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
+from forebay.config.kinds import TRACK_TOKENS
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
-from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, Launched, StepPlan, StepResult
 from forebay.requests.updates import CacheReport
@@ -215,7 +216,7 @@ class Setup:
         interval = ceil_div(TRACK_TOKENS, ps) * ps
         window = window_pages_per_request(WINDOW, ps, depth, interval if self.states else 0)
         windows = (NUM_RUNNING + spare) * window + window_pages_in_flight(CHUNK, ps, depth)
-        state = StateConfig(
+        state = KindConfig(
             num_slots=slots if self.states else 0,
             strategy=self.strategy,
             track_interval=interval,
@@ -230,7 +231,7 @@ class Setup:
             chunked_prefill_size=CHUNK,
             overlap_depth=depth,
             ledger=Ledger.RAISE,
-            state=state,
+            kinds=state,
         )
 
 

@@ -34,11 +34,12 @@ from forebay.families.model_config import ModelConfig, config_from_folder
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.memory.budget import divide_memory
+from forebay.memory.kinds.build import CacheSizes
 from forebay.models import Needs, describe, needs_of
 from forebay.models.decoder import Decoder
 from forebay.models.random_weights import random_tensor
 from forebay.ops import LinearWeight, Ops, make_ops
-from forebay.pools.cache_spec import CacheSizes, cache_sizes
+from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.runtime import ModelRunner, build_runner

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.config.engine_config import CacheTypes, Ledger, SchedulerConfig, StateConfig
+from forebay.config.engine_config import CacheTypes, KindConfig, Ledger, SchedulerConfig
 from forebay.engine.channel import FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Updates
@@ -63,12 +63,14 @@ class NoModel:
 
 def runner(config: SchedulerConfig) -> ModelRunner:
     return build_runner(
-        NoModel(hybrid=config.state.num_slots > 0),
+        NoModel(hybrid=config.kinds.num_slots > 0),
         sizes=PoolSizes(
-            num_pages=config.num_pages,
+            num_slots={
+                "kv": config.num_pages,
+                "window": config.kinds.num_window_pages,
+                "state": config.kinds.num_slots,
+            },
             page_size=config.page_size,
-            num_window_pages=config.state.num_window_pages,
-            num_state_slots=config.state.num_slots,
             max_running_requests=config.max_running_requests,
             context_length=config.context_length,
         ),
@@ -89,9 +91,9 @@ def measure(num_running: int, depth: int, hybrid: bool) -> float:
         chunked_prefill_size=1 << 16,
         overlap_depth=depth,
         ledger=Ledger.COUNT,
-        state=StateConfig(num_slots=num_running * 4, num_window_pages=num_running * 64, window=WINDOW)
+        kinds=KindConfig(num_slots=num_running * 4, num_window_pages=num_running * 64, window=WINDOW)
         if hybrid
-        else StateConfig(),
+        else KindConfig(),
     )
     core = EngineCore(Scheduler(config), runner(config), depth=depth, vocab_size=50_000)
     params = SamplingParams(max_new_tokens=WARM_UP_STEPS + MEASURED_STEPS + 20, temperature=0.0, ignore_eos=True)

@@ -148,7 +148,7 @@ class Forebay:
         states = next(kind for kind in scheduler.held.kinds if kind.name == "state")
         num_slots = len(states.slots.held_by(batch.reqs[0].id))
         num_pages = ceil_div(int(batch.seq_lens_cpu[0]), config.page_size)
-        return Memory(num_slots * config.state.slot_bytes, num_pages * config.state.page_bytes)
+        return Memory(num_slots * config.kinds.slot_bytes["state"], num_pages * config.kinds.slot_bytes["kv"])
 
     def clear(self) -> None:
         for request_id in list(self.core.scheduler.requests):

@@ -16,11 +16,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig
 from forebay.memory.holding import Residency, RowTable
-from forebay.memory.hybrid_rows import HybridReqToTokenPool
+from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, MambaPool
 from forebay.memory.kv_allocator import PagedKvAllocator
-from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import NOWHERE, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
@@ -117,7 +116,7 @@ def prefill_pass(group: AbstractContextManager[object], rounds: int) -> float:
         context_length=256,
         chunked_prefill_size=_NUM_WAITING * _WAITING_LEN,
         ledger=Ledger.COUNT,
-        state=StateConfig(num_slots=4 * _NUM_WAITING),
+        kinds=KindConfig(num_slots=4 * _NUM_WAITING),
     )
 
     def prepare() -> Callable[[], object]:

@@ -91,10 +91,8 @@ def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
     cache = CachePool(
         model.cache_specs(),
         CacheTypes(dtype=name, kv_cache_dtype=name),
-        num_pages=num_pages,
         page_size=_PAGE,
-        num_window_pages=num_pages,
-        num_slots=1,
+        num_slots={"kv": num_pages, "window": num_pages, "state": 1},
         device="cpu",
     )
     row, ends = torch.tensor([1], dtype=torch.int32), torch.tensor([0, length], dtype=torch.int32)

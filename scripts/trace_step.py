@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from forebay.config.engine_config import SchedulerConfig, StateConfig
+from forebay.config.engine_config import KindConfig, SchedulerConfig
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
@@ -26,7 +26,7 @@ from forebay.scheduler.scheduler import Scheduler
 PACKAGE = Path(__file__).resolve().parent.parent / "forebay"
 NUM_REQUESTS = 3
 PROMPT_LEN = 40
-HYBRID = StateConfig(num_slots=64, track_interval=16, num_window_pages=64, window=32)
+HYBRID = KindConfig(num_slots=64, track_interval=16, num_window_pages=64, window=32)
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Trace:
 def steps(*, hybrid: bool) -> tuple[Trace, Trace]:
     """The step that computes the prompts, and the one that decodes a token of each request."""
     config = SchedulerConfig(
-        num_pages=64, max_running_requests=8, context_length=256, state=HYBRID if hybrid else StateConfig()
+        num_pages=64, max_running_requests=8, context_length=256, kinds=HYBRID if hybrid else KindConfig()
     )
     scheduler = Scheduler(config)
     for i in range(1, NUM_REQUESTS + 1):

@@ -108,7 +108,7 @@ def _shape(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         ("architecture", model.model_type),
         ("parameters", f"{parameters / 1e6:,.1f} M in {len(checkpoint.tensors)} tensors"),
         ("layers", f"{model.num_layers} of width {model.hidden_size}, inner {model.intermediate_size}"),
-        ("attention", heads + (f", window {model.sliding_window}" if model.sliding_window else "")),
+        ("attention", heads),
         ("vocabulary", f"{model.vocab_size:,} tokens"),
         ("context", f"{model.max_position_embeddings:,} tokens"),
         ("stored as", _quantisation(checkpoint)),
@@ -134,12 +134,7 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
         kv = ", ".join(f"{human_bytes(sizes.kv_bytes_per_token * context)} for {context:,}" for context in contexts)
         rows.append((f"memory, {dtype}", f"weights {human_bytes(parameters * item_bytes)}"))
         rows.append(("", f"KV {human_bytes(sizes.kv_bytes_per_token)} a token: {kv}"))
-        if sizes.window:
-            window = sizes.window_bytes_per_token * sizes.window
-            rows.append(("", f"window {human_bytes(window)} a request, once it has {sizes.window:,} tokens"))
-        if sizes.state_bytes:
-            state = human_bytes(sizes.state_bytes)
-            rows.append(("", f"state {state} a request, however long, with scans in float32"))
+        rows += [("", words) for words in sizes.of_a_request()]
     memory = available_memory()
     return [*rows, ("this machine", f"{human_bytes(memory.value)} {memory.why}")]
 

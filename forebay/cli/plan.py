@@ -24,8 +24,9 @@ from forebay.families.model_config import ModelConfig, config_from_folder, confi
 from forebay.formats.gguf import GgufFile
 from forebay.formats.quantized import joined_codes
 from forebay.formats.weight_shapes import WeightKind, WeightShapes
-from forebay.memory.budget import BudgetLine, MemoryBudget, MemoryDemand, divide_memory
-from forebay.pools.cache_spec import CacheSizes, CacheSpec, cache_sizes
+from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
+from forebay.memory.kinds.build import DEMANDS, CacheSizes
+from forebay.pools.cache_spec import CacheSpec, cache_sizes
 
 if TYPE_CHECKING:
     from forebay.layers.params import TensorParam
@@ -55,14 +56,6 @@ SETTINGS: Final = (
     "max_total_tokens",
     "context_length",
 )
-STATE_SETTINGS: Final = (
-    "mamba_ssm_dtype",
-    "mamba_scheduler_strategy",
-    "mamba_track_interval",
-    "anchor_interval",
-    "max_mamba_cache_size",
-    "mamba_full_memory_ratio",
-)
 
 
 class Shape(NamedTuple):
@@ -79,7 +72,7 @@ class LayerRow(NamedTuple):
     num_layers: int
     keeps: str
     bytes_per_token: int
-    bytes_per_state: int
+    bytes_per_request: int
 
 
 class SettingRow(NamedTuple):
@@ -148,8 +141,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
             f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
         )
     sizes = cache_sizes(needs.cache_specs, config.engine.types)
-    demand = memory_demand(config.engine, sizes, model.max_position_embeddings)
-    budget = divide_memory(demand)
+    budget = divide_memory(memory_demand(config.engine, sizes, model.max_position_embeddings))
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
     return Plan(
         model=config.engine.served_model_name,
@@ -160,9 +152,9 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
         memory_source=memory.why,
         layers=_layers(config, needs.kept_by_block),
         sizes=sizes,
-        settings=tuple(_settings(config, parsed.written, sizes, budget)),
+        settings=tuple(_settings(config, parsed.written, budget)),
         memory=budget.lines,
-        capacity=tuple(capacity(demand, budget, context) for context in contexts),
+        capacity=tuple(capacity(budget, context) for context in contexts),
     )
 
 
@@ -197,20 +189,20 @@ def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[Laye
     for specs, count in Counter(kept).items():
         sizes = cache_sizes(specs, config.engine.types)
         words = " + ".join(map(str, specs)) or "nothing"
-        rows.append(LayerRow(count, words, sizes.kv_bytes_per_token + sizes.window_bytes_per_token, sizes.state_bytes))
+        rows.append(LayerRow(count, words, sizes.bytes_per_token, sizes.bytes_per_request))
     return tuple(rows)
 
 
-def _settings(config: Config, written: dict[str, str], sizes: CacheSizes, budget: MemoryBudget) -> list[SettingRow]:
+def _settings(config: Config, written: dict[str, str], budget: MemoryBudget) -> list[SettingRow]:
     """What was asked for, and what it comes to once the memory is divided."""
     by_name = {setting.name: setting for setting in config.settings}
+    there = {kind.name for kind in budget.demand.kinds}
+    absent = {name: kind.absent for kind in DEMANDS if kind.name not in there for name in kind.settings}
     rows = []
     for name in SETTINGS:
         effective, reason = by_name[name].value, by_name[name].reason
-        if name in STATE_SETTINGS and not sizes.state_bytes:
-            effective, reason = "-", "no layer keeps a state"
-        elif name == "swa_full_tokens_ratio" and not sizes.window:
-            effective, reason = "-", "no layer has a window"
+        if name in absent:
+            effective, reason = "-", absent[name]
         elif (divided := _divided(name, config, budget)) is not None:
             effective, reason = divided
         rows.append(SettingRow(name, written.get(name, "auto"), effective, reason))
@@ -222,8 +214,9 @@ def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str]
     reasons = {line.item: line.reason for line in budget.lines}
     if name == "max_total_tokens":
         return str(budget.max_total_tokens), reasons["KV pages"]
-    if name == "max_mamba_cache_size":
-        return str(budget.num_state_slots), reasons["state slots"]
+    for kind in budget.demand.kinds:
+        if name == kind.sized_by:
+            return str(budget.num_slots[kind.name]), reasons[kind.unit]
     if name == "max_running_requests" and budget.max_running_requests < config.engine.memory.max_running_requests:
         return str(budget.max_running_requests), reasons["request rows"]
     if name == "context_length" and budget.context_length < config.engine.memory.context_length:
@@ -231,22 +224,16 @@ def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str]
     return None
 
 
-def capacity(demand: MemoryDemand, budget: MemoryBudget, context: int) -> Capacity:
+def capacity(budget: MemoryBudget, context: int) -> Capacity:
     pages = ceil_div(context, budget.page_size)
     num_requests = min(budget.max_running_requests, budget.num_pages // pages)
 
     def cached_beside(num_running: int) -> int:
-        """A cached conversation has all its pages, and one state and one window at its end."""
-        if not demand.radix_cache:
+        """A cached conversation has all its pages, and what of other kinds of cache it is gone on from."""
+        if not budget.demand.radix_cache:
             return 0
-        room = [(budget.num_pages - num_running * pages) // pages]
-        if budget.num_state_slots:
-            room.append(budget.num_state_slots - num_running * (1 + demand.num_tracking))
-        if budget.num_window_pages:
-            kept = ceil_div(min(context, budget.window), budget.page_size)
-            used = demand.window_pages(num_running) if num_running else 0
-            room.append((budget.num_window_pages - used) // kept)
-        return max(0, min(room))
+        room = (budget.num_pages - num_running * pages) // pages
+        return max(0, min([room, *(kind.num_cached(budget, num_running, context) for kind in budget.demand.kinds)]))
 
     return Capacity(context, num_requests, cached_beside(num_requests), cached_beside(0))
 
@@ -264,11 +251,11 @@ def _as_dict(plan: Plan) -> dict[str, object]:
 
 def as_text(plan: Plan) -> str:
     num_layers = sum(row.num_layers for row in plan.layers)
-    layers = [(str(n), keeps, _bytes(token), _bytes(state)) for n, keeps, token, state in plan.layers]
+    layers = [(str(n), keeps, _bytes(token), _bytes(request)) for n, keeps, token, request in plan.layers]
     sizes = plan.sizes
-    total = (str(num_layers), "all", _bytes(sizes.kv_bytes_per_token + sizes.window_bytes_per_token))
+    total = (str(num_layers), "all", _bytes(sizes.bytes_per_token))
     tables = (
-        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(sizes.state_bytes))]),
+        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(sizes.bytes_per_request))]),
         (("setting", "asked", "effective", "why"), plan.settings),
         (("memory", "amount", "why"), plan.memory),
         (

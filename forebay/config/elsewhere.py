@@ -21,8 +21,8 @@ _CHUNKED: Final = "prompts are always computed in chunks, of --chunked-prefill-s
 _SIZES_OF_GRAPHS: Final = "batch sizes to capture are chosen up to --cuda-graph-max-bs: set that"
 _NO_GPU: Final = "a model computes whole on --device cpu or cuda: leave it out"
 _NO_LORA: Final = "adapters (LoRA) are not in this version"
-_STATE_PLACES: Final = "states are kept where conversations go on, and every --anchor-interval tokens of a long prompt"
-_STATE_POOL: Final = "all states share one pool, of --max-mamba-cache-size slots"
+_PLACES: Final = "states are kept where conversations go on, and every --anchor-interval tokens of a long prompt"
+_ONE_POOL: Final = "all states share one pool, of --max-mamba-cache-size slots"
 _SEPARATE_POOLS: Final = "KV, windows and states have pools of their own: --mamba-full-memory-ratio divides the memory"
 
 ABSENT: Final[Mapping[str, str]] = MappingProxyType(
@@ -67,11 +67,11 @@ ABSENT: Final[Mapping[str, str]] = MappingProxyType(
         "cache_ram": "prefixes are cached where the model computes: --kv-cache-bytes",
         "mamba_cache_mode": "use --mamba-scheduler-strategy",
         "mamba_cache_dtype": "convolution states have the type of --dtype, scans' that of --mamba-ssm-dtype",
-        "mamba_block_size": _STATE_PLACES,
-        "prefix_cache_retention_interval": _STATE_PLACES,
-        "checkpoint_min_step": _STATE_PLACES,
-        "ctx_checkpoints": _STATE_POOL,
-        "mamba_max_states_per_path": _STATE_POOL,
+        "mamba_block_size": _PLACES,
+        "prefix_cache_retention_interval": _PLACES,
+        "checkpoint_min_step": _PLACES,
+        "ctx_checkpoints": _ONE_POOL,
+        "mamba_max_states_per_path": _ONE_POOL,
         "enable_int8_mamba_checkpoint": "a cached state has the type of a live one: --mamba-ssm-dtype",
         "enable_unified_memory": _SEPARATE_POOLS,
         "disable_hybrid_swa_memory": _SEPARATE_POOLS,

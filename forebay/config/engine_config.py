@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -76,35 +77,33 @@ class MemoryOptions:
     max_running_requests: int
     context_length: int
     max_total_tokens: int | None = None  # None: what the memory holds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindOptions:
+    """How many recurrent states and windows there are, what becomes of them, and of a retracted request's memory."""
+
     max_mamba_cache_size: int | None = None  # state slots; None: by the ratio
     mamba_full_memory_ratio: float = 0.9  # bytes of states to bytes of KV
     swa_full_tokens_ratio: float = 0.8  # tokens of windowed to tokens of full KV
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StateOptions:
-    """What becomes of recurrent states, and of a retracted request's memory."""
-
     strategy: StateStrategy = StateStrategy.EXTRA_BUFFER
     track_interval: int = 64  # tokens between the states that a decoding request tracks
     anchor_interval: int = 1024  # tokens between the states kept of a long prompt, besides those for better reasons
-    retraction_host_bytes: int = 0  # for what retracted requests keep; 0: they compute everything again
+    retraction_host_bytes: int = 0  # for copies of what retracted requests had; 0: they compute everything again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StateConfig(StateOptions):
+class KindConfig(KindOptions):
     """What the scheduler must know of layers that keep something else than all tokens' KV.
 
-    `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens. The
-    bytes are those of all layers, for the cost of keeping a retracted request's memory.
+    `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens. What a
+    page or slot of each kind of cache has in bytes, of all layers, is for the cost of copying it to the host.
     """
 
     num_slots: int = 0
     num_window_pages: int = 0
     window: int = 0
-    page_bytes: int = 0
-    window_page_bytes: int = 0
-    slot_bytes: int = 0
+    slot_bytes: Mapping[str, int] = field(default_factory=dict)
     recompute_bytes_per_token: int = 0  # bytes that can be copied to the host and back while one token is recomputed
 
 
@@ -135,7 +134,7 @@ class SchedulerConfig(SchedulingOptions):
     num_pages: int
     max_running_requests: int
     context_length: int
-    state: StateConfig = StateConfig()
+    kinds: KindConfig = KindConfig()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +153,7 @@ class EngineConfig:
     types: CacheTypes
     memory: MemoryOptions
     scheduling: SchedulingOptions
-    states: StateOptions
+    kinds: KindOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import parse_bytes, parse_count
@@ -22,6 +22,27 @@ class Auto:
 
 
 AUTO: Final = Auto()
+
+
+class Decision(NamedTuple):
+    value: Value
+    reason: str
+
+
+class Settled(dict[str, Value]):
+    """Values by flag name that are decided already."""
+
+    def number(self, name: str) -> int:
+        value = self[name]
+        if not isinstance(value, int):
+            raise TypeError(f"{name} is {value!r}")
+        return value
+
+    def share(self, name: str) -> float:
+        value = self[name]
+        if not isinstance(value, int | float):
+            raise TypeError(f"{name} is {value!r}")
+        return float(value)
 
 
 @dataclass(frozen=True, slots=True)

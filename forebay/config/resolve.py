@@ -13,26 +13,23 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import cpu_flags
-from forebay.config import machine
+from forebay.config import kinds, machine
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
     Config,
     EngineConfig,
-    EvictionPolicy,
     KernelBackend,
-    Ledger,
+    KindOptions,
     MemoryOptions,
     SchedulePolicy,
     SchedulingOptions,
     ServerConfig,
     Setting,
-    StateOptions,
-    StateStrategy,
 )
-from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Value
+from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
-from forebay.config.rules import OPTIONAL, RULES, Decision, Facts, Settled, kv_cache_bytes, weight_bytes
+from forebay.config.rules import OPTIONAL, RULES, Facts, kv_cache_bytes, weight_bytes
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.families.checkpoint import open_checkpoint
@@ -43,15 +40,7 @@ from forebay.formats.weight_shapes import WeightShapes
 
 MAX_KEY_FILE_BYTES: Final = 1 << 16
 MIN_KEY_CHARS: Final = 8
-_ENUMS: Final = {
-    "cache_isolation": CacheIsolation,
-    "kernels": KernelBackend,
-    "quantization": Quantization,
-    "schedule_policy": SchedulePolicy,
-    "radix_eviction_policy": EvictionPolicy,
-    "ledger": Ledger,
-    "mamba_scheduler_strategy": StateStrategy,
-}
+_ENUMS: Final = {flag.name: type(flag.choices[0]) for flag in FLAGS if flag.choices}  # or plain text
 _REASONS: Final = {"flag": "the command line", "env": "the environment", "file": "the configuration file"}
 
 log = get_logger("config")
@@ -110,7 +99,7 @@ def resolve(
     _refuse_what_cannot_work(given, facts, settled)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
-    groups = {"types": CacheTypes, "memory": MemoryOptions, "scheduling": SchedulingOptions, "states": StateOptions}
+    groups = {"types": CacheTypes, "memory": MemoryOptions, "scheduling": SchedulingOptions, "kinds": KindOptions}
     return Config(
         engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in groups.items()}),
         server=_build(
@@ -164,7 +153,6 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
         # A stronger source may override the other spelling only where both come from different places.
         if written(first) and written(second) and given[first].source == given[second].source:
             clash(first, second, "both set the same thing: give one")
-    strategy = given["mamba_scheduler_strategy"].value
     if given["disable_radix_cache"].value is True:
         if written("schedule_policy") and given["schedule_policy"].value == SchedulePolicy.LPM:
             clash("disable_radix_cache", "schedule_policy", "longest prefix match needs the prefix cache")
@@ -172,10 +160,10 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
             clash("disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted")
         if written("cache_isolation"):
             clash("disable_radix_cache", "cache_isolation", "without the cache nothing is shared")
-        if strategy == StateStrategy.EXTRA_BUFFER:
-            clash("disable_radix_cache", "mamba_scheduler_strategy", "without the cache no state is tracked")
-    elif strategy == StateStrategy.NO_BUFFER and written("page_size") and given["page_size"].value != 1:
-        clash("mamba_scheduler_strategy", "page_size", "no_buffer keeps states at any length: give a page size of 1")
+    page_size = given["page_size"].value if written("page_size") else None
+    radix_cache = given["disable_radix_cache"].value is not True
+    for clashing in kinds.clashes(given["mamba_scheduler_strategy"].value, page_size, radix_cache=radix_cache):
+        clash(*clashing)
     over("context_length", "max_total_tokens", "one request could not fit: raise the second")
     over("page_size", "max_total_tokens", "not a single page fits")
     over("stall_timeout", "request_timeout", "the first could never be reached")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from forebay.base.toolchain import find_compiler
-from forebay.base.units import ceil_div, human_bytes
+from forebay.base.units import human_bytes
 from forebay.base.variants import VARIANTS
-from forebay.config.engine_config import CacheIsolation, KernelBackend, StateStrategy
-from forebay.config.flag import Value
+from forebay.config import kinds
+from forebay.config.engine_config import CacheIsolation, KernelBackend
+from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.families.model_config import ModelConfig
@@ -26,8 +27,6 @@ DEFAULT_KV_LIMIT_BYTES: Final = 4 << 30
 MIN_KV_BYTES: Final = 16 << 20
 # Several dozen slots of a small hybrid, a few of a large one; retractions are rare.
 HOST_LIMIT_BYTES: Final = 1 << 30
-# About a sentence: what a continued conversation computes again at most.
-TRACK_TOKENS: Final = 32
 # Beside 16 who decode, a step of the embedded model then takes about 12 ms on two cores, and prompts are read at nearly
 # the speed of longer chunks.
 MIXED_CHUNK_TOKENS: Final = 96
@@ -50,27 +49,6 @@ class Facts:
     cpu_flags: frozenset[str]
     kernel_cache: Path
     num_keys: int  # user and admin keys together
-
-
-class Decision(NamedTuple):
-    value: Value
-    reason: str
-
-
-class Settled(dict[str, Value]):
-    """Values by flag name that are decided already."""
-
-    def number(self, name: str) -> int:
-        value = self[name]
-        if not isinstance(value, int):
-            raise TypeError(f"{name} is {value!r}")
-        return value
-
-    def share(self, name: str) -> float:
-        value = self[name]
-        if not isinstance(value, int | float):
-            raise TypeError(f"{name} is {value!r}")
-        return float(value)
 
 
 Rule = Callable[[Facts, Settled], Decision]
@@ -133,27 +111,6 @@ def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
     if dtype == "float32" == _dtype(facts, settled).value:
         return Decision("bfloat16", "half of float32's bytes: only what is kept is rounded, sums are in float32")
     return Decision(dtype, "as --dtype; int8 halves bfloat16's bytes and rounds")
-
-
-def _mamba_ssm_dtype(facts: Facts, settled: Settled) -> Decision:
-    return Decision("float32", "rounding at every token adds up over a scan")
-
-
-def _mamba_scheduler_strategy(facts: Facts, settled: Settled) -> Decision:
-    if settled["disable_radix_cache"]:
-        return Decision(StateStrategy.NO_BUFFER.value, "without the prefix cache no state is kept")
-    return Decision(StateStrategy.EXTRA_BUFFER.value, "steps need not end where a state is kept")
-
-
-def _page_size(facts: Facts, settled: Settled) -> Decision:
-    if settled["mamba_scheduler_strategy"] == StateStrategy.NO_BUFFER and not settled["disable_radix_cache"]:
-        return Decision(1, "no_buffer keeps states at any length, and pages end where states do")
-    return Decision(16, "small enough to share short prefixes, large enough to keep page tables short")
-
-
-def _mamba_track_interval(facts: Facts, settled: Settled) -> Decision:
-    page = settled.number("page_size")
-    return Decision(ceil_div(TRACK_TOKENS, page) * page, "a state a sentence, in whole pages")
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
@@ -257,10 +214,7 @@ RULES: Final[dict[str, Rule]] = {
     "quantization": _quantization,
     "context_length": _context_length,
     "kv_cache_dtype": _kv_cache_dtype,
-    "mamba_ssm_dtype": _mamba_ssm_dtype,
-    "mamba_scheduler_strategy": _mamba_scheduler_strategy,
-    "page_size": _page_size,
-    "mamba_track_interval": _mamba_track_interval,
+    **kinds.RULES,
     "mem_fraction_static": _mem_fraction_static,
     "kv_cache_bytes": _modest_kv_cache_bytes,
     "retraction_host_bytes": _retraction_host_bytes,
@@ -277,7 +231,7 @@ RULES: Final[dict[str, Rule]] = {
 OPTIONAL: Final = {
     "chat_template": "the checkpoint's own",
     "max_total_tokens": "what the memory holds",
-    "max_mamba_cache_size": "by --mamba-full-memory-ratio, and no more than can be of use",
+    **kinds.OPTIONAL,
     "api_key": "none: only this machine can connect",
     "api_key_file": "none: only this machine can connect",
     "admin_api_key": "none: the admin routes are absent",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS, ABSENT_STRATEGIES
+from forebay.config import kinds
+from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS
 from forebay.config.engine_config import (
     CacheIsolation,
     EvictionPolicy,
     KernelBackend,
     Ledger,
     SchedulePolicy,
-    StateStrategy,
 )
 from forebay.config.flag import AUTO, BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag
 from forebay.formats.quantized import Quantization
@@ -26,7 +26,6 @@ MAX_COUNT: Final = 1 << 20  # that a limit of the server can be set to
 MODEL: Final = "model"
 MEMORY: Final = "memory and compute"
 SCHEDULING: Final = "scheduling"
-STATE: Final = "recurrent states and sliding windows"
 CACHE: Final = "prefix cache"
 HTTP: Final = "http"
 SECURITY: Final = "security"
@@ -167,83 +166,6 @@ _KV: Final = (
         choices=("bfloat16", "float32", "int8"),
         absent=ABSENT_KV_DTYPES,
         help="type of keys and values, not larger than --dtype; int8 has a scale per token and head",
-    ),
-)
-
-_STATE: Final = (
-    Flag(
-        name="mamba_ssm_dtype",
-        kind=TEXT,
-        default=AUTO,
-        group=STATE,
-        choices=("float32", "bfloat16"),
-        absent=ABSENT_DTYPES,
-        aliases=("--mamba-ssm-cache-dtype",),
-        help="type of the states that scans carry on",
-    ),
-    Flag(
-        name="mamba_scheduler_strategy",
-        kind=TEXT,
-        default=AUTO,
-        group=STATE,
-        choices=tuple(StateStrategy),
-        absent=ABSENT_STRATEGIES,
-        aliases=("--mamba-radix-cache-strategy",),
-        help="how states come into the prefix cache: extra_buffer tracks them in slots of its own, no_buffer ends "
-        "steps where one is wanted",
-    ),
-    Flag(
-        name="mamba_track_interval",
-        kind=COUNT,
-        default=AUTO,
-        group=STATE,
-        low=1,
-        high=MAX_TOKENS,
-        help="tokens between the states that a request tracks while it generates; whole pages",
-    ),
-    Flag(
-        name="anchor_interval",
-        kind=COUNT,
-        default=1024,
-        group=STATE,
-        low=1,
-        high=MAX_TOKENS,
-        help="tokens between the states kept of a long prompt, besides those where reuse is likely",
-    ),
-    Flag(
-        name="max_mamba_cache_size",
-        kind=COUNT,
-        default=AUTO,
-        group=STATE,
-        low=1,
-        high=1 << 24,
-        help="state slots, for running requests and the prefix cache together; raised to what the requests need",
-    ),
-    Flag(
-        name="mamba_full_memory_ratio",
-        kind=FLOAT,
-        default=0.9,
-        group=STATE,
-        low=0.01,
-        high=100.0,
-        help="memory of states to memory of KV",
-    ),
-    Flag(
-        name="swa_full_tokens_ratio",
-        kind=FLOAT,
-        default=0.8,
-        group=STATE,
-        low=0.01,
-        high=1.0,
-        help="tokens that sliding windows' KV holds to tokens that full KV holds",
-    ),
-    Flag(
-        name="retraction_host_bytes",
-        kind=BYTES,
-        default=AUTO,
-        group=STATE,
-        low=0,
-        help="memory for what retracted requests keep, such as 1GiB; 0: they compute everything again",
     ),
 )
 
@@ -506,7 +428,7 @@ _LOGGING: Final = (
     ),
 )
 
-FLAGS: Final = (*_MODEL, *_MEMORY, *_KV, *_STATE, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
+FLAGS: Final = (*_MODEL, *_MEMORY, *_KV, *kinds.FLAGS, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"  # `--config`: the file itself is no setting of it

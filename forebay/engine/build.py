@@ -28,7 +28,7 @@ from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import load, needs_of
 from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
-from forebay.pools.cache_spec import Per, cache_sizes
+from forebay.pools.cache_spec import cache_sizes
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.allocator import keep_freed_memory
 from forebay.runtime.graph_backends import Eager, graphs_for
@@ -77,7 +77,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     # A GPU runs beside the host by itself.
     beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
     core = EngineCore(
-        Scheduler(scheduler_config(config, budget, sizes, model.weight_bytes)),
+        Scheduler(scheduler_config(config, budget, model.weight_bytes)),
         beside,
         depth=config.scheduling.overlap_depth,
         vocab_size=checkpoint.config.vocab_size,
@@ -149,7 +149,7 @@ def _ready(
         load_seconds=load_seconds,
         report=report,
         pid=os.getpid(),
-        wants_resume_points=bool(budget.num_state_slots or budget.num_window_pages),
+        wants_resume_points=bool(budget.demand.kinds),
     )
 
 
@@ -174,11 +174,6 @@ def _report(
     allocated = Counter[str]()
     for region in runner.cache.regions():
         allocated[region.kind] += region.num_bytes
-    pools = (
-        ("KV cache", budget.kv_bytes, allocated[Per.TOKEN]),
-        ("window KV", budget.window_bytes, allocated[Per.WINDOW_TOKEN]),
-        ("recurrent states", budget.state_bytes, allocated[Per.SLOT]),
-    )
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
         ("model", "kernels", ops.name, f"{config.kernels} asked, {config.num_threads} threads"),
@@ -186,9 +181,9 @@ def _report(
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
         *(
-            ("memory", f"{name} allocated", human_bytes(actual), f"{human_bytes(planned)} planned")
-            for name, planned, actual in pools
-            if planned or actual
+            ("memory", f"{kind} cache allocated", human_bytes(allocated[kind]), f"{human_bytes(planned)} planned")
+            for kind, planned in budget.num_bytes.items()
+            if planned
         ),
         ("memory", "process", human_bytes(_resident_bytes()), "resident after warm-up"),
     ]

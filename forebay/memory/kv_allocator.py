@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from forebay.config.engine_config import Ledger
 from forebay.memory.slots import Slots
+
+KV: Final = "kv"  # the name of full KV among the kinds of cache
 
 
 class PagedKvAllocator(Slots):
@@ -13,7 +17,7 @@ class PagedKvAllocator(Slots):
     """
 
     def __init__(self, num_pages: int, page_size: int, *, ledger: Ledger = Ledger.RAISE) -> None:
-        super().__init__("kv", num_pages, ledger=ledger)
+        super().__init__(KV, num_pages, ledger=ledger)
         self.page_size = page_size
 
     @property

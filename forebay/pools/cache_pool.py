@@ -32,10 +32,10 @@ class WindowPages(Table):
 
 
 class CachePool:
-    """Three tables, by page, window page and state slot, with the columns of all layers; a layer knows its own number.
+    """By kind of cache a table of its pages or slots, with the columns of all layers; a layer knows its own number.
 
-    `num_pages`, `num_window_pages` and `num_slots` are without the padding page and slot. Where layers have windows,
-    which have fewer pages, `windows` says where a page's is.
+    `num_slots` are without the padding page or slot; of kinds that it does not name there is nothing else. Where layers
+    have windows, which have fewer pages, `windows` says where a page's is.
     """
 
     def __init__(
@@ -43,27 +43,29 @@ class CachePool:
         specs: Sequence[CacheSpec],
         types: CacheTypes,
         *,
-        num_pages: int,
         page_size: int,
-        num_window_pages: int = 0,
-        num_slots: int = 0,
+        num_slots: Mapping[str, int],
         device: torch.device | str,
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
-        self.num_pages, self.num_window_pages, self.num_slots = num_pages, num_window_pages, num_slots
         columns: dict[Per, dict[str, Column]] = {per: {} for per in Per}
         for layer, spec in enumerate(self.specs):
             for name, per, shape, dtype in spec.columns(types):
                 shape = shape if per is Per.SLOT else (page_size, *shape)
                 columns[per][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
-        counts = {Per.TOKEN: num_pages, Per.WINDOW_TOKEN: num_window_pages, Per.SLOT: num_slots}
-        self.tables = {per: Table(counts[per] + 1, columns=columns[per], device=device) for per in Per}
-        self.pages, self.window_pages, self.slots = self.tables.values()
-        self.windows = WindowPages(num_pages + 1, device=device) if num_window_pages else None
+        self.tables: dict[str, Table] = {
+            per: Table(num_slots.get(per, 0) + 1, columns=columns[per], device=device) for per in Per
+        }
+        num_pages = self.tables[Per.TOKEN].num_rows
+        self.windows = WindowPages(num_pages, device=device) if self.has(Per.WINDOW_TOKEN) else None
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
             of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}
             self._layers.append(_layer(spec, of))
+
+    def has(self, kind: str) -> bool:
+        """Whether there is more of it than padding."""
+        return self.tables[kind].num_rows > 1
 
     def _column(self, per: Per, name: str) -> Tensor:
         """By slot, or by location, wherever pages begin."""

@@ -16,14 +16,15 @@ from typing import NamedTuple
 
 from forebay.config.engine_config import CacheTypes
 from forebay.config.rules import ITEM_BYTES
+from forebay.memory.kinds.build import CacheSizes
 
 
 class Per(StrEnum):
-    """What a column has an entry for."""
+    """What a column has an entry for, by the name of the kind of cache that hands it out."""
 
-    TOKEN = "token"
-    WINDOW_TOKEN = "window token"  # of the last tokens only; the pages of older ones are given back
-    SLOT = "state slot"
+    TOKEN = "kv"
+    WINDOW_TOKEN = "window"  # of the last tokens only; the pages of older ones are given back
+    SLOT = "state"  # of a sequence
 
 
 class CacheColumn(NamedTuple):
@@ -112,16 +113,6 @@ def _kv(per: Per, types: CacheTypes, **shapes: tuple[int, int]) -> tuple[CacheCo
     if dtype == "int8":
         columns += [CacheColumn(f"{name}_scale", per, shape[:1], "float32") for name, shape in shapes.items()]
     return tuple(columns)
-
-
-class CacheSizes(NamedTuple):
-    """Bytes over all layers, for one token of full and of windowed KV, and for one state slot. `window` 0: no layer has
-    one; otherwise the widest, since the window pages of a token are kept or given back for all layers together."""
-
-    kv_bytes_per_token: int
-    window_bytes_per_token: int
-    state_bytes: int
-    window: int
 
 
 def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:

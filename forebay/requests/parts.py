@@ -19,10 +19,10 @@ I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 Pool = Literal[
-    "rows", "columns", "lengths", "pages", "locations", "window_pages", "window_locations", "slots", "tokens", "seqs"
+    "rows", "columns", "lengths", "kv", "kv locations", "window", "window locations", "state", "tokens", "seqs"
 ]
-"""What a number indexes: the rows and columns of the page table, KV lengths up to the longest, pages and locations in
-pages, state slots, the vocabulary, or the step's own sequences."""
+"""What a number indexes: the rows and columns of the page table, KV lengths up to the longest, the slots of a kind of
+cache or the locations of tokens in its pages, the vocabulary, or the step's own sequences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """What one step does, decided in full before anything runs.
 
 Lengths of columns: S sequences in the step, E tokens of those that are extends, T tokens of all, W row writes, M window
-page writes, N snapshots, C clears, D copies, P pages, Q window pages, K tokens that a request brings. As a
-pad W stands for the tokens of a padded sequence.
+page writes, N snapshots, C clears, D copies, K tokens that a request brings. As a pad W stands for the tokens of a
+padded sequence.
 """
 
 from __future__ import annotations
@@ -33,14 +33,16 @@ class Admission(Part, frozen=True, kw_only=True):
     num_prompt: int
 
 
-class Kept(Part, frozen=True, kw_only=True):
-    """What a request keeps on the device: the pages of its tokens in order, those window pages among them that are
-    there, in order, and its live state slot (NO_SLOT for none)."""
+class HostCopy(Part, frozen=True, kw_only=True):
+    """A request's copy in host memory: by kind of cache, the slots on the device that it is taken from or goes to, in
+    the order of its tokens."""
 
     request_id: int
-    pages: Annotated[I64, Column("P", "pages", least=1)]
-    window_pages: Annotated[I64, Column("Q", "window_pages", least=1)]
-    state_slot: int
+    slots: dict[str, I64]
+
+    def __post_init__(self) -> None:
+        for ids in self.slots.values():
+            ids.setflags(write=False)
 
 
 class RowWrites(Part, frozen=True, kw_only=True):
@@ -48,16 +50,16 @@ class RowWrites(Part, frozen=True, kw_only=True):
 
     write_rows: Annotated[I64, Column("W", "rows", device=np.int64)] = NO_IDS
     write_columns: Annotated[I64, Column("W", "columns", device=np.int64)] = NO_IDS
-    write_pages: Annotated[I64, Column("W", "pages", device=np.int32)] = NO_IDS
+    write_pages: Annotated[I64, Column("W", "kv", device=np.int32)] = NO_IDS
 
 
 class WindowWork(Part, frozen=True, kw_only=True):
     """A windowed layer has page `full_to_window[p]` for p, and its KV goes to `out_window_loc`. Before that
     `full_to_window[map_pages] = map_windows`."""
 
-    out_window_loc: Annotated[I64, Column("T", "window_locations", device=np.int64, pad=PAD)] = NO_IDS
-    map_pages: Annotated[I64, Column("M", "pages", least=1, device=np.int64)] = NO_IDS
-    map_windows: Annotated[I64, Column("M", "window_pages", device=np.int32)] = NO_IDS
+    out_window_loc: Annotated[I64, Column("T", "window locations", device=np.int64, pad=PAD)] = NO_IDS
+    map_pages: Annotated[I64, Column("M", "kv", least=1, device=np.int64)] = NO_IDS
+    map_windows: Annotated[I64, Column("M", "window", device=np.int32)] = NO_IDS
 
 
 class StateWork(Part, frozen=True, kw_only=True):
@@ -68,13 +70,13 @@ class StateWork(Part, frozen=True, kw_only=True):
     the step's first token, at most at its end) also goes to slot `snap_slots[j]`.
     """
 
-    state_slots: Annotated[I64, Column("S", "slots", device=np.int32, pad=PAD)] = NO_IDS
+    state_slots: Annotated[I64, Column("S", "state", device=np.int32, pad=PAD)] = NO_IDS
     snap_seqs: Annotated[I64, Column("N", "seqs")] = NO_IDS
     snap_lens: Annotated[I64, Column("N", "lengths")] = NO_IDS
-    snap_slots: Annotated[I64, Column("N", "slots", least=1, device=np.int32)] = NO_IDS
-    clears: Annotated[I64, Column("C", "slots", least=1, device=np.int64)] = NO_IDS
-    copy_src: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NO_IDS
-    copy_dst: Annotated[I64, Column("D", "slots", least=1, device=np.int64)] = NO_IDS
+    snap_slots: Annotated[I64, Column("N", "state", least=1, device=np.int32)] = NO_IDS
+    clears: Annotated[I64, Column("C", "state", least=1, device=np.int64)] = NO_IDS
+    copy_src: Annotated[I64, Column("D", "state", least=1, device=np.int64)] = NO_IDS
+    copy_dst: Annotated[I64, Column("D", "state", least=1, device=np.int64)] = NO_IDS
 
 
 KIND_PARTS: Final[Mapping[str, tuple[str, type[Part]]]] = {
@@ -85,12 +87,12 @@ KIND_PARTS: Final[Mapping[str, tuple[str, type[Part]]]] = {
 
 
 class HostWork(Part, frozen=True, kw_only=True):
-    """`saves` are copies to host memory, under the request's id, of what retracted requests kept; `drops` host copies
-    that nobody will want again, if there are such; `loads` host copies that go back into new places, and are gone."""
+    """`saves` are copies of what retracted requests had, made in host memory under the request's id; `drops` those that
+    nobody will want again, if there are such; `loads` those that go back into new slots, and are gone."""
 
-    saves: tuple[Kept, ...] = ()
+    saves: tuple[HostCopy, ...] = ()
     drops: tuple[int, ...] = ()
-    loads: tuple[Kept, ...] = ()
+    loads: tuple[HostCopy, ...] = ()
 
 
 class StepPlan(Part, frozen=True, kw_only=True):
@@ -111,7 +113,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     rows: Annotated[I64, Column("S", "rows", device=np.int32, device_name="req_pool_indices", pad=PAD)]
     q_lens: Annotated[I64, Column("S")]
     seq_lens: Annotated[I64, Column("S", "lengths", device=np.int32, pad="W")]  # after the step
-    out_cache_loc: Annotated[I64, Column("T", "locations", device=np.int64, pad=PAD)]
+    out_cache_loc: Annotated[I64, Column("T", "kv locations", device=np.int64, pad=PAD)]
     input_ids: Annotated[I64, Column("E", "tokens", device=np.int64)]
     sample_mask: Annotated[Mask, Column("S")]
     writes: RowWrites = RowWrites()

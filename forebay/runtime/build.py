@@ -40,10 +40,8 @@ def build_runner(
     cache = CachePool(
         model.cache_specs(),
         types,
-        num_pages=sizes.num_pages,
         page_size=sizes.page_size,
-        num_window_pages=sizes.num_window_pages,
-        num_slots=sizes.num_state_slots,
+        num_slots=sizes.num_slots,
         device=device,
     )
     rows = RequestRows(sizes.max_running_requests, ceil_div(sizes.context_length, sizes.page_size), device=device)

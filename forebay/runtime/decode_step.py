@@ -10,26 +10,21 @@ from typing import Final
 
 import torch
 
-from forebay.memory.slots import PAD
-from forebay.ops.recurrence import StateBatch
 from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Forward, GreedyTokens, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.kinds import TRACKED, of_decodes
 from forebay.runtime.plan_columns import padded
 
 _WIDTH: Final = 1  # tokens per row
 
 
 class DecodeInputs(Table):
-    """What differs from step to step. A padded row is request row 0 with W tokens, whose KV goes to page 0.
+    """What differs from step to step. A padded row is request row 0 with W tokens, whose KV goes to page 0."""
 
-    The field's `mamba_track_mask` is where `mamba_track_indices` is not PAD: one fact, one column.
-    """
-
-    declared = padded("S", "T")
+    declared = {**padded("S", "T"), **TRACKED}
     positions = Column(torch.int64, pad=0)
-    mamba_track_indices = Column(torch.int32, pad=PAD)  # where the state goes too, PAD for nowhere
 
 
 class DecodeStep:
@@ -43,14 +38,8 @@ class DecodeStep:
         n = inputs.num_rows
         q_start = self._counts[: n + 1]
         input_ids = self._forward.ops.gather(self._forward.rows.last_tokens, inputs["req_pool_indices"])
-        states = StateBatch(
-            slots=inputs["state_slots"],
-            q_start=q_start,
-            snap_start=q_start,
-            snap_ends=self._counts[1 : n + 1],
-            snap_slots=inputs.mamba_track_indices,
-        )
-        return self._forward.decode(StepTokens.of(inputs, input_ids=input_ids, q_start=q_start, states=states))
+        kinds = of_decodes(inputs, q_start)
+        return self._forward.decode(StepTokens.of(inputs, input_ids=input_ids, q_start=q_start, kinds=kinds))
 
 
 def decode_runner(

@@ -13,11 +13,11 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from forebay.ops.recurrence import StateBatch
 from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.kinds import captures_prompts, of_prompts
 from forebay.runtime.plan_columns import padded
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
@@ -77,22 +77,18 @@ class ExtendInputs:
 class ExtendStep:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        nothing = torch.empty(0, dtype=torch.int32, device=forward.rows.last_tokens.device)
-        self._no_states = StateBatch(
-            slots=nothing, q_start=nothing, snap_start=nothing, snap_ends=nothing, snap_slots=nothing
-        )
+        self._nothing = torch.empty(0, dtype=torch.int32, device=forward.rows.last_tokens.device)
 
     def __call__(self, inputs: ExtendInputs) -> HiddenStates:
-        q_start = inputs.sequences.q_start
-        return self._forward.hidden(StepTokens.of(inputs, q_start=q_start, states=self._no_states))
+        kinds = of_prompts(inputs, self._nothing)
+        return self._forward.hidden(StepTokens.of(inputs, q_start=inputs.sequences.q_start, kinds=kinds))
 
 
 def extend_runner(
     forward: Forward, *, max_num_tokens: int, backend: GraphBackend
 ) -> GraphRunner[ExtendInputs, HiddenStates]:
-    """For models whose layers keep no recurrent states: how many snapshots a step takes of those has no bound."""
     rows, cache = forward.rows, forward.cache
-    assert cache.num_slots == 0, "the model keeps recurrent states"
+    assert captures_prompts(cache), "the shape of a step with prompts is not fixed"
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device

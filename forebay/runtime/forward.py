@@ -5,8 +5,8 @@ Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Protocol, Self
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
 
 from torch import Tensor
 
@@ -14,19 +14,14 @@ from forebay.layers.context import ForwardContext
 from forebay.models.model import Model
 from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
-from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
-
-
-class Columns(Protocol):
-    def __getitem__(self, name: str, /) -> Tensor: ...
+from forebay.runtime.kinds import Columns, KindTokens, of_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTokens:
-    """The tokens of all sequences, one sequence after the other, on the device. `out_window_loc` and the states are
-    empty where no layer keeps such."""
+    """The tokens of all sequences, one sequence after the other, on the device."""
 
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -34,8 +29,7 @@ class StepTokens:
     q_start: Tensor  # [S + 1] int32
     seq_lens: Tensor  # [S] int32
     out_cache_loc: Tensor  # [T] int64
-    out_window_loc: Tensor  # [T] int64
-    states: StateBatch
+    kinds: KindTokens
 
     @classmethod
     def of(cls, columns: Columns, **others: Any) -> Self:
@@ -64,7 +58,7 @@ class Forward:
 
     def context(self, tokens: StepTokens) -> ForwardContext:
         """What the layers are told of a step."""
-        full = window = PagedKv(
+        full = PagedKv(
             page_table=self.rows.req_to_token,
             rows=tokens.req_pool_indices,
             q_start=tokens.q_start,
@@ -72,11 +66,8 @@ class Forward:
             page_size=self.cache.page_size,
             out_cache_loc=tokens.out_cache_loc,
         )
-        if (windows := self.cache.windows) is not None:
-            window = replace(full, out_cache_loc=tokens.out_window_loc, page_map=windows.full_to_window)
-        return ForwardContext(
-            positions=tokens.positions, full=full, window=window, states=tokens.states, cache=self.cache
-        )
+        others = of_layers(self.cache, full, tokens.kinds)
+        return ForwardContext(positions=tokens.positions, full=full, cache=self.cache, **others)
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:
         """Of each token, and whether it is a number at all."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -10,9 +10,8 @@ from torch import Tensor
 from forebay.pools.cache_pool import CachePool
 from forebay.requests.step_plan import StepPlan
 
-Places = tuple[Tensor, ...]
-"""Where a request's part of the caches lies in each of the pool's tables, in their order: pages in the order of its
-tokens, and its slot or none. int64."""
+Places = Mapping[str, Tensor]
+"""Where a request's part of the caches lies: by kind of cache the rows of its table, int64, in the order of tokens."""
 
 
 class NoHostCopy(Exception):
@@ -28,8 +27,8 @@ class HostCopies:
 
     def check(self, plan: StepPlan) -> None:
         """Raise NoHostCopy for a load of nothing."""
-        there = (self._copies.keys() | {kept.request_id for kept in plan.host.saves}) - set(plan.host.drops)
-        missing = sorted({kept.request_id for kept in plan.host.loads} - there)
+        there = (self._copies.keys() | {copy.request_id for copy in plan.host.saves}) - set(plan.host.drops)
+        missing = sorted({copy.request_id for copy in plan.host.loads} - there)
         if missing:
             raise NoHostCopy(f"requests {missing} have no copy on the host; requests {sorted(there)} have")
 
@@ -61,8 +60,7 @@ def load_cpu_copy(cache: CachePool, copy: tuple[Tensor, ...], places: Places) ->
 
 
 def _parts(cache: CachePool, places: Places) -> Iterator[tuple[Tensor, Tensor]]:
-    by_table = zip(cache.tables.values(), places, strict=True)
-    return ((tensor, at) for table, at in by_table for tensor in table.tensors)
+    return ((tensor, at) for kind, at in places.items() for tensor in cache.tables[kind].tensors)
 
 
 def _to_host(tensor: Tensor) -> Tensor:

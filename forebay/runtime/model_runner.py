@@ -21,13 +21,14 @@ from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Admission, StateWork, StepPlan, StepResult, TokenLogprob, WindowWork
+from forebay.requests.step_plan import KIND_PARTS, Admission, StepPlan, StepResult, TokenLogprob
 from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.decode_step import DecodeInputs, decode_runner
 from forebay.runtime.extend_step import ExtendInputs, extend_runner
 from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.kinds import captures_prompts, check_kinds
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties
@@ -129,28 +130,27 @@ class ModelRunner:
         self._vocab_size = vocab_size
         self._bounds = PoolBounds(
             num_rows=rows.num_rows,
-            num_pages=cache.num_pages + 1,
             pages_per_row=rows.req_to_token.shape[1],
             page_size=cache.page_size,
             vocab_size=vocab_size,
-            num_window_pages=cache.num_window_pages + 1,
-            num_slots=cache.num_slots + 1,
+            num_slots={kind: table.num_rows for kind, table in cache.tables.items()},
         )
         self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
         self._forward = Forward(model, ops, rows, cache)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
         self.extend: GraphRunner[ExtendInputs, HiddenStates] | None = None  # None: steps with prompts are not captured
-        if graphs.captures_prompts and cache.num_slots == 0:
+        if graphs.captures_prompts and captures_prompts(cache):
             self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Carry the plan out in its order: copies to the host, admissions and writes, states, copies from the host, the
-        model, the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
+        """Carry the plan out in its order: copies to the host, admissions and writes, copies from the host, the model,
+        the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
         """
         self._bounds.check(plan)
+        check_kinds(plan)
         if plan.host.loads:
             self.inputs.copies.check(plan)
         for admission in plan.admissions:
@@ -205,16 +205,17 @@ class ModelRunner:
         the padding slot."""
         q_len = length if num_extends else 1
         lengths, no_tokens = {"S": 1, "T": q_len, "W": q_len}, np.empty(0, dtype=np.int32)
+        by_kind = {kind: (field, part(**part.padding(lengths))) for kind, (field, part) in KIND_PARTS.items()}
+        parts: dict[str, Any] = dict(part for kind, part in by_kind.items() if self.cache.has(kind))
         return StepPlan(
             step=step,
             num_extends=num_extends,
             q_lens=np.full(1, q_len, dtype=np.int64),
             input_ids=np.zeros(q_len * num_extends, dtype=np.int64),
             sample_mask=np.ones(1, dtype=np.bool_),
-            windows=WindowWork(**WindowWork.padding(lengths)) if self.cache.windows is not None else WindowWork(),
-            states=StateWork(**StateWork.padding(lengths)) if self.cache.num_slots else StateWork(),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
             **StepPlan.padding(lengths),
+            **parts,
         )
 
     def _hidden(self, plan: StepPlan, inputs: Sections) -> HiddenStates:

@@ -1,8 +1,8 @@
 """A step's plan on its way to the device.
 
 Shape letters: S sequences, T tokens, N sequences that sample, D of them that draw (are not greedy), L of them that want
-log-probabilities, A admissions, X positions of prompts whose log-probabilities are wanted, K snapshots, H pages and
-slots that are saved to the host or loaded from there.
+log-probabilities, A admissions, X positions of prompts whose log-probabilities are wanted, H pages and slots that are
+saved to the host or loaded from there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import NO_SLOT, PAD, Ids
-from forebay.ops.recurrence import StateBatch
+from forebay.memory.slots import Ids
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
-from forebay.requests.step_plan import Admission, Kept, StepPlan
+from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.extend_step import ExtendInputs
 from forebay.runtime.forward import StepTokens
 from forebay.runtime.host_copies import HostCopies, Places
+from forebay.runtime.kinds import DERIVED, arrays_of_kinds, change_kinds, of_step
 from forebay.runtime.packing import Array, Packing, Sections
 from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
 
@@ -36,17 +36,14 @@ _DERIVED: Final = {
     "drawing": torch.int64,  # [D], which of the N
     "reporting": torch.int64,  # [L], which of the N
     "targets": torch.int64,  # [X]: the token whose log-probability is wanted
-    "snap_start": torch.int32,  # [S + 1]
-    "snap_ends": torch.int32,  # [K], which of the T, exclusive
-    "mamba_track_indices": torch.int32,  # [S], of a step that only decodes
-    "kept": torch.int64,  # [H]: of each save, then of each load, its pages, its window pages, its slot
+    "copied": torch.int64,  # [H]: of each save, then of each load, what it has of each kind of cache
     "admit_rows": torch.int64,  # [A]
     **{
         name: torch.float64 if column.dtype.is_floating_point else torch.int64
         for name, column in SamplingRows.declared.items()
     },  # [A] each
 }
-_SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED
+_SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED | DERIVED
 
 # A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
 _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.values())
@@ -67,21 +64,20 @@ class StepInputs:
         arrays = dict(zip(ON_DEVICE, arrays_of(plan), strict=True))
         arrays |= {"sample_rows": sample_rows, "drawing": drawing, "reporting": reporting, "targets": targets}
         arrays |= _of_decodes(plan) if plan.num_extends == 0 else _of_extends(plan)
-        if len(plan.states.state_slots):
-            arrays |= _of_states(plan, arrays["q_start"])
+        arrays |= arrays_of_kinds(plan, arrays["q_start"])
         if plan.admissions:
             arrays |= _of_admissions(plan.admissions)
-        kept = (*plan.host.saves, *plan.host.loads)
-        if kept:
-            arrays["kept"] = np.concatenate([ids for one in kept for ids in _ids(one)])
+        copies = (*plan.host.saves, *plan.host.loads)
+        if copies:
+            arrays["copied"] = np.concatenate([ids for copy in copies for ids in copy.slots.values()])
         sections = self._packing.send(arrays)
-        self._change(plan, sections, _places(kept, sections["kept"]) if kept else [])
+        self._change(plan, sections, _places(copies, sections["copied"]) if copies else [])
         return sections
 
     def _change(self, plan: StepPlan, sections: Sections, places: list[Places]) -> None:
         """All that comes before the model, in the order that `StepPlan` says. `places` are those of saves and loads."""
-        for kept, at in zip(plan.host.saves, places, strict=False):
-            self.copies.save(kept.request_id, at)
+        for copy, place in zip(plan.host.saves, places, strict=False):
+            self.copies.save(copy.request_id, place)
         for request_id in plan.host.drops:
             self.copies.drop(request_id)
         if "write_rows" in sections:
@@ -91,25 +87,13 @@ class StepInputs:
             for name in SamplingRows.declared:
                 column = self._rows[name]
                 column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
-        if self._cache.windows is not None and "map_pages" in sections:
-            self._cache.windows.full_to_window.index_copy_(0, sections["map_pages"], sections["map_windows"])
-        if "clears" in sections:
-            self._cache.slots.reset_rows(sections["clears"])
-        if "copy_src" in sections:
-            self._cache.slots.copy_rows(sections["copy_src"], sections["copy_dst"])
-        for kept, at in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
-            self.copies.load(kept.request_id, at)
+        change_kinds(self._cache, sections)
+        for copy, place in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
+            self.copies.load(copy.request_id, place)
 
     def tokens(self, plan: StepPlan, sections: Sections) -> StepTokens:
         """What the model is given in a step of any shape."""
-        states = StateBatch(
-            slots=sections["state_slots"],
-            q_start=sections["q_start"],
-            snap_start=sections["snap_start"],
-            snap_ends=sections["snap_ends"],
-            snap_slots=sections["snap_slots"],
-        )
-        return StepTokens.of(sections, input_ids=self._input_ids(plan, sections), states=states)
+        return StepTokens.of(sections, input_ids=self._input_ids(plan, sections), kinds=of_step(sections))
 
     def extend_columns(self, plan: StepPlan, sections: Sections) -> dict[str, Tensor]:
         """What `ExtendInputs` has a source for."""
@@ -143,30 +127,12 @@ def _of_extends(plan: StepPlan) -> dict[str, Array]:
     }
 
 
-def _of_states(plan: StepPlan, q_start: Array) -> dict[str, Array]:
-    """Snapshots as the ops take them. In a step that only decodes a sequence has one at most."""
-    seqs, snap_start = plan.states.snap_seqs, np.zeros(plan.num_seqs + 1, dtype=np.int64)
-    arrays: dict[str, Array] = {"snap_start": snap_start}
-    if plan.num_extends == 0:
-        arrays["mamba_track_indices"] = tracked = np.full(plan.num_seqs, PAD, dtype=np.int64)
-        tracked[seqs] = plan.states.snap_slots
-    if len(seqs):
-        np.cumsum(np.bincount(seqs, minlength=plan.num_seqs), out=snap_start[1:])
-        arrays["snap_ends"] = q_start[1:][seqs] - (plan.seq_lens[seqs] - plan.states.snap_lens)
-    return arrays
-
-
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:
     return {"admit_rows": np.array([admission.row for admission in admissions])} | {
         name: np.array([getattr(admission.params, name) for admission in admissions]) for name in SamplingRows.declared
     }
 
 
-def _ids(kept: Kept) -> tuple[Ids, Ids, Ids]:
-    slots = [kept.state_slot] if kept.state_slot != NO_SLOT else []
-    return kept.pages, kept.window_pages, np.array(slots, dtype=np.int64)
-
-
-def _places(kept: Sequence[Kept], ids: Tensor) -> list[Places]:
-    parts = torch.split(ids, [len(part) for one in kept for part in _ids(one)])
-    return [parts[i : i + 3] for i in range(0, len(parts), 3)]
+def _places(copies: Sequence[HostCopy], ids: Tensor) -> list[Places]:
+    parts = iter(torch.split(ids, [len(part) for copy in copies for part in copy.slots.values()]))
+    return [{kind: next(parts) for kind in copy.slots} for copy in copies]

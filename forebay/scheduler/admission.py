@@ -106,12 +106,12 @@ class AdmissionPass:
             for req in self._in_order(candidates):
                 if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
                     break
-                num_kept = held.kept.num_tokens(req.id)
-                if (num_kept or req.resume_after) and held.computes_for(req):
+                offloaded = held.offloaded.num_tokens(req.id) > 0
+                if (offloaded or req.resume_after) and held.computes_for(req):
                     continue
                 with blamed_on(req):
-                    match = no_match(MissReason.NONE) if num_kept else held.match(req)
-                    if not num_kept and self._follows(req, match.num_tokens):
+                    match = no_match(MissReason.NONE) if offloaded else held.match(req)
+                    if not offloaded and self._follows(req, match.num_tokens):
                         continue
                     report = self._admit(req, match, waiting)
                     if report is None:
@@ -142,7 +142,7 @@ class AdmissionPass:
         held = self._held
         differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.namespace, req.author)
         return CacheReport(
-            cached_tokens=held.kept.num_tokens(req.id) or match.num_tokens,
+            cached_tokens=held.offloaded.num_tokens(req.id) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
             resumable=dict(match.resumable or held.nowhere),

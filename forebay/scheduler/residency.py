@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +19,8 @@ from forebay.memory.radix_node import Adoption, Match, Pin, no_match
 from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
-from forebay.requests.step_plan import Kept, StepPlan
-from forebay.scheduler.kept import KeptOnHost
+from forebay.requests.step_plan import HostCopy, StepPlan
+from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.step_draft import StepDraft
 
 
@@ -35,7 +34,7 @@ class Residencies:
     def __init__(self, config: SchedulerConfig) -> None:
         self.page_size = config.page_size
         self.kv = PagedKvAllocator(config.num_pages, config.page_size, ledger=config.ledger)
-        self.kept = KeptOnHost(config.state)
+        self.offloaded = Offloaded(config.kinds)
         self.rows = make_rows(config)
         self.kinds = make_kinds(config, self.rows)
         self.nowhere = {kind.name: 0 for kind in self.kinds}  # where each can be resumed when nothing is found
@@ -87,8 +86,8 @@ class Residencies:
         self.cache.unpin(pin)
 
     def computes_for(self, req: Request) -> bool:
-        """Whether a step in flight still computes for a request that waits, or copies to the host what it keeps."""
-        made_by = self.kept.made_by(req.id)
+        """Whether a step in flight still computes for a request that waits, or copies to the host what it had."""
+        made_by = self.offloaded.made_by(req.id)
         return req.resume_after > self.steps.committed or self.steps.committed < made_by <= self.steps.launched
 
     @property
@@ -101,8 +100,8 @@ class Residencies:
 
     def admit(self, req: Request, match: Match, pin: Pin, num_pages: int, branches: Iterable[int] = ()) -> None:
         """Give the request a row, the `num_pages` that its known tokens still need and what else it needs, all or
-        nothing; the pin is then its own. A request that was kept on the host goes on from there. `branches` are lengths
-        at which other prompts part from its own.
+        nothing; the pin is then its own. A request that was offloaded goes on from its host copy. `branches` are
+        lengths at which other prompts part from its own.
 
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
         """
@@ -119,32 +118,30 @@ class Residencies:
             self.unpin(pin, match)
             raise
         req.held = held
-        num_kept = self.kept.num_tokens(req.id)
+        num_loaded = self.offloaded.num_tokens(req.id)
         self.table.move_in(
             held,
             max_kv_len=req.max_kv_len,
-            kv_len=num_kept or match.num_tokens,
+            kv_len=num_loaded or match.num_tokens,
             kv_committed=match.num_tokens,  # what comes back from the host is there when its step has completed
         )
         self.draft.write_row(held.row, 0, np.concatenate([match.pages, pages]))
         if self.kinds:
-            arrival = Arrival(req.num_prompt, num_kept > 0, req.resume_points, branches)
+            arrival = Arrival(req.num_prompt, num_loaded > 0, req.resume_points, branches)
             for kind in self.kinds:
                 kind.admit(held, arrival, self.draft)
-        if num_kept:
-            self.kept.load(self._what_is_kept(held), self.draft)
+        if num_loaded:
+            self.offloaded.load(self._host_copy(held), self.draft)
 
-    def _what_is_kept(self, held: Residency) -> Kept:
-        """The places of what layers keep of the request's first `kv_len` tokens."""
+    def _host_copy(self, held: Residency) -> HostCopy:
+        """Of all that layers keep of the request's first `kv_len` tokens."""
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        places: dict[str, Any] = {"window_pages": NO_IDS, "state_slot": NO_SLOT}
-        for kind in self.kinds:
-            places |= kind.places(held, pages)
-        return Kept(request_id=held.id, pages=pages, **places)
+        slots = {kind.name: kind.slots_with(held, pages) for kind in self.kinds}
+        return HostCopy(request_id=held.id, slots={self.kv.name: pages, **slots})
 
-    def keep(self, held: Residency) -> bool:
+    def offload(self, held: Residency) -> bool:
         """Copy what a request that is about to leave has on the device to the host, if that is worth it."""
-        return self.kept.save(self._what_is_kept(held), held.kv_len, self.draft)
+        return self.offloaded.save(self._host_copy(held), held.kv_len, self.draft)
 
     def slide(self, extending: Iterable[Request]) -> None:
         """Before chunks are cut: let go of what the chunks before have left behind."""
@@ -322,7 +319,7 @@ class Residencies:
 
     def _draft_anew(self, void: Sequence[StepPlan], committed: int) -> None:
         """What the steps of `void` were to do, and what was decided since, does not count."""
-        drops = self.kept.start_over([*(plan.host for plan in void), self.draft], committed)
+        drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)
         self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
 
     def clear(self, void: Sequence[StepPlan]) -> None:

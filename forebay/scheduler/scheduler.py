@@ -128,7 +128,7 @@ class Scheduler(Queues):
         """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper
         way to have it again; what else of it the cache has stays there as long as there is room."""
         self.remove(req)
-        if not req.wants_prompt_logprobs and self.held.keep(req.residency):
+        if not req.wants_prompt_logprobs and self.held.offload(req.residency):
             self.counters["retractions_kept"] += 1
         req.num_retractions += 1
         self.set_back(req)
@@ -295,7 +295,7 @@ class Scheduler(Queues):
         if was is Status.WAITING:
             self.waiting.remove(req)
             self.num_waiting_tokens -= len(req.tokens)
-            self.held.kept.drop(req.id, self.held.draft)
+            self.held.offloaded.drop(req.id, self.held.draft)
             return update
         self.remove(req, was)
         if reason is not FinishReason.ERROR and self.held.is_finishing(req):

@@ -14,7 +14,7 @@ from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk
-from forebay.requests.step_plan import KIND_PARTS, Admission, HostWork, Kept, RowWrites, StepPlan
+from forebay.requests.step_plan import KIND_PARTS, Admission, HostCopy, HostWork, RowWrites, StepPlan
 
 
 class StepDraft(Draft):
@@ -23,8 +23,8 @@ class StepDraft(Draft):
     def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
         super().__init__(step, rows)
         self.chunks: list[Chunk] = []
-        self.saves: list[Kept] = []
-        self.loads: list[Kept] = []
+        self.saves: list[HostCopy] = []
+        self.loads: list[HostCopy] = []
         self.drops = list(drops)
 
     def freeze(self, decodes: Ids, admitted: Sequence[Request], table: RowTable, kinds: Sequence[Kind]) -> StepPlan:

@@ -24,18 +24,12 @@ class CachedDetails(TypedDict):
     cached_tokens: int
 
 
-class Matched(TypedDict):
-    kv: int
-    window: NotRequired[int]
-    state: NotRequired[int]
-
-
 class CacheUsage(TypedDict):
-    """What the prefix cache did for the request."""
+    """What the prefix cache did for the request; `matched_tokens` by kind of cache, `kv` first."""
 
     cached_tokens: int
     miss_reason: str
-    matched_tokens: Matched
+    matched_tokens: dict[str, int]
     differs: dict[str, Any] | None
 
 

@@ -39,7 +39,7 @@ def test_more_requests_than_a_gpu_has_by_default_are_not_all_captured() -> None:
 
 def test_what_retracted_requests_keep_is_in_the_host_s_memory() -> None:
     small_host = Survey(memory=lambda: Amount(2 * GB, "available"), gpu=H100.gpu)
-    assert resolve({"device": "cuda"}, survey=small_host).engine.states.retraction_host_bytes == GB // 2
+    assert resolve({"device": "cuda"}, survey=small_host).engine.kinds.retraction_host_bytes == GB // 2
 
 
 def test_without_a_gpu_cuda_is_refused() -> None:

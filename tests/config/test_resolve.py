@@ -108,8 +108,8 @@ def test_a_context_longer_than_the_cache_may_be_is_cut_and_says_so() -> None:
 
 def test_states_are_tracked_in_slots_of_their_own_only_beside_a_prefix_cache() -> None:
     """C18."""
-    assert resolve().engine.states.strategy is StateStrategy.EXTRA_BUFFER
-    assert resolve({"disable_radix_cache": True}).engine.states.strategy is StateStrategy.NO_BUFFER
+    assert resolve().engine.kinds.strategy is StateStrategy.EXTRA_BUFFER
+    assert resolve({"disable_radix_cache": True}).engine.kinds.strategy is StateStrategy.NO_BUFFER
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_without_buffer_a_page_size_that_nobody_wrote_is_one(flags: dict[str, An
 
 @pytest.mark.parametrize(("page_size", "interval"), [(1, 32), (16, 32), (24, 48), (64, 64)])
 def test_a_state_is_tracked_every_few_whole_pages(page_size: int, interval: int) -> None:
-    assert resolve({"page_size": page_size}).engine.states.track_interval == interval
+    assert resolve({"page_size": page_size}).engine.kinds.track_interval == interval
 
 
 def test_a_track_interval_inside_a_page_is_refused_with_the_next_that_is_not() -> None:
@@ -322,5 +322,5 @@ def test_a_kv_cache_that_memory_cannot_hold_is_refused_at_the_start() -> None:
 
 def test_retracted_requests_keep_little_by_default_and_nothing_when_told() -> None:
     """C26."""
-    assert 0 < resolve().engine.states.retraction_host_bytes <= 1 << 30
-    assert resolve({"retraction_host_bytes": 0}).engine.states.retraction_host_bytes == 0
+    assert 0 < resolve().engine.kinds.retraction_host_bytes <= 1 << 30
+    assert resolve({"retraction_host_bytes": 0}).engine.kinds.retraction_host_bytes == 0

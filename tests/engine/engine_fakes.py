@@ -16,11 +16,11 @@ from forebay.config.engine_config import (
     CacheTypes,
     EngineConfig,
     KernelBackend,
+    KindOptions,
     Ledger,
     MemoryOptions,
     SchedulerConfig,
     SchedulingOptions,
-    StateOptions,
 )
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
@@ -53,13 +53,13 @@ CONFIG = EngineConfig(
         max_queued_tokens=4096,
         ledger=Ledger.RAISE,
     ),
-    states=StateOptions(track_interval=16, anchor_interval=64),
+    kinds=KindOptions(track_interval=16, anchor_interval=64),
 )
 
 
 def changed(config: EngineConfig = CONFIG, **values: Any) -> EngineConfig:
     """With other values, each in the group that has it."""
-    for name in ("memory", "scheduling", "states"):
+    for name in ("memory", "scheduling", "kinds"):
         group = getattr(config, name)
         mine = {field.name: values.pop(field.name) for field in fields(group) if field.name in values}
         config = replace(config, **{name: replace(group, **mine)})

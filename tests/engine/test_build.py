@@ -17,10 +17,10 @@ from forebay.engine.build import build_engine
 from tests.models.tiny import make_tiny, shared_tiny
 
 KINDS = {
-    "falcon_h1": ["KV cache", "recurrent states"],
-    "mamba2": ["recurrent states"],
-    "lfm3": ["KV cache", "window KV", "recurrent states"],
-    "deepseek_v3": ["KV cache"],
+    "falcon_h1": ["kv cache", "state cache"],
+    "mamba2": ["state cache"],
+    "lfm3": ["kv cache", "window cache", "state cache"],
+    "deepseek_v3": ["kv cache"],
 }
 
 

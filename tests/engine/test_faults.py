@@ -56,8 +56,8 @@ class Engine:
     def __init__(self, asked: SchedulerConfig, *, num_requests: int = 12, seed: int = 0) -> None:
         rng = random.Random(seed)
         self.scheduler = Scheduler(replace(asked, ledger=Ledger.COUNT))
-        windows = asked.state.window if asked.state.num_window_pages else 0
-        self.model = HashModel(vocab=VOCAB, window=windows, recurrent=asked.state.num_slots > 0)
+        windows = asked.kinds.window if asked.kinds.num_window_pages else 0
+        self.model = HashModel(vocab=VOCAB, window=windows, recurrent=asked.kinds.num_slots > 0)
         self.runner = HashRunner(asked, Pools.of(self.scheduler.held), self.model, salt=lambda i: salt_of(""))
         self.now = 0.0
         self.core = EngineCore(

@@ -123,7 +123,7 @@ def test_one_set_of_parameters_per_prompt_or_one_for_all(llm: LLM) -> None:
 
 def test_the_report_shows_the_sum_and_what_became_of_it(llm: LLM) -> None:
     items = {(section, item) for section, item, _, _ in llm.info.report}
-    assert {("model", "weights"), ("memory", "KV pages"), ("memory", "KV cache allocated")} <= items
+    assert {("model", "weights"), ("memory", "KV pages"), ("memory", "kv cache allocated")} <= items
     assert llm.info.max_running_requests == 4
 
 

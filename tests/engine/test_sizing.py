@@ -37,38 +37,32 @@ def test_8_bit_kv_takes_a_byte_per_entry_and_a_scale_per_head() -> None:
 
 def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() -> None:
     sizes = cache_sizes(SPECS, LARGE.types)
-    demand = memory_demand(LARGE, sizes, 100)
-    budget = divide_memory(demand)
-    limits = scheduler_config(LARGE, budget, sizes, weight_bytes=1 << 20)
+    budget = divide_memory(memory_demand(LARGE, sizes, 100))
+    limits = scheduler_config(LARGE, budget, weight_bytes=1 << 20)
     assert limits.context_length == 100
     assert (limits.num_pages, limits.max_running_requests) == (budget.num_pages, budget.max_running_requests)
-    state = limits.state
-    assert (state.num_slots, state.num_window_pages, state.window) == (
-        budget.num_state_slots,
-        budget.num_window_pages,
-        20,
-    )
-    assert (state.page_bytes, state.window_page_bytes) == (4 * 2 * 2 * 16 * 4, 4 * 2 * 16 * 4)
-    assert state.slot_bytes == sizes.state_bytes
-    assert 0 < state.recompute_bytes_per_token < 1 << 20
+    kinds, num_slots = limits.kinds, budget.num_slots
+    assert (kinds.num_slots, kinds.num_window_pages, kinds.window) == (num_slots["state"], num_slots["window"], 20)
+    page_bytes = 4 * 2 * 16 * 4
+    assert kinds.slot_bytes == {"kv": 2 * page_bytes, "window": page_bytes, "state": sizes.state_bytes}
+    assert 0 < kinds.recompute_bytes_per_token < 1 << 20
 
 
 @pytest.mark.parametrize("strategy", list(StateStrategy))
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("context", [8, 100, 256])
 def test_what_is_said_to_fit_fits_in_every_pool(strategy: StateStrategy, depth: int, context: int) -> None:
-    demand = demand_of(strategy=strategy, overlap_depth=depth)
-    budget = divide_memory(demand)
-    fits = capacity(demand, budget, context)
+    budget = divide_memory(demand_of(strategy=strategy, overlap_depth=depth))
+    fits = capacity(budget, context)
+    windows, states = budget.demand.kinds
     pages = -(-context // budget.page_size)
     assert 1 <= fits.num_requests <= budget.max_running_requests
     assert (fits.num_requests + fits.num_cached_beside) * pages <= budget.num_pages
-    live = fits.num_requests * (1 + demand.num_tracking)
-    assert live + fits.num_cached_beside <= budget.num_state_slots
-    assert demand.window_pages(fits.num_requests) <= budget.num_window_pages
-    assert fits.num_cached_beside <= fits.num_cached_idle <= budget.num_state_slots
+    live = fits.num_requests * (states.least(budget.demand, 1) - 1)
+    assert live + fits.num_cached_beside <= budget.num_slots["state"]
+    assert windows.least(budget.demand, fits.num_requests) <= budget.num_slots["window"]
+    assert fits.num_cached_beside <= fits.num_cached_idle <= budget.num_slots["state"]
 
 
 def test_without_a_prefix_cache_no_conversation_stays() -> None:
-    demand = demand_of(radix_cache=False)
-    assert capacity(demand, divide_memory(demand), 100)[2:] == (0, 0)
+    assert capacity(divide_memory(demand_of(radix_cache=False)), 100)[2:] == (0, 0)

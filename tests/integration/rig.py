@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 
 from forebay import models
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.budget import PoolSizes
-from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.ops import make_ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
@@ -147,27 +148,27 @@ class Rig:
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
         per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval)
         in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
-        state = StateConfig(
+        state = KindConfig(
             num_slots=max_running_requests * slots_per_req + cached_states if sizes.state_bytes else 0,
             strategy=strategy,
             track_interval=track_interval,
             num_window_pages=max_running_requests * per_request + in_flight if sizes.window else 0,
             window=sizes.window,
-            page_bytes=page_size * sizes.kv_bytes_per_token,
-            window_page_bytes=page_size * sizes.window_bytes_per_token,
-            slot_bytes=sizes.state_bytes,
+            slot_bytes={
+                "kv": page_size * sizes.kv_bytes_per_token,
+                "window": page_size * sizes.window_bytes_per_token,
+                "state": sizes.state_bytes,
+            },
             retraction_host_bytes=retraction_host_bytes,
             recompute_bytes_per_token=1 << 20,
         )
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
-                num_pages=num_pages,
+                num_slots={"kv": num_pages, "window": state.num_window_pages, "state": state.num_slots},
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 context_length=self._context_length,
-                num_window_pages=state.num_window_pages,
-                num_state_slots=state.num_slots,
             ),
             ops=self.ops,
             max_num_tokens=chunked_prefill_size + max_running_requests,
@@ -186,7 +187,7 @@ class Rig:
                 overlap_depth=overlap_depth,
                 schedule_conservativeness=schedule_conservativeness,
                 ledger=Ledger.RAISE,
-                state=state,
+                kinds=state,
             )
         )
         beside = OverlappedRunner(runner) if overlap_depth else runner

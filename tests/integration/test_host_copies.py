@@ -32,12 +32,12 @@ def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: i
     def after_a_step(number: int, result: Result) -> bool:
         nonlocal most
         on_host = engine.bytes_on_host()
-        assert on_host == held.kept.num_bytes or (on_host > held.kept.num_bytes and held.draft.drops)
-        most = max(most, held.kept.num_bytes)
+        assert on_host == held.offloaded.num_bytes or (on_host > held.offloaded.num_bytes and held.draft.drops)
+        most = max(most, held.offloaded.num_bytes)
         return rng.random() < 0.002
 
     prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(8)]
     engine.run(prompts, SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True), abort=after_a_step)
     assert most > 0
     engine.run([[5]], SamplingParams(max_new_tokens=1))  # drops, too, come with a plan
-    assert engine.bytes_on_host() == held.kept.num_bytes == 0
+    assert engine.bytes_on_host() == held.offloaded.num_bytes == 0

@@ -1,44 +1,88 @@
-"""Bytes to pages, window pages, state slots and rows."""
+"""Bytes to pages, rows and the slots of other kinds of cache."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
-from forebay.memory.budget import MemoryBudget, MemoryDemand, divide_memory
+from forebay.config.engine_config import KindOptions, SchedulingOptions, StateStrategy
+from forebay.memory.budget import PARTS, BudgetLine, KindDemand, MemoryBudget, MemoryDemand, divide_memory
+from forebay.memory.kinds.build import CacheSizes, make_demands
 
 KIB, MIB = 1 << 10, 1 << 20
 
 PLAIN = MemoryDemand(
     kv_cache_bytes=64 * MIB, kv_bytes_per_token=1024, page_size=16, max_running_requests=64, context_length=4096
 )
-HYBRID = replace(PLAIN, state_bytes=64 * KIB)
-WINDOWED = replace(PLAIN, window_bytes_per_token=4096, window=256, chunked_prefill_size=512)
+SCHEDULING = {field.name for field in fields(SchedulingOptions)}
+DEMAND = {field.name for field in fields(MemoryDemand)} - {"kinds"}
+
+
+def with_kinds(demand: MemoryDemand, *, window: int = 256, **changes: Any) -> MemoryDemand:
+    """With other values, and of kinds what `sizes` says, their options and those of the scheduler."""
+    demand = replace(demand, **{name: value for name, value in changes.items() if name in DEMAND})
+    sizes = {name: changes.pop(name) for name in ("window_bytes_per_token", "state_bytes") if name in changes}
+    scheduling = SchedulingOptions(**{name: value for name, value in changes.items() if name in SCHEDULING})
+    options = KindOptions(**{n: value for n, value in changes.items() if n not in SCHEDULING | DEMAND})
+    kinds = make_demands(
+        CacheSizes(demand.kv_bytes_per_token, **sizes, window=window), demand.page_size, options, scheduling
+    )
+    return replace(demand, kinds=kinds)
+
+
+HYBRID = partial(with_kinds, PLAIN, state_bytes=64 * KIB)
+WINDOWED = partial(with_kinds, PLAIN, window_bytes_per_token=4096, chunked_prefill_size=512)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysDemand(KindDemand):
+    """A third kind, with a slot for each page."""
+
+    name: ClassVar[str] = "keys"
+    unit: ClassVar[str] = "key pages"
+
+    def least(self, demand: MemoryDemand, num_requests: int) -> int:
+        return num_requests
+
+    def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
+        return [BudgetLine(self.unit, str(budget.num_slots[self.name]), "one for each page")]
+
+
+def with_keys(demand: MemoryDemand, key_bytes: int) -> MemoryDemand:
+    keys = (KeysDemand(slot_bytes=key_bytes, per_page=PARTS),) if key_bytes else ()
+    return replace(demand, kinds=(*demand.kinds, *keys))
+
 
 demands = st.builds(
-    MemoryDemand,
-    kv_cache_bytes=st.integers(4096, 1 << 34),
-    page_size=st.sampled_from([1, 16, 64]),
-    max_running_requests=st.integers(1, 4096),
-    context_length=st.integers(1, 1 << 20),
-    chunked_prefill_size=st.integers(1, 8192),
-    overlap_depth=st.integers(0, 1),
-    kv_bytes_per_token=st.sampled_from([0, 1, 1000, 1 << 14]),
-    window_bytes_per_token=st.sampled_from([0, 1, 3000, 1 << 16]),
-    window=st.integers(1, 8192),
-    state_bytes=st.sampled_from([0, 100, 1 << 16, 50 * MIB]),
-    radix_cache=st.booleans(),
-    extra_buffer=st.booleans(),
-    max_total_tokens=st.none() | st.integers(1, 1 << 24),
-    max_mamba_cache_size=st.none() | st.integers(1, 10_000),
-    mamba_full_memory_ratio=st.floats(0.01, 100),
-    swa_full_tokens_ratio=st.floats(0.01, 1),
+    with_keys,
+    st.builds(
+        with_kinds,
+        st.just(PLAIN),
+        kv_cache_bytes=st.integers(4096, 1 << 34),
+        page_size=st.sampled_from([1, 16, 64]),
+        max_running_requests=st.integers(1, 4096),
+        context_length=st.integers(1, 1 << 20),
+        chunked_prefill_size=st.integers(1, 8192),
+        overlap_depth=st.integers(0, 1),
+        kv_bytes_per_token=st.sampled_from([0, 1, 1000, 1 << 14]),
+        window_bytes_per_token=st.sampled_from([0, 1, 3000, 1 << 16]),
+        window=st.integers(1, 8192),
+        state_bytes=st.sampled_from([0, 100, 1 << 16, 50 * MIB]),
+        radix_cache=st.booleans(),
+        strategy=st.sampled_from(StateStrategy),
+        max_total_tokens=st.none() | st.integers(1, 1 << 24),
+        max_mamba_cache_size=st.none() | st.integers(1, 10_000),
+        mamba_full_memory_ratio=st.floats(0.01, 100),
+        swa_full_tokens_ratio=st.floats(0.01, 1),
+    ),
+    st.sampled_from([0, 0, 100, 1 << 16]),
 )
 
 
@@ -60,7 +104,7 @@ def reasons(budget: MemoryBudget) -> dict[str, str]:
 def test_the_division_never_exceeds_the_memory_nor_any_limit(demand: MemoryDemand) -> None:
     budget = divided(demand)
     assert budget.total_bytes <= demand.kv_cache_bytes
-    assert budget.kv_bytes == (budget.num_pages + 1) * demand.page_bytes
+    assert budget.num_bytes["kv"] == (budget.num_pages + 1) * demand.page_bytes
     assert 1 <= budget.max_running_requests <= demand.max_running_requests
     assert 1 <= budget.context_length <= min(demand.context_length, budget.max_total_tokens)
     if demand.max_total_tokens is not None:
@@ -69,17 +113,13 @@ def test_the_division_never_exceeds_the_memory_nor_any_limit(demand: MemoryDeman
 
 @given(demands)
 def test_what_may_run_at_once_has_what_it_needs(demand: MemoryDemand) -> None:
-    """C4: a page, a window, a live state, the tracked ones, and a cached one to come back to."""
+    """C4: a page, a window, a live state, the tracked ones, and a cached one to come back to; and of any other kind."""
     budget = divided(demand)
     rows = budget.max_running_requests
-    tracking = 0 if not (demand.extra_buffer and demand.radix_cache) else 2 if demand.overlap_depth else 1
-    if demand.state_bytes:
-        assert budget.slots_per_request == 1 + tracking + demand.radix_cache
-    assert budget.num_state_slots >= rows * budget.slots_per_request
-    assert bool(budget.num_state_slots) == bool(demand.state_bytes)
-    assert budget.num_window_pages >= demand.window_pages(rows)
-    assert bool(budget.num_window_pages) == bool(demand.window_bytes_per_token)
     assert budget.num_pages >= rows
+    assert budget.num_slots.keys() == {"kv", *(kind.name for kind in demand.kinds)}
+    for kind in demand.kinds:
+        assert budget.num_slots[kind.name] >= kind.least(demand, rows) >= rows
 
 
 @given(demands)
@@ -90,8 +130,9 @@ def test_more_memory_never_means_fewer_requests(demand: MemoryDemand) -> None:
 
 
 @given(demands)
-def test_larger_states_never_mean_more_requests(demand: MemoryDemand) -> None:
-    larger = divided(replace(demand, state_bytes=2 * demand.state_bytes))
+def test_larger_slots_never_mean_more_requests(demand: MemoryDemand) -> None:
+    kinds = tuple(replace(kind, slot_bytes=2 * kind.slot_bytes) for kind in demand.kinds)
+    larger = divided(replace(demand, kinds=kinds))
     assert divide_memory(demand).max_running_requests >= larger.max_running_requests
 
 
@@ -107,7 +148,7 @@ def test_what_was_asked_is_given_when_it_fits() -> None:
     budget = divide_memory(replace(PLAIN, max_total_tokens=1000))
     assert (budget.num_pages, budget.max_running_requests, budget.context_length) == (63, 63, 1008)
     assert divide_memory(replace(PLAIN, max_total_tokens=10_000)).context_length == 4096
-    assert budget.total_bytes == budget.kv_bytes + budget.row_bytes
+    assert budget.total_bytes == budget.num_bytes["kv"] + budget.row_bytes
 
 
 def test_not_a_single_page_is_an_error_with_the_numbers() -> None:
@@ -116,24 +157,24 @@ def test_not_a_single_page_is_an_error_with_the_numbers() -> None:
 
 
 def test_states_and_kv_share_the_memory_by_the_ratio() -> None:
-    budget = divide_memory(replace(HYBRID, mamba_full_memory_ratio=0.5))
-    assert budget.state_bytes == pytest.approx(64 * MIB / 3, rel=0.02)
-    assert budget.kv_bytes == pytest.approx(64 * MIB * 2 / 3, rel=0.02)
+    budget = divide_memory(HYBRID(mamba_full_memory_ratio=0.5))
+    assert budget.num_bytes["state"] == pytest.approx(64 * MIB / 3, rel=0.02)
+    assert budget.num_bytes["kv"] == pytest.approx(64 * MIB * 2 / 3, rel=0.02)
     assert "--mamba-full-memory-ratio" in reasons(budget)["state slots"]
 
 
 def test_no_more_slots_are_set_aside_than_can_be_of_use() -> None:
     """Without a prefix cache only the running requests'; with one, as many as the KV could be resumed at."""
-    assert divide_memory(replace(HYBRID, radix_cache=False)).num_state_slots == 64
-    small = divide_memory(replace(HYBRID, state_bytes=64, mamba_full_memory_ratio=10))
-    assert small.num_state_slots <= 64 * 3 + small.num_pages + 64
+    assert divide_memory(HYBRID(radix_cache=False)).num_slots["state"] == 64
+    small = divide_memory(HYBRID(state_bytes=64, mamba_full_memory_ratio=10))
+    assert small.num_slots["state"] <= 64 * 3 + small.num_pages + 64
     assert "could not be of use" in reasons(small)["state slots"]
 
 
 @pytest.mark.parametrize(
     ("changes", "per_request"),
     [
-        ({"extra_buffer": False}, 2),
+        ({"strategy": StateStrategy.NO_BUFFER}, 2),
         ({}, 3),
         ({"overlap_depth": 1}, 4),
         ({"overlap_depth": 1, "radix_cache": False}, 1),
@@ -141,60 +182,61 @@ def test_no_more_slots_are_set_aside_than_can_be_of_use() -> None:
 )
 def test_fewer_requests_run_when_their_states_do_not_fit(changes: dict[str, Any], per_request: int) -> None:
     """C4: counted with the tracking slots, before the memory is divided."""
-    budget = divide_memory(replace(HYBRID, state_bytes=MIB, **changes))
-    assert budget.slots_per_request == per_request
-    assert budget.max_running_requests == min(64, budget.num_state_slots // per_request)
+    budget = divide_memory(HYBRID(state_bytes=MIB, **changes))
+    assert [kind.least(budget.demand, 1) for kind in budget.demand.kinds] == [per_request]
+    assert budget.max_running_requests == min(64, budget.num_slots["state"] // per_request)
     assert f"{per_request} for each request" in reasons(budget)["request rows"]
 
 
 def test_one_request_runs_even_where_its_states_are_more_than_their_share() -> None:
-    budget = divide_memory(replace(HYBRID, state_bytes=15 * MIB, mamba_full_memory_ratio=0.01))
-    assert (budget.max_running_requests, budget.num_state_slots) == (1, 3)
+    budget = divide_memory(HYBRID(state_bytes=15 * MIB, mamba_full_memory_ratio=0.01))
+    assert (budget.max_running_requests, budget.num_slots["state"]) == (1, 3)
 
 
 def test_a_configured_size_that_is_too_small_is_raised_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """C4."""
     with caplog.at_level(logging.WARNING, logger="forebay"):
-        budget = divide_memory(replace(HYBRID, max_mamba_cache_size=10))
-    assert budget.num_state_slots == 64 * 3
+        budget = divide_memory(HYBRID(max_mamba_cache_size=10))
+    assert budget.num_slots["state"] == 64 * 3
     assert [("10" in text, "64 reqs x 3 slots/req = 192" in text) for text in caplog.messages] == [(True, True)]
     assert "raised" in reasons(budget)["state slots"]
 
 
 def test_a_configured_size_is_kept_where_it_is_enough_and_lowered_where_it_does_not_fit() -> None:
-    assert divide_memory(replace(HYBRID, max_mamba_cache_size=200)).num_state_slots == 200
-    lowered = divide_memory(replace(HYBRID, max_mamba_cache_size=10_000))
-    assert 800 < lowered.num_state_slots < 1024
-    assert lowered.context_length == HYBRID.context_length, "KV is left for as many tokens as the states could serve"
+    assert divide_memory(HYBRID(max_mamba_cache_size=200)).num_slots["state"] == 200
+    lowered = divide_memory(HYBRID(max_mamba_cache_size=10_000))
+    assert 800 < lowered.num_slots["state"] < 1024
+    assert lowered.context_length == PLAIN.context_length, "KV is left for as many tokens as the states could serve"
     assert "lowered" in reasons(lowered)["state slots"]
 
 
 def test_windows_hold_their_share_of_the_tokens() -> None:
-    budget = divide_memory(replace(WINDOWED, max_running_requests=4, swa_full_tokens_ratio=0.5))
-    assert budget.num_window_pages == budget.num_pages // 2
+    budget = divide_memory(WINDOWED(max_running_requests=4, swa_full_tokens_ratio=0.5))
+    assert budget.num_slots["window"] == budget.num_pages // 2
     assert budget.total_bytes == pytest.approx(64 * MIB, rel=0.01)
 
 
 def test_windows_of_all_requests_come_before_the_ratio() -> None:
-    budget = divide_memory(replace(WINDOWED, max_running_requests=20, swa_full_tokens_ratio=0.1))
+    budget = divide_memory(WINDOWED(max_running_requests=20, swa_full_tokens_ratio=0.1))
     assert (
-        budget.num_window_pages == 20 * 19 + 32
+        budget.num_slots["window"] == 20 * 19 + 32
     )  # 255 tokens, a page behind and one begun at either end; one step's chunks
     assert "what 20 requests need" in reasons(budget)["window pages"]
 
 
 def test_a_window_longer_than_the_context_is_as_long_as_the_context() -> None:
-    assert divide_memory(replace(WINDOWED, window=1 << 20)).window == 4096
+    demand = WINDOWED(window=1 << 20)
+    assert [kind.limits(divide_memory(demand))["window"] for kind in demand.kinds] == [4096]
 
 
 def test_a_model_without_attention_has_pages_for_what_its_rows_and_states_can_use() -> None:
-    budget = divide_memory(replace(HYBRID, kv_bytes_per_token=0))
-    assert budget.kv_bytes == 0
-    assert budget.num_state_slots == pytest.approx(1024, abs=16)
-    assert budget.num_pages == (64 + budget.num_state_slots) * 256
+    budget = divide_memory(HYBRID(kv_bytes_per_token=0))
+    assert budget.num_bytes["kv"] == 0
+    assert budget.num_slots["state"] == pytest.approx(1024, abs=16)
+    assert budget.num_pages == (64 + budget.num_slots["state"]) * 256
     assert budget.context_length == 4096
 
 
 def test_a_model_with_windows_only_gives_them_all_the_memory() -> None:
-    budget = divide_memory(replace(WINDOWED, kv_bytes_per_token=0))
-    assert budget.window_bytes == pytest.approx(64 * MIB, rel=0.01)
+    budget = divide_memory(WINDOWED(kv_bytes_per_token=0))
+    assert budget.num_bytes["window"] == pytest.approx(64 * MIB, rel=0.01)

@@ -15,8 +15,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from forebay.memory.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.cached_states import CachedStates
+from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache

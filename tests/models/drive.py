@@ -42,13 +42,11 @@ class Driver:
         self.cache = CachePool(
             model.cache_specs(),
             cache_types(dtype, ssm_dtype),
-            num_pages=num_pages,
             page_size=page_size,
-            num_window_pages=num_pages,
-            num_slots=NUM_ROWS + NUM_SNAPSHOTS,
+            num_slots={"kv": num_pages, "window": num_pages, "state": NUM_ROWS + NUM_SNAPSHOTS},
             device="cpu",
         )
-        for tensor in (*self.cache.pages.tensors, *self.cache.window_pages.tensors):
+        for tensor in (*self.cache.tables["kv"].tensors, *self.cache.tables["window"].tensors):
             tensor.fill_(float("nan"))
         generator = torch.Generator().manual_seed(seed)
         self.page_table, self.window_table = (_shuffled(num_pages, columns, generator) for _ in range(2))
@@ -96,14 +94,14 @@ class Driver:
     def restart(self, row: int) -> None:
         """Row `row` is handed to a new sequence; its pages hold what the last one left there."""
         self.lens[row] = 0
-        self.cache.slots.reset_rows(torch.tensor([row]))
+        self.cache.tables["state"].reset_rows(torch.tensor([row]))
 
     def resume(self, row: int, slot: int, source: int, length: int) -> None:
         """Row `row` goes on from snapshot `slot`, which row `source` took at `length` tokens."""
         self.page_table[row] = self.page_table[source]
         self.window_table[row] = self.window_table[source]
         self.lens[row] = length
-        self.cache.slots.copy_rows(torch.tensor([slot]), torch.tensor([row]))
+        self.cache.tables["state"].copy_rows(torch.tensor([slot]), torch.tensor([row]))
 
     def _slots(self, table: Tensor, owner: Tensor, positions: Tensor) -> Tensor:
         return table[owner, positions // self.page_size].long() * self.page_size + positions % self.page_size

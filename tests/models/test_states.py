@@ -57,7 +57,9 @@ def test_what_goes_on_from_a_snapshot_has_the_bits_of_what_was_never_interrupted
     for length, slot in (*SLOTS.items(), (20, 1)):
         alone = Driver(model, dtype=dtype)
         alone.step([(1, IDS[:length])])
-        for got, expected in zip(driver.cache.slots.tensors, alone.cache.slots.tensors, strict=True):
+        for got, expected in zip(
+            driver.cache.tables["state"].tensors, alone.cache.tables["state"].tensors, strict=True
+        ):
             assert torch.equal(got[slot], expected[1]), f"at {length}"
     for tokens, length, logits in branches(driver):
         (whole,) = Driver(model, dtype=dtype).step([(1, tokens)])

@@ -36,13 +36,13 @@ CONTRACTS: Final = {
         "Rows with states",
         "The mappings from rows to state slots are sized by rows; row 0 maps to slot 0; no row is lost when a "
         "slot cannot be had, and no slot when a row cannot.",
-        "memory/hybrid_rows.py",
+        "memory/kinds/hybrid_rows.py",
     ),
     "C4": Contract(
         "State slots of a decode server",
         "As many as running and pre-allocated requests need, raised before memory is divided, with one warning "
         "that has the numbers.",
-        "memory/hybrid_rows.py, memory/budget.py",
+        "memory/kinds/hybrid_rows.py, memory/budget.py",
     ),
     "C5": Contract(
         "The padding page",
@@ -53,13 +53,13 @@ CONTRACTS: Final = {
         "State slots",
         "Slot 0 is padding. A slot holds zeros or the copied state before the first layer reads it, and what is "
         "copied stays until the step that copies it has completed.",
-        "memory/mamba_pool.py, memory/kinds/cached_states.py, memory/kinds/recurrent.py, pools/table.py",
+        "memory/kinds/hybrid_rows.py, memory/kinds/cached_states.py, memory/kinds/recurrent.py, pools/table.py",
     ),
     "C7": Contract(
         "Allocation groups",
         "One per prefill pass. Its unused slots count as available and go back however it is left; nested and "
         "repeated groups lose none.",
-        "memory/slots.py, memory/hybrid_rows.py, scheduler/admission.py",
+        "memory/slots.py, memory/kinds/hybrid_rows.py, scheduler/admission.py",
     ),
     "C8": Contract(
         "Conservation",
@@ -113,7 +113,7 @@ CONTRACTS: Final = {
         "A hit ends where every kind of state can go on. A state is adopted with the length it is valid for, when"
         " the step that wrote it has completed.",
         "memory/radix_cache.py, memory/radix_index.py, memory/kinds/cached_states.py, "
-        "memory/kinds/recurrent.py, memory/kinds/window.py, memory/kinds/tracking.py, memory/anchors.py",
+        "memory/kinds/recurrent.py, memory/kinds/window.py, memory/anchors.py",
     ),
     "C19": Contract(
         "Hits change no token",
@@ -135,7 +135,7 @@ CONTRACTS: Final = {
         "Who gives up its memory goes on later with the same tokens. The last in rank gives way, the only one to "
         "nobody; whoever gave way comes back with room for all that it may generate, and within the stall time-"
         "out or with a typed error.",
-        "scheduler/scheduler.py, scheduler/queues.py, scheduler/admission.py, scheduler/kept.py, "
+        "scheduler/scheduler.py, scheduler/queues.py, scheduler/admission.py, scheduler/offload.py, "
         "scheduler/limits.py, runtime/host_copies.py",
     ),
     "C27": Contract(
@@ -157,7 +157,7 @@ CONTRACTS: Final = {
     "C30": Contract(
         "Nothing of a failed computation",
         "What it wrote is never adopted, matched, copied or snapshotted.",
-        "scheduler/scheduler.py, scheduler/residency.py, scheduler/kept.py, runtime/overlap.py",
+        "scheduler/scheduler.py, scheduler/residency.py, scheduler/offload.py, runtime/overlap.py",
     ),
     "C31": Contract(
         "Bits have known causes",

@@ -22,11 +22,18 @@ RUNTIME = (
     # -- padding and replay -------------------------------------------------------------------------------------------
     _pad("`req_pool_indices`", _PLAN, 'device_name="req_pool_indices"', "PAD", "1", _PADDED_DECODE),
     _pad("`seq_lens`", _PLAN, '"lengths", device=np.int32', '"W"', "0", _PADDED_DECODE),
-    _pad("`out_cache_loc`", _PLAN, '"locations", device=np.int64', "PAD", "1", _PADDED_DECODE),
-    _pad("`out_window_loc`", _PLAN, '"window_locations", device=np.int64', "PAD", "1", _PADDED_EXTEND),
-    _pad("`state_slots`", _PLAN, '"slots", device=np.int32', "PAD", "1", _PADDED_DECODE),
+    _pad("`out_cache_loc`", _PLAN, '"kv locations", device=np.int64', "PAD", "1", _PADDED_DECODE),
+    _pad("`out_window_loc`", _PLAN, '"window locations", device=np.int64', "PAD", "1", _PADDED_EXTEND),
+    _pad("`state_slots`", _PLAN, '"state", device=np.int32', "PAD", "1", _PADDED_DECODE),
     _pad("`positions` of decode steps", _DECODE, "positions = Column(torch.int64", "0", "1", _PADDED_DECODE),
-    _pad("`mamba_track_indices`", _DECODE, "mamba_track_indices = Column(torch.int32", "PAD", "1", _PADDED_DECODE),
+    _pad(
+        "`mamba_track_indices`",
+        "runtime/kinds.py",
+        '"mamba_track_indices": Column(torch.int32',
+        "PAD",
+        "1",
+        _PADDED_DECODE,
+    ),
     _pad("`positions` of extend steps", _EXTEND, "positions = Column(torch.int64", "0", "1", _PADDED_EXTEND),
     _pad("`q_ends`", _EXTEND, "q_ends = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
     Mutant(
@@ -131,15 +138,15 @@ RUNTIME = (
     Mutant(
         "C26 8-bit KV comes back from the host with its scales",
         "runtime/host_copies.py",
-        "for tensor in table.tensors)",
-        "for tensor in table.tensors if tensor.dtype is not torch.float32)",
+        "for tensor in cache.tables[kind].tensors)",
+        "for tensor in cache.tables[kind].tensors if tensor.dtype is not torch.float32)",
         "pools/test_cache_pool.py::test_c26_a_copy_of_8_bit_kv_brings_its_scales_along",
     ),
     Mutant(
         "C26 the windows of a copy go where windows are",
         "runtime/host_copies.py",
-        "zip(cache.tables.values(), places, strict=True)",
-        "zip(cache.tables.values(), (places[0], places[0], places[2]), strict=True)",
+        "for kind, at in places.items()",
+        'for kind, at in (places | {"window": places["kv"]}).items()',
         "pools/test_cache_pool.py::test_c26_a_copy_on_the_host_comes_back_into_other_places",
     ),
     Mutant(
@@ -187,7 +194,7 @@ RUNTIME = (
     ),
     Mutant(
         "C6 no slot is written twice in a step",
-        "runtime/bounds.py",
+        "runtime/kinds.py",
         "    if counts.max() > 1:",
         "    if False:",
         "runtime/test_bounds.py::test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused",

@@ -192,9 +192,9 @@ SCHEDULER = (
     Mutant(
         "C26 C30 nobody relies on a copy that a failed step was to make",
         "scheduler/residency.py",
-        "        drops = self.kept.start_over([*(plan.host for plan in void), self.draft], committed)\n",
+        "        drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)\n",
         "        drops = []\n",
-        "scheduler/test_kept.py::test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make",
+        "scheduler/test_offload.py::test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make",
     ),
     Mutant(
         "C30 what a request generated that failed later is not adopted",
@@ -264,23 +264,23 @@ SCHEDULER = (
     Mutant(
         "C26 an ended request drops its copy on the host",
         "scheduler/scheduler.py",
-        "            self.held.kept.drop(req.id, self.held.draft)\n",
+        "            self.held.offloaded.drop(req.id, self.held.draft)\n",
         "",
-        "scheduler/test_kept.py::test_an_aborted_request_drops_its_copy",
+        "scheduler/test_offload.py::test_an_aborted_request_drops_its_copy",
     ),
     Mutant(
         "C26 what ends before the plan that copies it is not copied",
-        "scheduler/kept.py",
-        "            draft.saves = [kept for kept in draft.saves if kept.request_id != request_id]\n",
+        "scheduler/offload.py",
+        "            draft.saves = [save for save in draft.saves if save.request_id != request_id]\n",
         "            pass\n",
-        "scheduler/test_kept.py::test_what_ends_before_the_plan_that_copies_it_is_not_copied",
+        "scheduler/test_offload.py::test_what_ends_before_the_plan_that_copies_it_is_not_copied",
     ),
     Mutant(
-        "C26 what is kept on the host stays within its limit",
-        "scheduler/kept.py",
+        "C26 what is saved on the host stays within its limit",
+        "scheduler/offload.py",
         "        if not worth_it or room <= 0 or num_bytes > room:",
         "        if not worth_it:",
-        "scheduler/test_kept.py::test_c26_without_room_or_where_copying_takes_longer_it_computes_again",
+        "scheduler/test_offload.py::test_c26_without_room_or_where_copying_takes_longer_it_computes_again",
     ),
     Mutant(
         "C26 the tokens of a retracted request go on counting",

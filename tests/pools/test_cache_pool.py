@@ -34,13 +34,12 @@ EIGHT_BITS = CacheTypes(kv_cache_dtype="int8")
 
 def pool(specs=EVERYTHING, *, num_pages: int = 4, page_size: int = 3, dtype=torch.float32) -> CachePool:
     types = cache_types(dtype)
-    return CachePool(
-        specs, types, num_pages=num_pages, page_size=page_size, num_window_pages=3, num_slots=2, device="cpu"
-    )
+    num_slots = {"kv": num_pages, "window": 3, "state": 2}
+    return CachePool(specs, types, page_size=page_size, num_slots=num_slots, device="cpu")
 
 
 def places(*ids: list[int]) -> Places:
-    return tuple(torch.tensor(some, dtype=torch.int64) for some in ids)
+    return dict(zip(("kv", "window", "state"), (torch.tensor(some, dtype=torch.int64) for some in ids), strict=True))
 
 
 def resident_bytes() -> int:
@@ -81,7 +80,7 @@ def test_latent_values_lie_within_the_keys_rows():
 
 @pytest.mark.parametrize("types", [cache_types(torch.float32), cache_types(torch.bfloat16), EIGHT_BITS])
 def test_the_bytes_are_those_that_sizing_reckons_with(types):
-    cache = CachePool(EVERYTHING, types, num_pages=4, page_size=3, num_window_pages=3, num_slots=2, device="cpu")
+    cache = CachePool(EVERYTHING, types, page_size=3, num_slots={"kv": 4, "window": 3, "state": 2}, device="cpu")
     sizes, num_bytes = cache_sizes(EVERYTHING, types), Counter[str]()
     for region in cache.regions():
         num_bytes[region.kind] += region.num_bytes
@@ -101,12 +100,12 @@ def test_a_layer_that_keeps_something_else_is_not_handed_out():
 
 def test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer():
     cache = pool()
-    for tensor in cache.slots.tensors:
+    for tensor in cache.tables["state"].tensors:
         tensor.copy_(torch.rand(tensor.shape) + 1)
-    before = [tensor.clone() for tensor in cache.slots.tensors]
-    cache.slots.copy_rows(torch.tensor([2]), torch.tensor([1]))
-    cache.slots.reset_rows(torch.tensor([2]))
-    for tensor, was in zip(cache.slots.tensors, before, strict=True):
+    before = [tensor.clone() for tensor in cache.tables["state"].tensors]
+    cache.tables["state"].copy_rows(torch.tensor([2]), torch.tensor([1]))
+    cache.tables["state"].reset_rows(torch.tensor([2]))
+    for tensor, was in zip(cache.tables["state"].tensors, before, strict=True):
         assert torch.equal(tensor[1], was[2])
         assert not tensor[2].any()
         assert torch.equal(tensor[PAD], was[PAD])
@@ -144,9 +143,8 @@ def test_c26_a_copy_of_8_bit_kv_brings_its_scales_along():
     cache = CachePool(
         specs,
         EIGHT_BITS,
-        num_pages=4,
         page_size=3,
-        num_window_pages=3,
+        num_slots={"kv": 4, "window": 3},
         device="cpu",
     )
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from forebay.memory.slots import NO_IDS
 from forebay.requests.parts import Part, paths_of
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Admission, HostWork, Kept, StepPlan
+from forebay.requests.step_plan import Admission, HostCopy, HostWork, StepPlan
 from tests.plans import EMPTY_PARTS, changed, column
 
 INTS = st.integers(-(2**63), 2**63 - 1)
@@ -41,12 +41,13 @@ PARAMS = st.builds(
     stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
 )
 ADMISSIONS = parts(Admission, row=INTS, request_id=INTS, params=PARAMS, num_prompt=INTS)
-KEPT = st.lists(parts(Kept, request_id=INTS, state_slot=INTS), max_size=2).map(tuple)
+SLOTS = st.dictionaries(st.sampled_from(["kv", "window", "state"]), arrays(np.dtype(np.int64)))
+COPIES = st.lists(st.builds(HostCopy, request_id=INTS, slots=SLOTS), max_size=2).map(tuple)
 IDS = st.lists(INTS, max_size=3).map(tuple)
 INNER: dict[str, st.SearchStrategy[Any]] = {
     name: parts(type(part)) for name, part in EMPTY_PARTS.items() if not isinstance(part, HostWork)
 }
-INNER["host"] = st.builds(HostWork, saves=KEPT, drops=IDS, loads=KEPT)
+INNER["host"] = st.builds(HostWork, saves=COPIES, drops=IDS, loads=COPIES)
 PLANS = parts(
     StepPlan,
     step=INTS,

@@ -16,7 +16,7 @@ from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Kept, StepPlan, StepResult
+from forebay.requests.step_plan import HostCopy, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner, build_runner
 from tests.kernels import NATIVE
 from tests.plans import changed
@@ -94,10 +94,8 @@ def hybrid_runner(
     return build_runner(
         model or FakeHybrid(),
         sizes=PoolSizes(
-            num_pages=NUM_ROWS * PAGES_PER_ROW,
+            num_slots={"kv": NUM_ROWS * PAGES_PER_ROW, "window": NUM_WINDOWS, "state": NUM_SLOTS},
             page_size=PAGE_SIZE,
-            num_window_pages=NUM_WINDOWS,
-            num_state_slots=NUM_SLOTS,
             max_running_requests=NUM_ROWS,
             context_length=CONTEXT,
         ),
@@ -123,8 +121,8 @@ class HybridPlanner(Planner):
         self._clears: list[int] = []
         self._copies: list[tuple[int, int]] = []
         self._mapped: list[int] = []
-        self.saves: list[Kept] = []
-        self.loads: list[Kept] = []
+        self.saves: list[HostCopy] = []
+        self.loads: list[HostCopy] = []
         self.drops: list[int] = []
         self._saved_lens: dict[int, int] = {}
         self._shared: set[int] = set()
@@ -145,8 +143,8 @@ class HybridPlanner(Planner):
         self.lens[row] = length
 
     def save(self, row: int) -> None:
-        """The request in `row` leaves, and the next plan keeps what it has; its windows are free at once."""
-        self.saves.append(self._kept(row))
+        """The request in `row` leaves, and the next plan saves what it has; its windows are free at once."""
+        self.saves.append(self._host_copy(row))
         self._saved_lens[row] = int(self.lens[row])
         self.leave(row)
 
@@ -160,7 +158,7 @@ class HybridPlanner(Planner):
         count = -(-length // PAGE_SIZE)
         self._writes += [(row, column, int(self.pages[row, column])) for column in range(count)]
         self._take_windows(self.pages[row, max(0, length - WINDOW + 1) // PAGE_SIZE : count].tolist())
-        self.loads.append(structs.replace(self._kept(row), request_id=request_id))
+        self.loads.append(structs.replace(self._host_copy(row), request_id=request_id))
 
     def poison(self, live: Sequence[int]) -> None:
         """NaN in every page, window page and state that the rows `live` do not hold; and for pages that lost their
@@ -180,11 +178,13 @@ class HybridPlanner(Planner):
             lost = [page for page, window in enumerate(self.full_to_window) if not window]
             cache.windows.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
 
-    def _kept(self, row: int) -> Kept:
+    def _host_copy(self, row: int) -> HostCopy:
         length = int(self.lens[row])
         pages = self.pages[row, : -(-length // PAGE_SIZE)]
         windows = [self.full_to_window[page] for page in pages[max(0, length - WINDOW + 1) // PAGE_SIZE :].tolist()]
-        return Kept(request_id=row, pages=pages.copy(), window_pages=ids(windows), state_slot=self.slots[row])
+        return HostCopy(
+            request_id=row, slots={"kv": pages.copy(), "window": ids(windows), "state": ids([self.slots[row]])}
+        )
 
     def plan(
         self,

@@ -68,7 +68,7 @@ def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None) -> Mo
     return build_runner(
         model or FakeModel(),
         sizes=PoolSizes(
-            num_pages=NUM_ROWS * PAGES_PER_ROW,
+            num_slots={"kv": NUM_ROWS * PAGES_PER_ROW},
             page_size=PAGE_SIZE,
             max_running_requests=NUM_ROWS,
             context_length=CONTEXT,

@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forebay.requests.step_plan import Kept, StepPlan
+from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.runtime.bounds import IndexOutOfPool, PoolBounds
+from forebay.runtime.kinds import check_kinds
 from tests.plans import changed, column, plan_of
 from tests.runtime.plans import ids
 
-PLAIN = PoolBounds(num_rows=3, num_pages=5, pages_per_row=2, page_size=4, vocab_size=97)
-HYBRID = replace(PLAIN, num_window_pages=4, num_slots=9)
+PLAIN = PoolBounds(
+    num_rows=3, pages_per_row=2, page_size=4, vocab_size=97, num_slots={"kv": 5, "window": 1, "state": 1}
+)
+HYBRID = replace(PLAIN, num_slots={"kv": 5, "window": 4, "state": 9})
 PLAN = plan_of(
     step=1,
     num_extends=1,
@@ -111,17 +114,18 @@ def test_padding_is_not_written_by_name(field):
 )
 def test_a_state_slot_that_is_written_twice_or_read_too_late_is_refused(field, slot):
     with pytest.raises(IndexOutOfPool, match="more than once"):
-        HYBRID.check(with_last(HYBRID_PLAN, field, slot))
+        check_kinds(with_last(HYBRID_PLAN, field, slot))
 
 
 def test_many_padded_sequences_may_name_slot_zero_and_one_source_many_destinations():
-    HYBRID.check(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
+    check_kinds(HYBRID_PLAN)
+    check_kinds(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("lens", [[0, 2, 8], [1, 3, 8], [2, 1, 8], [1, 1, 8], [1, 2, 7], [1, 2, 9]])
 def test_snapshots_lie_inside_what_the_step_computes_and_in_order(lens):
     with pytest.raises(IndexOutOfPool, match="snap_lens"):
-        HYBRID.check(changed(HYBRID_PLAN, snap_lens=ids(lens)))
+        check_kinds(changed(HYBRID_PLAN, snap_lens=ids(lens)))
 
 
 @pytest.mark.parametrize("field", ["out_window_loc", "state_slots"])
@@ -144,14 +148,12 @@ def test_a_plan_names_nothing_that_the_model_does_not_have():
 
 
 @pytest.mark.parametrize("field", ["saves", "loads"])
-@pytest.mark.parametrize("wrong", [{"pages": 0}, {"pages": 5}, {"window_pages": 0}, {"window_pages": 4}, {"slot": 9}])
-def test_places_of_host_copies_are_checked(field, wrong):
-    places = {"pages": 4, "window_pages": 3, "slot": 8} | wrong
-    kept = Kept(
-        request_id=3,
-        pages=ids([1, places["pages"]]),
-        window_pages=ids([1, places["window_pages"]]),
-        state_slot=places["slot"],
-    )
-    with pytest.raises(IndexOutOfPool, match="of a copy"):
-        HYBRID.check(changed(HYBRID_PLAN, **{field: (kept,)}))
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [("kv", 0), ("kv", 5), ("window", 0), ("window", 4), ("state", 9), ("x", 1)]
+)
+def test_slots_of_host_copies_are_checked(field, kind, wrong):
+    slots = {"kv": ids([1, 4]), "window": ids([1, 3]), "state": ids([8])}
+    HYBRID.check(changed(HYBRID_PLAN, **{field: (HostCopy(request_id=3, slots=slots),)}))
+    copy = HostCopy(request_id=3, slots=slots | {kind: ids([1, wrong])})
+    with pytest.raises(IndexOutOfPool, match=f"{kind} slots of a copy"):
+        HYBRID.check(changed(HYBRID_PLAN, **{field: (copy,)}))

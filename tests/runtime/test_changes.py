@@ -16,7 +16,7 @@ from forebay.config.engine_config import CacheTypes
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.request_rows import RequestRows
-from forebay.requests.step_plan import Kept, StepPlan
+from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.runtime.forward import StepTokens
 from forebay.runtime.step_inputs import StepInputs
 from tests.plans import changed
@@ -38,14 +38,16 @@ class Lists:
 
     def __init__(self) -> None:
         self.pages, self.windows, self.slots = ([0.0] * (n + 1) for n in (NUM_PAGES, NUM_WINDOWS, NUM_SLOTS))
-        self.on_host: dict[int, tuple[list[float], list[float], float]] = {}
+        self.by_kind = {"kv": self.pages, "window": self.windows, "state": self.slots}
+        self.on_host: dict[int, dict[str, list[float]]] = {}
         self.table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
         self.full_to_window = [0] * (NUM_PAGES + 1)
 
     def apply(self, plan: StepPlan) -> None:
-        for kept in plan.host.saves:
-            pages, windows = [self.pages[i] for i in kept.pages], [self.windows[i] for i in kept.window_pages]
-            self.on_host[kept.request_id] = (pages, windows, self.slots[kept.state_slot])
+        for copy in plan.host.saves:
+            self.on_host[copy.request_id] = {
+                kind: [self.by_kind[kind][i] for i in ids] for kind, ids in copy.slots.items()
+            }
         for request_id in plan.host.drops:
             self.on_host.pop(request_id, None)
         self.table[plan.writes.write_rows, plan.writes.write_columns] = plan.writes.write_pages
@@ -55,12 +57,11 @@ class Lists:
             self.slots[slot] = 0.0
         for src, dst in zip(plan.states.copy_src, plan.states.copy_dst, strict=True):
             self.slots[dst] = self.slots[src]
-        for kept in plan.host.loads:
-            pages, windows, self.slots[kept.state_slot] = self.on_host.pop(kept.request_id)
-            for i, page in enumerate(kept.pages):
-                self.pages[page] = pages[i]
-            for i, page in enumerate(kept.window_pages):
-                self.windows[page] = windows[i]
+        for copy in plan.host.loads:
+            saved = self.on_host.pop(copy.request_id)
+            for kind, slots in copy.slots.items():
+                for slot, value in zip(slots.tolist(), saved[kind], strict=True):
+                    self.by_kind[kind][slot] = value
 
 
 def tensors(cache: CachePool, lists: Lists) -> Iterator[tuple[Tensor, Tensor]]:
@@ -75,10 +76,10 @@ def tensors(cache: CachePool, lists: Lists) -> Iterator[tuple[Tensor, Tensor]]:
             yield tensor, rows.view(-1, *[1] * (tensor.dim() - 1)).expand(tensor.shape)
 
 
-def random_kept(rng: np.random.Generator, request_id: int) -> Kept:
+def random_copy(rng: np.random.Generator, request_id: int) -> HostCopy:
     pages, windows = rng.permutation(NUM_PAGES)[:5] + 1, rng.permutation(NUM_WINDOWS)[:3] + 1
-    slot = int(rng.integers(1, NUM_SLOTS + 1))
-    return Kept(request_id=request_id, pages=pages, window_pages=windows, state_slot=slot)
+    slot = rng.integers(1, NUM_SLOTS + 1, 1)
+    return HostCopy(request_id=request_id, slots={"kv": pages, "window": windows, "state": slot})
 
 
 def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -> StepPlan:
@@ -103,16 +104,16 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
         clears=slots[30 : 30 + cleared],
         copy_src=slots[:copied],
         copy_dst=slots[35 : 35 + copied],
-        saves=tuple(random_kept(rng, i) for i in saved),
+        saves=tuple(random_copy(rng, i) for i in saved),
         drops=tuple(i for i in (20, *there[1:]) if rng.random() < 0.3),
-        loads=tuple(random_kept(rng, i) for i in there[:1]),
+        loads=tuple(random_copy(rng, i) for i in there[:1]),
     )
 
 
 def check_tokens(plan: StepPlan, tokens: StepTokens) -> None:
-    states = tokens.states
+    states = tokens.kinds.states
     assert tokens.req_pool_indices.tolist() == plan.rows.tolist()
-    assert tokens.out_window_loc.tolist() == plan.windows.out_window_loc.tolist()
+    assert tokens.kinds.out_window_loc.tolist() == plan.windows.out_window_loc.tolist()
     assert states.slots.tolist() == plan.states.state_slots.tolist()
     got = []
     for i in range(plan.num_seqs):
@@ -132,10 +133,8 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
     cache = CachePool(
         SPECS,
         CacheTypes(),
-        num_pages=NUM_PAGES,
         page_size=PAGE_SIZE,
-        num_window_pages=NUM_WINDOWS,
-        num_slots=NUM_SLOTS,
+        num_slots={"kv": NUM_PAGES, "window": NUM_WINDOWS, "state": NUM_SLOTS},
         device="cpu",
     )
     rows = RequestRows(NUM_ROWS, PAGES)

@@ -89,14 +89,14 @@ def test_a_capture_computes_nothing(native_ops):
     model = models.load(open_checkpoint(shared_tiny("llama").path), ops=native_ops, dtype=torch.float32)
     runner = build_runner(
         model,
-        sizes=PoolSizes(num_pages=16, page_size=4, max_running_requests=PADDED, context_length=32),
+        sizes=PoolSizes(num_slots={"kv": 16}, page_size=4, max_running_requests=PADDED, context_length=32),
         ops=native_ops,
         max_num_tokens=32,
         vocab_size=VOCAB,
         types=CacheTypes(),
         device="cpu",
     )
-    written = [*runner.cache.pages.tensors, runner.rows.last_tokens]
+    written = [*runner.cache.tables["kv"].tensors, runner.rows.last_tokens]
     for tensor in written:
         tensor.fill_(5)
     num_captured = 0

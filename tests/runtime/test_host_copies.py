@@ -9,13 +9,12 @@ from forebay.runtime.host_copies import HostCopies, Places
 
 
 def places(*pages: int) -> Places:
-    nothing = torch.empty(0, dtype=torch.int64)
-    return torch.tensor(pages), nothing, nothing
+    return {"kv": torch.tensor(pages)}
 
 
 def test_c26_a_copy_is_there_until_it_is_loaded_or_dropped():
     specs = (FullAttention(num_kv_heads=1, head_dim=4),)
-    cache = CachePool(specs, CacheTypes(), num_pages=4, page_size=2, device="cpu")
+    cache = CachePool(specs, CacheTypes(), num_slots={"kv": 4}, page_size=2, device="cpu")
     copies = HostCopies(cache)
     copies.save(1, places(1, 2))
     copies.save(2, places(3))

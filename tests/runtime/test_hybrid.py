@@ -187,7 +187,7 @@ def test_a_load_of_nothing_fails_its_step_and_changes_nothing():
     tables = [
         plans.runner.rows.req_to_token,
         plans.runner.cache.windows.full_to_window,
-        *plans.runner.cache.slots.tensors,
+        *plans.runner.cache.tables["state"].tensors,
     ]
     before = [table.clone() for table in tables]
     with pytest.raises(NoHostCopy, match=r"\[2\]"):
@@ -202,11 +202,11 @@ def test_a_plan_with_a_slot_too_many_changes_nothing():
     plans.begin(1, prompt(1, 9))
     plans.begin(2, prompt(2, 9))
     plans.step(extends=[(1, 9), (2, 9)])
-    before = [tensor.clone() for tensor in plans.runner.cache.slots.tensors]
+    before = [tensor.clone() for tensor in plans.runner.cache.tables["state"].tensors]
     plans.slots[2] = plans.slots[1]
     with pytest.raises(IndexOutOfPool, match="more than once"):
         plans.step(decodes=[1, 2])
-    assert all(torch.equal(*pair) for pair in zip(plans.runner.cache.slots.tensors, before, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(plans.runner.cache.tables["state"].tensors, before, strict=True))
 
 
 def test_depth_one_gives_what_depth_zero_gives():

@@ -61,5 +61,7 @@ def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, 
     assert extend is None or extend.graphs
     cache, rows = graphed.runner.cache, graphed.runner.rows
     assert not rows.req_to_token[PAD].any()
-    assert all(tensor[PAD].isfinite().all() for tensor in (*cache.pages.tensors, *cache.window_pages.tensors))
-    assert not any(tensor[PAD].any() for tensor in cache.slots.tensors), "slot 0 is never written"
+    assert all(
+        tensor[PAD].isfinite().all() for tensor in (*cache.tables["kv"].tensors, *cache.tables["window"].tensors)
+    )
+    assert not any(tensor[PAD].any() for tensor in cache.tables["state"].tensors), "slot 0 is never written"

@@ -86,7 +86,7 @@ def make_plans(request: pytest.FixtureRequest, paths: Callable[[str], Path]) -> 
 
 def _spoiled(plans: HybridPlanner, row: int) -> Iterator[Tensor]:
     """One entry of each state that the row goes on from, after each other."""
-    for tensor in plans.runner.cache.slots.tensors:
+    for tensor in plans.runner.cache.tables["state"].tensors:
         state = tensor[plans.slots[row]].view(-1)
         at = len(state) // 2
         before = state[at].clone()
@@ -105,9 +105,9 @@ def test_a_state_that_is_not_finite_shows_in_the_very_next_token(case: str, make
         for entry in _spoiled(plans, 1):
             entry.fill_(bad)
             plans.lens[1] = 6
-            before = [tensor[plans.slots[1]].clone() for tensor in plans.runner.cache.slots.tensors]
+            before = [tensor[plans.slots[1]].clone() for tensor in plans.runner.cache.tables["state"].tensors]
             assert plans.step(extends=[(1, 1)], decodes=[2]).failed == (0,)
-            for tensor, state in zip(plans.runner.cache.slots.tensors, before, strict=True):
+            for tensor, state in zip(plans.runner.cache.tables["state"].tensors, before, strict=True):
                 tensor[plans.slots[1]] = state
 
 

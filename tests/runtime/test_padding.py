@@ -42,7 +42,7 @@ def one_round(plans: HybridPlanner, change: Callable[[StepPlan], StepPlan]) -> t
         sampled.append((result.token_ids[:live], result.logprobs and result.logprobs[:live]))
     for row in (1, 2):
         plans.leave(row)
-    return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.slots.tensors]
+    return sampled, [tensor[1:3].clone() for tensor in plans.runner.cache.tables["state"].tensors]
 
 
 @pytest.mark.parametrize("case", STEPS)
@@ -61,5 +61,5 @@ def test_live_rows_do_not_notice_padded_sequences_nor_what_the_padding_holds(cas
         tensor[PAD] = float("nan")
     assert one_round(plans, padded)[0] == sampled
     plans.runner.warm_up()
-    assert not any(tensor[PAD].any() for tensor in cache.slots.tensors)
+    assert not any(tensor[PAD].any() for tensor in cache.tables["state"].tensors)
     assert one_round(plans, lambda plan: plan)[0] == sampled

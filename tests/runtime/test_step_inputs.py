@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 def pools() -> tuple[RequestRows, CachePool]:
     specs = (FullAttention(num_kv_heads=1, head_dim=1),)
-    cache = CachePool(specs, CacheTypes(), num_pages=2, page_size=PAGE_SIZE, device="cpu")
+    cache = CachePool(specs, CacheTypes(), num_slots={"kv": 2}, page_size=PAGE_SIZE, device="cpu")
     return RequestRows(NUM_ROWS, PAGES), cache
 
 
@@ -88,7 +88,7 @@ def check(plan: StepPlan, staging: StepInputs, inputs: Sections, rows: RequestRo
     assert step.req_pool_indices.tolist() == plan.rows.tolist()
     assert step.seq_lens.tolist() == plan.seq_lens.tolist()
     assert step.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
-    assert not len(step.out_window_loc), "no layer has a window"
+    assert not len(step.kinds.out_window_loc), "no layer has a window"
     assert inputs["sample_rows"].tolist() == sample_rows
     assert inputs["sample_lens"].tolist() == sample_lens
     assert plan.num_extends == 0 or inputs["sample_tokens"].tolist() == sampled

@@ -38,7 +38,7 @@ def runner(model: Model, ops: Ops) -> ModelRunner:
     return build_runner(
         model,
         sizes=PoolSizes(
-            num_pages=NUM_ROWS * PAGES_PER_ROW,
+            num_slots={"kv": NUM_ROWS * PAGES_PER_ROW},
             page_size=PAGE_SIZE,
             max_running_requests=NUM_ROWS,
             context_length=PAGE_SIZE * PAGES_PER_ROW,

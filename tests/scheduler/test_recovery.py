@@ -3,16 +3,16 @@
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import StateConfig
+from forebay.config.engine_config import KindConfig
 from forebay.requests.updates import FinishReason
 from tests.scheduler.rig import Rig
 
-BOTH = StateConfig(num_slots=24, track_interval=4, anchor_interval=1000, num_window_pages=64, window=6)
+BOTH = KindConfig(num_slots=24, track_interval=4, anchor_interval=1000, num_window_pages=64, window=6)
 
 
-@pytest.mark.parametrize("state", [StateConfig(), BOTH], ids=["plain", "hybrid"])
-def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: StateConfig) -> None:
-    rig = Rig(state=state)
+@pytest.mark.parametrize("state", [KindConfig(), BOTH], ids=["plain", "hybrid"])
+def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: KindConfig) -> None:
+    rig = Rig(kinds=state)
     reqs = [rig.add(9, max_new=4) for _ in range(3)]
     rig.step()
     plan = rig.launch()

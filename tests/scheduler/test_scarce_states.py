@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.config.engine_config import StateConfig, StateStrategy
+from forebay.config.engine_config import KindConfig, StateStrategy
 from forebay.requests.updates import MissReason
 from tests.kinds_of import states_of
 from tests.scheduler.rig import Rig
@@ -10,9 +10,9 @@ from tests.scheduler.rig import Rig
 
 def scarce(num_cached: int, **changes) -> Rig:
     """One request at a time, and room for `num_cached` states besides its own two."""
-    state = StateConfig(num_slots=2 + num_cached, track_interval=64, anchor_interval=1000)
+    state = KindConfig(num_slots=2 + num_cached, track_interval=64, anchor_interval=1000)
     changes = {"page_size": 4, "context_length": 256, "num_pages": 512, "chunked_prefill_size": 512} | changes
-    return Rig(state=state, max_running_requests=1, **changes)
+    return Rig(kinds=state, max_running_requests=1, **changes)
 
 
 def run(rig: Rig, prompt: list[int], **kw) -> int:
@@ -62,8 +62,8 @@ def test_a_prompt_that_comes_again_gets_a_state_at_its_end_although_it_is_one_of
 
 
 def test_no_buffer_keeps_to_the_same_rule():
-    state = StateConfig(num_slots=4, strategy=StateStrategy.NO_BUFFER, anchor_interval=1000)
-    rig = Rig(state=state, max_running_requests=1, page_size=1, context_length=256, num_pages=512)
+    state = KindConfig(num_slots=4, strategy=StateStrategy.NO_BUFFER, anchor_interval=1000)
+    rig = Rig(kinds=state, max_running_requests=1, page_size=1, context_length=256, num_pages=512)
     run(rig, [*range(100, 120)])
     run(rig, [*range(200, 220)])
     run(rig, [*range(300, 500)], resume_points=range(20, 200, 20))

@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTooLarge
-from forebay.config.engine_config import Ledger, SchedulePolicy, StateConfig
+from forebay.config.engine_config import KindConfig, Ledger, SchedulePolicy
 from forebay.memory.slots import LedgerError
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import SamplingParams
@@ -280,17 +280,17 @@ def test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_fr
 
 def test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes():
     """C26, C30: the copy was planned before the step that it depends on had been looked at."""
-    kept = StateConfig(page_bytes=1, retraction_host_bytes=1 << 20, recompute_bytes_per_token=1 << 10)
-    rig = Rig(depth=1, chunked_prefill_size=8, state=kept)
+    kinds = KindConfig(slot_bytes={"kv": 1}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=1 << 10)
+    rig = Rig(depth=1, chunked_prefill_size=8, kinds=kinds)
     req = rig.add(40)
     rig.launch()
     rig.scheduler.retract(req)
-    assert rig.scheduler.held.kept.num_bytes
+    assert rig.scheduler.held.offloaded.num_bytes
     other = rig.add(5)
     rig.launch()
     (update,) = rig.commit(failed=(0,))
     assert (update.request_id, update.finish) == (req.id, FinishReason.ERROR)
-    assert rig.scheduler.held.kept.num_bytes == 0
+    assert rig.scheduler.held.offloaded.num_bytes == 0
     rig.run()
     assert rig.finish_of(other) is FinishReason.LENGTH
     assert [plan.host.drops for plan in rig.plans if plan.host.drops] == [(req.id,)]

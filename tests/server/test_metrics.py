@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.config.engine_config import SchedulerConfig, StateConfig
+from forebay.config.engine_config import KindConfig, SchedulerConfig
 from forebay.engine.stats import Stats
 from forebay.scheduler.scheduler import Scheduler
 from forebay.server.metrics import _ENGINE_COUNTERS
@@ -20,7 +20,7 @@ def test_a_counter_that_is_not_declared_cannot_grow() -> None:
 
 def test_every_counter_of_the_metrics_is_one_that_the_engine_has() -> None:
     config = SchedulerConfig(
-        num_pages=64, max_running_requests=8, context_length=256, state=StateConfig(num_slots=64, track_interval=16)
+        num_pages=64, max_running_requests=8, context_length=256, kinds=KindConfig(num_slots=64, track_interval=16)
     )
     told = Stats(0.0).frame(Scheduler(config), 0.0).counters
     assert _ENGINE_COUNTERS.keys() <= told.keys()

@@ -21,7 +21,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
 from forebay.requests.parts import I64
-from forebay.requests.step_plan import Kept, StepPlan, StepResult, TokenLogprob
+from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TokenLogprob
 from forebay.scheduler.residency import Residencies
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_unique
@@ -80,10 +80,10 @@ class HashStep:
         plan: StepPlan,
         locations: I64,
         mask: Mask,
-        kept_lens: list[int],
+        saved_lens: list[int],
         windows: WindowReads | None,
     ) -> None:
-        self.plan, self.locations, self.mask, self.kept_lens, self.windows = plan, locations, mask, kept_lens, windows
+        self.plan, self.locations, self.mask, self.saved_lens, self.windows = plan, locations, mask, saved_lens, windows
         self._runner = runner
         ps, kv, rows = runner.page_size, runner.pools.kv, runner.pools.rows
         self.tenants: I64 = runner.tenant[plan.rows]
@@ -94,9 +94,9 @@ class HashStep:
         ]
         self.touched += [windows.touched] if windows else []
         for load in plan.host.loads:
-            self._comes_back(kv, "pages", load.request_id, load.pages)
+            self._comes_back(kv, "pages", load.request_id, load.slots["kv"])
             if runner.pools.windows:
-                self._comes_back(runner.pools.windows.slots, "window pages", load.request_id, load.window_pages)
+                self._comes_back(runner.pools.windows.slots, "window pages", load.request_id, load.slots["window"])
 
     def _comes_back(self, slots: Slots, what: str, request_id: int, ids: I64) -> None:
         self.touched.append(Touched(slots, what, ids, np.full(len(ids), request_id, dtype=np.int64), ids))
@@ -141,7 +141,7 @@ class HashRunner:
     # -- launching: in the order of the plans, before the earlier ones completed ---------------------------------------
 
     def launch(self, plan: StepPlan) -> HashStep:
-        kept_lens = [int(self.kv_len[self.row_of[kept.request_id]]) for kept in plan.host.saves]
+        saved_lens = [int(self.kv_len[self.row_of[save.request_id]]) for save in plan.host.saves]
         self._write_table(plan)
         if self.windows:
             self.windows.write_map(plan)
@@ -151,7 +151,7 @@ class HashRunner:
         tenants = self.tenant[plan.rows]
         self._check_owners(plan, locations, mask, tenants)
         windows = self.windows.launch(plan, self.table, tenants) if self.windows else None
-        step = HashStep(self, plan, locations, mask, kept_lens, windows)
+        step = HashStep(self, plan, locations, mask, saved_lens, windows)
         if self.states:
             new = {admission.row for admission in plan.admissions}
             admitted = np.array([row in new for row in plan.rows.tolist()])
@@ -243,20 +243,19 @@ class HashRunner:
             for touched in step.touched:
                 touched.check(step.plan.step)
 
-    def poison_free(self, pending: Iterable[Kept]) -> None:
+    def poison_free(self, pending: Iterable[HostCopy]) -> None:
         """Poison whatever nobody holds, but for what is yet to be copied to the host: `pending` and by the steps in
         flight."""
-        saves = [*pending, *(kept for step in self.in_flight for kept in step.plan.host.saves)]
-        pages, windows, slots = _NONE, _NONE, _NONE
-        if saves:
-            pages = np.concatenate([kept.pages for kept in saves])
-            windows = np.concatenate([kept.window_pages for kept in saves])
-            slots = np.array([kept.state_slot for kept in saves], dtype=np.int64)
-        self.pages.poison_free(pages)
+        saves = [*pending, *(save for step in self.in_flight for save in step.plan.host.saves)]
+
+        def saved(kind: str) -> I64:
+            return np.concatenate([_NONE, *(save.slots[kind] for save in saves)])
+
+        self.pages.poison_free(saved("kv"))
         if self.windows:
-            self.windows.bytes.poison_free(windows)
+            self.windows.bytes.poison_free(saved("window"))
         if self.states:
-            self.states.bytes.poison_free(slots)
+            self.states.bytes.poison_free(saved("state"))
 
     # -- executing: in the order of the launches ----------------------------------------------------------------------
 
@@ -267,7 +266,7 @@ class HashRunner:
         self._settle(plan)
         if fails:
             self._fail(step)
-        self.host.save(plan, step.kept_lens, self.broken)
+        self.host.save(plan, step.saved_lens, self.broken)
         self.host.drop(plan)
         if self.states:
             self.states.begin(plan)

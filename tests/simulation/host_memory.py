@@ -1,4 +1,4 @@
-"""What retracted requests keep in the memory of the hash model's host."""
+"""The copies of retracted requests in the memory of the hash model's host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forebay.requests.step_plan import Kept, StepPlan
+from forebay.requests.step_plan import HostCopy, StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_ids
 from tests.simulation.hashing import U64
 from tests.simulation.state_memory import StateMemory
@@ -17,7 +17,7 @@ from tests.simulation.window_memory import WindowMemory
 
 
 @dataclass(frozen=True, kw_only=True)
-class HostCopy:
+class Copied:
     """The words of `length` tokens in whole pages, [pages, page_size], and the state after them."""
 
     length: int
@@ -30,7 +30,7 @@ class HostMemory:
     """Copies by request id."""
 
     def __init__(self, pages: SlotBytes, windows: WindowMemory | None, states: StateMemory | None) -> None:
-        self.copies: dict[int, HostCopy] = {}
+        self.copies: dict[int, Copied] = {}
         self._pages, self._windows, self._states = pages, windows, states
 
     # -- launching ------------------------------------------------------------------------------------------------
@@ -42,37 +42,38 @@ class HostMemory:
             if load.request_id not in admitted:
                 raise RunnerError(f"step {plan.step} loads request {load.request_id}, which it does not admit")
             row = row_of[load.request_id]
-            pages = table[row, : len(load.pages)]
-            if not np.array_equal(pages, load.pages) or (self._pages.slots.owner[pages] != load.request_id).any():
-                raise RunnerError(f"step {plan.step} loads into pages {load.pages}; the row has {pages}")
-            if self._states and load.state_slot != plan.states.state_slots[plan.rows == row][0]:
-                raise RunnerError(f"step {plan.step} loads into slot {load.state_slot} of another request")
+            loaded = load.slots
+            pages = table[row, : len(loaded["kv"])]
+            if not np.array_equal(pages, loaded["kv"]) or (self._pages.slots.owner[pages] != load.request_id).any():
+                raise RunnerError(f"step {plan.step} loads into pages {loaded['kv']}; the row has {pages}")
+            if self._states and loaded["state"].tolist() != plan.states.state_slots[plan.rows == row].tolist():
+                raise RunnerError(f"step {plan.step} loads into slot {loaded['state']} of another request")
             if self._windows:
-                windows = self._windows.full_to_window[pages[len(pages) - len(load.window_pages) :]]
-                if not np.array_equal(windows, load.window_pages):
-                    raise RunnerError(f"step {plan.step} loads into window pages {load.window_pages} of {windows}")
+                windows = self._windows.full_to_window[pages[len(pages) - len(loaded["window"]) :]]
+                if not np.array_equal(windows, loaded["window"]):
+                    raise RunnerError(f"step {plan.step} loads into window pages {loaded['window']} of {windows}")
 
     # -- executing ------------------------------------------------------------------------------------------------
 
     def save(self, plan: StepPlan, lens: Sequence[int], broken: AbstractSet[int]) -> None:
         """`lens` are the tokens that the requests have computed when it is the step's turn."""
-        for kept, length in zip(plan.host.saves, lens, strict=True):
-            check_ids(self._pages.slots, "saved pages", kept.pages)
-            if len(kept.pages) * self._pages.by_slot.shape[1] - length not in range(self._pages.by_slot.shape[1]):
-                raise RunnerError(f"request {kept.request_id} has {length} tokens and saves pages {kept.pages}")
-            if self._states and self._states.lens[kept.state_slot] != length and kept.request_id not in broken:
-                raise RunnerError(
-                    f"request {kept.request_id} has {length} tokens and saves a state of "
-                    f"{self._states.lens[kept.state_slot]}"
-                )
-            if kept.request_id in self.copies and kept.request_id not in broken:
-                raise RunnerError(f"request {kept.request_id} is on the host already")
-            self.copies[kept.request_id] = self._copy(kept, length)
+        for save, length in zip(plan.host.saves, lens, strict=True):
+            pages = save.slots["kv"]
+            check_ids(self._pages.slots, "saved pages", pages)
+            if len(pages) * self._pages.by_slot.shape[1] - length not in range(self._pages.by_slot.shape[1]):
+                raise RunnerError(f"request {save.request_id} has {length} tokens and saves pages {pages}")
+            if self._states and save.request_id not in broken:
+                after = self._states.lens[save.slots["state"]].tolist()
+                if after != [length]:
+                    raise RunnerError(f"request {save.request_id} has {length} tokens and saves a state of {after}")
+            if save.request_id in self.copies and save.request_id not in broken:
+                raise RunnerError(f"request {save.request_id} is on the host already")
+            self.copies[save.request_id] = self._copy(save, length)
 
-    def _copy(self, kept: Kept, length: int) -> HostCopy:
-        windows = self._windows.bytes.by_slot[kept.window_pages] if self._windows else self._pages.by_slot[:0]
-        state = self._states.states[kept.state_slot] if self._states else POISON
-        return HostCopy(length=length, kv=self._pages.by_slot[kept.pages], windows=windows, state=state)
+    def _copy(self, save: HostCopy, length: int) -> Copied:
+        windows = self._windows.bytes.by_slot[save.slots["window"]] if self._windows else self._pages.by_slot[:0]
+        state = self._states.states[save.slots["state"]][0] if self._states else POISON
+        return Copied(length=length, kv=self._pages.by_slot[save.slots["kv"]], windows=windows, state=state)
 
     def drop(self, plan: StepPlan) -> None:
         """Copies that a failed step was to make may not be there."""
@@ -86,20 +87,21 @@ class HostMemory:
                 raise RunnerError(f"step {plan.step} loads request {load.request_id}; the host has nothing of it")
             at = plan.rows == row_of[load.request_id]
             start = int((plan.seq_lens - plan.q_lens)[at][0])
-            if (start, len(load.pages), len(load.window_pages)) != (copy.length, len(copy.kv), len(copy.windows)):
-                raise RunnerError(f"request {load.request_id} goes on at {start}, {copy.length} tokens were kept")
-            self._pages.by_slot[load.pages] = copy.kv
+            pages, windows = load.slots["kv"], load.slots.get("window", ())
+            if (start, len(pages), len(windows)) != (copy.length, len(copy.kv), len(copy.windows)):
+                raise RunnerError(f"request {load.request_id} goes on at {start}, {copy.length} tokens were saved")
+            self._pages.by_slot[pages] = copy.kv
             if self._windows:
-                self._windows.bytes.by_slot[load.window_pages] = copy.windows
+                self._windows.bytes.by_slot[windows] = copy.windows
             if self._states:
-                self._states.put(load.state_slot, copy.state, copy.length)
+                self._states.put(int(load.slots["state"][0]), copy.state, copy.length)
 
     def spoil(self, plan: StepPlan) -> None:
         """A step fails: what it was to copy, here or back, may hold anything."""
-        for kept in plan.host.saves:
-            gone = self._copy(kept, 0)
-            self.copies[kept.request_id] = HostCopy(
+        for save in plan.host.saves:
+            gone = self._copy(save, 0)
+            self.copies[save.request_id] = Copied(
                 length=0, kv=np.full_like(gone.kv, POISON), windows=np.full_like(gone.windows, POISON), state=POISON
             )
         for load in plan.host.loads:
-            self._pages.by_slot[load.pages] = POISON
+            self._pages.by_slot[load.slots["kv"]] = POISON

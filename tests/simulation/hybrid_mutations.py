@@ -7,13 +7,12 @@ import pytest
 from msgspec import structs
 
 from forebay.memory.kinds import recurrent
-from forebay.memory.kinds.recurrent import States
-from forebay.memory.kinds.tracking import Snapshot, Tracking
+from forebay.memory.kinds.hybrid_rows import MambaPool
+from forebay.memory.kinds.recurrent import Snapshot, States, Tracking
 from forebay.memory.kinds.window import Windows
-from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.slots import CACHE, NO_SLOT
 from forebay.scheduler.admission import AdmissionPass
-from forebay.scheduler.kept import KeptOnHost
+from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.residency import Residencies
 
 Patch = pytest.MonkeyPatch
@@ -224,24 +223,25 @@ def a_window_is_evicted_and_still_mapped(patch: Patch) -> None:
 
 
 def the_copy_of_another_request_is_loaded(patch: Patch) -> None:
-    load = KeptOnHost.load
+    load = Offloaded.load
 
-    def mutated(self, kept, draft):
-        load(self, kept, draft)
+    def mutated(self, copy, draft):
+        load(self, copy, draft)
         others = [id for id, copy in self._copies.items() if copy.step < draft.step]
         if others:
-            draft.loads[-1] = structs.replace(kept, request_id=others[0])
+            draft.loads[-1] = structs.replace(copy, request_id=others[0])
 
-    patch.setattr(KeptOnHost, "load", mutated)
+    patch.setattr(Offloaded, "load", mutated)
 
 
 def a_copy_is_loaded_into_the_slot_of_the_last_tenant(patch: Patch) -> None:
-    load = KeptOnHost.load
-    patch.setattr(
-        KeptOnHost,
-        "load",
-        lambda self, kept, draft: load(self, structs.replace(kept, state_slot=kept.state_slot - 1), draft),
-    )
+    load = Offloaded.load
+
+    def mutated(self, copy, draft):
+        slots = {kind: ids - (kind == "state") for kind, ids in copy.slots.items()}
+        load(self, structs.replace(copy, slots=slots), draft)
+
+    patch.setattr(Offloaded, "load", mutated)
 
 
 def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
@@ -255,24 +255,24 @@ def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
 
 
 def a_copy_that_a_failed_step_was_to_make_is_relied_on(patch: Patch) -> None:
-    patch.setattr(KeptOnHost, "start_over", lambda self, void, committed: [])
+    patch.setattr(Offloaded, "start_over", lambda self, void, committed: [])
 
 
 def a_copy_outlives_its_request(patch: Patch) -> None:
     def mutated(self, request_id, draft):
         self.num_bytes -= self._copies.pop(request_id).num_bytes if request_id in self._copies else 0
 
-    patch.setattr(KeptOnHost, "drop", mutated)
+    patch.setattr(Offloaded, "drop", mutated)
 
 
-def a_request_is_kept_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
-    keep = Residencies._what_is_kept
+def a_request_is_saved_with_the_tokens_of_its_last_chunk_only(patch: Patch) -> None:
+    host_copy = Residencies._host_copy
 
     def mutated(self, held):
-        kept = keep(self, held)
-        return structs.replace(kept, pages=kept.pages[-1:])
+        copy = host_copy(self, held)
+        return structs.replace(copy, slots={**copy.slots, "kv": copy.slots["kv"][-1:]})
 
-    patch.setattr(Residencies, "_what_is_kept", mutated)
+    patch.setattr(Residencies, "_host_copy", mutated)
 
 
 # -- what clients are told --------------------------------------------------------------------------------------------

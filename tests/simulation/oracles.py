@@ -97,7 +97,7 @@ class Tracked:
 
     def _check_report(self, report: CacheReport) -> None:
         """The kinds agree with each other, and the reason with them (C20)."""
-        state, windowed, ps = self.config.state, bool(self.model.window), self.config.page_size
+        state, windowed, ps = self.config.kinds, bool(self.model.window), self.config.page_size
         end = (len(self.prompt) - 1) // ps * ps
         cached, kv = report.cached_tokens, report.kv_tokens
         state_tokens = report.resumable.get("state", kv)
@@ -213,8 +213,11 @@ class Oracles:
             scheduler.num_waiting_tokens == sum(len(req.tokens) for req in waiting),
             "the number of waiting tokens is not their sum",
         )
-        room = self.config.state.retraction_host_bytes
-        require(0 <= scheduler.held.kept.num_bytes <= room, f"{scheduler.held.kept.num_bytes} bytes kept in {room}")
+        room = self.config.kinds.retraction_host_bytes
+        require(
+            0 <= scheduler.held.offloaded.num_bytes <= room,
+            f"{scheduler.held.offloaded.num_bytes} bytes on the host, of {room}",
+        )
         self._checks += 1
         if self._checks % 16 == 0:
             self.check_cache()
@@ -267,14 +270,14 @@ class Oracles:
         require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
         if states_of(held):
             cached = states_of(held)
-            require(states_of(held).pool.num_free + cached.num_cached == config.state.num_slots, "a state slot is lost")
+            require(states_of(held).pool.num_free + cached.num_cached == config.kinds.num_slots, "a state slot is lost")
             require(cached.num_locked == 0, "a state is locked although nobody runs")
         if windows_of(held):
             pool = windows_of(held)
-            require(pool.slots.num_free + pool.num_cached == config.state.num_window_pages, "a window page is lost")
+            require(pool.slots.num_free + pool.num_cached == config.kinds.num_window_pages, "a window page is lost")
             require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
         require(self.runner.host.copies.keys() <= set(held.draft.drops), "the host keeps what nobody will come for")
-        require(held.kept.num_bytes == 0, "host memory is booked although nobody is retracted")
+        require(held.offloaded.num_bytes == 0, "host memory is booked although nobody is retracted")
 
 
 def _logged(update: Update) -> str:

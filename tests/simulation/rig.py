@@ -3,8 +3,9 @@
 from dataclasses import replace
 from random import Random
 
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
-from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
+from forebay.memory.kinds.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
@@ -63,7 +64,9 @@ def hybrid(
     wanted = config(page_size=ps, num_pages=num_tokens // ps, **changes)
     depth, rows = wanted.overlap_depth, wanted.max_running_requests
     strategy = StateStrategy.NO_BUFFER if kind == "no_buffer" else StateStrategy.EXTRA_BUFFER
-    state = StateConfig(strategy=strategy, track_interval=2 * ps, page_bytes=100 * ps, slot_bytes=1000)
+    state = KindConfig(
+        strategy=strategy, track_interval=2 * ps, slot_bytes={"kv": 100 * ps, "window": 50 * ps, "state": 1000}
+    )
     if host:
         state = replace(state, retraction_host_bytes=1 << 30, recompute_bytes_per_token=1 << 20)
     if kind != "windows":
@@ -73,5 +76,5 @@ def hybrid(
         tracked = state.track_interval if state.num_slots else 0
         pages = rows * window_pages_per_request(WINDOW, ps, depth, tracked)
         pages += window_pages_in_flight(wanted.chunked_prefill_size, ps, depth)
-        state = replace(state, window=WINDOW, num_window_pages=pages + spare_windows, window_page_bytes=50 * ps)
-    return replace(wanted, state=state)
+        state = replace(state, window=WINDOW, num_window_pages=pages + spare_windows)
+    return replace(wanted, kinds=state)

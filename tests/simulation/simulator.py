@@ -51,7 +51,7 @@ class Outcome:
     hits: int = 0
     retractions: int = 0
     recomputed: int = 0
-    kept: int = 0
+    offloaded: int = 0
     state_hits: int = 0
     window_hits: int = 0
     states_taken: int = 0
@@ -294,7 +294,7 @@ class Simulation:
         log = self.oracles.log
         for column in (plan.rows, plan.seq_lens, plan.out_cache_loc, plan.input_ids, plan.writes.write_pages):
             log.update(column.tobytes())
-        if self.config.state.num_slots or self.config.state.num_window_pages:
+        if self.config.kinds.num_slots or self.config.kinds.num_window_pages:
             for column in (
                 plan.windows.out_window_loc,
                 plan.states.state_slots,
@@ -360,7 +360,7 @@ class Simulation:
             hits=hits,
             retractions=int(counters.get("retractions", 0)),
             recomputed=int(counters.get("recomputed_tokens", 0)),
-            kept=held.kept.num_kept,
+            offloaded=held.offloaded.num_saved,
             state_hits=hits if states_of(held) else 0,
             window_hits=hits if windows_of(held) else 0,
             states_taken=states_of(held).num_taken if states_of(held) else 0,

@@ -62,13 +62,14 @@ class StateMemory:
             raise RunnerError(f"step {plan.step}: snapshots at {lens} outside of what its sequences compute")
 
     def _check_beginnings(self, plan: StepPlan, tenants: I64, admitted: Mask) -> None:
-        """Each new request's slot becomes zeros, a copy, or what was kept on the host; exactly one of these, and nobody
-        else's does."""
+        """Each new request's slot becomes zeros, a copy, or what is loaded from the host; exactly one of these, and
+        nobody else's does."""
         work = plan.states
+        loaded = [slot for load in plan.host.loads for slot in load.slots["state"].tolist()]
         src, dst, owner = work.copy_src, work.copy_dst, self.slots.owner
         for what, ids in (("cleared slots", work.clears), ("copied slots", src), ("slots copied to", dst)):
             check_ids(self.slots, what, ids)
-        begun = [*work.clears.tolist(), *dst.tolist(), *(load.state_slot for load in plan.host.loads)]
+        begun = [*work.clears.tolist(), *dst.tolist(), *loaded]
         if len(set(begun)) != len(begun) or set(begun) & set(src.tolist()):
             what = f"clears {work.clears}, copies {src} to {dst} and loads {plan.host.loads}"
             raise RunnerError(f"step {plan.step} {what}: one slot twice")
@@ -96,7 +97,7 @@ class StateMemory:
         self.lens[work.copy_dst] = self.lens[work.copy_src]
 
     def put(self, slot: int, state: np.uint64, length: int) -> None:
-        """What was kept on the host comes back."""
+        """What was saved on the host comes back."""
         self.states[slot], self.lens[slot] = state, length
 
     def bad(self, plan: StepPlan) -> Mask:

@@ -116,7 +116,7 @@ def test_window_writes_that_a_failed_launch_swallowed_are_sent_again():
 
 
 def coming_back(depth: int) -> tuple[Simulation, Tracked]:
-    """A request that was kept on the host, in the step in flight that loads it; the cache has nothing of it left."""
+    """A request that was offloaded, in the step in flight that loads it; the cache has nothing of it left."""
     sim = simulation_of(hybrid("windows", overlap_depth=depth, host=True))
     sim.add([50], greedy(60))  # somebody for whom there are steps meanwhile
     tracked = sim.add(list(range(13)), greedy(20))

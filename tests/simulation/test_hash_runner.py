@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig
 from forebay.memory.kinds.window import Windows
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, Slots
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import Admission, Kept
+from forebay.requests.step_plan import Admission, HostCopy
 from tests.plans import EMPTY_PARTS, changed, column, plan_of
 from tests.simulation.device_memory import RunnerError
 from tests.simulation.hash_runner import HashRunner, Pools, StepFailed
@@ -51,7 +51,7 @@ class Device:
             max_running_requests=4,
             context_length=16,
             ledger=Ledger.RAISE,
-            state=StateConfig(num_slots=12, num_window_pages=40, window=WINDOW),
+            kinds=KindConfig(num_slots=12, num_window_pages=40, window=WINDOW),
         )
         self.rows.take_ids(4, 1)
         pools = Pools(
@@ -154,23 +154,25 @@ def test_a_hit_goes_on_from_the_snapshot_of_another_request():
     assert device.run(hit(device, first)[1]) == right([3, 1, 4, 1, 8], 1)
 
 
-def test_c26_what_was_kept_on_the_host_comes_back_elsewhere():
+def test_c26_what_was_saved_on_the_host_comes_back_elsewhere():
     device = Device()
     first = Tenant(device, 1, PROMPT)
     tokens = device.run(device.step(first, 7), device.step(first, 8))
-    kept = kept_of(device, first, 8)
+    save = copy_of(device, first, 8)
     bystander = Tenant(device, 2, [5, 5])
-    device.run(device.step(bystander, 2, saves=(kept,)))
+    device.run(device.step(bystander, 2, saves=(save,)))
     again = Tenant(device, 1, [*PROMPT, *tokens], row=3)
-    tokens += device.run(device.step(again, 9, start=8, clears=ids(), loads=(kept_of(device, again, 8),)))
+    tokens += device.run(device.step(again, 9, start=8, clears=ids(), loads=(copy_of(device, again, 8),)))
     assert tokens == right(PROMPT, 3)
     assert not device.runner.host.copies
 
 
-def kept_of(device, tenant, num_tokens):
+def copy_of(device, tenant, num_tokens):
     pages = tenant.pages[: -(-num_tokens // PAGE)]
     windows = device.windows.full_to_window[pages[device.windows.first_needed(num_tokens) :]].astype(np.int64)
-    return Kept(request_id=tenant.number, pages=pages, window_pages=windows, state_slot=tenant.live)
+    return HostCopy(
+        request_id=tenant.number, slots={"kv": np.array(pages), "window": windows, "state": ids(tenant.live)}
+    )
 
 
 # -- wrong plans ------------------------------------------------------------------------------------------------------
@@ -271,25 +273,27 @@ def test_a_window_with_other_tokens_is_found_although_no_sampled_token_looks_the
     ("changes", "why"),
     [
         ({"request_id": 2}, "does not admit"),
-        ({"pages": ids(1, 2, 3, 4)}, "loads into pages"),
-        ({"window_pages": ids(1, 2, 3)}, "loads into window pages"),
-        ({"state_slot": 3}, "their last tenant left"),
+        ({"kv": ids(1, 2, 3, 4)}, "loads into pages"),
+        ({"window": ids(1, 2, 3)}, "loads into window pages"),
+        ({"state": ids(3)}, "their last tenant left"),
     ],
 )
 def test_a_copy_from_the_host_in_the_wrong_place_is_found(changes, why):
     device = Device()
     first = Tenant(device, 1, PROMPT)
     device.run(device.step(first, 7), device.step(first, 8))
-    device.run(device.step(Tenant(device, 2, [5, 5]), 2, saves=(kept_of(device, first, 8),)))
+    device.run(device.step(Tenant(device, 2, [5, 5]), 2, saves=(copy_of(device, first, 8),)))
     again = Tenant(device, 1, [*PROMPT, 0, 0], row=3)
-    load = structs.replace(kept_of(device, again, 8), **changes)
+    load = copy_of(device, again, 8)
+    slots = load.slots | {kind: value for kind, value in changes.items() if kind in load.slots}
+    load = structs.replace(load, slots=slots, request_id=changes.get("request_id", load.request_id))
     refused(device, device.step(again, 9, start=8, clears=ids(), loads=(load,)), why)
 
 
 def test_what_is_not_on_the_host_cannot_come_back():
     device = Device()
     tenant = Tenant(device, 1, PROMPT)
-    plan = device.step(tenant, 7, start=6, clears=ids(), loads=(kept_of(device, tenant, 6),))
+    plan = device.step(tenant, 7, start=6, clears=ids(), loads=(copy_of(device, tenant, 6),))
     refused(device, plan, "the host has nothing of it")
 
 
@@ -297,9 +301,10 @@ def test_a_copy_of_fewer_pages_than_tokens_is_found():
     device = Device()
     first = Tenant(device, 1, PROMPT)
     device.run(device.step(first, 7))
-    kept = kept_of(device, first, 7)
+    save = copy_of(device, first, 7)
+    save.slots["kv"] = save.slots["kv"][:3]
     other = Tenant(device, 2, [5, 5])
-    refused(device, device.step(other, 2, saves=(structs.replace(kept, pages=kept.pages[:3]),)), "saves pages")
+    refused(device, device.step(other, 2, saves=(save,)), "saves pages")
 
 
 # -- steps in flight --------------------------------------------------------------------------------------------------

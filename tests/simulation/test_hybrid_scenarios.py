@@ -142,7 +142,7 @@ def test_c1_c26_c28_tokens_do_not_depend_on_chunks_or_retractions(kind, chunk, e
     outcome = sim.outcome()
     assert outcome.requests - outcome.refused == sim.oracles.num_finished >= 34
     assert outcome.retractions > 2 or not every
-    assert bool(outcome.kept) == (every == 3)
+    assert bool(outcome.offloaded) == (every == 3)
 
 
 # -- C-3 --------------------------------------------------------------------------------------------------------------
@@ -257,8 +257,8 @@ def test_c9_a_flush_with_work_in_flight_costs_nobody_a_token_and_leaves_no_stale
     assert sim.oracles.num_hits
     sim.scheduler.flush_cache()
     assert held.cache.num_pages == 0
-    assert states_of(held) is None or states_of(held).pool.num_free == sim.config.state.num_slots
-    assert windows_of(held) is None or windows_of(held).slots.num_free == sim.config.state.num_window_pages
+    assert states_of(held) is None or states_of(held).pool.num_free == sim.config.kinds.num_slots
+    assert windows_of(held) is None or windows_of(held).slots.num_free == sim.config.kinds.num_window_pages
     cold = sim.add(system + fresh(sim, 6), greedy(8))
     sim.drain()
     assert cold.cached_tokens == 0

@@ -8,13 +8,14 @@ from random import Random
 
 from forebay.config.engine_config import (
     EvictionPolicy,
+    KindConfig,
     Ledger,
     SchedulePolicy,
     SchedulerConfig,
-    StateConfig,
     StateStrategy,
 )
-from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.hashing import HashModel
 
@@ -50,10 +51,10 @@ class Traffic:
 
     def model(self, config: SchedulerConfig) -> HashModel:
         """The model that has the layers of `config`; without full attention where pages have no bytes."""
-        state = config.state
+        state = config.kinds
         return HashModel(
             vocab=self.vocab,
-            full=state.page_bytes > 0 or not (state.num_slots or state.num_window_pages),
+            full=state.slot_bytes.get("kv", 0) > 0 or not (state.num_slots or state.num_window_pages),
             window=state.window if state.num_window_pages else 0,
             recurrent=state.num_slots > 0,
         )
@@ -86,20 +87,23 @@ def random_config(rng: Random) -> SchedulerConfig:
         stall_timeout_s=0.1 if hurried else 60.0,
         ledger=Ledger.RAISE,
     )
-    state = StateConfig(
+    state = KindConfig(
         num_slots=_num_slots(rng, config, strategy) if kinds in ("states", "both") else 0,
         strategy=strategy,
         track_interval=page_size * rng.choice([1, 1, 2, 4]),
         anchor_interval=rng.choice([4, 16, 1024]),
-        page_bytes=100 * page_size if kinds == "plain" or rng.random() < 0.7 else 0,
-        slot_bytes=1000 if kinds in ("states", "both") else 0,
+        slot_bytes={
+            "kv": 100 * page_size if kinds == "plain" or rng.random() < 0.7 else 0,
+            "window": 50 * page_size,
+            "state": 1000,
+        },
         retraction_host_bytes=rng.choice([0, 3000, 1 << 30]),
         recompute_bytes_per_token=rng.choice([150, 1 << 20]),
     )
     if kinds in ("windows", "both"):
         state = _with_windows(rng, config, state)
     mixed = max(1, config.chunked_prefill_size // 3) if config.num_pages % 2 else config.chunked_prefill_size
-    return replace(config, state=state, mixed_chunk_size=mixed)
+    return replace(config, kinds=state, mixed_chunk_size=mixed)
 
 
 def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) -> int:
@@ -109,7 +113,7 @@ def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) ->
     return config.max_running_requests * per_request + rng.choice([0, 1, 1, 2, 4, 16])
 
 
-def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> StateConfig:
+def _with_windows(rng: Random, config: SchedulerConfig, state: KindConfig) -> KindConfig:
     """What running requests need at least, and some to cache windows in."""
     window, depth = min(rng.choice([2, 3, 5, 8, 17, 40]), config.context_length), config.overlap_depth
     tracked = state.track_interval if state.num_slots else 0
@@ -119,13 +123,12 @@ def _with_windows(rng: Random, config: SchedulerConfig, state: StateConfig) -> S
         state,
         window=window,
         num_window_pages=pages + rng.choice([0, 0, 2, 16]),
-        window_page_bytes=50 * config.page_size,
     )
 
 
 def random_traffic(rng: Random, config: SchedulerConfig) -> Traffic:
     capacity = min(config.context_length, config.num_pages * config.page_size)
-    if config.state.num_window_pages and rng.random() < 0.4:
+    if config.kinds.num_window_pages and rng.random() < 0.4:
         return _lossy(rng, capacity)
     calm = rng.random() < 0.25
     pressed = rng.random() < 0.4  # many short prompts at once that all want to grow: retractions

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Final
 
-from forebay.config.engine_config import Ledger, SchedulerConfig, StateConfig, StateStrategy
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.core import EngineCore
-from forebay.memory.footprint import tracking_slots, window_pages_in_flight, window_pages_per_request
+from forebay.memory.kinds.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.step_plan import Launched, StepPlan
 from forebay.scheduler.scheduler import Scheduler
 from tests.integration.threaded import ThreadedEngine
@@ -26,18 +27,16 @@ PRUNE_EVERY: Final = 256  # steps
 def scheduler_config() -> SchedulerConfig:
     """A hybrid of all kinds of layers in pools so small that requests evict and retract each other."""
     pages = window_pages_per_request(WINDOW, PAGE, DEPTH, INTERVAL)
-    state = StateConfig(
+    state = KindConfig(
         num_slots=ROWS * (1 + tracking_slots(True, DEPTH)) + 10,
         strategy=StateStrategy.EXTRA_BUFFER,
         track_interval=INTERVAL,
         anchor_interval=16,
-        page_bytes=100 * PAGE,
-        slot_bytes=1000,
+        slot_bytes={"kv": 100 * PAGE, "window": 50 * PAGE, "state": 1000},
         retraction_host_bytes=20_000,
         recompute_bytes_per_token=1 << 20,
         window=WINDOW,
         num_window_pages=ROWS * pages + window_pages_in_flight(CHUNK, PAGE, DEPTH) + 8,
-        window_page_bytes=50 * PAGE,
     )
     return SchedulerConfig(
         page_size=PAGE,
@@ -49,7 +48,7 @@ def scheduler_config() -> SchedulerConfig:
         radix_cache=True,
         overlap_depth=DEPTH,
         ledger=Ledger.RAISE,
-        state=state,
+        kinds=state,
     )
 
 

@@ -216,7 +216,7 @@ class Soak:
             "waiting": list(scheduler.waiting),
             "in flight": list(core._in_flight),
             "leaving": list(scheduler.held.leaving),
-            "kept on the host": scheduler.held.kept._copies,
+            "on the host": scheduler.held.offloaded._copies,
             "launched": list(runner.hashes.in_flight),
             "connections": self._num_connections(),
         }

@@ -1,42 +1,107 @@
-"""The kinds of cache that an engine's layers keep beside full KV."""
+"""The kinds of cache that an engine's layers keep beside full KV: what they ask of memory, and their rooms."""
 
 from __future__ import annotations
 
-from forebay.config.engine_config import SchedulerConfig, StateStrategy
-from forebay.memory.footprint import tracking_slots, window_margin
-from forebay.memory.hybrid_rows import HybridReqToTokenPool
+from typing import Final, NamedTuple
+
+from forebay.base.units import human_bytes
+from forebay.config.engine_config import KindOptions, SchedulerConfig, SchedulingOptions, StateStrategy
+from forebay.memory.budget import PARTS, KindDemand
+from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, StateDemand, tracking_slots
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.recurrent import States
-from forebay.memory.kinds.window import Windows
+from forebay.memory.kinds.window import WindowDemand, Windows, window_margin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
+
+DEMANDS: Final[tuple[type[KindDemand], ...]] = (WindowDemand, StateDemand)
+
+
+class CacheSizes(NamedTuple):
+    """Bytes over all layers, for one token of full and of windowed KV, and for one state slot. `window` 0: no layer has
+    one; otherwise the widest, since the window pages of a token are kept or given back for all layers together."""
+
+    kv_bytes_per_token: int
+    window_bytes_per_token: int = 0
+    state_bytes: int = 0
+    window: int = 0
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.kv_bytes_per_token + self.window_bytes_per_token
+
+    @property
+    def bytes_per_request(self) -> int:
+        """Of what has the same size however long it is."""
+        return self.state_bytes
+
+    def of_a_request(self) -> list[str]:
+        """What a request takes that does not grow with its length, in words."""
+        found = []
+        if self.window:
+            size = human_bytes(self.window_bytes_per_token * self.window)
+            found.append(f"window {size} a request, once it has {self.window:,} tokens")
+        if self.state_bytes:
+            found.append(f"state {human_bytes(self.state_bytes)} a request, however long, with scans in float32")
+        return found
+
+
+def make_demands(
+    sizes: CacheSizes, page_size: int, options: KindOptions, scheduling: SchedulingOptions
+) -> tuple[KindDemand, ...]:
+    """Of the kinds that layers keep. Without a prefix cache nothing is tracked."""
+    demands: list[KindDemand] = []
+    depth, tracks = scheduling.overlap_depth, options.strategy is StateStrategy.EXTRA_BUFFER and scheduling.radix_cache
+    if sizes.window_bytes_per_token:
+        demands.append(
+            WindowDemand(
+                slot_bytes=page_size * sizes.window_bytes_per_token,
+                per_page=round(options.swa_full_tokens_ratio * PARTS),
+                ratio=options.swa_full_tokens_ratio,
+                window=sizes.window,
+                track_interval=options.track_interval if sizes.state_bytes else 0,
+                overlap_depth=depth,
+                chunked_prefill_size=scheduling.chunked_prefill_size,
+            )
+        )
+    if sizes.state_bytes:
+        demands.append(
+            StateDemand(
+                slot_bytes=sizes.state_bytes,
+                num_tracking=tracking_slots(tracks, depth),
+                cached=scheduling.radix_cache,
+                configured=options.max_mamba_cache_size,
+                ratio=options.mamba_full_memory_ratio,
+            )
+        )
+    return tuple(demands)
 
 
 def make_rows(config: SchedulerConfig) -> ReqToTokenPool:
     """Request rows, which come with state slots where layers keep such."""
     size, context, ps, ledger = config.max_running_requests, config.context_length, config.page_size, config.ledger
-    if not config.state.num_slots:
+    if not config.kinds.num_slots:
         return ReqToTokenPool(size, context, page_size=ps, ledger=ledger)
-    extra_buffer = config.state.strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
-    num_tracking = tracking_slots(extra_buffer, config.overlap_depth)
+    tracks = config.kinds.strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
+    num_tracking = tracking_slots(tracks, config.overlap_depth)
     return HybridReqToTokenPool(
-        size, context, mamba_size=config.state.num_slots, num_tracking=num_tracking, page_size=ps, ledger=ledger
+        size, context, mamba_size=config.kinds.num_slots, num_tracking=num_tracking, page_size=ps, ledger=ledger
     )
 
 
 def make_kinds(config: SchedulerConfig, rows: ReqToTokenPool) -> tuple[Kind, ...]:
     """In the order in which they are named where a hit ends for several reasons."""
     kinds: list[Kind] = []
-    kept, margin = config.state, 0
+    options, margin = config.kinds, 0
     if isinstance(rows, HybridReqToTokenPool):
         kinds.append(States(config, rows))
-        margin = kept.track_interval
-    if kept.num_window_pages:
+        margin = options.track_interval
+    if options.num_window_pages:
         kinds.append(
             Windows(
-                kept.num_window_pages,
+                options.num_window_pages,
                 config.num_pages,
                 rows,
-                window=kept.window,
+                window=options.window,
                 margin=window_margin(config.page_size, margin),
                 ledger=config.ledger,
             )

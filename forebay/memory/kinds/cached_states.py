@@ -11,8 +11,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
+from forebay.memory.kinds.hybrid_rows import STATE, MambaPool
 from forebay.memory.kinds.kind import Kind
-from forebay.memory.mamba_pool import MambaPool
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Node, Pin
 from forebay.memory.slots import CACHE, NO_SLOT, Holder, Ids, as_ids
@@ -35,7 +35,7 @@ class CachedStates(Kind):
     Pages with no state at or below them are dead: nobody can go on from there until somebody computes one again.
     """
 
-    name: ClassVar[str] = "state"
+    name: ClassVar[str] = STATE
     missing: ClassVar[MissReason] = MissReason.STATE_MISSING
     at_ends: ClassVar[bool] = True
 

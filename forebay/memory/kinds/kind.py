@@ -8,7 +8,7 @@ asks every kind the same questions, and a model without such layers loops over n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
@@ -123,9 +123,10 @@ class Kind:
         """The request has its row and pages, and goes on from the end of its pin, for which it is locked, or from what
         comes back from the host, for which it needs places."""
 
-    def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
-        """Where it keeps what goes with `pages`, those of its first `kv_len` tokens, as a plan's copies name it."""
-        return {}
+    def slots_with(self, held: Residency, pages: Ids) -> Ids:
+        """The slots of what goes on the host beside `pages`, those of its first `kv_len` tokens, and comes back into
+        as many others; in the order of tokens."""
+        return NO_IDS
 
     def slide(self, table: RowTable, rows: Ids) -> None:
         """A step is being planned for these rows: let go of what the steps before it have left behind."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,11 +11,76 @@ from forebay.config.engine_config import SchedulerConfig, StateStrategy
 from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
-from forebay.memory.hybrid_rows import StateRows
 from forebay.memory.kinds.cached_states import CachedStates
+from forebay.memory.kinds.hybrid_rows import StateRows
 from forebay.memory.kinds.kind import Arrival
-from forebay.memory.kinds.tracking import Snapshot, Tracking
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
+
+
+class Snapshot(NamedTuple):
+    """The state after `length` tokens in `slot`, complete when `step` has committed."""
+
+    step: int
+    length: int
+    slot: int
+
+
+class Tracking:
+    """`live` is the slot that steps read and write. `buffers` are the request's tracking slots, `ahead` the anchors
+    that its chunks have not reached. Snapshots are `pending` until their step commits; then those in slots of their own
+    are `ready` for the prefix cache, and of those in tracking slots the latest is `tracked`. The slot that a leaving
+    request has `given` to the cache is its own no more.
+    """
+
+    __slots__ = ("ahead", "buffers", "given", "live", "pending", "ready", "tracked")
+
+    def __init__(self, live: int, buffers: list[int], ahead: list[Anchor]) -> None:
+        self.live, self.buffers, self.ahead = live, buffers, ahead
+        self.pending: list[Snapshot] = []
+        self.ready: list[Snapshot] = []
+        self.tracked: Snapshot | None = None
+        self.given = NO_SLOT
+
+    def next_buffer(self) -> int | None:
+        """The tracking slot for the next snapshot: never the one whose state is complete, if there are two, and none
+        while a step in flight writes one (C6)."""
+        if any(snapshot.slot in self.buffers for snapshot in self.pending):
+            return None
+        used = self.tracked.slot if self.tracked else 0
+        return next((slot for slot in self.buffers if slot != used), self.buffers[0])
+
+    def track(self, snapshot: Snapshot) -> None:
+        """A step that is being planned writes a snapshot."""
+        self.pending.append(snapshot)
+        if self.tracked and self.tracked.slot == snapshot.slot:
+            self.tracked = None  # overwritten from now on
+
+    def complete(self, step: int) -> None:
+        """`step` and all before it have committed."""
+        while self.pending and self.pending[0].step <= step:
+            snapshot = self.pending.pop(0)
+            if snapshot.slot in self.buffers:
+                self.tracked = snapshot
+            else:
+                self.ready.append(snapshot)
+
+    def pop_ahead(self, stop: int) -> list[Anchor]:
+        """The anchors that a chunk up to `stop` reaches, which are then behind."""
+        reached = []
+        while self.ahead and self.ahead[0].length <= stop:
+            reached.append(self.ahead.pop(0))
+        return reached
+
+    @property
+    def to_come(self) -> list[int]:
+        """Lengths at which the prefix cache will be given a state, in ascending order."""
+        under_way = [snapshot.length for snapshot in (*self.ready, *self.pending) if snapshot.slot not in self.buffers]
+        return [*under_way, *(point.length for point in self.ahead)]
+
+    @property
+    def own_slots(self) -> list[int]:
+        """Slots besides the live and tracking ones."""
+        return [snapshot.slot for snapshot in (*self.pending, *self.ready) if snapshot.slot not in self.buffers]
 
 
 class States(CachedStates):
@@ -28,7 +93,7 @@ class States(CachedStates):
     def __init__(self, config: SchedulerConfig, rows: StateRows) -> None:
         super().__init__(rows.mamba_pool)
         self._rows, self._config = rows, config
-        self._extra_buffer = config.state.strategy is StateStrategy.EXTRA_BUFFER
+        self._extra_buffer = config.kinds.strategy is StateStrategy.EXTRA_BUFFER
         self._tracking: list[Tracking | None] = [None] * rows.slots.num_rows
         self.num_taken = self.num_skipped = 0
 
@@ -57,7 +122,7 @@ class States(CachedStates):
                 page_size=self._config.page_size,
                 resume_points=arrival.resume_points,
                 branches=arrival.branches,
-                interval=self._config.state.anchor_interval,
+                interval=self._config.kinds.anchor_interval,
             )
         self._tracking[held.row] = Tracking(live, buffers, ahead)
         if not arrival.from_host:
@@ -72,8 +137,8 @@ class States(CachedStates):
         else:
             self.pool.clear_state(live, draft)
 
-    def places(self, held: Residency, pages: Ids) -> dict[str, Any]:
-        return {"state_slot": self.tracking(held).live}
+    def slots_with(self, held: Residency, pages: Ids) -> Ids:
+        return as_ids([self.tracking(held).live])
 
     # -- a step's snapshots -------------------------------------------------------------------------------------------
 
@@ -113,7 +178,7 @@ class States(CachedStates):
         """Some rows reach a length at which they are tracked."""
         if not (self._extra_buffer and self._config.radix_cache):
             return
-        for row in rows[table.kv_len[rows] % self._config.state.track_interval == 0].tolist():
+        for row in rows[table.kv_len[rows] % self._config.kinds.track_interval == 0].tolist():
             held = table.resident(row)
             tracking, length = self.tracking(held), held.kv_len
             tracking.complete(committed)

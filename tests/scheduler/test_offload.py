@@ -1,22 +1,27 @@
-"""Retracted requests that keep their memory on the host (C26)."""
+"""Retracted requests whose memory is offloaded to the host (C26)."""
 
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.config.engine_config import StateConfig
+from forebay.config.engine_config import KindConfig
 from forebay.memory.req_to_token_pool import ReqToTokenPool
-from forebay.memory.slots import PAD, as_ids
+from forebay.memory.slots import as_ids
 from forebay.requests.request import Status
-from forebay.requests.step_plan import Kept
-from forebay.scheduler.kept import KeptOnHost
+from forebay.requests.step_plan import HostCopy
+from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.step_draft import StepDraft
 from tests.scheduler.rig import Rig
 
+SLOT_BYTES = {"kv": 10, "window": 10, "state": 20}
+SMALL = KindConfig(slot_bytes={"kv": 1}, retraction_host_bytes=100, recompute_bytes_per_token=100)
 
-def pressed(depth: int = 0, *, host_bytes: int = 1 << 20, worth: int = 100, **state) -> Rig:
+
+def pressed(depth: int = 0, *, host_bytes: int = 1 << 20, worth: int = 100, **others) -> Rig:
     """Two requests of which only one can finish at a time."""
-    kept = StateConfig(page_bytes=10, retraction_host_bytes=host_bytes, recompute_bytes_per_token=worth, **state)
-    rig = Rig(page_size=1, num_pages=16, schedule_conservativeness=0.01, depth=depth, overlap_depth=depth, state=kept)
+    kinds = KindConfig(
+        slot_bytes=SLOT_BYTES, retraction_host_bytes=host_bytes, recompute_bytes_per_token=worth, **others
+    )
+    rig = Rig(page_size=1, num_pages=16, schedule_conservativeness=0.01, depth=depth, overlap_depth=depth, kinds=kinds)
     rig.add(4, max_new=9)
     rig.add(4, max_new=9)
     return rig
@@ -30,40 +35,40 @@ def retract(rig: Rig):
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
 @pytest.mark.parametrize("slots", [0, 12])
-def test_c26_what_was_kept_comes_back_and_nothing_is_computed_twice(depth, slots):
-    rig = pressed(depth, num_slots=slots, slot_bytes=20)
+def test_c26_what_was_offloaded_comes_back_and_nothing_is_computed_twice(depth, slots):
+    rig = pressed(depth, num_slots=slots)
     req = retract(rig)
     rig.run()
-    (save,) = [kept for plan in rig.plans for kept in plan.host.saves]
-    (load,) = [kept for plan in rig.plans for kept in plan.host.loads]
+    (save,) = [copy for plan in rig.plans for copy in plan.host.saves]
+    (load,) = [copy for plan in rig.plans for copy in plan.host.loads]
     assert save.request_id == load.request_id == req.id
-    assert len(save.pages) == len(load.pages)
-    assert (save.state_slot > 0) == (load.state_slot > 0) == (slots > 0)
+    assert len(save.slots["kv"]) == len(load.slots["kv"])
+    assert len(save.slots.get("state", ())) == len(load.slots.get("state", ())) == (slots > 0)
     resumed = next(plan for plan in rig.plans if plan.host.loads)
     assert resumed.q_lens[0] == 1
-    assert load.state_slot not in resumed.states.clears
+    assert not slots or load.slots["state"] not in resumed.states.clears
     assert len(rig.tokens_of(req)) == 9
     assert rig.scheduler.counters["retractions_kept"] == 1
-    assert rig.scheduler.held.kept.num_bytes == 0
+    assert rig.scheduler.held.offloaded.num_bytes == 0
 
 
 def test_c26_the_windows_that_are_still_read_come_back_too():
-    rig = pressed(num_window_pages=60, window=5, window_page_bytes=10)
+    rig = pressed(num_window_pages=60, window=5)
     retract(rig)
     rig.run()
-    (save,) = [kept for plan in rig.plans for kept in plan.host.saves]
-    (load,) = [kept for plan in rig.plans for kept in plan.host.loads]
-    assert len(save.window_pages) == len(load.window_pages) == 4, "the next token reads four and itself"
-    assert 0 not in load.window_pages
+    (save,) = [copy for plan in rig.plans for copy in plan.host.saves]
+    (load,) = [copy for plan in rig.plans for copy in plan.host.loads]
+    assert len(save.slots["window"]) == len(load.slots["window"]) == 4, "the next token reads four and itself"
+    assert 0 not in load.slots["window"]
 
 
 def test_what_ends_before_the_plan_that_copies_it_is_not_copied():
-    kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
+    offloaded = Offloaded(SMALL)
     draft = StepDraft(1, ReqToTokenPool(1, 4))
-    assert kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4, draft)
-    kept.drop(1, draft)
+    assert offloaded.save(HostCopy(request_id=1, slots={"kv": as_ids([1, 2])}), 4, draft)
+    offloaded.drop(1, draft)
     assert (draft.saves, draft.drops) == ([], [])
-    assert kept.num_bytes == 0
+    assert offloaded.num_bytes == 0
 
 
 def test_an_abort_of_the_one_that_stays_leaves_no_copy_behind():
@@ -74,7 +79,7 @@ def test_an_abort_of_the_one_that_stays_leaves_no_copy_behind():
     rig.scheduler.abort(1, rig.now)
     rig.commit()
     rig.run()
-    assert rig.scheduler.held.kept.num_bytes == 0
+    assert rig.scheduler.held.offloaded.num_bytes == 0
 
 
 @pytest.mark.parametrize(("host_bytes", "worth"), [(50, 100), (1 << 20, 9)])
@@ -94,10 +99,10 @@ def test_an_aborted_request_drops_its_copy(depth):
     assert req.status is Status.WAITING
     rig.scheduler.abort(req.id, rig.now)
     rig.run()
-    planned = [kept.request_id for plan in rig.plans for kept in plan.host.saves]
+    planned = [copy.request_id for plan in rig.plans for copy in plan.host.saves]
     dropped = [id for plan in rig.plans for id in plan.host.drops]
     assert planned == dropped == [req.id]
-    assert rig.scheduler.held.kept.num_bytes == 0
+    assert rig.scheduler.held.offloaded.num_bytes == 0
 
 
 def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
@@ -110,19 +115,19 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
     assert plan.host.saves
     rig.flights.clear()
     rig.scheduler.fail(plan, EngineError("broken"), rig.now)
-    assert rig.scheduler.held.kept.num_tokens(req.id) == 0
+    assert rig.scheduler.held.offloaded.num_tokens(req.id) == 0
     rig.run()
     assert len(rig.tokens_of(req)) == 9
     assert not any(plan.host.loads for plan in rig.plans)
 
 
 def test_a_drop_is_done_though_the_plan_that_was_to_do_it_never_came_to_be():
-    kept = KeptOnHost(StateConfig(page_bytes=1, retraction_host_bytes=100, recompute_bytes_per_token=100))
+    offloaded = Offloaded(SMALL)
     rows = ReqToTokenPool(1, 4)
-    kept.save(Kept(request_id=1, pages=as_ids([1, 2]), window_pages=as_ids([]), state_slot=PAD), 4, StepDraft(1, rows))
+    offloaded.save(HostCopy(request_id=1, slots={"kv": as_ids([1, 2])}), 4, StepDraft(1, rows))
     draft = StepDraft(2, rows)
-    kept.drop(1, draft)
+    offloaded.drop(1, draft)
     for _ in range(2):
         assert draft.drops == [1], "the first time something fails before the plan is whole"
-        draft = StepDraft(2, rows, kept.start_over([draft], committed=1))
-    assert kept.start_over([StepDraft(3, rows)], committed=2) == []
+        draft = StepDraft(2, rows, offloaded.start_over([draft], committed=1))
+    assert offloaded.start_over([StepDraft(3, rows)], committed=2) == []

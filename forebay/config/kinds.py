@@ -1,0 +1,131 @@
+"""What can be set about the kinds of cache beside full KV: their flags, what "auto" becomes, and what clashes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from forebay.base.units import ceil_div
+from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_STRATEGIES
+from forebay.config.engine_config import StateStrategy
+from forebay.config.flag import AUTO, BYTES, COUNT, FLOAT, TEXT, Decision, Flag, Settled
+
+GROUP: Final = "recurrent states and sliding windows"
+# About a sentence: what a continued conversation computes again at most.
+TRACK_TOKENS: Final = 32
+
+FLAGS: Final = (
+    Flag(
+        name="mamba_ssm_dtype",
+        kind=TEXT,
+        default=AUTO,
+        group=GROUP,
+        choices=("float32", "bfloat16"),
+        absent=ABSENT_DTYPES,
+        aliases=("--mamba-ssm-cache-dtype",),
+        help="type of the states that scans carry on",
+    ),
+    Flag(
+        name="mamba_scheduler_strategy",
+        kind=TEXT,
+        default=AUTO,
+        group=GROUP,
+        choices=tuple(StateStrategy),
+        absent=ABSENT_STRATEGIES,
+        aliases=("--mamba-radix-cache-strategy",),
+        help="how states come into the prefix cache: extra_buffer tracks them in slots of its own, no_buffer ends "
+        "steps where one is wanted",
+    ),
+    Flag(
+        name="mamba_track_interval",
+        kind=COUNT,
+        default=AUTO,
+        group=GROUP,
+        low=1,
+        high=1 << 31,
+        help="tokens between the states that a request tracks while it generates; whole pages",
+    ),
+    Flag(
+        name="anchor_interval",
+        kind=COUNT,
+        default=1024,
+        group=GROUP,
+        low=1,
+        high=1 << 31,
+        help="tokens between the states kept of a long prompt, besides those where reuse is likely",
+    ),
+    Flag(
+        name="max_mamba_cache_size",
+        kind=COUNT,
+        default=AUTO,
+        group=GROUP,
+        low=1,
+        high=1 << 24,
+        help="state slots, for running requests and the prefix cache together; raised to what the requests need",
+    ),
+    Flag(
+        name="mamba_full_memory_ratio",
+        kind=FLOAT,
+        default=0.9,
+        group=GROUP,
+        low=0.01,
+        high=100.0,
+        help="memory of states to memory of KV",
+    ),
+    Flag(
+        name="swa_full_tokens_ratio",
+        kind=FLOAT,
+        default=0.8,
+        group=GROUP,
+        low=0.01,
+        high=1.0,
+        help="tokens that sliding windows' KV holds to tokens that full KV holds",
+    ),
+    Flag(
+        name="retraction_host_bytes",
+        kind=BYTES,
+        default=AUTO,
+        group=GROUP,
+        low=0,
+        help="memory for what retracted requests keep, such as 1GiB; 0: they compute everything again",
+    ),
+)
+
+
+def _ssm_dtype(facts: object, settled: Settled) -> Decision:
+    return Decision("float32", "rounding at every token adds up over a scan")
+
+
+def _strategy(facts: object, settled: Settled) -> Decision:
+    if settled["disable_radix_cache"]:
+        return Decision(StateStrategy.NO_BUFFER.value, "without the prefix cache no state is kept")
+    return Decision(StateStrategy.EXTRA_BUFFER.value, "steps need not end where a state is kept")
+
+
+def _page_size(facts: object, settled: Settled) -> Decision:
+    if settled["mamba_scheduler_strategy"] == StateStrategy.NO_BUFFER and not settled["disable_radix_cache"]:
+        return Decision(1, "no_buffer keeps states at any length, and pages end where states do")
+    return Decision(16, "small enough to share short prefixes, large enough to keep page tables short")
+
+
+def _track_interval(facts: object, settled: Settled) -> Decision:
+    page = settled.number("page_size")
+    return Decision(ceil_div(TRACK_TOKENS, page) * page, "a state a sentence, in whole pages")
+
+
+RULES: Final = {
+    "mamba_ssm_dtype": _ssm_dtype,
+    "mamba_scheduler_strategy": _strategy,
+    "page_size": _page_size,
+    "mamba_track_interval": _track_interval,
+}
+OPTIONAL: Final = {"max_mamba_cache_size": "by --mamba-full-memory-ratio, and no more than can be of use"}
+
+
+def clashes(strategy: object, page_size: object, *, radix_cache: bool) -> Iterator[tuple[str, str, str]]:
+    """Pairs of settings that were written and cannot both hold, and why; None for what nobody wrote."""
+    if not radix_cache and strategy == StateStrategy.EXTRA_BUFFER:
+        yield "disable_radix_cache", "mamba_scheduler_strategy", "without the cache no state is tracked"
+    if radix_cache and strategy == StateStrategy.NO_BUFFER and page_size not in (1, None):
+        why = "no_buffer keeps states at any length: give a page size of 1"
+        yield "mamba_scheduler_strategy", "page_size", why
