@@ -14,12 +14,11 @@ from forebay.base.log import event, get_logger
 from forebay.engine.frames import AddRequest
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
-from forebay.requests.request import Request
+from forebay.requests.request import Request, RequestFault
 from forebay.requests.step_plan import Launched, Runner, StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler.limits import check_token_ids
 from forebay.scheduler.scheduler import Scheduler
-from forebay.scheduler.suspects import RequestFault
 
 EXPIRE_INTERVAL_S: Final = 0.25
 STEP_LIMIT_S: Final = 10.0  # of steps that are expected to be shorter

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
@@ -95,3 +96,20 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.status.name}, prompt={self.num_prompt}, output={self.num_output})"
+
+
+class RequestFault(Exception):
+    """Something went wrong, as `__cause__` says, while work was done for one request alone."""
+
+    def __init__(self, req: Request) -> None:
+        super().__init__(f"request {req.id}")
+        self.req = req
+
+
+@contextmanager
+def blamed_on(req: Request) -> Iterator[None]:
+    """Whatever is raised inside is `req`'s fault."""
+    try:
+        yield
+    except Exception as error:
+        raise RequestFault(req) from error

@@ -17,11 +17,10 @@ from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
 from forebay.memory.footprint import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
-from forebay.requests.request import Request
+from forebay.requests.request import Request, blamed_on
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.updates import CacheReport
 from forebay.scheduler.residency import Residencies
-from forebay.scheduler.suspects import blamed_on
 
 _FIRST_RATIO: Final = 0.7
 _LOWEST_FACTOR: Final = 0.14

@@ -14,7 +14,7 @@ import numpy as np
 from forebay.base.errors import ForebayError, InvalidRequest, NumericalError, RequestTimeout
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
-from forebay.requests.request import Request, Status
+from forebay.requests.request import Request, Status, blamed_on
 from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
@@ -23,7 +23,6 @@ from forebay.scheduler.limits import check_fits, check_room, overdue
 from forebay.scheduler.queues import Flight, Queues
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
 from forebay.scheduler.state import SchedulerState, page_map, pool_state
-from forebay.scheduler.suspects import blamed_on
 
 
 class Scheduler(Queues):

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 from forebay.requests.request import Request, Status
 
 Accused = Sequence[tuple[Request, int]]
 """Requests in the order of the step that failed, each with the KV length at which it has got past that step."""
-
-
-class RequestFault(Exception):
-    """Something went wrong, as `__cause__` says, while work was done for one request alone."""
-
-    def __init__(self, req: Request) -> None:
-        super().__init__(f"request {req.id}")
-        self.req = req
-
-
-@contextmanager
-def blamed_on(req: Request) -> Iterator[None]:
-    """Whatever is raised inside is `req`'s fault."""
-    try:
-        yield
-    except Exception as error:
-        raise RequestFault(req) from error
 
 
 class Suspects:

@@ -3,10 +3,10 @@
 import pytest
 
 from forebay.base.errors import EngineError
-from forebay.requests.request import Request
+from forebay.requests.request import Request, RequestFault, blamed_on
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason
-from forebay.scheduler.suspects import RequestFault, Suspects, blamed_on
+from forebay.scheduler.suspects import Suspects
 from tests.scheduler.rig import Rig
 
 
