@@ -7,20 +7,19 @@ falls while nothing goes wrong, and rises after a retraction. The bounds are tho
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from forebay.base.units import ceil_div
-from forebay.config.engine_config import SchedulePolicy, SchedulerConfig
+from forebay.config.engine_config import SchedulePolicy
 from forebay.memory.footprint import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
 from forebay.requests.request import Request, blamed_on
-from forebay.requests.schedule_batch import Chunk, ScheduleBatch
+from forebay.requests.schedule_batch import Chunk
 from forebay.requests.updates import CacheReport
-from forebay.scheduler.residency import Residencies
+from forebay.scheduler.queues import Queues
 
 _FIRST_RATIO: Final = 0.7
 _LOWEST_FACTOR: Final = 0.14
@@ -76,33 +75,28 @@ class AdmissionPass:
     Memory is taken and promised as it is decided, so that later candidates see what earlier ones will need.
     """
 
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        held: Residencies,
-        running: ScheduleBatch,
-        extending: Sequence[Request],
-        ratio: float,
-    ) -> None:
-        self._config, self._held, self._ratio = config, held, ratio
-        self._leaders = list(extending)  # whose prompts will soon be in the cache
-        self._alone = not len(running) and not extending
-        growing = -(-(running.tokens_left.clip(0, _LONGEST_GUESS) * ratio).astype(np.int64) // config.page_size)
-        self._promised = int(growing.sum()) + sum(map(self._growth, extending))
+    def __init__(self, queues: Queues, ratio: float) -> None:
+        self._config, self._held, self._ratio = queues.config, queues.held, ratio
+        self._waiting = list(queues.candidates)  # in the order of their rank
+        self._on_trial = bool(queues.suspects.groups)
+        self._leaders = list(queues.extending)  # whose prompts will soon be in the cache
+        self._alone = not queues.num_running
+        tokens = (queues.running.tokens_left.clip(0, _LONGEST_GUESS) * ratio).astype(np.int64)
+        growing = -(-tokens // self._config.page_size)
+        self._promised = int(growing.sum()) + sum(map(self._growth, queues.extending))
 
-    def run(self, candidates: Sequence[Request], left: int, *, on_trial: bool = False) -> list[Admitted]:
-        """Admit some of `candidates`, who stand in the order of their rank, while prompt tokens (`left` of this step),
-        rows and pages last.
+    def run(self, left: int) -> list[Admitted]:
+        """Admit some of those who wait, while prompt tokens (`left` of this step), rows and pages last.
 
         Nobody starts once those who have just started leave as many tokens to later steps as this one has left. A
         request may be overtaken by those behind it, because it does not fit or because the policy tries them first, but
         only so often: then it is tried first, and if it does not fit everybody waits for it.
         """
-        held, waiting = self._held, list(candidates)
+        held, waiting = self._held, self._waiting
         admitted: list[Admitted] = []
         num_passed = num_left_over = 0
         with held.rows.group(min(len(waiting), held.rows.available_size())):
-            for req in self._in_order(candidates):
+            for req in self._in_order():
                 if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
                     break
                 offloaded = held.offloaded.num_tokens(req.id) > 0
@@ -112,7 +106,7 @@ class AdmissionPass:
                     match = no_match(MissReason.NONE) if offloaded else held.match(req)
                     if not offloaded and self._follows(req, match.num_tokens):
                         continue
-                    report = self._admit(req, match, waiting)
+                    report = self._admit(req, match)
                     if report is None:
                         if req.overtaken >= MAX_OVERTAKES:
                             break
@@ -122,20 +116,22 @@ class AdmissionPass:
                     held.extend(chunk)
                 for earlier in waiting[: waiting.index(req)]:
                     earlier.overtaken += 1
-                if not on_trial:  # who starts stays ahead of the others on trial, and counts as overtaken by them
+                if not self._on_trial:  # who starts stays ahead of the others on trial, and counts as overtaken by them
                     waiting.remove(req)
                 admitted.append(Admitted(chunk, report))
                 left -= chunk.num_tokens
                 num_left_over += req.residency.extend_target - chunk.stop
         return admitted
 
-    def _in_order(self, waiting: Sequence[Request]) -> list[Request]:
-        """The waiting requests (already in the order of their rank) as this pass should try them: with `lpm` first
-        those that have been overtaken often enough, in that order whatever their hits."""
-        if self._config.schedule_policy is not SchedulePolicy.LPM or not 1 < len(waiting) <= _MAX_LPM_QUEUE:
-            return list(waiting)
+    def _in_order(self) -> list[Request]:
+        """Those who wait as this pass should try them: by rank, or with `lpm` by their hits; but first those that have
+        been overtaken often enough, by rank whatever their hits."""
+        if self._config.schedule_policy is not SchedulePolicy.LPM or not 1 < len(self._waiting) <= _MAX_LPM_QUEUE:
+            return list(self._waiting)
         hits = self._held.match
-        return sorted(waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0))
+        return sorted(
+            self._waiting, key=lambda req: (1, -hits(req).num_tokens) if req.overtaken < MAX_OVERTAKES else (0, 0)
+        )
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held
@@ -167,7 +163,7 @@ class AdmissionPass:
                 return True
         return False
 
-    def _admit(self, req: Request, match: Match, waiting: Sequence[Request]) -> CacheReport | None:
+    def _admit(self, req: Request, match: Match) -> CacheReport | None:
         """Admit the request if there is room; what of it was cached, or None for no room."""
         held = self._held
         pin = held.pin(req, match)
@@ -186,20 +182,20 @@ class AdmissionPass:
             held.unpin(pin, match)
             return None
         report = self._report(req, match)  # of the tree as it was matched: admitting may evict
-        held.admit(req, match, pin, need, self._branches(req, match, waiting) if held.at_ends else ())
+        held.admit(req, match, pin, need, self._branches(req, match) if held.at_ends else ())
         self._promised += growth
         self._alone = False
         self._leaders.append(req)
         return report
 
-    def _branches(self, req: Request, match: Match, waiting: Sequence[Request]) -> list[int]:
+    def _branches(self, req: Request, match: Match) -> list[int]:
         """Where a cached prompt, or one that waits, parts from this one beyond what it goes on from."""
         cached = [match.kv_tokens] if match.is_branch else []
         start = match.num_tokens
         here = req.tokens[start]
         rivals = [
             other
-            for other in waiting[:MAX_RIVALS]
+            for other in self._waiting[:MAX_RIVALS]
             # The first token is looked at first: most strangers part there, and comparing all of them costs ten times
             # as much.
             if len(other.tokens) > start

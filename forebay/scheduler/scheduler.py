@@ -152,8 +152,7 @@ class Scheduler(Queues):
                     left -= chunk.num_tokens
         if not (self.waiting and may_admit and left > 0):
             return []
-        admission = AdmissionPass(self.config, self.held, self.running, self.extending, self.ratio.value)
-        admitted = admission.run(self.candidates, left, on_trial=bool(self.suspects.groups))
+        admitted = AdmissionPass(self, self.ratio.value).run(left)
         for chunk, report in admitted:
             self.start(chunk.req, report, now)
         return [chunk.req for chunk, _ in admitted]

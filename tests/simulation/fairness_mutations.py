@@ -69,10 +69,10 @@ def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:
 def lpm_passes_over_whoever_has_no_hit(patch: Patch) -> None:
     in_order = admission.AdmissionPass._in_order
 
-    def mutated(self, waiting):
+    def mutated(self):
         if self._config.schedule_policy is not SchedulePolicy.LPM:
-            return in_order(self, waiting)
-        return sorted(waiting, key=lambda req: -self._held.match(req).num_tokens)
+            return in_order(self)
+        return sorted(self._waiting, key=lambda req: -self._held.match(req).num_tokens)
 
     patch.setattr(admission.AdmissionPass, "_in_order", mutated)
 
