@@ -80,7 +80,7 @@ class AdmissionPass:
         self._waiting = list(queues.candidates)  # in the order of their rank
         self._on_trial = bool(queues.suspects.groups)
         self._leaders = list(queues.extending)  # whose prompts will soon be in the cache
-        self._alone = not queues.num_running
+        self._alone = not (queues.running.reqs or queues.extending)
         tokens = (queues.running.tokens_left.clip(0, _LONGEST_GUESS) * ratio).astype(np.int64)
         growing = -(-tokens // self._config.page_size)
         self._promised = int(growing.sum()) + sum(map(self._growth, queues.extending))
