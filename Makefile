@@ -52,7 +52,8 @@ bench-peers: dev
 	@$(BIN)/python -m benchmarks.peers.install $(PEERS) --isa $(ISA)
 	@$(BIN)/python -m benchmarks.targets --peers $(PEERS) --isa $(ISA) $(ARGS)
 
-# A wheel whose users need no compiler: it brings the kernels of every instruction set
+# A wheel whose users need no compiler: it brings the kernels of every instruction set, and is for this platform
 wheel: install
+	@rm -rf build forebay/ops/prebuilt
 	@$(BIN)/python -m forebay.ops.build --wheel
 	@$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 import venv
+from contextlib import nullcontext
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,11 +61,8 @@ def install(kinds: list[str]) -> bool:
         pip("install", "--quiet", "--no-deps", "--no-build-isolation", "--editable", ".")
         if "dev" in missing:
             install_triton()
-        if "run" in missing:
-            # Without a compiler this says so and the torch kernels are used; that is no failure.
-            say("building the native kernels")
-            subprocess.run([PYTHON, "-m", "forebay.ops.build"], cwd=ROOT, check=False)
-    model_came = fetch_model()
+    with build_kernels() if "run" in missing else nullcontext():
+        model_came = fetch_model()
     for kind in missing:
         stamp(kind).write_text(fingerprint(kind))
     return bool(missing) or model_came
@@ -142,6 +140,12 @@ def planned_packages(requirement: str) -> list[str]:
     """What pip would install for a requirement, by name."""
     report = capture("-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", requirement)
     return [item["metadata"]["name"].lower() for item in json.loads(report)["install"]]
+
+
+def build_kernels() -> subprocess.Popen[bytes]:
+    """Beside the model's download. Without a compiler it says so and the torch kernels are used: that is no failure."""
+    say("building the native kernels")
+    return subprocess.Popen([PYTHON, "-m", "forebay.ops.build"], cwd=ROOT)
 
 
 def fetch_model() -> bool:

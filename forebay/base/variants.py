@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import platform
-import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -14,32 +13,44 @@ PROC: Final = Path("/proc")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """One instruction set: the CPU flags that it needs (as /proc/cpuinfo spells them) and how it is compiled."""
+    """One instruction set: the CPU flags that it needs (as /proc/cpuinfo spells them), how it is compiled, and what is
+    lost without what it adds."""
 
     name: str
     needs: frozenset[str]
     flags: tuple[str, ...]
+    cost: str = ""
+
+    def more(self, name: str, needs: set[str], flags: tuple[str, ...], cost: str) -> Variant:
+        return Variant(name=name, needs=self.needs | needs, flags=(*self.flags, *flags), cost=cost)
 
 
-_AVX2: Final = Variant(name="avx2", needs=frozenset({"avx2", "fma", "f16c"}), flags=("-mavx2", "-mfma", "-mf16c"))
-
-
-def _more(base: Variant, name: str, needs: set[str], *flags: str) -> Variant:
-    return Variant(name=name, needs=base.needs | needs, flags=(*base.flags, *flags))
-
-
-_AVX512: Final = _more(
-    *(_AVX2, "avx512", {"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
-    *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
+_INTEGERS: Final = "quantized layers take several instructions for a sum of four products"
+_AVX2: Final = Variant(
+    name="avx2",
+    needs=frozenset({"avx2", "fma", "f16c"}),
+    flags=("-mavx2", "-mfma", "-mf16c"),
+    cost="torch's kernels are used, several times slower",
 )
-_AVX512_VNNI: Final = _more(_AVX512, "avx512vnni", {"avx512_vnni"}, "-mavx512vnni", "-DFOREBAY_VNNI")
-_AVX512_BF16: Final = _more(_AVX512_VNNI, "avx512bf16", {"avx512_bf16"}, "-mavx512bf16", "-DFOREBAY_BF16")
+_AVX512: Final = _AVX2.more(
+    "avx512",
+    {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
+    ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
+    "an instruction does half as much",
+)
+_AVX512_VNNI: Final = _AVX512.more("avx512vnni", {"avx512_vnni"}, ("-mavx512vnni", "-DFOREBAY_VNNI"), _INTEGERS)
+_AVX512_BF16: Final = _AVX512_VNNI.more(
+    *("avx512bf16", {"avx512_bf16"}, ("-mavx512bf16", "-DFOREBAY_BF16")),
+    "arithmetic is in float32, and weights without codes take twice the memory",
+)
 VARIANTS: Final = (  # best first
-    _more(_AVX512_BF16, "amx", {"amx_tile", "amx_bf16"}, "-DFOREBAY_AMX"),
+    _AVX512_BF16.more(
+        "amx", {"amx_tile", "amx_bf16"}, ("-DFOREBAY_AMX",), "prompts and many streams do without matrix products"
+    ),
     _AVX512_BF16,
     _AVX512_VNNI,
     _AVX512,
-    _more(_AVX2, "avx2vnni", {"avx_vnni"}, "-mavxvnni", "-DFOREBAY_VNNI"),
+    _AVX2.more("avx2vnni", {"avx_vnni"}, ("-mavxvnni", "-DFOREBAY_VNNI"), _INTEGERS),
     _AVX2,
 )
 
@@ -57,8 +68,25 @@ def cpu_flags(proc: Path = PROC) -> frozenset[str]:
     return frozenset()
 
 
+def variants_for(flags: frozenset[str]) -> tuple[Variant, ...]:
+    """The variants that a CPU with `flags` runs, best first."""
+    return tuple(variant for variant in VARIANTS if variant.needs <= flags)
+
+
 def usable_variants() -> tuple[Variant, ...]:
-    """The variants this CPU can run, best first; none off Linux on x86-64."""
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return ()
-    return tuple(variant for variant in VARIANTS if variant.needs <= cpu_flags())
+    """The variants this CPU runs, best first; none off Linux on x86-64, where it has none of the flags."""
+    return variants_for(cpu_flags())
+
+
+def lacks(flags: frozenset[str]) -> str:
+    """What a CPU with `flags` has not of the variants better than its best, and what each costs; empty for the best."""
+    return "; ".join(_lacks(flags))
+
+
+def _lacks(flags: frozenset[str]) -> Iterator[str]:
+    best = next(iter(variants_for(flags)), None)
+    named: frozenset[str] = frozenset()
+    for variant in reversed(VARIANTS if best is None else VARIANTS[: VARIANTS.index(best)]):
+        missing = variant.needs - flags - named
+        named |= missing
+        yield f"without {', '.join(sorted(missing))} {variant.cost}"

@@ -23,7 +23,7 @@ from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import VARIANTS, cpu_flags
+from forebay.base.variants import cpu_flags, lacks, variants_for
 from forebay.cli.arguments import Parser, whole
 from forebay.config import machine
 from forebay.formats.store import DEFAULT_MODEL, checksum, models_folder
@@ -116,13 +116,16 @@ def _pin_problem(line: str) -> str:
 
 
 def _cpu() -> Finding:
-    flags = cpu_flags()
-    sets = [name for name in ("amx_bf16", "avx512_bf16", "avx512f", "avx2") if name in flags]
-    cores = machine.usable_cores()
-    found = f"{machine.cpu_model()}; {cores.why}; {', '.join(sets) or 'no AVX2'}"
-    if not sets:
+    return cpu_finding(cpu_flags())
+
+
+def cpu_finding(flags: frozenset[str]) -> Finding:
+    names = ", ".join(variant.name for variant in variants_for(flags))
+    found = f"{machine.cpu_model()}; {machine.usable_cores().why}; runs {names or 'no native kernels'}"
+    if not names:
         return Finding("CPU", Verdict.SLOW, found, "the native kernels need x86-64 with AVX2; torch is used")
-    return Finding("CPU", Verdict.OK, found)
+    missing = lacks(flags)
+    return Finding("CPU", Verdict.OK, f"{found}; {missing}" if missing else found)
 
 
 def _compiler() -> Finding:
@@ -140,11 +143,12 @@ def _kernels() -> Finding:
 def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
     """The library that a server on this CPU loads: of the best variant, the newest."""
     subject, build = "native kernels", f"{sys.executable} -m forebay.ops.build"
-    variant = next((v.name for v in VARIANTS if v.needs <= flags), None)
-    if variant is None:
+    usable = variants_for(flags)
+    if not usable:
         return Finding(
             subject, Verdict.SLOW, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"
         )
+    variant = usable[0].name
     built = sorted(folder.glob(f"{variant}-*.so"), key=lambda path: path.stat().st_mtime)
     if not built:
         return Finding(

@@ -9,7 +9,7 @@ from typing import Final
 
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import VARIANTS
+from forebay.base.variants import VARIANTS, variants_for
 from forebay.config import kinds
 from forebay.config.engine_config import CacheIsolation, KernelBackend
 from forebay.config.flag import Decision, Settled
@@ -84,14 +84,16 @@ def _num_threads(facts: Facts, settled: Settled) -> Decision:
 def _kernels(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         return Decision(KernelBackend.TRITON.value, "those for GPUs")
-    if "avx2" not in facts.cpu_flags:
+    usable = variants_for(facts.cpu_flags)
+    if not usable:
         return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
-    if any(facts.kernel_cache.glob("*.so")):
-        return Decision(KernelBackend.NATIVE.value, "compiled earlier")
+    best = usable[0].name
+    if any(facts.kernel_cache.glob(f"{best}-*.so")):
+        return Decision(KernelBackend.NATIVE.value, f"{best}, compiled earlier")
     found = find_compiler()
     if found is None:
         return Decision(KernelBackend.TORCH.value, "there is no C++ compiler: install g++ for several times the speed")
-    return Decision(KernelBackend.NATIVE.value, f"{Path(found).name} will compile it")
+    return Decision(KernelBackend.NATIVE.value, f"{best}, which {Path(found).name} will compile")
 
 
 def _quantization(facts: Facts, settled: Settled) -> Decision:

@@ -17,6 +17,7 @@ from forebay.base import fault
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
+from forebay.base.variants import cpu_flags, lacks
 from forebay.config.engine_config import EngineConfig, SchedulerConfig
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
@@ -176,7 +177,7 @@ def _report(
         allocated[region.kind] += region.num_bytes
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
-        ("model", "kernels", ops.name, f"{config.kernels} asked, {config.num_threads} threads"),
+        ("model", "kernels", ops.name, _why_kernels(config)),
         ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
@@ -187,6 +188,11 @@ def _report(
         ),
         ("memory", "process", human_bytes(_resident_bytes()), "resident after warm-up"),
     ]
+
+
+def _why_kernels(config: EngineConfig) -> str:
+    missing = lacks(cpu_flags()) if config.device == "cpu" else ""
+    return "; ".join(filter(None, (f"{config.kernels} asked, {config.num_threads} threads", missing)))
 
 
 def _forms(model: Model) -> str:

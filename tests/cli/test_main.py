@@ -10,7 +10,7 @@ import pytest
 
 from forebay.base.variants import VARIANTS, Variant
 from forebay.cli.arguments import Parser
-from forebay.cli.doctor import Verdict, kernels_finding
+from forebay.cli.doctor import Verdict, cpu_finding, kernels_finding
 from forebay.cli.main import COMMANDS, main
 from forebay.config.server_args import FLAGS
 
@@ -154,6 +154,19 @@ def test_doctor_names_the_library_of_the_best_variant_of_this_cpu(variant: Varia
         (tmp_path / f"{each.name}-0123-4567.so").touch()
     found = kernels_finding(tmp_path, variant.needs)
     assert (found.verdict, found.what) == (Verdict.OK, str(tmp_path / f"{variant.name}-0123-4567.so"))
+
+
+def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
+    names = [variant.name for variant in VARIANTS]
+    for at, variant in enumerate(VARIANTS):
+        what = cpu_finding(variant.needs).what
+        assert f"runs {variant.name}" in what
+        assert [each.name for each in VARIANTS[:at] if each.cost not in what] == []
+    assert "without" not in cpu_finding(VARIANTS[0].needs).what
+    vnni = cpu_finding(VARIANTS[names.index("avx512vnni")].needs).what
+    assert "without avx512_bf16 arithmetic is in float32" in vnni
+    assert "without amx_bf16, amx_tile prompts" in vnni
+    assert cpu_finding(frozenset()).verdict is Verdict.SLOW
 
 
 def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:

@@ -5,13 +5,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from forebay.base.variants import usable_variants
-from forebay.ops.compiler import library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
-
-VARIANTS = usable_variants()
+from tests.kernels import VARIANTS, native_ops, variants_in
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +20,22 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(scope="session", params=VARIANTS, ids=[variant.name for variant in VARIANTS])
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    variants = variants_in(metafunc.module.__name__)
+    for fixture, params in (("native", variants), ("each_ops", [*variants, None])):
+        if fixture in metafunc.fixturenames:
+            ids = ["torch" if variant is None else variant.name for variant in params]
+            metafunc.parametrize(fixture, params, ids=ids, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def native(request: pytest.FixtureRequest) -> NativeOps:
-    """Every instruction set this machine has, not only the best: the others are other people's machines."""
-    return NativeOps(library(request.param), request.param.name, 2)
+    return native_ops(request.param, 2)
 
 
 @pytest.fixture(scope="session")
 def single_threaded(native: NativeOps) -> NativeOps:
-    variant = next(v for v in VARIANTS if native.name == f"native-{v.name}")
-    return NativeOps(library(variant), variant.name, 1)
+    return native_ops(next(variant for variant in VARIANTS if native.name == f"native-{variant.name}"), 1)
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +43,10 @@ def reference() -> TorchOps:
     return TorchOps(1)
 
 
-@pytest.fixture(scope="session", params=[*VARIANTS, None], ids=[*(variant.name for variant in VARIANTS), "torch"])
+@pytest.fixture(scope="session")
 def each_ops(request: pytest.FixtureRequest) -> Ops:
     """The reference too, for what must hold of it by itself."""
-    return TorchOps(1) if request.param is None else NativeOps(library(request.param), request.param.name, 2)
+    return TorchOps(1) if request.param is None else native_ops(request.param, 2)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -5,10 +5,9 @@ import pytest
 import torch
 
 from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized
-from forebay.ops.compiler import library
 from forebay.ops.native import NativeOps
 from forebay.ops.reference import TorchOps
-from tests.ops.conftest import VARIANTS
+from tests.kernels import VARIANTS, native_ops
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 FORMATS = {
@@ -149,7 +148,7 @@ def test_embedding_returns_the_numbers_that_the_codes_stand_for(
 
 
 def test_every_instruction_set_opens_the_same_numbers(native: NativeOps, dtype: torch.dtype, form: CodeFormat) -> None:
-    best = NativeOps(library(VARIANTS[0]), VARIANTS[0].name, 2)
+    best = native_ops(VARIANTS[0], 2)
     weight, ids = random_codes(form, 70, 96, seed=1), torch.arange(70)
     ours, theirs = native.pack_quantized(weight), best.pack_quantized(weight)
     assert_same_bits(native.embedding_packed(ids, ours, dtype), best.embedding_packed(ids, theirs, dtype))
