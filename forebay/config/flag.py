@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final, NamedTuple
 
 from forebay.base.errors import ConfigError
@@ -99,7 +99,7 @@ BOOL: Final = Kind("", _parse_bool, bool)
 LIST: Final = Kind("A,B", _parse_list, tuple)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Flag:
     """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
 
@@ -110,9 +110,10 @@ class Flag:
 
     name: str
     kind: Kind
-    default: Value | Auto
     help: str
-    group: str
+    _: KW_ONLY
+    default: Value | Auto = AUTO
+    group: str = ""  # of settings that are listed together
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
@@ -177,3 +178,7 @@ class Flag:
                 raise ConfigError(f"{value:g} is too large: at most {self.high:g}")
         if self.kind.type is str and value == "":
             raise ConfigError("the value is empty")
+
+
+def in_group(group: str, *flags: Flag) -> tuple[Flag, ...]:
+    return tuple(replace(flag, group=group) for flag in flags)

@@ -8,86 +8,67 @@ from typing import Final
 from forebay.base.units import ceil_div
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_STRATEGIES
 from forebay.config.engine_config import StateStrategy
-from forebay.config.flag import AUTO, BYTES, COUNT, FLOAT, TEXT, Decision, Flag, Settled
+from forebay.config.flag import BYTES, COUNT, FLOAT, TEXT, Decision, Flag, Settled, in_group
 
 GROUP: Final = "recurrent states and sliding windows"
 # About a sentence: what a continued conversation computes again at most.
 TRACK_TOKENS: Final = 32
 
-FLAGS: Final = (
+FLAGS: Final = in_group(
+    GROUP,
     Flag(
-        name="mamba_ssm_dtype",
-        kind=TEXT,
-        default=AUTO,
-        group=GROUP,
+        "mamba_ssm_dtype",
+        TEXT,
+        "type of the states that scans carry on",
+        aliases=("--mamba-ssm-cache-dtype",),
         choices=("float32", "bfloat16"),
         absent=ABSENT_DTYPES,
-        aliases=("--mamba-ssm-cache-dtype",),
-        help="type of the states that scans carry on",
     ),
     Flag(
-        name="mamba_scheduler_strategy",
-        kind=TEXT,
-        default=AUTO,
-        group=GROUP,
+        "mamba_scheduler_strategy",
+        TEXT,
+        "how states come into the prefix cache: extra_buffer tracks them in slots of its own, no_buffer ends steps "
+        "where one is wanted",
+        aliases=("--mamba-radix-cache-strategy",),
         choices=tuple(StateStrategy),
         absent=ABSENT_STRATEGIES,
-        aliases=("--mamba-radix-cache-strategy",),
-        help="how states come into the prefix cache: extra_buffer tracks them in slots of its own, no_buffer ends "
-        "steps where one is wanted",
     ),
     Flag(
-        name="mamba_track_interval",
-        kind=COUNT,
-        default=AUTO,
-        group=GROUP,
+        "mamba_track_interval",
+        COUNT,
+        "tokens between the states that a request tracks while it generates; whole pages",
         low=1,
         high=1 << 31,
-        help="tokens between the states that a request tracks while it generates; whole pages",
     ),
     Flag(
-        name="anchor_interval",
-        kind=COUNT,
+        "anchor_interval",
+        COUNT,
+        "tokens between the states kept of a long prompt, besides those where reuse is likely",
         default=1024,
-        group=GROUP,
         low=1,
         high=1 << 31,
-        help="tokens between the states kept of a long prompt, besides those where reuse is likely",
     ),
     Flag(
-        name="max_mamba_cache_size",
-        kind=COUNT,
-        default=AUTO,
-        group=GROUP,
+        "max_mamba_cache_size",
+        COUNT,
+        "state slots, for running requests and the prefix cache together; raised to what the requests need",
         low=1,
         high=1 << 24,
-        help="state slots, for running requests and the prefix cache together; raised to what the requests need",
     ),
+    Flag("mamba_full_memory_ratio", FLOAT, "memory of states to memory of KV", default=0.9, low=0.01, high=100.0),
     Flag(
-        name="mamba_full_memory_ratio",
-        kind=FLOAT,
-        default=0.9,
-        group=GROUP,
-        low=0.01,
-        high=100.0,
-        help="memory of states to memory of KV",
-    ),
-    Flag(
-        name="swa_full_tokens_ratio",
-        kind=FLOAT,
+        "swa_full_tokens_ratio",
+        FLOAT,
+        "tokens that sliding windows' KV holds to tokens that full KV holds",
         default=0.8,
-        group=GROUP,
         low=0.01,
         high=1.0,
-        help="tokens that sliding windows' KV holds to tokens that full KV holds",
     ),
     Flag(
-        name="retraction_host_bytes",
-        kind=BYTES,
-        default=AUTO,
-        group=GROUP,
+        "retraction_host_bytes",
+        BYTES,
+        "memory for what retracted requests keep, such as 1GiB; 0: they compute everything again",
         low=0,
-        help="memory for what retracted requests keep, such as 1GiB; 0: they compute everything again",
     ),
 )
 
