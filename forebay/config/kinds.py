@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from forebay.base.units import ceil_div
@@ -73,10 +73,6 @@ FLAGS: Final = in_group(
 )
 
 
-def _ssm_dtype(facts: object, settled: Settled) -> Decision:
-    return Decision("float32", "rounding at every token adds up over a scan")
-
-
 def _strategy(facts: object, settled: Settled) -> Decision:
     if settled["disable_radix_cache"]:
         return Decision(StateStrategy.NO_BUFFER.value, "without the prefix cache no state is kept")
@@ -94,8 +90,8 @@ def _track_interval(facts: object, settled: Settled) -> Decision:
     return Decision(ceil_div(TRACK_TOKENS, page) * page, "a state a sentence, in whole pages")
 
 
-RULES: Final = {
-    "mamba_ssm_dtype": _ssm_dtype,
+RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {
+    "mamba_ssm_dtype": lambda facts, settled: Decision("float32", "rounding at every token adds up over a scan"),
     "mamba_scheduler_strategy": _strategy,
     "page_size": _page_size,
     "mamba_track_interval": _track_interval,

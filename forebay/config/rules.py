@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -54,14 +55,6 @@ class Facts:
 Rule = Callable[[Facts, Settled], Decision]
 
 
-def _model_path(facts: Facts, settled: Settled) -> Decision:
-    return Decision(str(facts.model_path), "the embedded default model")
-
-
-def _served_model_name(facts: Facts, settled: Settled) -> Decision:
-    return Decision(short_name(facts.model_path), "the checkpoint's own name")
-
-
 def _dtype(facts: Facts, settled: Settled) -> Decision:
     if facts.gpu is not None:
         return Decision("bfloat16", "the GPU computes in it")
@@ -71,14 +64,6 @@ def _dtype(facts: Facts, settled: Settled) -> Decision:
     if native:
         return Decision("bfloat16", f"{whose} computes in it ({', '.join(native)})")
     return Decision("float32", f"{whose} has no bfloat16 instructions")
-
-
-def _device(facts: Facts, settled: Settled) -> Decision:
-    return Decision("cpu", "unless --device cuda asks for an NVIDIA GPU")
-
-
-def _num_threads(facts: Facts, settled: Settled) -> Decision:
-    return Decision(facts.cores.value, facts.cores.why)
 
 
 def _kernels(facts: Facts, settled: Settled) -> Decision:
@@ -104,10 +89,6 @@ def _quantization(facts: Facts, settled: Settled) -> Decision:
     return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
 
 
-def _context_length(facts: Facts, settled: Settled) -> Decision:
-    return Decision(facts.model.max_position_embeddings, "the model's own")
-
-
 def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
     dtype = settled["dtype"]
     if dtype == "float32" == _dtype(facts, settled).value:
@@ -125,7 +106,8 @@ def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:
     return Decision(DEFAULT_FRACTION, "leaves room for whatever else runs here")
 
 
-def _kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool) -> Decision:
+def kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool = False) -> Decision:
+    """By the fraction; `modest` where nobody chose that."""
     fraction = settled.share("mem_fraction_static")
     weights = weight_bytes(facts, settled)
     room = int(facts.memory.value * fraction) - weights
@@ -137,15 +119,6 @@ def _kv_cache_bytes(facts: Facts, settled: Settled, *, modest: bool) -> Decision
     if modest and facts.gpu is None and room > DEFAULT_KV_LIMIT_BYTES:
         return Decision(DEFAULT_KV_LIMIT_BYTES, "the default limit; --mem-fraction-static or --kv-cache-bytes raise it")
     return Decision(room, share)
-
-
-def kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
-    """From a fraction that the user chose."""
-    return _kv_cache_bytes(facts, settled, modest=False)
-
-
-def _modest_kv_cache_bytes(facts: Facts, settled: Settled) -> Decision:
-    return _kv_cache_bytes(facts, settled, modest=True)
 
 
 def _retraction_host_bytes(facts: Facts, settled: Settled) -> Decision:
@@ -207,18 +180,18 @@ def _cache_isolation(facts: Facts, settled: Settled) -> Decision:
 
 # In this order: a rule may look at what those above it decided.
 RULES: Final[dict[str, Rule]] = {
-    "model_path": _model_path,
-    "served_model_name": _served_model_name,
-    "device": _device,
+    "model_path": lambda facts, settled: Decision(str(facts.model_path), "the embedded default model"),
+    "served_model_name": lambda facts, settled: Decision(short_name(facts.model_path), "the checkpoint's own name"),
+    "device": lambda facts, settled: Decision("cpu", "unless --device cuda asks for an NVIDIA GPU"),
     "dtype": _dtype,
-    "num_threads": _num_threads,
+    "num_threads": lambda facts, settled: Decision(facts.cores.value, facts.cores.why),
     "kernels": _kernels,
     "quantization": _quantization,
-    "context_length": _context_length,
+    "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
     "kv_cache_dtype": _kv_cache_dtype,
     **kinds.RULES,
     "mem_fraction_static": _mem_fraction_static,
-    "kv_cache_bytes": _modest_kv_cache_bytes,
+    "kv_cache_bytes": partial(kv_cache_bytes, modest=True),
     "retraction_host_bytes": _retraction_host_bytes,
     "max_running_requests": _max_running_requests,
     "chunked_prefill_size": _chunked_prefill_size,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -104,17 +104,9 @@ class DecodeReqToTokenPool(ReqToTokenPool):
     can arrive while the batch is full. Who may run is admission's business.
     """
 
-    def __init__(
-        self,
-        size: int,
-        max_context_len: int,
-        *,
-        pre_alloc_size: int,
-        page_size: int = 1,
-        ledger: Ledger = Ledger.RAISE,
-    ) -> None:
+    def __init__(self, size: int, max_context_len: int, *, pre_alloc_size: int, **others: Any) -> None:
         self.pre_alloc_size = pre_alloc_size
-        super().__init__(size, max_context_len, page_size=page_size, ledger=ledger)
+        super().__init__(size, max_context_len, **others)
 
     def _num_slots(self) -> int:
         return self.size + self.pre_alloc_size

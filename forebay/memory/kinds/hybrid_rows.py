@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.base import log
 from forebay.base.units import ceil_div, human_bytes
@@ -64,22 +63,17 @@ class MambaPool(Slots):
         draft.copies.append((src, dst))
 
 
-class StateRows(ReqToTokenPool):
-    """What both hybrid pools have: the mappings from a row to its slots, and handing them out together.
+class HybridReqToTokenPool(ReqToTokenPool):
+    """`size` rows over `mamba_size` state slots, of which a request takes 1 + `num_tracking`, together with its row.
 
     `req_index_to_mamba_index_mapping` is int32 `[rows + 1]`, `req_index_to_mamba_ping_pong_track_buffer_mapping` int32
     `[rows + 1, tracking slots]`: sized by rows, whatever the number of slots. Row 0 maps to slot 0. Both are views of
     one table.
     """
 
-    mamba_pool: MambaPool
-    num_tracking: int
-    _row_slots: npt.NDArray[np.int32]
-    req_index_to_mamba_index_mapping: npt.NDArray[np.int32]
-    req_index_to_mamba_ping_pong_track_buffer_mapping: npt.NDArray[np.int32]
-
-    def _add_states(self, mamba_size: int, num_tracking: int, ledger: Ledger) -> None:
-        self.mamba_pool = MambaPool(mamba_size, ledger=ledger)
+    def __init__(self, size: int, max_context_len: int, *, mamba_size: int, num_tracking: int, **others: Any) -> None:
+        super().__init__(size, max_context_len, **others)
+        self.mamba_pool = MambaPool(mamba_size, ledger=self.slots.ledger)
         self.num_tracking = num_tracking
         self._row_slots = np.zeros((self.slots.num_rows, 1 + num_tracking), dtype=np.int32)
         self.req_index_to_mamba_index_mapping = self._row_slots[:, 0]
@@ -100,28 +94,12 @@ class StateRows(ReqToTokenPool):
         if need > pool.num_free:
             raise OutOfSlots(pool.name, need, pool.num_free)
         rows = super().alloc(reqs)
-        with ExitStack() as undo:
-            undo.callback(self._free_rows, new)
-            if len(new) == 1:
-                self._row_slots[new[0].row] = self._take_one_by_one(width, new[0].id)
-            elif new:
-                owners = np.repeat(as_ids([req.id for req in new]), width)
-                self._row_slots[[req.row for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
-            undo.pop_all()
+        if len(new) == 1:  # from the group, if there is one
+            self._row_slots[new[0].row] = [pool.take_one(new[0].id) for _ in range(width)]
+        elif new:
+            owners = np.repeat(as_ids([req.id for req in new]), width)
+            self._row_slots[[req.row for req in new]] = pool.take_ids(need, owners).reshape(-1, width)
         return rows
-
-    def _free_rows(self, reqs: Sequence[RowHolder]) -> None:
-        for req in reqs:
-            self.free(req)
-
-    def _take_one_by_one(self, n: int, owner: int) -> list[int]:
-        """From the group, if there is one."""
-        slots: list[int] = []
-        with ExitStack() as undo:
-            undo.callback(lambda: self.mamba_pool.free(slots, owner))
-            slots.extend(self.mamba_pool.take_one(owner) for _ in range(n))
-            undo.pop_all()
-        return slots
 
     def slots_of(self, row: int) -> list[int]:
         """The row's slots, the live one first."""
@@ -154,42 +132,12 @@ class StateRows(ReqToTokenPool):
             yield
 
 
-class HybridReqToTokenPool(StateRows):
-    """`size` rows over `mamba_size` state slots, of which a request takes 1 + `num_tracking`."""
-
-    def __init__(
-        self,
-        size: int,
-        max_context_len: int,
-        *,
-        mamba_size: int,
-        num_tracking: int,
-        page_size: int = 1,
-        ledger: Ledger = Ledger.RAISE,
-    ) -> None:
-        super().__init__(size, max_context_len, page_size=page_size, ledger=ledger)
-        self._add_states(mamba_size, num_tracking, ledger)
-
-
-class HybridMambaDecodeReqToTokenPool(StateRows, DecodeReqToTokenPool):
+class HybridMambaDecodeReqToTokenPool(HybridReqToTokenPool, DecodeReqToTokenPool):
     """Rows of a decode server for a model with recurrent layers: pre-allocated requests hold slots, too (C2, C4)."""
 
-    def __init__(
-        self,
-        size: int,
-        max_context_len: int,
-        *,
-        pre_alloc_size: int,
-        mamba_size: int,
-        num_tracking: int,
-        page_size: int = 1,
-        ledger: Ledger = Ledger.RAISE,
-    ) -> None:
-        DecodeReqToTokenPool.__init__(
-            self, size, max_context_len, pre_alloc_size=pre_alloc_size, page_size=page_size, ledger=ledger
-        )
-        effective = effective_mamba_size(mamba_size, size + pre_alloc_size, num_tracking)
-        self._add_states(effective, num_tracking, ledger)
+    def __init__(self, size: int, max_context_len: int, *, pre_alloc_size: int, mamba_size: int, **others: Any) -> None:
+        effective = effective_mamba_size(mamba_size, size + pre_alloc_size, others["num_tracking"])
+        super().__init__(size, max_context_len, mamba_size=effective, pre_alloc_size=pre_alloc_size, **others)
 
 
 def effective_mamba_size(configured: int, num_reqs: int, num_tracking: int) -> int:

@@ -12,7 +12,7 @@ from forebay.memory.anchors import Anchor, Reason, plan_anchors
 from forebay.memory.draft import Draft
 from forebay.memory.holding import Holding, Residency, RowTable
 from forebay.memory.kinds.cached_states import CachedStates
-from forebay.memory.kinds.hybrid_rows import StateRows
+from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool
 from forebay.memory.kinds.kind import Arrival
 from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
 
@@ -90,7 +90,7 @@ class States(CachedStates):
     chunks end there, and the next plan copies the live state; the last state is given away when the request leaves.
     """
 
-    def __init__(self, config: SchedulerConfig, rows: StateRows) -> None:
+    def __init__(self, config: SchedulerConfig, rows: HybridReqToTokenPool) -> None:
         super().__init__(rows.mamba_pool)
         self._rows, self._config = rows, config
         self._extra_buffer = config.kinds.strategy is StateStrategy.EXTRA_BUFFER
