@@ -99,6 +99,12 @@ class Residency:
         return ceil_div(max(self.kv_len, self.extend_target), self.table.page_size)
 
 
+def footprint(kv_len: int, page_size: int, held_pages: int = 0) -> int:
+    """Pages that a request must still be given so that `kv_len` tokens have KV, when it holds `held_pages` already.
+    Admission, allocation and the door ask here, so that they cannot disagree."""
+    return max(0, ceil_div(kv_len, page_size) - held_pages)
+
+
 class Fence(Protocol):
     """Somebody who may still touch what its owner let go of. Once it is open, nobody does, for ever."""
 

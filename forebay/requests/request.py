@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from enum import Enum
 
-from forebay.memory.footprint import final_kv_len
 from forebay.memory.holding import Residency
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
@@ -70,7 +69,8 @@ class Request:
         self.num_prompt = len(self.tokens)
         stops = self.params.stop_token_ids
         self.stop_ids = frozenset(stops if self.params.ignore_eos else (*stops, *eos_token_ids))
-        self.max_kv_len = final_kv_len(self.num_prompt, self.params.max_new_tokens)
+        # The last sampled token is never read back, so it has no KV.
+        self.max_kv_len = self.num_prompt + self.params.max_new_tokens - 1
 
     @property
     def num_output(self) -> int:

@@ -32,7 +32,7 @@ from forebay.runtime.kinds import captures_prompts, check_kinds
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties
-from forebay.runtime.row_options import RowOptions
+from forebay.runtime.row_options import RowOptions, Sampling
 from forebay.runtime.sampler import Wants, draw
 from forebay.runtime.step_inputs import StepInputs
 
@@ -77,8 +77,7 @@ class LaunchedStep:
     vocab_size: int
     token_ids: _ToHost  # [S]
     sample_mask: npt.NDArray[np.bool_] | None  # [S]; None where all of them sample
-    reporting: Ids  # which of the N want log-probabilities
-    num_top: Ids  # for each of `reporting`
+    sampling: Sampling
     logprobs: _ToHost | None
     chunks: tuple[_Chunk, ...]
 
@@ -101,8 +100,8 @@ class LaunchedStep:
 
     def _reported(self, token_ids: list[int], packed: npt.NDArray[Any]) -> list[TokenLogprob | None]:
         entries: list[TokenLogprob | None] = [None] * len(token_ids)
-        which = self.reporting.tolist()
-        for i, entry in zip(which, unpack(packed, [token_ids[i] for i in which], self.num_top.tolist()), strict=True):
+        which, num_top = self.sampling.reporting.tolist(), self.sampling.num_top.tolist()
+        for i, entry in zip(which, unpack(packed, [token_ids[i] for i in which], num_top), strict=True):
             entries[i] = entry
         return entries
 
@@ -157,29 +156,27 @@ class ModelRunner:
             self._options.admit(admission)
             self._penalties.admit(admission)
         sample_rows = plan.rows if plan.num_extends == 0 else plan.rows[plan.sample_mask]
-        wants, drawing = self._options.wants(sample_rows)
+        sampling = self._options.sampling(sample_rows)
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
-        reporting = self._options.reporting(sample_rows) if wants & Wants.LOGPROBS else NO_IDS
-        inputs = self.inputs.stage(plan, sample_rows, drawing, reporting, targets)
+        inputs = self.inputs.stage(plan, sampling, targets)
         chunks: tuple[_Chunk, ...] = ()
         if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
             decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
-            token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
+            token_ids, logprobs = self._choose(decoded, inputs, sampling)
         else:
             hidden, finite = self._hidden(plan, inputs)
             chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
             every = len(sample_rows) == plan.num_tokens
             last = hidden if every else hidden.index_select(0, inputs["sample_tokens"])
             decoded = self._forward.greedy(last, inputs["sample_rows"])
-            token_ids, logprobs = self._choose(decoded, inputs, sample_rows, wants, reporting)
+            token_ids, logprobs = self._choose(decoded, inputs, sampling)
             token_ids = _of_all(token_ids, finite, inputs)
         return LaunchedStep(
             self._vocab_size,
             _ToHost(token_ids),
             None if len(sample_rows) == plan.num_seqs else plan.sample_mask,
-            reporting,
-            self._options.num_top[sample_rows[reporting]],
+            sampling,
             logprobs,
             chunks,
         )
@@ -224,33 +221,29 @@ class ModelRunner:
             return self.extend.run(self.inputs.extend_columns(plan, inputs), plan.num_tokens)
         return self._forward.hidden(self.inputs.tokens(plan, inputs))
 
-    def _choose(
-        self, decoded: GreedyTokens, inputs: Sections, rows: Ids, wants: Wants, reporting: Ids
-    ) -> tuple[Tensor, _ToHost | None]:
+    def _choose(self, decoded: GreedyTokens, inputs: Sections, sampling: Sampling) -> tuple[Tensor, _ToHost | None]:
         """The tokens of the sequences that sample: the most likely ones, unless they want others."""
         ids, finite, raw = decoded
-        if len(rows) == 0:
+        if len(sampling.rows) == 0:
             return ids, None
-        if wants & (Wants.ADJUST | Wants.DRAW):
-            ids, finite = self._adjust_and_draw(raw, inputs, rows, wants, ids, finite)
+        if sampling.wants & (Wants.ADJUST | Wants.DRAW):
+            ids, finite = self._adjust_and_draw(decoded, inputs, sampling)
         logprobs = None
-        if len(reporting):
-            which = inputs["reporting"]
-            k = int(self._options.num_top[rows[reporting]].max())
+        if len(sampling.reporting):
+            which, k = inputs["reporting"], int(sampling.num_top.max())
             logprobs = _ToHost(token_logprobs(raw.index_select(0, which), ids.index_select(0, which), k))
         return torch.where(finite, ids, _FAILED), logprobs
 
-    def _adjust_and_draw(
-        self, logits: Tensor, inputs: Sections, rows: Ids, wants: Wants, ids: Tensor, finite: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _adjust_and_draw(self, decoded: GreedyTokens, inputs: Sections, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        (ids, finite, logits), rows, wants = decoded, sampling.rows.tolist(), sampling.wants
         if wants & Wants.ADJUST:
-            logits = self._penalties.apply(logits, rows.tolist())
+            logits = self._penalties.apply(logits, rows)
             ids, finite = self._ops.argmax_rows(logits)
         if wants & Wants.DRAW:
             ids = self._draw(logits, ids, inputs, wants)
         self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], ids)
         if wants & Wants.ADJUST:
-            self._penalties.record(ids, rows.tolist())
+            self._penalties.record(ids, rows)
         return ids, finite
 
     def _draw(self, logits: Tensor, greedy: Tensor, inputs: Sections, wants: Wants) -> Tensor:

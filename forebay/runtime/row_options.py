@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -11,33 +13,43 @@ from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.sampler import Wants
 
 
+class Sampling(NamedTuple):
+    """How the N sequences in `rows` choose their tokens: what any of them wants, and which of them (by index) draw;
+    which want log-probabilities, and of each of those how many alternatives."""
+
+    rows: Ids
+    wants: Wants
+    drawing: Ids = NO_IDS
+    reporting: Ids = NO_IDS
+    num_top: Ids = NO_IDS
+
+
 class RowOptions:
     """Indexed by request row; set when a row is handed out."""
 
     def __init__(self, num_rows: int) -> None:
         self._wants = np.zeros(num_rows, dtype=np.int64)
-        self.num_top: Ids = np.full(num_rows, -1, dtype=np.int64)  # alternatives per sampled token, -1 for nothing
+        self._num_top = np.full(num_rows, -1, dtype=np.int64)  # alternatives per sampled token, -1 for nothing
         self._prompts: dict[int, npt.NDArray[np.int64]] = {}  # of rows whose prompt's log-probabilities are wanted
         self._prompt_top: dict[int, int] = {}
 
     def admit(self, admission: Admission) -> None:
         row, params = admission.row, admission.params
         self._wants[row] = wants_of(params)
-        self.num_top[row] = params.logprobs
+        self._num_top[row] = params.logprobs
         self._prompts.pop(row, None)
         if params.prompt_logprobs >= 0:
             self._prompts[row] = admission.token_ids.astype(np.int64)
             self._prompt_top[row] = params.prompt_logprobs
 
-    def wants(self, rows: Ids) -> tuple[Wants, Ids]:
-        """What any of `rows` wants, and which of them (by index) draw."""
+    def sampling(self, rows: Ids) -> Sampling:
         wants = self._wants[rows]
         union = Wants(int(np.bitwise_or.reduce(wants, initial=0)))
-        return union, np.flatnonzero(wants & Wants.DRAW) if union & Wants.DRAW else NO_IDS
-
-    def reporting(self, rows: Ids) -> Ids:
-        """Which of `rows` (by index) want log-probabilities."""
-        return np.flatnonzero(self.num_top[rows] >= 0)
+        drawing = np.flatnonzero(wants & Wants.DRAW) if union & Wants.DRAW else NO_IDS
+        if not union & Wants.LOGPROBS:
+            return Sampling(rows, union, drawing)
+        reporting = np.flatnonzero(wants & Wants.LOGPROBS)
+        return Sampling(rows, union, drawing, reporting, self._num_top[rows[reporting]])
 
     def prompt_chunk(self, plan: StepPlan, extend: int) -> tuple[Ids, int]:
         """For an extend, the known tokens after each of its positions (one less than positions where the chunk ends

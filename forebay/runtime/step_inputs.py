@@ -24,6 +24,7 @@ from forebay.runtime.host_copies import HostCopies, Places
 from forebay.runtime.kinds import DERIVED, arrays_of_kinds, change_kinds, of_step
 from forebay.runtime.packing import Array, Packing, Sections
 from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
+from forebay.runtime.row_options import Sampling
 
 # What the device is told besides the plan's own columns.
 _DERIVED: Final = {
@@ -57,12 +58,12 @@ class StepInputs:
         self.copies = HostCopies(cache)
         self._packing = Packing(_SECTIONS, rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
-    def stage(self, plan: StepPlan, sample_rows: Ids, drawing: Ids, reporting: Ids, targets: Ids) -> Sections:
-        """Send `plan`. `sample_rows` are the rows that sample, `drawing` and `reporting` indices into them, `targets`
-        the tokens after each position of the extends in `plan.prompt_logprobs`.
-        """
+    def stage(self, plan: StepPlan, sampling: Sampling, targets: Ids) -> Sections:
+        """Send `plan`, and what its sequences want; `targets` are the tokens after each position of the extends in
+        `plan.prompt_logprobs`."""
         arrays = dict(zip(ON_DEVICE, arrays_of(plan), strict=True))
-        arrays |= {"sample_rows": sample_rows, "drawing": drawing, "reporting": reporting, "targets": targets}
+        arrays |= {"sample_rows": sampling.rows, "drawing": sampling.drawing, "reporting": sampling.reporting}
+        arrays["targets"] = targets
         arrays |= _of_decodes(plan) if plan.num_extends == 0 else _of_extends(plan)
         arrays |= arrays_of_kinds(plan, arrays["q_start"])
         if plan.admissions:

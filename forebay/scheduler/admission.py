@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulePolicy
-from forebay.memory.footprint import footprint
+from forebay.memory.holding import footprint
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, no_match
 from forebay.requests.request import Request, blamed_on

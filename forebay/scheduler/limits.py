@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.footprint import footprint
+from forebay.memory.holding import footprint
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import check_token_id
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.memory.footprint import final_kv_len, footprint
+from forebay.memory.holding import footprint
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 
@@ -34,8 +34,3 @@ def test_the_location_of_a_token_is_its_page_and_its_offset_in_it(page_size, sta
 )
 def test_a_footprint_is_what_is_missing(kv_len, held, pages):
     assert footprint(kv_len, 16, held) == pages
-
-
-def test_the_last_sampled_token_needs_no_kv():
-    assert final_kv_len(10, 1) == 10
-    assert final_kv_len(10, 5) == 14

@@ -214,7 +214,7 @@ MEMORY = (
     ),
     Mutant(
         "C27 a request is given pages for all the tokens it has",
-        "memory/footprint.py",
+        "memory/holding.py",
         "max(0, ceil_div(kv_len, page_size) - held_pages)",
         "max(0, kv_len // page_size - held_pages)",
         "memory/test_kv_allocator.py::test_a_footprint_is_what_is_missing",

@@ -110,3 +110,8 @@ def test_end_tokens_stop_a_request_unless_it_ignores_them():
     assert Request(1, [1], params, eos_token_ids=(2,)).stop_ids == {7, 2}
     ignoring = SamplingParams(stop_token_ids=(7,), ignore_eos=True)
     assert Request(1, [1], ignoring, eos_token_ids=(2,)).stop_ids == {7}
+
+
+def test_the_last_sampled_token_needs_no_kv():
+    assert Request(1, range(10), SamplingParams(max_new_tokens=1)).max_kv_len == 10
+    assert Request(1, range(10), SamplingParams(max_new_tokens=5)).max_kv_len == 14

@@ -18,6 +18,8 @@ from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentSt
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.step_plan import HostCopy, StepPlan
 from forebay.runtime.forward import StepTokens
+from forebay.runtime.row_options import Sampling
+from forebay.runtime.sampler import Wants
 from forebay.runtime.step_inputs import StepInputs
 from tests.plans import changed
 from tests.runtime.plans import ids
@@ -148,7 +150,7 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         plan = changed(plan, loads=tuple(k for k in plan.host.loads if k.request_id not in plan.host.drops))
         staging.copies.check(plan)
         lists.apply(plan)
-        inputs = staging.stage(plan, plan.rows[plan.sample_mask], ids([]), ids([]), ids([]))
+        inputs = staging.stage(plan, Sampling(plan.rows[plan.sample_mask], Wants.GREEDY), ids([]))
         check_tokens(plan, staging.tokens(plan, inputs))
         assert rows.req_to_token.tolist() == lists.table.tolist()
         assert cache.windows.full_to_window.tolist() == list(lists.full_to_window)

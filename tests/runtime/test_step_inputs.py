@@ -14,6 +14,8 @@ from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
 from forebay.runtime.packing import Sections
+from forebay.runtime.row_options import Sampling
+from forebay.runtime.sampler import Wants
 from forebay.runtime.step_inputs import StepInputs
 from tests.plans import plan_of
 from tests.runtime.plans import known
@@ -117,7 +119,7 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
         sample_rows = plan.rows[plan.sample_mask]
         some = np.flatnonzero(rng.random(len(sample_rows)) < 0.5)
         targets = rng.integers(0, 1000, int(rng.integers(0, 5)))
-        inputs = staging.stage(plan, sample_rows, some, some[::2], targets)
+        inputs = staging.stage(plan, Sampling(sample_rows, Wants.DRAW, some, some[::2]), targets)
         check(plan, staging, inputs, rows)
         assert inputs["drawing"].tolist() == some.tolist()
         assert inputs["reporting"].tolist() == some[::2].tolist()

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from forebay.memory.footprint import footprint
+from forebay.memory.holding import footprint
 from forebay.requests.updates import FinishReason, MissReason
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.retracting import RetractingScheduler
