@@ -80,11 +80,15 @@ void widen_row(const E* from, long n, float* to) {
     for_each_vector(n, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
 }
 
-// One head's keys and values of a block, and its factors if it has any.
+// One head's keys and values of a block, and its factors if it has any; beside it `share` lanes of the next block are
+// fetched.
 template <class T, class E>
-void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head, const Work& work) {
+void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head, const Work& work,
+               Prefetch<T, E>& next, long share) {
     const AttentionShape& shape = call.shape;
+    const long part = share * W / (2 * kBlock) + 1;
     for (long lane = 0; lane < kBlock; lane += W) {
+        next.lanes(part);
         if (lane + W > block.lanes.begin && lane < block.lanes.end) {
             turn_keys(call.k_cache, block, lane, kv_head, shape.head_dim, work);
         } else {
@@ -92,6 +96,7 @@ void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head
         }
     }
     for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
+        if (lane % W == 0) next.lanes(part);
         widen_row(call.v_cache.head(block.slots[lane], kv_head), shape.v_dim, work.values + lane * work.sums.v_width);
     }
     if (call.k_cache.factors == nullptr) return;
@@ -202,8 +207,7 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
         const Block next(shape, then, (last ? next_walk.begin : at + 1) * kBlock);
         Prefetch<T, E> prefetch(call, then, next);
         for (long h = 0; h < walk.num_heads; ++h) {
-            read_head(call, block, walk.first_head + h, work);
-            prefetch.lanes(kBlock / walk.num_heads + 1);
+            read_head(call, block, walk.first_head + h, work, prefetch, kBlock / walk.num_heads + 1);
             for (long r = 0; r < head_rows; r += kTile) {
                 add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.scale, factors, walk, at * kBlock, r,
                               h * head_rows + r, work);
