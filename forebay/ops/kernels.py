@@ -34,7 +34,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_pack_{}": [_P, _P, _P, _L, _L],
     "fb_linear_{}": _LINEAR,
     "fb_linear_bf16_f32": _LINEAR,
-    "fb_pack_q": [_P, _P, _P, _P, _P, _L, _L, _L, _L],
+    "fb_pack_q": [_P, _P, _P, _P, _P, *([_L] * 5)],
     "fb_linear_q_{}": _LINEAR,
     "fb_linear_q_bf16_f32": _LINEAR,
     "fb_embedding_q_{}": [_P, _P, _P, _P, _L, _L],

@@ -31,8 +31,9 @@ class LinearOps(Protocol):
     def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> LinearWeight:
         """Pack weight [N, K] in the codes it has, and bias [N]. Keeps neither.
 
-        `linear` uses it as the matrix scale * (code - zero) + minimum, rounded to x's dtype; x itself is not quantized.
-        The matrix is opened anew in every call: only the codes are kept.
+        `linear` uses it as the matrix scale * (code - zero) + minimum. Where the backend's activation bits are 8 or
+        16, x is rounded to integers of so many bits by groups of 32 inputs, each with a scale, and the sums of a group
+        are exact; else the matrix is rounded to x's dtype. Only the codes are kept.
         """
         ...
 

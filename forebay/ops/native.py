@@ -19,13 +19,14 @@ from forebay.ops.native_recurrence import NativeRecurrence
 
 
 class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence):
-    """Raises what `Kernels` raises."""
+    """Inputs of quantized linear layers are rounded to `activation_bits`, but not by the kernels for AMX, which open
+    the weights. Raises what `Kernels` raises."""
 
-    def __init__(self, path: Path, variant: str, num_threads: int) -> None:
+    def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 8) -> None:
         self.name = f"native-{variant}"
         self.num_threads = num_threads
         self.kernels = kernels = Kernels(path, variant, num_threads)
-        NativeExpertOps.__init__(self, kernels)
+        NativeExpertOps.__init__(self, kernels, 0 if variant == "amx" else activation_bits)
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)

@@ -52,8 +52,8 @@ class NativeExperts:
 class NativeExpertOps(NativeLinear):
     """See `ExpertOps`. The last dimension of every tensor is contiguous, and so are ids and weights."""
 
-    def __init__(self, kernels: Kernels) -> None:
-        super().__init__(kernels)
+    def __init__(self, kernels: Kernels, activation_bits: int) -> None:
+        super().__init__(kernels, activation_bits)
         self._topk_gating = kernels.bind("fb_topk_gating")
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
         self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")
@@ -111,10 +111,13 @@ class NativeExpertOps(NativeLinear):
             layers.append(weight)
         assert len({(layer.in_features, layer.out_features) for layer in layers}) == 1, "layers of several shapes"
         tables = {
-            dtype: torch.tensor([[layer.panels[dtype], layer.packed_ptr, layer.bias_ptr] for layer in layers])
-            for dtype in _dtypes(layers)
+            dtype: torch.tensor([_as_packed_linear(layer, dtype) for layer in layers]) for dtype in _dtypes(layers)
         }
         return NativeLayers(tuple(layers), tables)
+
+
+def _as_packed_linear(layer: NativeLinearWeight, dtype: torch.dtype) -> list[int]:
+    return [layer.panels[dtype], layer.packed_ptr, layer.bias_ptr, layer.activation_bits]
 
 
 def _dtypes(layers: Sequence[NativeLinearWeight]) -> set[torch.dtype]:

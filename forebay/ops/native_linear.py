@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from forebay.ops.linear import LinearWeight
 
 _PANEL = 32  # outputs, kPanel of cpu/linear.h
 _STEP = 32  # inputs, kStep of cpu/linear.h
-_HEADER_BYTES = 64  # kHeaderBytes of cpu/linear_q.h
+_HEADER_BYTES = 64  # kHeaderBytes of cpu/linear.h
 _LINE = 64
 
 LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
@@ -28,7 +28,10 @@ PanelKernels = Mapping[torch.dtype, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeLinearWeight:
-    """The layout is that of cpu/linear.h or cpu/linear_q.h; `packed` and `bias` own the memory the kernels read."""
+    """The layout is that which cpu/linear.h names; `packed` and `bias` own the memory the kernels read.
+
+    `activation_bits`: what inputs are rounded to, 0 for nothing.
+    """
 
     packed: Tensor
     bias: Tensor
@@ -38,13 +41,15 @@ class NativeLinearWeight:
     out_features: int
     kernels: LinearKernels
     panels: PanelKernels
+    activation_bits: int = 0
 
 
 class NativeLinear:
     """See `LinearOps`. x may be a view into wider rows; all else is contiguous."""
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, activation_bits: int) -> None:
         self._pool = kernels.pool
+        self.activation_bits = activation_bits
         self._pack = kernels.by_dtype("fb_pack_{}")
         self._pack_quantized = kernels.bind("fb_pack_q")
         self._linear = _linear_kernels(kernels, "fb_linear_{}")
@@ -70,9 +75,17 @@ class NativeLinear:
         parts = [None if part is None else np.ascontiguousarray(part) for part in _parts(weight)]
         pointers = [None if part is None else part.ctypes.data for part in parts]
         self._pack_quantized(
-            self._pool, *pointers, packed.data_ptr(), out_features, in_features, weight.bits, weight.zero
+            self._pool,
+            *pointers,
+            packed.data_ptr(),
+            out_features,
+            in_features,
+            weight.bits,
+            weight.zero,
+            self.activation_bits,
         )
-        return _packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
+        whole = _packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
+        return replace(whole, activation_bits=self.activation_bits)
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)

@@ -13,8 +13,11 @@ from forebay.ops.reference_recurrence import TorchRecurrence
 
 
 class TorchOps(TorchExpertOps, TorchAttention, TorchRecurrence):
-    def __init__(self, num_threads: int) -> None:
+    """Inputs of quantized linear layers are rounded to `activation_bits`; with 0 they stay as they are."""
+
+    def __init__(self, num_threads: int, activation_bits: int = 0) -> None:
         self.num_threads = num_threads
+        self.activation_bits = activation_bits
         self.name = "torch"
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

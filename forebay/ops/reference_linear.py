@@ -47,6 +47,8 @@ class TorchQuantizedWeight:
 
 
 class TorchLinear:
+    activation_bits = 0
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         out_features, in_features = weight.shape
         packed = _prepack(weight)
@@ -64,6 +66,8 @@ class TorchLinear:
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TorchQuantizedWeight):
+            if self.activation_bits:
+                return _exact_linear(rounded(x, self.activation_bits), w).to(x.dtype)
             return F.linear(x, w.numbers().to(x.dtype), w.bias if w.bias is None else w.bias.to(x.dtype))
         assert isinstance(w, TorchLinearWeight), type(w)
         if w.packed is None or x.shape[0] == 0:
@@ -81,6 +85,20 @@ class TorchLinear:
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
         assert isinstance(table, TorchQuantizedWeight), type(table)
         return table.numbers(ids).to(dtype)
+
+
+def _exact_linear(x: Tensor, w: TorchQuantizedWeight) -> Tensor:
+    return F.linear(x.double(), w.numbers().double(), None if w.bias is None else w.bias.double())
+
+
+def rounded(x: Tensor, bits: int) -> Tensor:
+    """x [T, K], K a multiple of `GROUP`, as cpu/rounded.h has it -> [T, K] float32: in each group the nearest integers
+    of so many bits, times a scale. Sums of products with it are exact only as integers."""
+    largest_integer = torch.tensor({8: 127.0, 16: 127.0 * 256 + 127}[bits])  # a number would be divided in two steps
+    groups = x.float().reshape(len(x), x.shape[1] // GROUP, GROUP)
+    largest = groups.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(largest > 1e-30, largest_integer / largest, torch.where(largest.isnan(), largest, 0.0))
+    return ((groups * inverse).round() * (largest / largest_integer)).flatten(1)
 
 
 def _prepack(weight: Tensor) -> Tensor | None:

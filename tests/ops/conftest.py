@@ -39,8 +39,8 @@ def single_threaded(native: NativeOps) -> NativeOps:
 
 
 @pytest.fixture(scope="session")
-def reference() -> TorchOps:
-    return TorchOps(1)
+def reference(native: NativeOps) -> TorchOps:
+    return TorchOps(1, native.activation_bits)
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,12 @@
 
 #include "activations.h"
 #include "linear.h"
+#include "rounded.h"
 #include "rows.h"
 
 namespace {
 
-constexpr long kMostRows = 256;   // of a job: few enough to stay in L2
+constexpr long kJobRows = 256;    // of a job: few enough to stay in L2
 constexpr long kFewPanels = 4;    // of a piece: under this its start costs more than its help
 constexpr long kPiecesEach = 16;  // for every thread, so that the last ones end together
 
@@ -26,18 +27,42 @@ struct Job {
     const T* x;
     T* out;
     long rows;
+    const void* input = x;  // of the layer: x, or what rounded.h makes of it
 };
 
 template <class T>
 void add_jobs(std::vector<Job<T>>& jobs, const PackedLinear& layer, const T* x, long ldx, T* out, long ldo, long rows) {
-    for (long first = 0; first < rows; first += kMostRows) {
-        jobs.push_back({layer, x + first * ldx, out + first * ldo, std::min(kMostRows, rows - first)});
+    for (long first = 0; first < rows; first += kJobRows) {
+        jobs.push_back({layer, x + first * ldx, out + first * ldo, std::min(kJobRows, rows - first)});
     }
 }
 
+// Rounds the inputs of the layers that want them so, into the memory that it returns.
 template <class T>
-void run_jobs(Pool& pool, const std::vector<Job<T>>& jobs, long ldx, long ldo, long inputs, long outputs) {
+std::vector<uint8_t> rounded(Pool& pool, std::vector<Job<T>>& jobs, long ldx, long inputs) {
+    std::vector<long> starts{0};
+    for (const Job<T>& job : jobs) {
+        const long bits = job.layer.activation_bits;
+        starts.push_back(starts.back() + (bits ? rounded_bytes(bits, job.rows, inputs) : 0));
+    }
+    std::vector<uint8_t> memory(starts.back());
+    if (memory.empty()) return memory;
+    const long count = static_cast<long>(jobs.size());
+    pool.run(count, grain_for(inputs * kMostRows), [&](long begin, long end) {
+        for (long i = begin; i < end; ++i) {
+            Job<T>& job = jobs[i];
+            if (job.layer.activation_bits == 0) continue;
+            job.input = memory.data() + starts[i];
+            round_rows(job.x, ldx, job.rows, inputs, job.layer.activation_bits, memory.data() + starts[i]);
+        }
+    });
+    return memory;
+}
+
+template <class T>
+void run_jobs(Pool& pool, std::vector<Job<T>>& jobs, long ldx, long ldo, long inputs, long outputs) {
     if (jobs.empty()) return;
+    const std::vector<uint8_t> memory = rounded(pool, jobs, ldx, inputs);
     const long count = static_cast<long>(jobs.size()), panels = ceil_div(outputs, kPanel);
     const long wanted = ceil_div(kPiecesEach * pool.num_threads(), count);
     const long pieces = std::clamp(wanted, 1L, ceil_div(panels, kFewPanels));
@@ -45,7 +70,7 @@ void run_jobs(Pool& pool, const std::vector<Job<T>>& jobs, long ldx, long ldo, l
         for (long item = begin; item < end; ++item) {
             const Job<T>& job = jobs[item / pieces];
             const long piece = item % pieces;
-            job.layer.panels(job.x, ldx, job.layer.packed, job.layer.bias, job.out, ldo, job.rows, inputs, outputs,
+            job.layer.panels(job.input, ldx, job.layer.packed, job.layer.bias, job.out, ldo, job.rows, inputs, outputs,
                              piece * panels / pieces, (piece + 1) * panels / pieces);
         }
     });

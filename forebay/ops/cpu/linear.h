@@ -4,7 +4,8 @@
 // zero beyond N and K, so that one thread streams through its panels and every kernel works on whole ones.
 //   float32:  [ceil(N/32)][K][32]
 //   bfloat16: [ceil(N/32)][ceil(K/32)][2][16][16][2]: tiles of 16 outputs by 16 pairs of inputs, as AMX and VNNI want B
-// The bias is float32 [ceil(N/32) * 32], zero where there is none.
+// The bias is float32 [ceil(N/32) * 32], zero where there is none. Weights that are held in codes are packed as
+// linear_q.h (AMX) or codes.h (all others) say, behind a header.
 //
 // One output is always one chain of sums over k in ascending order, whatever T is: that is the batch invariance.
 #pragma once
@@ -16,7 +17,20 @@
 constexpr long kPanel = 32;  // outputs
 constexpr long kStep = 32;   // inputs of one bfloat16 step
 constexpr long kTile = 16 * 16 * 2;
+constexpr long kGroup = 32;  // inputs whose codes share a scale
 constexpr long kRowChunk = 256;  // rows of x that one piece of work covers without AMX: few enough to stay in L2
+
+// In the cache line before a weight that is held in codes.
+struct CodeHeader {
+    int32_t bits;
+    int32_t zero;
+    int32_t minimums;
+    int32_t activation_bits;  // that its inputs are rounded to (rounded.h), 0 where they stay as they are
+};
+
+constexpr long kHeaderBytes = 64;
+
+inline const CodeHeader& header_of(const void* packed) { return *static_cast<const CodeHeader*>(packed); }
 
 inline long ceil_div(long a, long b) { return (a + b - 1) / b; }
 
@@ -56,7 +70,7 @@ class DensePanels {
 
 // Panels first..end of a linear layer on the calling thread alone, for kernels that run many layers at once: rows of x
 // and out are ldx and ldo apart, and the bits are those of the layer run whole. One such function for each form of a
-// weight.
+// weight; of one whose inputs are rounded x is what rounded.h makes of them.
 using LinearPanels = void (*)(const void* x, long ldx, const void* packed, const float* bias, void* out, long ldo,
                               long rows, long inputs, long outputs, long first, long end);
 
@@ -64,9 +78,10 @@ using LinearPanels = void (*)(const void* x, long ldx, const void* packed, const
     const void *x, long ldx, const void *packed, const float *bias, void *out, long ldo, long rows, long inputs, \
         long outputs, long first, long end
 
-// A weight, its bias, and what reads them; made in Python as three addresses.
+// A weight, its bias, and what reads them; made in Python as three addresses and a number.
 struct PackedLinear {
     LinearPanels panels;
     const void* packed;
     const float* bias;
+    long activation_bits;  // as in CodeHeader
 };

@@ -180,7 +180,26 @@ void linear_panels(const void* x, long ldx, const Panels& panels, const float* b
 
 #include "linear_bf16_entries.h"
 
+#define FOREBAY_LINEAR_OPENED(Out, suffix)                                                                          \
+    void fb_linear_q_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
+                              long rows, long inputs, long outputs) {                                               \
+        pool->op([=](Pool& p) {                                                                                     \
+            with_panels<bf16>(packed, inputs, [&](const auto& panels) {                                             \
+                linear(p, x, ldx, panels, bias, out, rows, inputs, outputs);                                        \
+            });                                                                                                     \
+        });                                                                                                         \
+    }
+
 extern "C" {
+
+FOREBAY_LINEAR_OPENED(bf16, bf16)
+FOREBAY_LINEAR_OPENED(float, bf16_f32)
+
+void fb_linear_panels_q_bf16(FOREBAY_LINEAR_PANELS) {
+    with_panels<bf16>(packed, inputs, [&](const auto& panels) {
+        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
+    });
+}
 
 // Asks the kernel for the tile registers, once for the process and its later threads; 0 if they may be used.
 int fb_cpu_init() {

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "linear.h"
-#include "linear_q.h"
 #include "simd.h"
 
 namespace {

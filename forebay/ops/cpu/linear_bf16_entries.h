@@ -1,6 +1,5 @@
 // The C entry points of bfloat16 layers, for the file that defines how one is computed: `linear` and `linear_panels`.
 #include "linear.h"
-#include "linear_q.h"
 
 namespace {
 
@@ -10,18 +9,10 @@ DensePanels<bf16> dense(const void* packed, long inputs) {
 
 }  // namespace
 
-#define FOREBAY_LINEAR_BF16(Out, suffix)                                                                            \
-    void fb_linear_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out,   \
-                            long rows, long inputs, long outputs) {                                                 \
-        pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });     \
-    }                                                                                                               \
-    void fb_linear_q_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
-                              long rows, long inputs, long outputs) {                                               \
-        pool->op([=](Pool& p) {                                                                                     \
-            with_panels<bf16>(packed, inputs, [&](const auto& panels) {                                             \
-                linear(p, x, ldx, panels, bias, out, rows, inputs, outputs);                                        \
-            });                                                                                                     \
-        });                                                                                                         \
+#define FOREBAY_LINEAR_BF16(Out, suffix)                                                                          \
+    void fb_linear_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
+                            long rows, long inputs, long outputs) {                                               \
+        pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });   \
     }
 
 extern "C" {
@@ -31,11 +22,5 @@ FOREBAY_LINEAR_BF16(float, bf16_f32)
 
 void fb_linear_panels_bf16(FOREBAY_LINEAR_PANELS) {
     linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
-}
-
-void fb_linear_panels_q_bf16(FOREBAY_LINEAR_PANELS) {
-    with_panels<bf16>(packed, inputs, [&](const auto& panels) {
-        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
-    });
 }
 }

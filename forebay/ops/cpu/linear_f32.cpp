@@ -1,6 +1,8 @@
 // float32 linear: the sums of a block of rows by one panel stay in registers over all of K.
 #include "linear.h"
+#if defined(FOREBAY_AMX)
 #include "linear_q.h"
+#endif
 #include "simd.h"
 
 namespace {
@@ -83,6 +85,12 @@ void fb_linear_f32(Pool* pool, const float* x, long ldx, const float* packed, co
     pool->op([=](Pool& p) { linear(p, x, ldx, dense(packed, inputs), bias, out, rows, inputs, outputs); });
 }
 
+void fb_linear_panels_f32(FOREBAY_LINEAR_PANELS) {
+    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
+}
+
+#if defined(FOREBAY_AMX)
+
 void fb_linear_q_f32(Pool* pool, const float* x, long ldx, const void* packed, const float* bias, float* out, long rows,
                      long inputs, long outputs) {
     pool->op([=](Pool& p) {
@@ -91,13 +99,11 @@ void fb_linear_q_f32(Pool* pool, const float* x, long ldx, const void* packed, c
     });
 }
 
-void fb_linear_panels_f32(FOREBAY_LINEAR_PANELS) {
-    linear_panels(x, ldx, dense(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
-}
-
 void fb_linear_panels_q_f32(FOREBAY_LINEAR_PANELS) {
     with_panels<float>(packed, inputs, [&](const auto& panels) {
         linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
     });
 }
+
+#endif
 }

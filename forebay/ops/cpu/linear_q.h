@@ -1,5 +1,5 @@
-// Quantized weights: how they are packed, and how they are opened, a panel at a time, into the form of a weight that is
-// not quantized (linear.h). The dense kernels then run on it, so that the bits of a result are those of the opened
+// Quantized weights where there is AMX: how they are packed, and how they are opened, a panel at a time, into the form of
+// a weight that is not quantized (linear.h). The dense kernels then run on it, so that the bits of a result are those of the opened
 // weight.
 //
 // A weight [N, K] of groups of 32 inputs, each scale * (code - zero) + minimum, lies in panels of 32 outputs. A panel
@@ -22,17 +22,9 @@
 #include "linear.h"
 #include "simd.h"
 
-constexpr long kGroup = 32;
 constexpr long kHalf = 16;          // outputs
 constexpr long kLanes = 2 * kHalf;  // of a word of codes
-constexpr long kHeaderBytes = 64;
 constexpr int kRotation = 15;
-
-struct CodeHeader {
-    int32_t bits;
-    int32_t zero;
-    int32_t minimums;
-};
 
 // The sizes and places within the block of a group.
 template <int BITS, bool MINIMUMS>
@@ -47,8 +39,6 @@ struct Codes {
     static constexpr long kBlock = kMinimumsAt + (MINIMUMS ? kPanel * 2 : 0);
 };
 
-inline const CodeHeader& header_of(const uint8_t* packed) { return *reinterpret_cast<const CodeHeader*>(packed); }
-
 // Calls body(Codes<...>{}) for the format that `header` names.
 template <class Body>
 void with_codes(const CodeHeader& header, const Body& body) {
@@ -58,8 +48,6 @@ void with_codes(const CodeHeader& header, const Body& body) {
         header.minimums ? body(Codes<8, true>{}) : body(Codes<8, false>{});
     }
 }
-
-#if defined(__AVX512F__)
 
 template <int BITS>
 FOREBAY_INLINE Word rotate_right(Word x) {
@@ -79,39 +67,11 @@ FOREBAY_INLINE Vec load_by_output(const uint8_t* p) {
     return {_mm512_permutexvar_ps(_mm512_add_epi32(twice, _mm512_set1_epi32(8 * V)), all)};
 }
 
-#else
-
-template <int BITS>
-FOREBAY_INLINE Word rotate_right(Word x) {
-    return _mm256_or_si256(_mm256_srli_epi32(x, BITS), _mm256_slli_epi32(x, 32 - BITS));
-}
-FOREBAY_INLINE Vec masked_mantissa(Word x, int32_t mask) {
-    const __m256i masked = _mm256_and_si256(x, _mm256_set1_epi32(mask));
-    return {_mm256_castsi256_ps(_mm256_or_si256(masked, _mm256_set1_epi32(0x3f800000)))};
-}
-template <int V>
-FOREBAY_INLINE Vec load_by_output(const uint8_t* p) {
-    const __m128 four = _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + V * 8)));
-    return {_mm256_permutevar8x32_ps(_mm256_castps128_ps256(four), _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3))};
-}
-
-#endif
-
-template <class T>
-FOREBAY_INLINE void store_lanes(T* p, const Vec (&x)[kLanes / W]) {
+FOREBAY_INLINE void store_lanes(float* p, const Vec (&x)[kLanes / W]) {
     for (long v = 0; v < kLanes / W; ++v) store(p + v * W, x[v]);
 }
-#if defined(FOREBAY_BF16)
 FOREBAY_INLINE void store_lanes(bf16* p, const Vec (&x)[kLanes / W]) {
     _mm512_storeu_si512(p, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x[1].v, x[0].v)));
-}
-#endif
-
-// Body(std::integral_constant<int, i>) for i in 0..N, so that vectors indexed by i stay in registers.
-template <int N, class Body>
-FOREBAY_INLINE void unrolled(Body&& body) {
-    [&]<int... I>(std::integer_sequence<int, I...>)
-        FOREBAY_INLINE_LAMBDA { (body(std::integral_constant<int, I>{}), ...); }(std::make_integer_sequence<int, N>{});
 }
 
 // The weights of 16 outputs in one group -> out [16 pairs of inputs][32 lanes].

@@ -1,4 +1,6 @@
 // Quantized weights from the rows of a file to panels, and single rows of them back to numbers.
+#if defined(FOREBAY_AMX)
+
 #include <bit>
 
 #include "linear_q.h"
@@ -69,8 +71,8 @@ extern "C" {
 // codes [outputs, inputs * bits / 8], scales and minimums (or null) float16 [outputs, inputs / 32], contiguous;
 // `packed` as linear_q.h says, all of it written.
 void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums, uint8_t* packed,
-               long outputs, long inputs, long bits, long zero) {
-    const CodeHeader header{static_cast<int32_t>(bits), static_cast<int32_t>(zero), minimums != nullptr};
+               long outputs, long inputs, long bits, long zero, long) {
+    const CodeHeader header{static_cast<int32_t>(bits), static_cast<int32_t>(zero), minimums != nullptr, 0};
     std::memset(packed, 0, kHeaderBytes);
     std::memcpy(packed, &header, sizeof header);
     const long groups = inputs / kGroup;
@@ -95,3 +97,5 @@ void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const u
 FOREBAY_EMBEDDING_Q(float, f32)
 FOREBAY_EMBEDDING_Q(bf16, bf16)
 }
+
+#endif

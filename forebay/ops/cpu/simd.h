@@ -12,6 +12,7 @@
 #include <immintrin.h>
 
 #include <limits>
+#include <utility>
 
 #include "bf16.h"
 
@@ -247,6 +248,13 @@ FOREBAY_INLINE Vec exp(Vec x) {
     p = fma(p, r, set1(1.0f));
     p = fma(p, r, set1(1.0f));
     return zero_where_below(scale_by_power(p, n), x, lowest);
+}
+
+// Body(std::integral_constant<int, i>) for i in 0..N, so that vectors indexed by i stay in registers.
+template <int N, class Body>
+FOREBAY_INLINE void unrolled(Body&& body) {
+    [&]<int... I>(std::integer_sequence<int, I...>)
+        FOREBAY_INLINE_LAMBDA { (body(std::integral_constant<int, I>{}), ...); }(std::make_integer_sequence<int, N>{});
 }
 
 inline long round_up(long n, long to) { return (n + to - 1) / to * to; }
