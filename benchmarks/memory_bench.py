@@ -21,7 +21,7 @@ from forebay.memory.holding import Residency, RowTable
 from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, MambaPool
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import NOWHERE, Pin
+from forebay.memory.radix_node import NO_NODE, Pin
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import as_ids
 from forebay.requests.request import Request
@@ -46,7 +46,7 @@ def median_us(rounds: int, prepare: Callable[[], Callable[[], object]]) -> float
 
 def residencies(n: int) -> list[Residency]:
     table = RowTable(512, 1)
-    return [Residency(table, i + 1, Pin(NOWHERE, 0), 3) for i in range(n)]
+    return [Residency(table, i + 1, Pin(NO_NODE, 0), 3) for i in range(n)]
 
 
 def rows(n: int, rounds: int) -> float:

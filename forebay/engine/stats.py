@@ -3,7 +3,7 @@
 Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`, `cached_tokens`, `finished.<reason>`,
 ...) and, under `engine.`, these:
 
-    engine.refused         requests ended at the door
+    engine.refused         requests refused on arrival
     engine.step_failures   steps that cost their requests an error
     engine.steps           steps committed
     engine.host_seconds    time in plan and commit

@@ -148,7 +148,7 @@ class Holding(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class DeferredFree:
     """What is left of a residency, or a part that it gave up: released when `fence` is open. Whatever it did not have
     is empty."""
 

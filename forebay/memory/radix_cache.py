@@ -17,7 +17,7 @@ import numpy as np
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.radix_index import RadixIndex
-from forebay.memory.radix_node import NOWHERE, OPERATOR, Adoption, Match, Node, Pin, Root
+from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root
 from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
@@ -65,8 +65,8 @@ class RadixCache(RadixIndex):
         """Hold what `match` found, for `author`: refresh its path and keep it from eviction. The match must be of this
         very state of the tree."""
         node = match.node
-        assert node is NOWHERE or match.version == self.version, "the tree has changed since the match"
-        if node is NOWHERE:
+        assert node is NO_NODE or match.version == self.version, "the tree has changed since the match"
+        if node is NO_NODE:
             node = self._root(namespace)
         elif match.inside < len(node.key):
             node = self._split(node, match.inside)
@@ -137,10 +137,12 @@ class RadixCache(RadixIndex):
             node: Node = entry[-1]
             if node.stamp != entry[-2]:
                 continue
-            if len(node.pages) > missing and self._cuts_leaves:
-                self._split(node, len(node.key) - missing * self._page_bytes)
+            count = len(node.pages)
+            if count > missing and self._cuts_leaves:
+                count = missing
+                self._split(node, len(node.key) - count * self._page_bytes)
             freed.append(node.pages)
-            missing -= len(node.pages)
+            missing -= count
             self._remove_leaf(node)
         count = num_pages - missing
         if count:

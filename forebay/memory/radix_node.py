@@ -73,18 +73,18 @@ class Match(NamedTuple):
 
     def given_up(self, reason: MissReason) -> Match:
         """A miss instead of this match, for a hit that cannot be used."""
-        return self._replace(node=NOWHERE, inside=0, chunks=[], num_tokens=0, reason=reason)
+        return self._replace(node=NO_NODE, inside=0, chunks=[], num_tokens=0, reason=reason)
 
     @property
     def pages(self) -> Ids:
         return np.concatenate(self.chunks) if self.chunks else NO_IDS
 
 
-NOWHERE: Final = Root("")  # where a match ends that found nothing
+NO_NODE: Final = Root("")  # where a match ends that found nothing
 
 
 def no_match(reason: MissReason) -> Match:
-    return Match(NOWHERE, 0, [], 0, reason, 0, reason)
+    return Match(NO_NODE, 0, [], 0, reason, 0, reason)
 
 
 @dataclass(slots=True, eq=False)

@@ -140,7 +140,7 @@ class AdmissionPass:
             cached_tokens=held.offloaded.num_tokens(req.id) or match.num_tokens,
             miss_reason=match.reason,
             kv_tokens=match.kv_tokens,
-            resumable=dict(match.resumable or held.nowhere),
+            resumable=dict(match.resumable or held.nothing_resumable),
             differs_at=differs_at,
             token_here=req.tokens[differs_at] if differs_at >= 0 else -1,
             token_there=there,

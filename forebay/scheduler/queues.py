@@ -1,4 +1,4 @@
-"""Where every request stands between the door and its end."""
+"""Where every request stands, from its arrival to its end."""
 
 from __future__ import annotations
 

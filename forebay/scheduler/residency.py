@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.holding import Holding, Leaving, Residency, RowTable, Steps
+from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, Steps
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.kv_allocator import PagedKvAllocator
@@ -37,12 +37,12 @@ class Residencies:
         self.offloaded = Offloaded(config.kinds)
         self.rows = make_rows(config)
         self.kinds = make_kinds(config, self.rows)
-        self.nowhere = {kind.name: 0 for kind in self.kinds}  # where each can be resumed when nothing is found
+        self.nothing_resumable = {kind.name: 0 for kind in self.kinds}  # when nothing is found
         self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
         self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
         self.table = RowTable(self.rows.slots.num_rows, config.page_size)
         self.steps = Steps()
-        self.leaving: list[Leaving] = []  # what has been let go of and is not released yet
+        self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet
         self.draft = StepDraft(1, self.rows)  # of the step that will be launched next
         self._reuse = config.radix_cache
 
@@ -57,9 +57,9 @@ class Residencies:
         return self.kv.capacity - self.kv.num_quarantined
 
     @property
-    def leaving_pages(self) -> int:
+    def deferred_pages(self) -> int:
         """Pages that will be available when the steps in flight have committed."""
-        return sum(leaving.num_pages for leaving in self.leaving)
+        return sum(freed.num_pages for freed in self.deferred)
 
     # -- coming in ------------------------------------------------------------------------------------------------
 
@@ -232,7 +232,7 @@ class Residencies:
             self.draft.remap(adoption.remapped)
         pages = own[: len(adoption.replaced)]
         holdings = _present(kind.let_go(pages) for kind in self.kinds)
-        self.let_go(Leaving(fence=self.steps.fence(), request_id=held.id, pages=pages, holdings=holdings))
+        self.let_go(DeferredFree(fence=self.steps.fence(), request_id=held.id, pages=pages, holdings=holdings))
 
     def next_end(self, held: Residency, stop: int) -> int | None:
         """The first length, `stop` or more, to which the cache will be given what the request computes."""
@@ -259,21 +259,21 @@ class Residencies:
         self.table.move_out(held.row)
         self.draft.forget_row(held.row)
         self.let_go(
-            Leaving(
+            DeferredFree(
                 fence=self.steps.fence(), request_id=req.id, row=held.row, pages=own, pin=held.pin, holdings=holdings
             )
         )
 
     def _let_holding_go(self, holding: Holding | None, request_id: int) -> None:
         if holding is not None:
-            self.let_go(Leaving(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))
+            self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))
 
-    def let_go(self, leaving: Leaving) -> None:
+    def let_go(self, freed: DeferredFree) -> None:
         """Release this, as soon as its fence is open."""
-        if leaving.fence.is_open:
-            self.take_back(leaving)
+        if freed.fence.is_open:
+            self.take_back(freed)
         else:
-            self.leaving.append(leaving)
+            self.deferred.append(freed)
 
     def committed(self, plan: StepPlan) -> None:
         """This step and all before it have completed: what they wrote counts, and what only they could write is
@@ -285,21 +285,21 @@ class Residencies:
     def _take_back_what_is_free(self) -> None:
         """Fences need not open in the order in which they were set."""
         at = 0
-        while at < len(self.leaving):
-            if self.leaving[at].fence.is_open:
-                self.take_back(self.leaving.pop(at))
+        while at < len(self.deferred):
+            if self.deferred[at].fence.is_open:
+                self.take_back(self.deferred.pop(at))
             else:
                 at += 1
 
-    def take_back(self, leaving: Leaving) -> None:
-        if len(leaving.pages):
-            self.kv.return_ids(leaving.pages, leaving.request_id)
-        if leaving.row != NO_SLOT:
-            self.rows.free_row(leaving.row)
-        for holding in leaving.holdings:
-            holding.kind.release(holding, leaving.request_id)
-        if leaving.pin is not None:
-            self.cache.unpin(leaving.pin)
+    def take_back(self, freed: DeferredFree) -> None:
+        if len(freed.pages):
+            self.kv.return_ids(freed.pages, freed.request_id)
+        if freed.row != NO_SLOT:
+            self.rows.free_row(freed.row)
+        for holding in freed.holdings:
+            holding.kind.release(holding, freed.request_id)
+        if freed.pin is not None:
+            self.cache.unpin(freed.pin)
 
     def start_over(self, reqs: Iterable[Request], ended: Iterable[Request], void: Sequence[StepPlan]) -> None:
         """Take back what everybody holds: of `reqs` what completed steps wrote is adopted, of `ended` nothing. The
@@ -326,7 +326,7 @@ class Residencies:
         """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
         plans `void`, all those in flight, counts."""
         self._draft_anew(void, committed=-1)
-        self.leaving.clear()
+        self.deferred.clear()
         self.steps.committed = self.steps.launched
         self.cache.clear()
         self.kv.clear()

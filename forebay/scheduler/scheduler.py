@@ -102,7 +102,7 @@ class Scheduler(Queues):
         so that more may be admitted. Where they do not, the last in rank is retracted until they do.
 
         Left out are those that a step in flight brings to their end, and, when pages are short because they are still
-        leaving, the youngest of those that would need one.
+        on their way, the youngest of those that would need one.
         """
         batch, roomy = self.running, True
         while True:
@@ -115,7 +115,7 @@ class Scheduler(Queues):
             if short <= 0:
                 return active, roomy
             finishing = sum(req.residency.num_pages for req in self.finishing)
-            if short <= self.held.leaving_pages + finishing or self.num_running == 1:
+            if short <= self.held.deferred_pages + finishing or self.num_running == 1:
                 break
             self.retract(self.victim)
             roomy = False

@@ -1,4 +1,4 @@
-"""The door: every request passes here before any route. Host, key, request id, typed errors, metrics of refusals."""
+"""The gateway: every request passes here before any route. Host, key, request id, typed errors, metrics of refusals."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("request_", "code"), REFUSED.values(), ids=REFUSED.keys())
-def test_what_can_never_be_served_is_refused_at_the_door(request_: AddRequest, code: str) -> None:
+def test_what_can_never_be_served_is_refused_on_arrival(request_: AddRequest, code: str) -> None:
     core, _runner = fake_core()
     client = Client()
     client.take(core.add(request_))

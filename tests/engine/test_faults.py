@@ -356,7 +356,7 @@ def small(**changes: Any) -> Engine:
     return Engine(asked, num_requests=0)
 
 
-def test_a_quarantined_page_does_not_count_at_the_door() -> None:
+def test_a_quarantined_page_does_not_count_on_arrival() -> None:
     engine = small()
     engine.scheduler.held.kv.take_ids(1, 777)
     assert engine.scheduler.reclaim_leaks() == 1

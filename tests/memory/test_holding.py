@@ -2,13 +2,13 @@
 
 import pytest
 
-from forebay.memory.holding import Leaving, Residency, RowTable, StepFence, Steps
-from forebay.memory.radix_node import NOWHERE, Pin
+from forebay.memory.holding import DeferredFree, Residency, RowTable, StepFence, Steps
+from forebay.memory.radix_node import NO_NODE, Pin
 from forebay.memory.slots import PAD, as_ids
 
 
 def resident(table: RowTable, row: int, *, id: int = 7, extend_target: int = 10) -> Residency:
-    held = Residency(table, id, Pin(NOWHERE, 0), extend_target)
+    held = Residency(table, id, Pin(NO_NODE, 0), extend_target)
     held.row = row
     table.move_in(held, max_kv_len=20)
     return held
@@ -68,5 +68,5 @@ def test_a_fence_opens_when_the_steps_launched_before_it_have_committed():
 
 def test_pages_that_leave_with_a_pin_count_what_the_pin_keeps():
     fence = Steps().fence()
-    assert Leaving(fence=fence, request_id=1, pages=as_ids([4, 5])).num_pages == 2
-    assert Leaving(fence=fence, request_id=1, pages=as_ids([4]), pin=Pin(NOWHERE, 3)).num_pages == 4
+    assert DeferredFree(fence=fence, request_id=1, pages=as_ids([4, 5])).num_pages == 2
+    assert DeferredFree(fence=fence, request_id=1, pages=as_ids([4]), pin=Pin(NO_NODE, 3)).num_pages == 4

@@ -8,7 +8,7 @@ ENGINE = (
         "engine/core.py",
         '            check_token_ids("prompt", wanted.prompt_token_ids, self._vocab_size)\n',
         "",
-        "engine/test_core.py::test_what_can_never_be_served_is_refused_at_the_door",
+        "engine/test_core.py::test_what_can_never_be_served_is_refused_on_arrival",
     ),
     Mutant(
         "C27 a fault while a request is added fails that request only",

@@ -398,7 +398,7 @@ MEMORY = (
     Mutant(
         "C18 a match is pinned in the very state of the tree that it was made of",
         "memory/radix_cache.py",
-        '        assert node is NOWHERE or match.version == self.version, "the tree has changed since the match"\n',
+        '        assert node is NO_NODE or match.version == self.version, "the tree has changed since the match"\n',
         "",
         "memory/test_radix_cache.py::test_a_match_is_of_one_state_of_the_tree",
     ),

@@ -3,9 +3,9 @@
 from tests.mutants.mutant import Mutant
 
 SCHEDULER = (
-    # -- the door and the clocks --------------------------------------------------------------------------------------
+    # -- arrival and the clocks --------------------------------------------------------------------------------------
     Mutant(
-        "C27 what can never fit is refused at the door",
+        "C27 what can never fit is refused on arrival",
         "scheduler/limits.py",
         "    if pages > num_pages:",
         "    if False:",
@@ -121,14 +121,14 @@ SCHEDULER = (
     Mutant(
         "C26 the only one running gives way to nobody",
         "scheduler/scheduler.py",
-        "self.held.leaving_pages + finishing or self.num_running == 1:",
-        "self.held.leaving_pages + finishing:",
+        "self.held.deferred_pages + finishing or self.num_running == 1:",
+        "self.held.deferred_pages + finishing:",
         "scheduler/test_fairness.py::test_the_only_one_gives_way_to_nobody",
     ),
     Mutant(
         "C26 nobody gives way for pages that are on their way back",
         "scheduler/scheduler.py",
-        "            if short <= self.held.leaving_pages + finishing or self.num_running == 1:",
+        "            if short <= self.held.deferred_pages + finishing or self.num_running == 1:",
         "            if self.num_running == 1:",
         "scheduler/test_fairness.py::test_nobody_gives_way_for_pages_that_are_on_their_way_back",
     ),
@@ -248,11 +248,11 @@ SCHEDULER = (
         "scheduler/test_suspects.py::test_nobody_else_runs_until_the_guilty_one_is_found",
     ),
     Mutant(
-        "C27 what is quarantined does not count at the door",
+        "C27 what is quarantined does not count on arrival",
         "scheduler/residency.py",
         "        return self.kv.capacity - self.kv.num_quarantined\n",
         "        return self.kv.capacity\n",
-        "engine/test_faults.py::test_a_quarantined_page_does_not_count_at_the_door",
+        "engine/test_faults.py::test_a_quarantined_page_does_not_count_on_arrival",
     ),
     Mutant(
         "C27 who can never start ends at once",
@@ -332,8 +332,8 @@ SCHEDULER = (
     Mutant(
         "C6 what is copied is locked until the step has committed",
         "scheduler/residency.py",
-        "            self.let_go(Leaving(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))",
-        "            self.take_back(Leaving(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))",
+        "            self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id",
+        "            self.take_back(DeferredFree(fence=self.steps.fence(), request_id=request_id",
         "scheduler/test_states.py::test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed",
     ),
     Mutant(

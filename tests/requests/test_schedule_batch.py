@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.memory.holding import Residency, RowTable
-from forebay.memory.radix_node import NOWHERE, Pin
+from forebay.memory.radix_node import NO_NODE, Pin
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
@@ -17,7 +17,7 @@ NUM_ROWS = 200
 def request(table: RowTable, row: int, num_tokens: int = 5, max_new: int = 4) -> Request:
     """A request, whose id is 100 more than its row's."""
     req = Request(100 + row, range(num_tokens), SamplingParams(max_new_tokens=max_new))
-    req.held = Residency(table, req.id, Pin(NOWHERE, 0), num_tokens)
+    req.held = Residency(table, req.id, Pin(NO_NODE, 0), num_tokens)
     req.held.row = row
     table.move_in(req.held, max_kv_len=req.max_kv_len)
     return req

@@ -11,7 +11,7 @@ from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, MissReason
 from tests.scheduler.rig import Rig
 
-# -- at the door ------------------------------------------------------------------------------------------------------
+# -- on arrival -------------------------------------------------------------------------------------------------------
 
 
 def test_an_empty_prompt_is_refused():

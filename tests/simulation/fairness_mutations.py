@@ -53,7 +53,7 @@ def only_those_who_decode_give_way(patch: Patch) -> None:
 
 
 def somebody_gives_way_for_pages_that_are_on_their_way_back(patch: Patch) -> None:
-    patch.setattr(Residencies, "leaving_pages", 0)
+    patch.setattr(Residencies, "deferred_pages", 0)
 
 
 def whoever_does_not_fit_is_overtaken_for_ever(patch: Patch) -> None:

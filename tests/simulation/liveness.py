@@ -200,6 +200,6 @@ class Liveness:
         lens = scheduler.running.seq_lens_cpu
         growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(lens), dtype=bool)
         wanted = int(np.count_nonzero(growing & (lens % self._config.page_size == 0)))
-        leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.leaving)
+        leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.deferred)
         leaving += sum(req.residency.num_pages for req in scheduler.finishing)
         return wanted - held.kv.num_free - held.cache.num_evictable - leaving

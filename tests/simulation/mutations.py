@@ -74,10 +74,10 @@ def pages_are_released_under_a_step_in_flight(patch: Patch) -> None:
 def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
     let_go = Residencies.let_go
 
-    def mutated(self, leaving):
-        if leaving.row != slots.NO_SLOT:
-            self.rows.free_row(leaving.row)
-        let_go(self, replace(leaving, row=slots.NO_SLOT))
+    def mutated(self, freed):
+        if freed.row != slots.NO_SLOT:
+            self.rows.free_row(freed.row)
+        let_go(self, replace(freed, row=slots.NO_SLOT))
 
     patch.setattr(Residencies, "let_go", mutated)
 
@@ -86,10 +86,10 @@ def a_row_is_released_under_a_step_in_flight(patch: Patch) -> None:
 def pages_are_released_twice(patch: Patch) -> None:
     take_back = Residencies.take_back
 
-    def mutated(self, leaving):
-        take_back(self, leaving)
-        if len(leaving.pages) > 3:
-            self.kv.return_ids(leaving.pages[:1], leaving.request_id)
+    def mutated(self, freed):
+        take_back(self, freed)
+        if len(freed.pages) > 3:
+            self.kv.return_ids(freed.pages[:1], freed.request_id)
 
     patch.setattr(Residencies, "take_back", mutated)
 
@@ -98,9 +98,9 @@ def pages_are_released_twice(patch: Patch) -> None:
 def a_page_leaks(patch: Patch) -> None:
     take_back = Residencies.take_back
 
-    def mutated(self, leaving):
-        kept = leaving.pages[:-1] if len(leaving.pages) > 3 else leaving.pages
-        take_back(self, replace(leaving, pages=kept))
+    def mutated(self, freed):
+        kept = freed.pages[:-1] if len(freed.pages) > 3 else freed.pages
+        take_back(self, replace(freed, pages=kept))
 
     patch.setattr(Residencies, "take_back", mutated)
 

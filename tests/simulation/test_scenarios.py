@@ -70,7 +70,7 @@ def test_b4_under_pressure_nobody_is_retracted_for_ever_and_little_is_computed_t
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 9), (4, 3), (7, 2), (16, 1)])
-def test_b5_whatever_is_near_the_capacity_is_refused_at_the_door_or_finishes(page_size, num_pages, depth):
+def test_b5_whatever_is_near_the_capacity_is_refused_on_arrival_or_finishes(page_size, num_pages, depth):
     """Every prompt and max_tokens whose sum is within a page of the pool; the simulator knows which must be refused."""
     capacity = page_size * num_pages
     sim = simulation(page_size=page_size, num_pages=num_pages, context_length=capacity + 40, overlap_depth=depth)

@@ -215,7 +215,7 @@ class Soak:
             "requests": scheduler.requests,
             "waiting": list(scheduler.waiting),
             "in flight": list(core._in_flight),
-            "leaving": list(scheduler.held.leaving),
+            "deferred": list(scheduler.held.deferred),
             "on the host": scheduler.held.offloaded._copies,
             "launched": list(runner.hashes.in_flight),
             "connections": self._num_connections(),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from forebay.memory.holding import Leaving
+from forebay.memory.holding import DeferredFree
 from tests.scheduler.rig import Rig
 
 
@@ -18,20 +18,20 @@ def test_fences_may_open_in_any_order():
     held = rig.scheduler.held
     fences = [Fence(), Fence(), Fence()]
     for fence in fences:
-        held.let_go(Leaving(fence=fence, request_id=9, pages=held.kv.take_ids(2, 9)))
-    assert (held.leaving_pages, held.kv.num_free) == (6, 58)
+        held.let_go(DeferredFree(fence=fence, request_id=9, pages=held.kv.take_ids(2, 9)))
+    assert (held.deferred_pages, held.kv.num_free) == (6, 58)
     fences[1].is_open = True
     rig.add(4, max_new=1)
     rig.run()  # commits look after whatever is free by now
-    assert [leaving.fence for leaving in held.leaving] == [fences[0], fences[2]]
+    assert [freed.fence for freed in held.deferred] == [fences[0], fences[2]]
     assert held.kv.num_free + held.cache.num_pages == 60
     fences[2].is_open = True
     rig.add(4, max_new=1)
     rig.run()
-    assert [leaving.fence for leaving in held.leaving] == [fences[0]]
+    assert [freed.fence for freed in held.deferred] == [fences[0]]
 
 
 def test_what_nobody_can_touch_is_released_at_once():
     held = Rig().scheduler.held
-    held.let_go(Leaving(fence=Fence(is_open=True), request_id=9, pages=held.kv.take_ids(2, 9)))
-    assert (held.leaving, held.kv.num_free) == ([], 64)
+    held.let_go(DeferredFree(fence=Fence(is_open=True), request_id=9, pages=held.kv.take_ids(2, 9)))
+    assert (held.deferred, held.kv.num_free) == ([], 64)
