@@ -136,65 +136,58 @@ class EngineCore:
         try:
             self.scheduler.abort(request_id, self._clock())
         except Exception as error:
-            return self._recover(error)
+            self._recover(error)
         return self.scheduler.take_news()
 
     def step(self) -> list[Update]:
         """Plan and launch one step if there is one to do, and commit the oldest when `depth` more are in flight."""
-        updates: list[Update] = []
         try:
-            self._turn(updates)
+            self._turn()
         except EngineBroken:
             raise
         except Exception as error:
-            updates += self._recover(error)
-        return updates
+            self._recover(error)
+        return self.scheduler.take_news()
 
-    def _turn(self, updates: list[Update]) -> None:
+    def _turn(self) -> None:
         now = self._clock()
-        self._expire(now, updates)
+        if now >= self._expire_at:
+            self._expire_at = now + EXPIRE_INTERVAL_S
+            self.scheduler.expire(now)
         fault.point("engine.plan")
         plan = self.scheduler.plan(now)
-        updates += self.scheduler.take_news()
         self.stats.host_s += self._clock() - now
         ahead = [plan, *(launched for launched, _ in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
         if plan is not None:
-            self._launch(plan, updates)
+            self._launch(plan)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
-            self._land(updates)
-        self._progressed = plan is not None or bool(self._in_flight) or bool(updates)
+            self._land()
+        self._progressed = plan is not None or bool(self._in_flight) or bool(self.scheduler.news)
         self.stats.busy_s += self._clock() - now
 
-    def _expire(self, now: float, updates: list[Update]) -> None:
-        if now >= self._expire_at:
-            self._expire_at = now + EXPIRE_INTERVAL_S
-            self.scheduler.expire(now)
-            updates += self.scheduler.take_news()
-
-    def _launch(self, plan: StepPlan, updates: list[Update]) -> None:
+    def _launch(self, plan: StepPlan) -> None:
         try:
             fault.point("engine.launch")
             self._in_flight.append((plan, self._runner.launch(plan)))
         except Exception as error:
             while self._in_flight:  # steps end in the order they were planned
-                if not self._land(updates):
+                if not self._land():
                     return  # this one is void with the one that failed
-            self._fail(plan, error, updates)
+            self._fail(plan, error)
 
-    def _land(self, updates: list[Update]) -> bool:
+    def _land(self) -> bool:
         """Commit the oldest step; False where it failed, and with it all those in flight."""
         plan, launched = self._in_flight.popleft()
         try:
             fault.point("engine.result")
             result = launched.result()
         except Exception as error:
-            self._fail(plan, error, updates)
+            self._fail(plan, error)
             return False
         now = self._clock()
         fault.point("engine.commit")
         self.scheduler.commit(plan, result, now)
-        updates += self.scheduler.take_news()
         self._failures_in_a_row = 0
         self._pace.ended(plan.num_tokens, now - self.stats.last_step_at)
         self.stats.steps += 1
@@ -202,18 +195,17 @@ class EngineCore:
         self.stats.host_s += self._clock() - now
         return True
 
-    def _fail(self, plan: StepPlan, error: Exception, updates: list[Update]) -> None:
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
         self.stats.step_failures += 1
         log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
         self._abandon()
+        num_requests = len(self.scheduler.requests)
         self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"), self._clock())
-        ended = self.scheduler.take_news()
-        updates += ended
         # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
-        if ended or not self.scheduler.suspects.groups:
+        if len(self.scheduler.requests) < num_requests or not self.scheduler.suspects.groups:
             self._count_failure(error)
 
-    def _recover(self, error: Exception) -> list[Update]:
+    def _recover(self, error: Exception) -> None:
         """Something failed that is no step: between steps, or in taking in what one brought."""
         culprit = error.req if isinstance(error, RequestFault) else None
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
@@ -225,7 +217,6 @@ class EngineCore:
         self._progressed = True
         if not several:  # as for a step that failed for many
             self._count_failure(cause)
-        return self.scheduler.take_news()
 
     def _abandon(self) -> None:
         """What is in flight is void, but may write until it has ended."""

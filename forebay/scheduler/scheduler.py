@@ -31,7 +31,7 @@ class Scheduler(Queues):
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
-        self._news: list[Update] = []  # of the call under way, which may not come to its end, or of the last one
+        self.news: list[Update] = []  # what is to be told, in order, and was not taken yet
         self._num_submitted = 0
 
     # -- coming and going -----------------------------------------------------------------------------------------
@@ -54,23 +54,26 @@ class Scheduler(Queues):
             del self.requests[req.id]
             raise
 
-    def abort(self, request_id: int, now: float) -> list[Update]:
+    def abort(self, request_id: int, now: float) -> None:
         """End a request wherever it is; nothing if it ended already or never was."""
-        self._news = []
-        req = self.requests.get(request_id)
-        return [self.finish(req, FinishReason.ABORT)] if req else []
+        if req := self.requests.get(request_id):
+            self.finish(req, FinishReason.ABORT)
 
-    def expire(self, now: float) -> list[Update]:
+    def expire(self, now: float) -> None:
         """End the requests that queued, ran or stood still for too long."""
-        self._news = []
-        late = [(req, why) for req in list(self.requests.values()) if (why := overdue(req, self.config, now))]
-        return [self.finish(req, FinishReason.ERROR, Failure.of(RequestTimeout(why))) for req, why in late]
+        late = [(req, why) for req in self.requests.values() if (why := overdue(req, self.config, now))]
+        for req, why in late:
+            self.finish(req, FinishReason.ERROR, Failure.of(RequestTimeout(why)))
+
+    def take_news(self) -> list[Update]:
+        """What there is to tell of requests, once: also of calls that did not come to their end."""
+        news, self.news = self.news, []
+        return news
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step, or None when there is nothing that could be done before a commit."""
-        self._news = []
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
         active, may_admit = self._who_decodes()
@@ -91,11 +94,6 @@ class Scheduler(Queues):
         if chunks:
             self.launch_extends(chunks)
         return plan
-
-    def take_news(self) -> list[Update]:
-        """What the last call had to tell, once: what it returned, and of `plan` who ended because it is stuck."""
-        news, self._news = self._news, []
-        return news
 
     def _who_decodes(self) -> tuple[Ids | None, bool]:
         """Indices of the running requests that decode in this step, None for all of them; and whether they have room,
@@ -159,15 +157,15 @@ class Scheduler(Queues):
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Update]:
-        """Take in what the oldest launched step sampled; the news of its requests, one update each at most."""
-        self._news = []
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Take in what the oldest launched step sampled; of each of its requests there is one update at most."""
         flight = self.flights.popleft()
         assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
         # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
         failed = [flight.reqs[i] for i in result.failed]
-        living = [req for req in failed if req.status is not Status.FINISHED]
-        updates = [self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req))) for req in living]
+        for req in failed:
+            if req.status is not Status.FINISHED:
+                self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req)))
         self.held.committed(plan)
         self._commit_chunks(flight, result, now)
         if self.finishing:
@@ -179,23 +177,21 @@ class Scheduler(Queues):
             if req.status is Status.FINISHED:
                 continue  # it ended while this step was in flight
             num_generated += 1
-            updates.append(self._append(req, token, logprobs[i] if logprobs else None, now))
+            self._append(req, token, logprobs[i] if logprobs else None, now)
         self.counters["generated_tokens"] += num_generated
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()
         if self.suspects.groups:
             self.suspects.acquit_who_passed()
-        return updates
 
-    def fail(self, plan: StepPlan, error: ForebayError, now: float) -> list[Update]:
+    def fail(self, plan: StepPlan, error: ForebayError, now: float) -> None:
         """The oldest launched step did not complete, and none launched behind it counts (their results, if there are
         any, have been waited for and thrown away).
 
         A request that was alone in it ends with `error`. Of several nobody knows which: all go back to what completed
         steps left and are run again in halves, so that only who fails alone ends, and the others get the same tokens.
         """
-        self._news = []
         flight = self.flights[0]
         assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
         self.counters["failed_steps"] += 1
@@ -204,16 +200,16 @@ class Scheduler(Queues):
         accused = [(req, length) for req, length in accused if req.status is not Status.FINISHED]
         if len(flight.reqs) > 1:
             self.suspects.accuse(accused)
-            return []
-        return [self.finish(req, FinishReason.ERROR, Failure.of(error)) for req, _ in accused]
+            return
+        for req, _ in accused:
+            self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     def recover(self, error: ForebayError, culprit: Request | None) -> bool:
         """Something raised `error`, perhaps half-way through a call of this scheduler, and in work for `culprit` alone
         if that is known. The results of the steps in flight have been waited for and thrown away.
 
-        The culprit ends, and everybody else starts over. Where no culprit is known, those that ran go on trial.
-        `take_news` has what the interrupted call had to tell. Returns whether several go on trial: smaller groups will
-        tell more.
+        The culprit ends, and everybody else starts over. Where no culprit is known, those that ran go on trial. Returns
+        whether several do: smaller groups will tell more.
         """
         self.counters["recoveries"] += 1
         ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
@@ -224,7 +220,7 @@ class Scheduler(Queues):
         if culprit is None:
             self.suspects.accuse(accused)
         elif self.requests.get(culprit.id) is culprit:
-            told = next((update for update in self._news if update.request_id == culprit.id), None)
+            told = next((update for update in reversed(self.news) if update.request_id == culprit.id), None)
             self.finish(culprit, FinishReason.ERROR, Failure.of(error), told)
         return culprit is None and len(accused) > 1
 
@@ -249,7 +245,7 @@ class Scheduler(Queues):
             self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
             self.held.adopt(req, int(plan.seq_lens[i]))
 
-    def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> Update:
+    def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> None:
         """Add one token to the request and to its update. Where memory runs out neither happens, so that no token is
         told twice: what allocates comes first."""
         update = Update(req.id, [token], logprobs=None if logprob is None else [logprob])
@@ -257,11 +253,11 @@ class Scheduler(Queues):
             update.cache = req.cache_report
             if req.params.prompt_logprobs >= 0:
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-        self._news.append(update)
+        self.news.append(update)
         try:
             req.tokens.append(token)
         except Exception:
-            self._news.pop()
+            self.news.pop()
             raise
         req.last_progress = now
         if req.prompt_logprobs:
@@ -273,16 +269,15 @@ class Scheduler(Queues):
             self.finish(req, FinishReason.STOP, update=update)
         elif len(req.tokens) > req.max_kv_len:
             self.finish(req, FinishReason.LENGTH, update=update)
-        return update
 
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
-    ) -> Update:
+    ) -> None:
         """The one way out: everything is released, and the last update says why. The update is recorded first, so that
         an error while releasing does not swallow it."""
         if update is None:
             update = Update(req.id, [], cache=req.cache_report)
-            self._news.append(update)
+            self.news.append(update)
         update.finish, update.failure = reason, failure
         was = req.status
         req.move(Status.FINISHED)
@@ -294,14 +289,13 @@ class Scheduler(Queues):
             self.waiting.remove(req)
             self.num_waiting_tokens -= len(req.tokens)
             self.held.offloaded.drop(req.id, self.held.draft)
-            return update
+            return
         self.remove(req, was)
         if reason is not FinishReason.ERROR and self.held.is_finishing(req):
             self.held.table.move_out(req.residency.row)
             self.finishing.append(req)
         else:
             self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)
-        return update
 
     # -- looking after itself -------------------------------------------------------------------------------------
 

@@ -214,8 +214,8 @@ SCHEDULER = (
     Mutant(
         "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",
         "scheduler/scheduler.py",
-        "        living = [req for req in failed if req.status is not Status.FINISHED]\n",
-        "        living = [req for req in failed if req.status not in (Status.FINISHED, Status.WAITING)]\n",
+        "            if req.status is not Status.FINISHED:\n                self.finish(",
+        "            if req.status not in (Status.FINISHED, Status.WAITING):\n                self.finish(",
         "scheduler/test_scheduler.py::"
         "test_a_retracted_request_whose_chunk_turns_out_not_finite_ends_and_its_host_copy_goes",
     ),
@@ -300,10 +300,8 @@ SCHEDULER = (
     Mutant(
         "C27 an abort is by exact id",
         "scheduler/scheduler.py",
-        "        req = self.requests.get(request_id)\n"
-        "        return [self.finish(req, FinishReason.ABORT)] if req else []",
-        "        some = [req for id, req in self.requests.items() if str(id).startswith(str(request_id))]\n"
-        "        return [self.finish(req, FinishReason.ABORT) for req in some]",
+        "        if req := self.requests.get(request_id):\n",
+        "        for req in [req for id, req in self.requests.items() if str(id).startswith(str(request_id))]:\n",
         "scheduler/test_scheduler.py::test_abort_is_by_exact_id",
     ),
     # -- prompts, hits and states -------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from forebay.base.errors import ForebayError
 from forebay.config.engine_config import Ledger, SchedulerConfig
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
@@ -59,10 +60,24 @@ class Rig:
     def commit(self, **result) -> list[Update]:
         plan = self.flights.popleft()
         tokens = [self._sample(int(row)) for row in plan.rows[plan.sample_mask]]
-        updates = self.scheduler.commit(plan, StepResult(token_ids=tokens, **result), self.now)
+        self.scheduler.commit(plan, StepResult(token_ids=tokens, **result), self.now)
+        updates = self.scheduler.take_news()
         self.updates += updates
         self.scheduler.audit()
         return updates
+
+    def abort(self, request_id: int) -> list[Update]:
+        self.scheduler.abort(request_id, self.now)
+        return self.scheduler.take_news()
+
+    def expire(self, now: float) -> list[Update]:
+        self.scheduler.expire(now)
+        return self.scheduler.take_news()
+
+    def fail(self, error: ForebayError) -> list[Update]:
+        """The oldest step fails."""
+        self.scheduler.fail(self.flights.popleft(), error, self.now)
+        return self.scheduler.take_news()
 
     def step(self) -> StepPlan | None:
         plan = self.launch()

@@ -24,7 +24,7 @@ def retracted(**limits: float) -> tuple[Rig, Request]:
 def test_a_retracted_request_is_not_queued_anew():
     """It had its turn in the queue: the time-out of those who never started is not its."""
     rig, second = retracted(queue_timeout_s=5.0)
-    assert rig.scheduler.expire(10.0) == []
+    assert rig.expire(10.0) == []
     rig.run()
     assert rig.finish_of(second) is FinishReason.LENGTH
 
@@ -38,8 +38,8 @@ def test_a_retracted_request_is_not_queued_anew():
 )
 def test_a_retracted_request_that_does_not_come_back_in_time_ends_typed(limits, message):
     rig, second = retracted(**limits)
-    assert rig.scheduler.expire(4.0) == []
-    (update,) = [update for update in rig.scheduler.expire(10.0) if update.request_id == second.id]
+    assert rig.expire(4.0) == []
+    (update,) = [update for update in rig.expire(10.0) if update.request_id == second.id]
     assert (update.finish, update.failure.kind) == (FinishReason.ERROR, "RequestTimeout")
     assert message in update.failure.message
 
@@ -47,11 +47,11 @@ def test_a_retracted_request_that_does_not_come_back_in_time_ends_typed(limits, 
 def test_the_time_in_the_queue_is_no_time_without_a_token():
     rig = Rig(stall_timeout_s=5.0, queue_timeout_s=60.0)
     rig.add(3)
-    assert rig.scheduler.expire(50.0) == []
+    assert rig.expire(50.0) == []
     rig.now = 50.0
     rig.launch()
-    assert rig.scheduler.expire(54.0) == []
-    assert len(rig.scheduler.expire(56.0)) == 1
+    assert rig.expire(54.0) == []
+    assert len(rig.expire(56.0)) == 1
 
 
 def test_each_chunk_and_each_token_is_progress():
@@ -60,7 +60,7 @@ def test_each_chunk_and_each_token_is_progress():
     while not rig.scheduler.idle:
         rig.now += 4.0
         rig.step()
-        assert rig.scheduler.expire(rig.now) == []
+        assert rig.expire(rig.now) == []
     assert rig.finish_of(req) is FinishReason.LENGTH
 
 
@@ -224,7 +224,7 @@ def test_a_prompt_waits_for_no_longer_than_the_one_before_it_is_under_way():
     rig = Rig(chunked_prefill_size=128, context_length=128)
     first, second = (rig.add(list(range(60)), max_new=2) for _ in range(2))
     rig.step()
-    rig.scheduler.abort(first.id, rig.now)
+    rig.abort(first.id)
     rig.scheduler.flush_cache()
     rig.step()
     assert started(rig) == [1, 2]

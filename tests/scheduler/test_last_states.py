@@ -55,7 +55,7 @@ def test_two_steps_in_flight_go_beyond_what_is_known_and_the_live_state_is_lost(
 
 def test_a_state_whose_step_failed_is_never_kept():
     rig, live = stopped(1)
-    rig.scheduler.fail(rig.flights.popleft(), EngineError("boom"), 0.0)
+    rig.fail(EngineError("boom"))
     rig.scheduler.audit()
     assert states_of(rig.scheduler.held).pool.owner[live] != CACHE
     rig.run()
@@ -75,7 +75,7 @@ def test_of_an_aborted_prompt_the_chunks_in_flight_are_kept(depth):
     req = rig.add(40, max_new=1)
     rig.step()
     rig.step()
-    rig.scheduler.abort(req.id, rig.now)
+    rig.abort(req.id)
     rig.scheduler.audit()
     rig.run()
     again = rig.add(list(req.tokens), max_new=1)

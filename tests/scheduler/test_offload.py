@@ -76,7 +76,7 @@ def test_an_abort_of_the_one_that_stays_leaves_no_copy_behind():
     while not rig.scheduler.counters.get("retractions"):
         if (plan := rig.launch()) and not plan.host.saves:
             rig.commit()
-    rig.scheduler.abort(1, rig.now)
+    rig.abort(1)
     rig.commit()
     rig.run()
     assert rig.scheduler.held.offloaded.num_bytes == 0
@@ -97,7 +97,7 @@ def test_an_aborted_request_drops_its_copy(depth):
     req = retract(rig)
     rig.step()
     assert req.status is Status.WAITING
-    rig.scheduler.abort(req.id, rig.now)
+    rig.abort(req.id)
     rig.run()
     planned = [copy.request_id for plan in rig.plans for copy in plan.host.saves]
     dropped = [id for plan in rig.plans for id in plan.host.drops]

@@ -325,9 +325,9 @@ def test_abort_ends_a_request_wherever_it_is_and_frees_its_memory(steps):
     req = rig.add(10)
     for _ in range(steps):
         rig.step()
-    (update,) = rig.scheduler.abort(req.id, 0.0)
+    (update,) = rig.abort(req.id)
     assert update.finish is FinishReason.ABORT
-    assert rig.scheduler.abort(req.id, 0.0) == []
+    assert rig.abort(req.id) == []
     assert rig.scheduler.idle
     assert rig.free_pages == 64
 
@@ -336,10 +336,10 @@ def test_abort_is_by_exact_id():
     rig = Rig()
     for _ in range(12):
         rig.add(3)
-    (update,) = rig.scheduler.abort(1, 0.0)
+    (update,) = rig.abort(1)
     assert update.request_id == 1
     assert sorted(rig.scheduler.requests) == list(range(2, 13))
-    assert rig.scheduler.abort(99, 0.0) == []
+    assert rig.abort(99) == []
 
 
 @pytest.mark.parametrize(
@@ -355,8 +355,8 @@ def test_a_request_that_takes_too_long_ends_with_a_typed_error(limits, running, 
     req = rig.add(3)
     if running:
         rig.step()
-    assert rig.scheduler.expire(4.0) == []
-    (update,) = rig.scheduler.expire(10.0)
+    assert rig.expire(4.0) == []
+    (update,) = rig.expire(10.0)
     assert (update.request_id, update.finish, update.failure.kind) == (req.id, FinishReason.ERROR, "RequestTimeout")
     assert message in update.failure.message
     assert rig.scheduler.idle
@@ -366,7 +366,7 @@ def test_a_failed_step_ends_its_requests_and_nobody_elses():
     rig = Rig(max_running_requests=1)
     first, second = rig.add(3), rig.add(3)
     rig.launch()
-    updates = rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
+    updates = rig.fail(EngineError("broken"))
     assert [(u.request_id, u.failure.message) for u in updates] == [(first.id, "broken")]
     rig.run()
     assert rig.finish_of(second) is FinishReason.LENGTH

@@ -131,7 +131,7 @@ def test_a_request_stopped_while_a_step_is_in_flight_gives_a_tracked_state_not_t
     while first.num_output < 10:
         rig.step()
     live, held = states_of(rig.scheduler.held).tracking(first.held).live, rig.scheduler.held
-    rig.scheduler.abort(first.id, rig.now)
+    rig.abort(first.id)
     rig.run()
     assert (states_of(held).pool.owner[live] == CACHE) == (depth == 0)
     assert states_of(held).num_cached == states_of(held).pool.capacity - states_of(held).pool.num_free
@@ -186,7 +186,7 @@ def test_c8_an_aborted_prompt_gives_back_every_slot():
     req = rig.add(list(range(40)), max_new=1)
     rig.launch()
     rig.launch()
-    rig.scheduler.abort(req.id, rig.now)
+    rig.abort(req.id)
     rig.scheduler.audit()
     rig.run()
     held = rig.scheduler.held

@@ -54,7 +54,7 @@ def test_nobody_else_runs_until_the_guilty_one_is_found(guilty, depth):
         if culprit.id in here:
             while len(rig.flights) > 1:
                 rig.commit()
-            rig.updates += rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
+            rig.updates += rig.fail(EngineError("broken"))
             steps += 1
             assert steps <= 4, "six requests: three halvings at most, and the end"
             late = late or rig.add(5)

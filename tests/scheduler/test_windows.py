@@ -74,7 +74,7 @@ def test_the_least_number_of_window_pages_is_enough(depth, chunk, rows, page_siz
         plan = rig.launch()
         for req in given_up if plan and plan.num_extends else []:
             if req.held and req.held.kv_len < 100:
-                rig.scheduler.abort(req.id, rig.now)
+                rig.abort(req.id)
         if rig.flights and (len(rig.flights) > depth or plan is None):
             rig.commit()
 

@@ -18,7 +18,7 @@ from forebay.memory.kinds.window import Windows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
 from forebay.requests.request import Request, Status
-from forebay.requests.updates import FinishReason, Update
+from forebay.requests.updates import FinishReason
 from forebay.scheduler import admission, scheduler
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
@@ -263,7 +263,8 @@ def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
 
     def mutated(self, request_id, now):
         req = self.requests.get(request_id)
-        return [] if req and req.status is Status.EXTENDING else abort(self, request_id, now)
+        if not (req and req.status is Status.EXTENDING):
+            abort(self, request_id, now)
 
     patch.setattr(Scheduler, "abort", mutated)
 
@@ -271,8 +272,9 @@ def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
 @mutation
 def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
     def mutated(self, request_id, now):
-        hit = [req for id, req in list(self.requests.items()) if str(id).startswith(str(request_id))]
-        return [self.finish(req, FinishReason.ABORT) for req in hit]
+        for id, req in list(self.requests.items()):
+            if str(id).startswith(str(request_id)):
+                self.finish(req, FinishReason.ABORT)
 
     patch.setattr(Scheduler, "abort", mutated)
 
@@ -288,9 +290,8 @@ def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
 
     def mutated(self, req, *args, **kwargs):
         waiting = self.num_waiting_tokens
-        update = finish(self, req, *args, **kwargs)
+        finish(self, req, *args, **kwargs)
         self.num_waiting_tokens = waiting
-        return update
 
     patch.setattr(Scheduler, "finish", mutated)
 
@@ -302,9 +303,8 @@ def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
     def mutated(self, req, *args):
         stops = req.stop_ids
         req.stop_ids = () if req.num_output == 0 else stops
-        update = append(self, req, *args)
+        append(self, req, *args)
         req.stop_ids = stops
-        return update
 
     patch.setattr(Scheduler, "_append", mutated)
 
@@ -352,7 +352,8 @@ def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
     append = Scheduler._append
 
     def mutated(self, req, *args):
-        return Update(req.id, []) if req.status is Status.WAITING else append(self, req, *args)
+        if req.status is not Status.WAITING:
+            append(self, req, *args)
 
     patch.setattr(Scheduler, "_append", mutated)
 

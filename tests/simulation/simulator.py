@@ -165,7 +165,8 @@ class Simulation:
     def abort(self, request_id: int) -> None:
         if request_id in self.oracles.live:
             self.oracles.live[request_id].may_abort = True
-        updates = self.scheduler.abort(request_id, self.now)
+        self.scheduler.abort(request_id, self.now)
+        updates = self.scheduler.take_news()
         require(len(updates) <= 1, f"an abort of {request_id} ended {updates}")
         self._heard(updates)
         require(request_id not in self.oracles.live, f"request {request_id} was aborted and lives on")
@@ -181,7 +182,8 @@ class Simulation:
         return {*tenants, *(load.request_id for load in plan.host.loads)}
 
     def expire(self) -> None:
-        updates = self.scheduler.expire(self.now)
+        self.scheduler.expire(self.now)
+        updates = self.scheduler.take_news()
         self.oracles.liveness.expired(updates, self.now)
         self._heard(updates)
 
@@ -260,9 +262,9 @@ class Simulation:
         except StepFailed:
             self._fail(plan, step.tenants.tolist())
             return False
-        updates = self.scheduler.commit(plan, result, self.now)
+        self.scheduler.commit(plan, result, self.now)
         self.oracles.liveness.computed(plan, step, self.now)
-        self._heard(updates)
+        self._heard(self.scheduler.take_news())
         return True
 
     def _is_waiting(self, request_id: int) -> bool:
@@ -278,7 +280,8 @@ class Simulation:
         while self.flights:
             with suppress(StepFailed):
                 self.flights.popleft()[1].result(fails=True)
-        self._heard(self.scheduler.fail(plan, EngineError("injected"), self.now))
+        self.scheduler.fail(plan, EngineError("injected"), self.now)
+        self._heard(self.scheduler.take_news())
 
     def _of(self, request_id: int, may: str) -> None:
         if request_id in self.oracles.live:

@@ -41,7 +41,7 @@ def test_a_request_retracted_while_two_steps_compute_for_it_ends_when_the_first_
     for _ in range(depth):
         rig.launch()
     retract_last(rig)
-    (update,) = rig.scheduler.fail(rig.flights.popleft(), EngineError("broken"), 0.0)
+    (update,) = rig.fail(EngineError("broken"))
     assert (update.request_id, update.finish) == (req.id, FinishReason.ERROR)
     rig.flights.clear()  # void
     assert rig.scheduler.idle
