@@ -88,7 +88,7 @@ ABSENT_STRATEGIES: Final = _by_name(
 def why_absent(spelling: str) -> str:
     """The line about a flag, variable or key that the field has and this version has not; empty for all others.
 
-    `spelling` is as written: `--tp-size`, `tp_size`.
+    `spelling` is as it was written, with dashes or underscores.
     """
     key = as_key(spelling)
     return ABSENT.get(key) or next(

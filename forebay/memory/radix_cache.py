@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -23,11 +24,10 @@ from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
 
-
-_EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], tuple[int, ...]]]] = {
-    EvictionPolicy.LRU: lambda node: (node.last_access,),
-    EvictionPolicy.LFU: lambda node: (node.hits, node.last_access),
-    EvictionPolicy.PRIORITY: lambda node: (node.priority, node.last_access),
+_EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], Any]]] = {
+    EvictionPolicy.LRU: attrgetter("last_access"),
+    EvictionPolicy.LFU: attrgetter("hits", "last_access"),
+    EvictionPolicy.PRIORITY: attrgetter("priority", "last_access"),
 }
 
 
@@ -53,7 +53,7 @@ class RadixCache(RadixIndex):
         self._cuts_leaves = not any(kind.at_ends for kind in kinds)
         self._order = _EVICTION_ORDER[policy]
         self._clock = 0
-        self._heap: list[Any] = []  # (*order, stamp, node)
+        self._heap: list[Any] = []  # (useful, order, stamp, node)
         self._stamps = 0
         self.num_pages = 0
         self.num_evictable = 0
@@ -276,7 +276,7 @@ class RadixCache(RadixIndex):
         self._stamps += 1
         leaf.stamp = self._stamps
         useful = all(kind.is_useful(leaf) for kind in self.kinds)  # what nobody can resume goes first
-        heapq.heappush(self._heap, (useful, *self._order(leaf), leaf.stamp, leaf))
+        heapq.heappush(self._heap, (useful, self._order(leaf), leaf.stamp, leaf))
         if len(self._heap) > 64 + 4 * self.num_pages:
             self._heap = [entry for entry in self._heap if entry[-1].stamp == entry[-2]]
             heapq.heapify(self._heap)

@@ -375,7 +375,7 @@ SCHEDULER = (
         "scheduler/residency.py",
         "            else:\n                at += 1\n",
         "            else:\n                break\n",
-        "scheduler/test_leaving.py::test_fences_may_open_in_any_order",
+        "scheduler/test_deferred.py::test_fences_may_open_in_any_order",
     ),
     Mutant(
         "C8 C27 a step counts only for those who still run in its rows",
