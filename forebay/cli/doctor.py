@@ -152,7 +152,10 @@ def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
     built = sorted(folder.glob(f"{variant}-*.so"), key=lambda path: path.stat().st_mtime)
     if not built:
         return Finding(
-            subject, Verdict.SLOW, f"none for {variant} in {folder}", f"{build}, or the next start (about 15 s)"
+            subject,
+            Verdict.SLOW,
+            f"none for {variant} in {folder}",
+            f"{build}, or the next start (about 15 s on two cores)",
         )
     if len(built) > MANY_LIBRARIES:
         every = list(folder.glob("*.so"))

@@ -6,7 +6,7 @@ import torch
 
 from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
-from forebay.base.variants import VARIANTS, usable_variants
+from forebay.base.variants import VARIANTS, cpu_flags, usable_variants
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
@@ -48,7 +48,11 @@ def make_ops(backend: str, num_threads: int, activation_bits: int = 8) -> Ops:
 def _variant_ops(name: str, num_threads: int, activation_bits: int) -> Ops:
     variants = {variant.name: variant for variant in usable_variants()}
     if name not in variants:
-        raise ConfigError(f"this CPU does not run the {name} kernels: use {', '.join(['native', *variants, 'torch'])}")
+        needs = next(variant.needs for variant in VARIANTS if variant.name == name)
+        raise ConfigError(
+            f"this CPU does not run the {name} kernels, which need {', '.join(sorted(needs - cpu_flags()))} too: "
+            f"use {', '.join(['native', *variants, 'torch'])}"
+        )
     try:
         return NativeOps(library(variants[name]), name, num_threads, activation_bits)
     except (BuildError, OSError) as error:
