@@ -93,15 +93,27 @@ def _fingerprint(variant: Variant) -> str:
 
 def _object_key(source: Path, variant: Variant, version: str = "") -> str:
     """Of the source, the headers of ours that it includes, what it is compiled with and for."""
-    digest = hashlib.sha256(repr((_FLAGS, variant.flags, version)).encode())
-    seen, left = {source}, [source]
-    while left:
-        text = left.pop().read_text()
-        digest.update(text.encode())
-        included = [source.parent / name for name in _INCLUDE.findall(text)]
-        left += [path for path in included if path not in seen]
-        seen.update(included)
+    text = _text(source)
+    digest = hashlib.sha256(repr((_FLAGS, _flags(text, variant), version)).encode())
+    digest.update(text.encode())
     return digest.hexdigest()[:24]
+
+
+def _flags(text: str, variant: Variant) -> tuple[str, ...]:
+    """Without those for integer products where the text has none: one object is then for variants with and without."""
+    if "FOREBAY_VNNI" in text:
+        return variant.flags
+    return tuple(flag for flag in variant.flags if "vnni" not in flag.lower())
+
+
+def _text(source: Path) -> str:
+    """The source and the headers of ours that it includes."""
+    texts, found = [], [source]
+    for path in found:
+        texts.append(path.read_text())
+        included = [source.parent / name for name in _INCLUDE.findall(texts[-1])]
+        found += [path for path in dict.fromkeys(included) if path not in found]
+    return "".join(texts)
 
 
 def _version(compiler: str) -> str:
@@ -115,14 +127,12 @@ def _compile(variant: Variant, compiler: str, objects: Path, scratch: Path) -> P
     sources = _sources()
     kept = {source: objects / f"{source.stem}-{_object_key(source, variant, version)}.o" for source in sources}
     missing = [source for source in sources if not kept[source].exists()]
-    command = [compiler, *_FLAGS, *variant.flags]
-
     done = itertools.count(1)
     started = time.perf_counter()
 
     def compile_one(source: Path) -> None:
         made = scratch / f"{source.name}.o"
-        _run(leash, [*command, "-c", str(source), "-o", str(made)])
+        _run(leash, [compiler, *_FLAGS, *_flags(_text(source), variant), "-c", str(source), "-o", str(made)])
         os.replace(made, kept[source])
         progress = f"{next(done)} of {len(missing)}"
         _log.info(event("compiled", file=source.name, done=progress, seconds=time.perf_counter() - started))
@@ -132,7 +142,8 @@ def _compile(variant: Variant, compiler: str, objects: Path, scratch: Path) -> P
         _log.info(event("compiling_ops", variant=variant.name, compiler=compiler, files=len(missing), note="once"))
         list(executor.map(compile_one, missing))
         linked = scratch / "ops.so"
-        _run(leash, [*command, "-shared", *(str(kept[source]) for source in sorted(sources)), "-o", str(linked)])
+        objects_of = [str(kept[source]) for source in sorted(sources)]
+        _run(leash, [compiler, *_FLAGS, *variant.flags, "-shared", *objects_of, "-o", str(linked)])
     for path in kept.values():
         path.touch()
     return linked

@@ -161,6 +161,18 @@ def test_a_change_compiles_the_files_that_it_touches_and_no_others(
 
 
 @needs_native
+def test_a_file_without_integer_products_is_compiled_once_for_variants_with_and_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    products = "#ifdef FOREBAY_VNNI\nint two() { return 2; }\n#else\nint two() { return 3; }\n#endif"
+    sources(monkeypatch, tmp_path, one="int one() { return 1; }", two=products)
+    for name, flags in (("with", ("-DFOREBAY_VNNI",)), ("without", ())):
+        library(Variant(name=name, needs=frozenset(), flags=flags))
+    objects = [path.name.partition("-")[0] for path in (tmp_path / "cache/objects").iterdir()]
+    assert sorted(objects) == ["one", "two", "two"]
+
+
+@needs_native
 def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
     variant = Variant(name="pool", needs=frozenset(), flags=())

@@ -1,6 +1,7 @@
 // One vector type, Vec, of W floats, so that each kernel is written once: AVX-512 (W = 16) or AVX2 with FMA (W = 8).
-// What else a variant has is said by macros (base/variants.py): FOREBAY_VNNI (sums of four products of bytes),
-// FOREBAY_BF16 (conversion to and products of bfloat16), FOREBAY_AMX (tiles).
+// What else a variant has is said by macros (base/variants.py): FOREBAY_BF16 (conversion to and products of bfloat16),
+// FOREBAY_AMX (tiles), and one for VNNI (sums of four products of bytes) that only files which use it name, since all
+// others are compiled once for variants with and without it.
 //
 // What takes a lambda or is called within loops is inlined by force: where the compiler does not, its vectors pass through
 // memory, which cost the recurrences up to half of their speed.
