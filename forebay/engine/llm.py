@@ -24,6 +24,7 @@ from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.build import build_engine
 from forebay.engine.frames import AddRequest
+from forebay.engine.stream import merge
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
@@ -51,14 +52,10 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
     def take(self, update: Update) -> None:
-        self.token_ids += update.token_ids
+        """All that the request was told, merged."""
+        self.token_ids, self.finish_reason = update.token_ids, update.finish
         self.cache = update.cache or self.cache
-        if update.logprobs is not None:
-            self.logprobs = [*(self.logprobs or ()), *update.logprobs]
-        if update.prompt_logprobs is not None:
-            self.prompt_logprobs = update.prompt_logprobs
-        if update.finish is not None:
-            self.finish_reason = update.finish
+        self.logprobs, self.prompt_logprobs = update.logprobs, update.prompt_logprobs
         if update.failure is not None:
             self.error = from_code(update.failure.kind, update.failure.message, update.failure.code)
 
@@ -138,8 +135,9 @@ class LLM:
         ]
         with _bar(len(outputs), shown=use_tqdm) as bar:
             task = bar.add_task("generating", total=len(outputs))
-            self._run(wanted, outputs, lambda: bar.advance(task))
-        for output in outputs:
+            told = self._run(wanted, lambda: bar.advance(task))
+        for request, output in zip(wanted, outputs, strict=True):
+            output.take(told[request.request_id])
             output.text = self.tokenizer.decode(output.token_ids)
         failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
         if failures:
@@ -151,32 +149,30 @@ class LLM:
             return RequestOutput(prompt=prompt, prompt_token_ids=self.tokenizer.encode(prompt))
         return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
 
-    def _run(self, wanted: list[AddRequest], outputs: list[RequestOutput], on_end: Callable[[], None]) -> None:
-        """Feed the engine as rows come free, so that its queue, made for servers, never overflows."""
-        live: dict[int, RequestOutput] = {}
-        waiting = deque(zip(wanted, outputs, strict=True))
+    def _run(self, wanted: list[AddRequest], on_end: Callable[[], None]) -> dict[int, Update]:
+        """All that each request was told, by id. The engine is fed as rows come free, so that its queue, made for
+        servers, never overflows."""
+        told: dict[int, Update] = {}
+        waiting, live = deque(wanted), set[int]()
         try:
             while waiting or live:
+                updates: list[Update] = []
                 while waiting and len(live) < self.info.max_running_requests:
-                    request, output = waiting.popleft()
-                    live[request.request_id] = output
-                    self._take(self._core.add(request), live, on_end)
-                self._take(self._core.step(), live, on_end)
+                    request = waiting.popleft()
+                    live.add(request.request_id)
+                    updates += self._core.add(request)
+                for update in updates + self._core.step():
+                    if (request_id := update.request_id) not in live:
+                        continue  # of a call that was interrupted
+                    told[request_id] = merge(told[request_id], update) if request_id in told else update
+                    if update.finish is not None:
+                        live.remove(request_id)
+                        on_end()
         finally:
             # Interrupted: whoever still runs would go on in the next call.
-            for request_id in list(live):
+            for request_id in live:
                 self._core.abort(request_id)
-
-    @staticmethod
-    def _take(updates: list[Update], live: dict[int, RequestOutput], on_end: Callable[[], None]) -> None:
-        for update in updates:
-            output = live.get(update.request_id)
-            if output is None:
-                continue  # of a call that was interrupted
-            output.take(update)
-            if update.finish is not None:
-                del live[update.request_id]
-                on_end()
+        return told
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

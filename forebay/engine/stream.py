@@ -60,7 +60,7 @@ class Mailbox:
             lag = f"{self._size} tokens were waiting to be read; at most {MAX_PENDING} are kept"
             update = failed(self.request_id, EngineError(f"the stream was cut: {lag}", code="slow_consumer"))
             self.pending = None
-        self.pending = update if self.pending is None else _merge(self.pending, update)
+        self.pending = update if self.pending is None else merge(self.pending, update)
         self.closed = update.finish is not None
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -156,7 +156,8 @@ def failed(request_id: int, error: ForebayError) -> Update:
     return Update(request_id=request_id, token_ids=[], finish=FinishReason.ERROR, failure=Failure.of(error))
 
 
-def _merge(first: Update, then: Update) -> Update:
+def merge(first: Update, then: Update) -> Update:
+    """Both in one, which is `first`."""
     first.token_ids += then.token_ids
     first.finish = then.finish
     first.failure = then.failure
