@@ -4,6 +4,7 @@ the engine process and `LLM` import it."""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import time
@@ -31,7 +32,6 @@ from forebay.models.model import Model
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.runtime import ModelRunner, build_runner
-from forebay.runtime.allocator import keep_freed_memory
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
@@ -40,6 +40,9 @@ from forebay.scheduler.scheduler import Scheduler
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
+_M_TRIM_THRESHOLD: Final = -1  # numbers of glibc's malloc.h
+_M_MMAP_THRESHOLD: Final = -3
+_LARGEST_RESULT_BYTES: Final = 1 << 30
 
 Report = list[tuple[str, str, str, str]]
 
@@ -73,7 +76,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
             quantization=config.quantization,
         )
         runner = _runner(config, budget, checkpoint, model, ops)
-        keep_freed_memory()
+        _keep_freed_memory()
         runner.warm_up()
     # A GPU runs beside the host by itself.
     beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
@@ -118,6 +121,19 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc keep large freed blocks instead of giving them back to the system and asking for them again.
+
+    The logits of 64 rows are 12 MiB, which every step would otherwise map, fault in page by page and unmap: 11.4 ms
+    instead of 4.6 ms for the head of the embedded model at 64 rows on two cores. For the whole process; elsewhere than
+    on glibc it does nothing. To be called after loading, whose blocks are better returned.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_RESULT_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _LARGEST_RESULT_BYTES)
 
 
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
