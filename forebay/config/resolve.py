@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -96,7 +96,8 @@ def resolve(
     _refuse_pointless_isolation(given, keys)
     facts = _facts(given, survey, num_keys=sum(map(len, keys)))
     settled, reasons = _decide(given, facts)
-    _refuse_what_cannot_work(given, facts, settled)
+    for problem in _what_cannot_work(given, facts, settled):
+        raise ConfigError(problem)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
     groups = {"types": CacheTypes, "memory": MemoryOptions, "scheduling": SchedulingOptions, "kinds": KindOptions}
@@ -258,61 +259,39 @@ def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, s
     return settled, reasons
 
 
-def _refuse_what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
-    """On this machine, with this model."""
-    _refuse_other_kernels(given, settled)
-    _refuse_other_kv_types(given, settled)
-    _refuse_absent_codes(given["quantization"], facts)
-    _refuse_overcommit(given, facts, settled)
-    _refuse_broken_pages(given["mamba_track_interval"], settled)
+def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -> Iterator[str]:
+    """On this machine, with this model: one line for each."""
 
+    def asked(name: str) -> str:
+        return f"{given[name].origin} ({_shown(name, settled[name])})"
 
-def _refuse_other_kv_types(given: dict[str, Given], settled: Settled) -> None:
-    asked, dtype = settled["kv_cache_dtype"], settled["dtype"]
-    if asked == "float32" != dtype:
-        raise ConfigError(
-            f"{given['kv_cache_dtype'].origin} (float32): larger than {dtype}, the model's type: use that"
-        )
-    if asked != dtype and settled["device"] == "cuda":
-        raise ConfigError(f"{given['kv_cache_dtype'].origin} ({asked}): KV of another type is for CPUs; use {dtype}")
-
-
-def _refuse_other_kernels(given: dict[str, Given], settled: Settled) -> None:
-    if (settled["kernels"] == KernelBackend.TRITON) != (settled["device"] == "cuda"):
-        raise ConfigError(
-            f"{given['kernels'].origin} ({settled['kernels']}) and {given['device'].origin} ({settled['device']}): "
-            "triton is for cuda, all other kernels are for cpu"
-        )
-
-
-def _refuse_absent_codes(asked: Given, facts: Facts) -> None:
-    if asked.value == Quantization.FILE and not facts.weights.has_codes:
-        raise ConfigError(
-            f"{asked.origin} (file): {facts.model_path} has no weights in codes that are kept (Q4_0, Q4_1, Q8_0): "
+    device, dtype, kv_dtype = settled["device"], settled["dtype"], settled["kv_cache_dtype"]
+    if (settled["kernels"] == KernelBackend.TRITON) != (device == "cuda"):
+        yield f"{asked('kernels')} and {asked('device')}: triton is for cuda, all other kernels are for cpu"
+    if kv_dtype == "float32" != dtype:
+        yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
+    if kv_dtype != dtype and device == "cuda":
+        yield f"{asked('kv_cache_dtype')}: KV of another type is for CPUs; use {dtype}"
+    if given["quantization"].value == Quantization.FILE and not facts.weights.has_codes:
+        yield (
+            f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (Q4_0, Q4_1, Q8_0): "
             "use int8 or int4 to round them while loading, or none"
         )
-
-
-def _refuse_overcommit(given: dict[str, Given], facts: Facts, settled: Settled) -> None:
-    """Caches take their memory as they fill: without this check the missing memory would end the engine hours later."""
+    # Caches take their memory as they fill: without this check the missing memory would end the engine hours later.
     here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
-    asked = {name: settled.number(name) for name in here if not isinstance(given[name].value, Auto)}
-    weights = weight_bytes(facts, settled)
-    if asked and sum(asked.values()) + weights > facts.memory.value:
-        wanted = ", ".join(f"{given[name].origin} ({human_bytes(value)})" for name, value in asked.items())
-        raise ConfigError(
-            f"{wanted} and {human_bytes(weights)} of weights are more than the "
-            f"{human_bytes(facts.memory.value)} {facts.memory.why}: give at most "
-            f"{human_bytes(max(0, facts.memory.value - weights))}, or --mem-fraction-static instead"
+    sizes = [name for name in here if not isinstance(given[name].value, Auto)]
+    weights, memory = weight_bytes(facts, settled), facts.memory
+    if sizes and sum(map(settled.number, sizes)) + weights > memory.value:
+        yield (
+            f"{', '.join(map(asked, sizes))} and {human_bytes(weights)} of weights are more than the "
+            f"{human_bytes(memory.value)} {memory.why}: give at most {human_bytes(max(0, memory.value - weights))}, "
+            "or --mem-fraction-static instead"
         )
-
-
-def _refuse_broken_pages(asked: Given, settled: Settled) -> None:
-    """The prefix cache keeps whole pages, so a state inside one could never be found."""
+    # The prefix cache keeps whole pages, so a state inside one could never be found.
     interval, page = settled.number("mamba_track_interval"), settled.number("page_size")
     if interval % page:
         near = ceil_div(interval, page) * page
-        raise ConfigError(f"{asked.origin} ({interval}) is not a multiple of the page size, {page}: give {near}")
+        yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
 
 
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:
