@@ -147,6 +147,7 @@ class EngineConfig:
     device: str
     num_threads: int
     kernels: KernelBackend
+    activation_bits: int  # 8 | 16
     disable_cuda_graph: bool
     cuda_graph_max_bs: int
     log_level: str

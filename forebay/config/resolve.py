@@ -268,6 +268,8 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     device, dtype, kv_dtype = settled["device"], settled["dtype"], settled["kv_cache_dtype"]
     if (settled["kernels"] == KernelBackend.TRITON) != (device == "cuda"):
         yield f"{asked('kernels')} and {asked('device')}: triton is for cuda, all other kernels are for cpu"
+    if settled["activation_bits"] not in (8, 16):
+        yield f"{asked('activation_bits')}: use 8 or 16"
     if kv_dtype == "float32" != dtype:
         yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
     if kv_dtype != dtype and device == "cuda":

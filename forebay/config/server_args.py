@@ -114,6 +114,14 @@ _MEMORY: Final = in_group(
         "instructions of it; torch: the reference; triton: for NVIDIA GPUs",
         choices=tuple(KernelBackend),
     ),
+    Flag(
+        "activation_bits",
+        COUNT,
+        "8 or 16: what inputs of weights in codes are rounded to, by groups of 32, where the CPU has no AMX",
+        default=8,
+        low=8,
+        high=16,
+    ),
 )
 
 _KV: Final = in_group(

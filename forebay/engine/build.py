@@ -64,7 +64,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _name_unknown_options(checkpoint.config)
     sizes = cache_sizes(needs_of(checkpoint.config).cache_specs, config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
-    ops = make_ops(config.kernels, config.num_threads)
+    ops = make_ops(config.kernels, config.num_threads, config.activation_bits)
     with _within_memory(config):
         model = load(
             checkpoint,

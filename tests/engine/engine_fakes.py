@@ -38,6 +38,7 @@ CONFIG = EngineConfig(
     quantization=Quantization.NONE,
     device="cpu",
     num_threads=1,
+    activation_bits=8,
     kernels=KernelBackend.TORCH,
     disable_cuda_graph=False,
     cuda_graph_max_bs=8,
