@@ -193,7 +193,7 @@ def _report(
         allocated[region.kind] += region.num_bytes
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
-        ("model", "kernels", ops.name, _why_kernels(config)),
+        ("model", "kernels", ops.name, _why_kernels(config, ops)),
         ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
         *(("memory", line.item, line.value, line.reason) for line in budget.lines),
@@ -206,9 +206,11 @@ def _report(
     ]
 
 
-def _why_kernels(config: EngineConfig) -> str:
+def _why_kernels(config: EngineConfig, ops: Ops) -> str:
     missing = lacks(cpu_flags()) if config.device == "cpu" else ""
-    return "; ".join(filter(None, (f"{config.kernels} asked, {config.num_threads} threads", missing)))
+    asked = f"{config.kernels} asked, {config.num_threads} threads"
+    rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
+    return "; ".join(filter(None, (asked, rounding, missing)))
 
 
 def _forms(model: Model) -> str:

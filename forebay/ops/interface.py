@@ -41,6 +41,11 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
     @property
     def num_threads(self) -> int: ...
 
+    @property
+    def activation_bits(self) -> int:
+        """What inputs of weights in codes are rounded to; 0 if they stay as they are."""
+        ...
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, [.., H] -> the same shape, contiguous.
 

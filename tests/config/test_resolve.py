@@ -40,6 +40,13 @@ def setting(config: Config, name: str) -> tuple[str, str]:
     return found.value, found.source
 
 
+def test_activations_are_rounded_to_eight_bits_or_sixteen() -> None:
+    assert resolve({}).engine.activation_bits == 8
+    assert resolve({"activation_bits": 16}).engine.activation_bits == 16
+    with pytest.raises(ConfigError, match=r"--activation-bits \(12\): use 8 or 16"):
+        resolve({"activation_bits": 12})
+
+
 def test_flag_wins_over_environment_over_file_over_rule(tmp_path: Path) -> None:
     file = tmp_path / "forebay.toml"
     file.write_text('port = 1\nmax_n = 2\nlog_level = "error"\n')

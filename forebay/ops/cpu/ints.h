@@ -11,6 +11,11 @@ struct Ints {
     __m512i v;
 };
 
+// The compiler would sum in a tree, whose leaves do not fit in the registers.
+FOREBAY_INLINE Ints in_order(Ints a) {
+    asm("" : "+v"(a.v));
+    return a;
+}
 FOREBAY_INLINE Ints set1_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 FOREBAY_INLINE Ints load_ints(const void* p) { return {_mm512_loadu_si512(p)}; }
 FOREBAY_INLINE void store_ints(void* p, Ints a) { _mm512_storeu_si512(p, a.v); }
@@ -41,7 +46,7 @@ FOREBAY_INLINE Vec load_float16(const uint8_t* p) {
 FOREBAY_INLINE Ints add_fours(Ints sums, Ints codes, Ints x) { return {_mm512_dpbusd_epi32(sums.v, codes.v, x.v)}; }
 #endif
 FOREBAY_INLINE Ints add_pairs(Ints sums, Ints codes, Ints x) {
-    return {_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(codes.v, x.v))};
+    return in_order({_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(codes.v, x.v))});
 }
 FOREBAY_INLINE Ints join_pairs(Ints sums, int16_t factor) {
     return {_mm512_madd_epi16(sums.v, _mm512_set1_epi16(factor))};
@@ -53,6 +58,11 @@ struct Ints {
     __m256i v;
 };
 
+// The compiler would sum in a tree, whose leaves do not fit in the registers.
+FOREBAY_INLINE Ints in_order(Ints a) {
+    asm("" : "+x"(a.v));
+    return a;
+}
 FOREBAY_INLINE Ints set1_int(int32_t x) { return {_mm256_set1_epi32(x)}; }
 FOREBAY_INLINE Ints load_ints(const void* p) { return {_mm256_loadu_si256(static_cast<const __m256i*>(p))}; }
 FOREBAY_INLINE void store_ints(void* p, Ints a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a.v); }
@@ -86,7 +96,7 @@ FOREBAY_INLINE Ints add_fours(Ints sums, Ints codes, Ints x) {
 }
 #endif
 FOREBAY_INLINE Ints add_pairs(Ints sums, Ints codes, Ints x) {
-    return {_mm256_add_epi16(sums.v, _mm256_maddubs_epi16(codes.v, x.v))};
+    return in_order({_mm256_add_epi16(sums.v, _mm256_maddubs_epi16(codes.v, x.v))});
 }
 FOREBAY_INLINE Ints join_pairs(Ints sums, int16_t factor) {
     return {_mm256_madd_epi16(sums.v, _mm256_set1_epi16(factor))};
