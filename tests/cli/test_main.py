@@ -164,8 +164,8 @@ def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
         assert [each.name for each in VARIANTS[:at] if each.cost not in what] == []
     assert "without" not in cpu_finding(VARIANTS[0].needs).what
     vnni = cpu_finding(VARIANTS[names.index("avx512vnni")].needs).what
-    assert "without avx512_bf16 arithmetic is in float32" in vnni
-    assert "without amx_bf16, amx_tile prompts" in vnni
+    assert "without avx512_bf16: arithmetic is in float32" in vnni
+    assert "without amx_bf16, amx_tile: prompts" in vnni
     assert cpu_finding(frozenset()).verdict is Verdict.SLOW
 
 
