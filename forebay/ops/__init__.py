@@ -8,10 +8,10 @@
     ops.store_kv(k, v, cache, paged.out_cache_loc)
     o = ops.paged_attention(q, cache, paged, scale=scale)
 
-There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract;
-those of linear layers, experts, attention, recurrences and what goes entry by entry are in files of their names.
-`TorchOps` (reference*.py) is the definition in torch; `NativeOps` (native*.py) the C++ twin in cpu/, compiled for this
-machine on first use (`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
+There is no global switch: whoever needs a kernel is given an `Ops`. `Ops` (interface.py) states each op's contract and
+defines it in torch; those of linear layers, experts, attention, recurrences and what goes entry by entry are in files
+of their names. `NativeOps` (native*.py) has the C++ twins in cpu/, compiled for this machine on first use
+(`python -m forebay.ops.build` does it ahead). Both take bfloat16 or float32 tensors on the CPU.
 `TritonOps` (triton/) takes those on an NVIDIA GPU, where a row's bits may depend on how a step was cut.
 q, k, v and the x of `linear`, the norms, the activations and the recurrences may be views into wider rows, and so may
 gates; all else is contiguous.
@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from forebay.ops.dispatch import make_ops
 from forebay.ops.experts import ExpertActivation, Gating, Scoring
-from forebay.ops.interface import Draws, Ops
+from forebay.ops.interface import Ops
 from forebay.ops.linear import LinearWeight
+from forebay.ops.sampling import Draws
 
 __all__ = ["Draws", "ExpertActivation", "Gating", "LinearWeight", "Ops", "Scoring", "make_ops"]

@@ -10,7 +10,6 @@ from forebay.base.variants import VARIANTS, cpu_flags, usable_variants
 from forebay.ops.compiler import BuildError, library
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 
 _log = get_logger("ops")
 _BACKENDS = ("native", *(variant.name for variant in VARIANTS), "torch", "triton")
@@ -29,7 +28,7 @@ def make_ops(backend: str, num_threads: int, activation_bits: int = 8) -> Ops:
     if num_threads < 1:
         raise ConfigError(f"{num_threads} threads: use at least 1")
     if backend == "torch":
-        return TorchOps(num_threads)
+        return Ops(num_threads)
     if backend == "triton":
         return _triton_ops(num_threads)
     if backend != "native":
@@ -42,7 +41,7 @@ def make_ops(backend: str, num_threads: int, activation_bits: int = 8) -> Ops:
             reasons.append(f"{variant.name}: {error}")
     why = "; ".join(reasons) or "the CPU is not an x86-64 with AVX2 under Linux"
     _log.warning(event("native_ops_unavailable", using="torch", effect="several times slower", why=why))
-    return TorchOps(num_threads)
+    return Ops(num_threads)
 
 
 def _variant_ops(name: str, num_threads: int, activation_bits: int) -> Ops:

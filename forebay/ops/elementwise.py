@@ -1,4 +1,4 @@
-"""The ops that work entry by entry, or move entries, for every backend.
+"""The ops that work entry by entry, or move entries: what each does for every backend, and its definition in torch.
 
 Computed in float32, rounded once. Inputs may be views into wider rows; what is returned is contiguous.
 
@@ -8,55 +8,61 @@ Shape letters: T tokens, H hidden size, I intermediate size, G gates per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-class ElementwiseOps(Protocol):
+class ElementwiseOps:
     def silu_and_mul(self, x: Tensor) -> Tensor:
         """x [T, 2I] -> silu(x[:, :I]) * x[:, I:], [T, I]."""
-        ...
+        gate, up = x.float().chunk(2, dim=-1)
+        return (F.silu(gate) * up).to(x.dtype)
 
     def gelu_and_mul(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """x [T, 2I] -> gelu(x[:, :I]) * x[:, I:], [T, I]; gelu in its tanh form, or with `exact` by the error function
         (arXiv 1606.08415, section 2)."""
-        ...
+        gate, up = x.float().chunk(2, dim=-1)
+        return (F.gelu(gate, approximate="none" if exact else "tanh") * up).to(x.dtype)
 
     def clamped_swiglu(self, x: Tensor, *, alpha: float, limit: float) -> Tensor:
         """x [T, 2I] -> [T, I], of gate x[:, :I] and up x[:, I:]: with gate cut at `limit` and up at +-`limit`,
         (up + 1) * gate * sigmoid(alpha * gate). gpt-oss, as in transformers' reference."""
-        ...
+        gate, up = x.float().chunk(2, dim=-1)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return ((up + 1) * gate * (alpha * gate).sigmoid()).to(x.dtype)
 
     def relu2(self, x: Tensor) -> Tensor:
         """max(x, 0)^2, [T, I] -> [T, I]."""
-        ...
+        return x.float().relu().square().to(x.dtype)
 
     def mul(self, x: Tensor, y: Tensor) -> Tensor:
         """x * y, [T, I] each -> [T, I]."""
-        ...
+        return x * y
 
     def mul_silu(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * silu(gate), [T, I] each -> [T, I]."""
-        ...
+        return (x.float() * F.silu(gate.float())).to(x.dtype)
 
     def mul_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         """x [T, I] * sigmoid(gate), gate [T, G] -> [T, I]: G divides I, and each gate is for I / G entries side by
         side."""
-        ...
+        opened = gate.float().sigmoid().repeat_interleave(x.shape[1] // gate.shape[1], dim=1)
+        return (x.float() * opened).to(x.dtype)
 
     def add_(self, x: Tensor, y: Tensor) -> Tensor:
         """x += y in place, [T, H] each; x, whose rows may not be views into wider ones."""
-        ...
+        return x.add_(y)
 
     def scale_(self, x: Tensor, factor: float) -> Tensor:
         """x *= factor in place; x, which is contiguous."""
-        ...
+        return x.mul_(factor)
 
     def zeros_like(self, x: Tensor) -> Tensor:
         """Zeros of the shape and dtype of x."""
-        ...
+        return torch.zeros_like(x, memory_format=torch.contiguous_format)
 
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         """Join parts of two or three dimensions, equal in all but the last, along the last."""
-        ...
+        return torch.cat(list(parts), dim=-1)

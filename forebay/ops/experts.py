@@ -1,18 +1,23 @@
-"""The ops that run many small linear layers at once: mixtures of experts, their routing, and one layer per head.
+"""The ops that run many small linear layers at once: mixtures of experts, their routing, and one layer per head. What
+each does for every backend, and its definition in torch.
 
 Shape letters: T tokens, H hidden size, E experts, k experts per token, Hq heads, N and K a layer's outputs and inputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from forebay.ops.elementwise import ElementwiseOps
 from forebay.ops.linear import LinearWeight
+from forebay.ops.reference_linear import TorchLinear
 
 
 class Scoring(StrEnum):
@@ -62,7 +67,27 @@ class HeadWeights(Protocol):
     def num_heads(self) -> int: ...
 
 
-class ExpertOps(Protocol):
+@dataclass(frozen=True, slots=True)
+class TorchExperts:
+    gate_up: Sequence[LinearWeight]
+    down: Sequence[LinearWeight]
+    activate: Callable[[Tensor], Tensor]
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.gate_up)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchHeads:
+    weights: Sequence[LinearWeight]
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.weights)
+
+
+class ExpertOps(TorchLinear, ElementwiseOps):
     def topk_gating(self, logits: Tensor, gating: Gating, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Each token's experts, the best first, and their weights: logits [T, E] float32 -> [T, k] int64 and [T, k]
         float32.
@@ -70,7 +95,15 @@ class ExpertOps(Protocol):
         `correction` [E] float32 is added to the scores for the choice alone. Of equal ones the first is chosen, and NaN
         last; every id is one of E, whatever the logits.
         """
-        ...
+        scores = logits.softmax(dim=-1) if gating.scoring is Scoring.SOFTMAX else logits.sigmoid()
+        chosen_by = (scores if correction is None else scores + correction).nan_to_num(nan=float("-inf"))
+        if gating.groups > 1:
+            chosen_by = _within_best_groups(chosen_by, gating)
+        ids = _best(chosen_by, gating.num_experts_per_tok)
+        weights = scores.gather(1, ids)
+        if gating.normalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + gating.epsilon)
+        return ids, weights * gating.scale
 
     def pack_experts(
         self,
@@ -83,7 +116,15 @@ class ExpertOps(Protocol):
     ) -> Experts:
         """E experts, all of the same shapes: down[e](activation(gate_up[e](x))). Keeps the weights. `alpha` and `limit`
         are those of `clamped_swiglu`."""
-        ...
+        return TorchExperts(tuple(gate_up), tuple(down), self._activation(activation, alpha, limit))
+
+    def _activation(self, name: ExpertActivation, alpha: float, limit: float) -> Callable[[Tensor], Tensor]:
+        activations: dict[ExpertActivation, Callable[[Tensor], Tensor]] = {
+            ExpertActivation.SILU_AND_MUL: self.silu_and_mul,
+            ExpertActivation.CLAMPED_SWIGLU: partial(self.clamped_swiglu, alpha=alpha, limit=limit),
+            ExpertActivation.RELU2: self.relu2,
+        }
+        return activations[name]
 
     def fused_experts(self, x: Tensor, experts: Experts, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """A mixture of experts: sum over j of topk_weights[t, j] * expert[topk_ids[t, j]](x[t]), x [T, H] -> [T, H].
@@ -91,12 +132,32 @@ class ExpertOps(Protocol):
         topk_ids [T, k] int64, topk_weights [T, k] float32. What an expert gives is rounded to x's dtype; the sum is in
         float32 in the order of j, rounded once.
         """
-        ...
+        assert isinstance(experts, TorchExperts), type(experts)
+        per_choice = x.new_zeros(*topk_ids.shape, x.shape[1])
+        for e in sorted(set(topk_ids.flatten().tolist())):
+            token, choice = torch.where(topk_ids == e)
+            hidden = experts.activate(self.linear(x[token], experts.gate_up[e]))
+            per_choice[token, choice] = self.linear(hidden, experts.down[e])
+        return (per_choice.float() * topk_weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
     def pack_heads(self, weights: Sequence[LinearWeight]) -> HeadWeights:
         """One layer for each head, all of the same shape. Keeps them."""
-        ...
+        return TorchHeads(tuple(weights))
 
     def linear_heads(self, x: Tensor, heads: HeadWeights) -> Tensor:
         """`linear` of each head by its own weight: x [T, Hq, K], which may be a view into wider rows -> [T, Hq, N]."""
-        ...
+        assert isinstance(heads, TorchHeads), type(heads)
+        return torch.stack([self.linear(x[:, h], weight) for h, weight in enumerate(heads.weights)], dim=1)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Of the last dimension: the best first, of equal ones the first."""
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def _within_best_groups(scores: Tensor, gating: Gating) -> Tensor:
+    """scores [T, E], minus infinity where a token's expert is in none of its best groups."""
+    grouped = scores.view(len(scores), gating.groups, scores.shape[1] // gating.groups)
+    best = _best(grouped.topk(2, dim=-1).values.sum(dim=-1), gating.best_groups)
+    out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=scores.device).scatter_(1, best, value=False)
+    return grouped.masked_fill(out.unsqueeze(-1), float("-inf")).view_as(scores)

@@ -1,4 +1,5 @@
-"""What each op does, for every backend.
+"""What each op does for every backend, and its definition in torch: what the native twins are tested against, and what
+runs where they cannot.
 
 Shape letters: T tokens, S sequences, H hidden size, I intermediate size, N and K a linear layer's outputs and inputs,
 Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V vocabulary.
@@ -6,76 +7,66 @@ Hq query heads, Hk KV heads, D head size, R rotary size, P pages per row, V voca
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
-
+import torch
 from torch import Tensor
 
 from forebay.ops.attention import AttentionOps
-from forebay.ops.elementwise import ElementwiseOps
 from forebay.ops.experts import ExpertOps
-from forebay.ops.linear import LinearOps
 from forebay.ops.recurrence import RecurrenceOps
+from forebay.ops.sampling import Draws, sample_rows
 
 
-class Draws(NamedTuple):
-    """How a token of each row is drawn: temperature, top_p and min_p [S] float32, top_k [S] int64, uniform [S] float64
-    of [0, 1). top_k 0, top_p 1 and min_p 0 keep all, and None stands for such a column."""
-
-    temperature: Tensor
-    top_k: Tensor | None
-    top_p: Tensor | None
-    min_p: Tensor | None
-    uniform: Tensor
-
-
-class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Protocol):
+class Ops(ExpertOps, AttentionOps, RecurrenceOps):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
-    child that was forked (its worker threads stay behind): make one per process.
+    child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
+
+    `name` is what runs, for the start-up report: `torch`, `native-avx2`, `native-amx`, `triton`. Inputs of weights in
+    codes are rounded to `activation_bits`; with 0 they stay as they are.
     """
 
-    @property
-    def name(self) -> str:
-        """What runs, for the start-up report: `torch`, `native-avx2`, `native-amx`, `triton`."""
-        ...
-
-    @property
-    def num_threads(self) -> int: ...
-
-    @property
-    def activation_bits(self) -> int:
-        """What inputs of weights in codes are rounded to; 0 if they stay as they are."""
-        ...
+    def __init__(self, num_threads: int, activation_bits: int = 0, name: str = "torch") -> None:
+        self.num_threads = num_threads
+        self.activation_bits = activation_bits
+        self.name = name
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, [.., H] -> the same shape, contiguous.
 
         Computed in float32 and rounded once. x has two or three dimensions.
         """
-        ...
+        x32 = x.float()
+        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+        return (weight.float() * normed).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """residual [T, H] += x [T, H] in place, then `rms_norm` of the sum as it was rounded into residual."""
-        ...
+        residual.add_(x)
+        return self.rms_norm(residual, weight, eps)
 
     def gather(self, table: Tensor, rows: Tensor) -> Tensor:
         """table[rows]: table [R] int64, rows [S] int32 -> [S] int64."""
-        ...
+        return table.index_select(0, rows)
 
     def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
         """table[rows] = values: table [R] and values [S] int64, rows [S] int32. Either value may stay in a row that is
         named twice (the padding row)."""
-        ...
+        table.index_copy_(0, rows.long(), values)
 
     def finite_rows(self, x: Tensor) -> Tensor:
         """x [T, H] contiguous -> [T] bool: False for a row with a NaN or an infinity."""
-        ...
+        return x.isfinite().all(dim=-1)
 
     def argmax_rows(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """logits [S, V] float32 -> ids [S] int64 of each row's first maximum, and finite [S] bool.
 
         A row with a NaN or +inf, or with nothing but -inf, is not finite; its id is 0.
         """
-        ...
+        if logits.shape[0] == 0:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool)
+        top = logits.amax(dim=-1)  # NaN if any entry is
+        finite = top.isfinite()
+        first = (logits == top.unsqueeze(-1)).to(torch.uint8).argmax(dim=-1)
+        return torch.where(finite, first, torch.zeros_like(first)), finite
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw one token per row of logits [S, V] float32 -> ids [S] int64; 0 for a row that is not finite.
@@ -85,4 +76,4 @@ class Ops(LinearOps, ExpertOps, ElementwiseOps, AttentionOps, RecurrenceOps, Pro
         that is kept are kept: the order of ids decides nothing. Chosen is the token at which the running sum of what is
         kept, in the order of ids, first exceeds `uniform` times the whole.
         """
-        ...
+        return sample_rows(logits, draws)

@@ -43,7 +43,7 @@ class LinearOps(Protocol):
         ...
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
-        """As `linear`, but the float32 sums are returned: for logits. (`TorchOps` has rounded them to x's dtype.)"""
+        """As `linear`, but the float32 sums are returned: for logits. (Of torch's they are rounded to x's dtype.)"""
         ...
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:

@@ -10,21 +10,21 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from forebay.ops.interface import Draws
+from forebay.ops.interface import Ops
 from forebay.ops.kernels import Kernels
 from forebay.ops.native_attention import NativeAttention
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
+from forebay.ops.sampling import Draws
 
 
-class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence):
-    """Inputs of quantized linear layers are rounded to `activation_bits`, but not by the kernels for AMX, which open
-    the weights. Raises what `Kernels` raises."""
+class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence, Ops):
+    """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
+    `activation_bits` says. Raises what `Kernels` raises."""
 
     def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 8) -> None:
-        self.name = f"native-{variant}"
-        self.num_threads = num_threads
+        Ops.__init__(self, num_threads, name=f"native-{variant}")
         self.kernels = kernels = Kernels(path, variant, num_threads)
         NativeExpertOps.__init__(self, kernels, 0 if variant == "amx" else activation_bits)
         NativeElementwise.__init__(self, kernels)

@@ -47,7 +47,7 @@ class TorchQuantizedWeight:
 
 
 class TorchLinear:
-    activation_bits = 0
+    activation_bits: int
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> LinearWeight:
         out_features, in_features = weight.shape

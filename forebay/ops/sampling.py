@@ -5,16 +5,25 @@ Shape letters: D rows that draw at random, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from forebay.ops.interface import Draws
-
 _BLOCK_ELEMENTS: Final = 1 << 19  # of logits or bins at a time: intermediate results then stay within a few MiB
 _BINS: Final = 1 << 15  # a probability's sign is 0, so its upper half has 15 bits
 _FINE_BINS: Final = 1 << 16
+
+
+class Draws(NamedTuple):
+    """How a token of each row is drawn: temperature, top_p and min_p [S] float32, top_k [S] int64, uniform [S] float64
+    of [0, 1). top_k 0, top_p 1 and min_p 0 keep all, and None stands for such a column."""
+
+    temperature: Tensor
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    uniform: Tensor
 
 
 def sample_rows(logits: Tensor, draws: Draws) -> Tensor:

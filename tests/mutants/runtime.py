@@ -115,7 +115,7 @@ RUNTIME = (
     ),
     Mutant(
         "C5 C14 what no query sees does not reach attention's output, were it NaN",
-        "ops/reference_attention.py",
+        "ops/attention.py",
         "    v32 = v.float().masked_fill(~seen, 0).repeat_interleave(groups, dim=1)\n",
         "    v32 = v.float().repeat_interleave(groups, dim=1)\n",
         "ops/test_attention.py::test_what_has_left_the_window_never_influences_a_live_row",

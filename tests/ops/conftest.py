@@ -7,7 +7,6 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.kernels import VARIANTS, native_ops, variants_in
 
 
@@ -39,14 +38,14 @@ def single_threaded(native: NativeOps) -> NativeOps:
 
 
 @pytest.fixture(scope="session")
-def reference(native: NativeOps) -> TorchOps:
-    return TorchOps(1, native.activation_bits)
+def reference(native: NativeOps) -> Ops:
+    return Ops(1, native.activation_bits)
 
 
 @pytest.fixture(scope="session")
 def each_ops(request: pytest.FixtureRequest) -> Ops:
     """The reference too, for what must hold of it by itself."""
-    return TorchOps(1) if request.param is None else native_ops(request.param, 2)
+    return Ops(1) if request.param is None else native_ops(request.param, 2)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -10,7 +10,6 @@ from torch import Tensor
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.recurrence import GatedNorm
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS = [0, 1, 3, 200]
@@ -37,7 +36,7 @@ def activation(request: pytest.FixtureRequest) -> Callable[[Ops, Tensor], Tensor
 @pytest.mark.parametrize("width", WIDTHS)
 def test_activations_equal_the_reference(
     native: NativeOps,
-    reference: TorchOps,
+    reference: Ops,
     dtype: torch.dtype,
     activation: Callable[[Ops, Tensor], Tensor],
     rows: int,
@@ -69,9 +68,7 @@ def test_activations_depend_neither_on_other_rows_nor_threads_nor_the_place_in_a
 
 
 @pytest.mark.parametrize("name", ["silu_and_mul", "gelu_and_mul", "gelu_and_mul-exact"])
-def test_activations_at_the_ends_of_the_range(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, name: str
-) -> None:
+def test_activations_at_the_ends_of_the_range(native: NativeOps, reference: Ops, dtype: torch.dtype, name: str) -> None:
     gate = torch.tensor([[-1e30, -200.0, -104.0, -90.0, -1e-30, 0.0, 1e-30, 60.0, 90.0, 200.0, 1e30, INF, NAN]])
     if name == "gelu_and_mul-exact":
         gate = gate.clamp(max=1e30)  # of infinity torch makes NaN
@@ -105,7 +102,7 @@ def test_activations_are_close_to_float64(
 @pytest.mark.parametrize("shared", [False, True])
 def test_gated_rms_norm_equals_the_reference(
     native: NativeOps,
-    reference: TorchOps,
+    reference: Ops,
     dtype: torch.dtype,
     rows: int,
     groups: int,

@@ -7,7 +7,6 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import PagedCase, assert_close, assert_same_bits, no_sequences
 
 RAGGED = {"seq_lens": [1, 70, 33, 200, 64, 129], "query_lens": [1, 70, 5, 1, 1, 65]}
@@ -28,7 +27,7 @@ def kind(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.mark.parametrize("head_dim", [12, 16, 20, 64, 80, 96, 128, 192, 256])
 @pytest.mark.parametrize("group", [1, 2, 3, 4])
 def test_ragged_attention_equals_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, head_dim: int, group: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, head_dim: int, group: int
 ) -> None:
     case = PagedCase(**RAGGED, head_dim=head_dim, kv_heads=2, q_heads=2 * group, dtype=dtype)
     assert_close(case.run(native), case.run(reference))
@@ -37,7 +36,7 @@ def test_ragged_attention_equals_the_reference(
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("sliding_window", [0, 1, 17, 64, 1000])
 def test_windows_and_page_sizes_equal_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, page_size: int, sliding_window: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, page_size: int, sliding_window: int
 ) -> None:
     case = PagedCase(**RAGGED, page_size=page_size, sliding_window=sliding_window, dtype=dtype)
     assert_close(case.run(native), case.run(reference))
@@ -47,7 +46,7 @@ def test_windows_and_page_sizes_equal_the_reference(
     ("seq_lens", "query_lens"), [([], []), ([5], [0]), ([5, 9], [0, 2]), ([9, 5], [2, 0])], ids=str
 )
 def test_sequences_without_queries_are_allowed(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, seq_lens: list[int], query_lens: list[int]
+    native: NativeOps, reference: Ops, dtype: torch.dtype, seq_lens: list[int], query_lens: list[int]
 ) -> None:
     case = PagedCase(seq_lens=seq_lens, query_lens=query_lens, dtype=dtype)
     if seq_lens:
@@ -57,7 +56,7 @@ def test_sequences_without_queries_are_allowed(
         assert native.paged_attention(q, case.cache, no_sequences(), scale=0.125).shape == q.shape
 
 
-def test_more_query_heads_than_a_piece_has_rows(native: NativeOps, reference: TorchOps, dtype: torch.dtype) -> None:
+def test_more_query_heads_than_a_piece_has_rows(native: NativeOps, reference: Ops, dtype: torch.dtype) -> None:
     case = PagedCase(seq_lens=[80], query_lens=[3], q_heads=71, kv_heads=1, dtype=dtype)
     assert_close(case.run(native), case.run(reference))
 
@@ -127,7 +126,7 @@ def test_what_has_left_the_window_never_influences_a_live_row(each_ops: Ops, dty
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_sinks_and_values_of_another_size_equal_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, kind: dict[str, Any], page_size: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, kind: dict[str, Any], page_size: int
 ) -> None:
     case = PagedCase(**RAGGED, **kind, page_size=page_size, dtype=dtype)
     assert_close(case.run(native), case.run(reference))
@@ -135,7 +134,7 @@ def test_sinks_and_values_of_another_size_equal_the_reference(
 
 @pytest.mark.parametrize("q_heads", [16, 71])
 def test_latent_attention_of_deepseeks_size_equals_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, q_heads: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, q_heads: int
 ) -> None:
     case = PagedCase(
         seq_lens=[1, 130],
@@ -207,7 +206,7 @@ SHARED = {
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("q_heads", [2, 6, 32])
 def test_sequences_that_share_a_prefix_have_the_bits_that_they_have_alone(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, page_size: int, q_heads: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, page_size: int, q_heads: int
 ) -> None:
     case = PagedCase(**SHARED, q_heads=q_heads, page_size=page_size, dtype=dtype)
     together, start = case.run(native), 0
@@ -218,7 +217,7 @@ def test_sequences_that_share_a_prefix_have_the_bits_that_they_have_alone(
 
 
 def test_many_queries_over_one_prefix_equal_the_reference(
-    native: NativeOps, single_threaded: NativeOps, reference: TorchOps, dtype: torch.dtype
+    native: NativeOps, single_threaded: NativeOps, reference: Ops, dtype: torch.dtype
 ) -> None:
     count, shared = 40, 576
     case = PagedCase(
@@ -238,7 +237,7 @@ def test_many_queries_over_one_prefix_equal_the_reference(
 @pytest.mark.parametrize("sliding_window", [0, 600])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_a_long_sequence_has_the_same_bits_with_few_and_with_many_beside_it(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, sliding_window: int, queries: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, sliding_window: int, queries: int
 ) -> None:
     others = 30
     case = PagedCase(
@@ -268,7 +267,7 @@ SMALLER = {"8 bits": {"int8": True}, "16 bits": {"cache_dtype": torch.bfloat16}}
 @pytest.mark.parametrize("kind", [{}, {"head_dim": 12}, *KINDS.values()], ids=["plain", "small", *KINDS.keys()])
 def test_caches_of_smaller_entries_equal_the_reference_in_any_company(
     native: NativeOps,
-    reference: TorchOps,
+    reference: Ops,
     dtype: torch.dtype,
     kind: dict[str, Any],
     smaller: dict[str, Any],

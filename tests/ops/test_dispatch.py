@@ -15,6 +15,8 @@ from forebay.base.variants import VARIANTS, Variant, usable_variants
 from forebay.config.engine_config import KernelBackend
 from forebay.ops import compiler, dispatch, make_ops
 from forebay.ops.compiler import BuildError, library
+from forebay.ops.interface import Ops
+from forebay.ops.native import NativeOps
 from tests.deadlines import HANGS_S
 
 
@@ -39,6 +41,12 @@ def test_native_takes_the_best_instruction_set_of_this_machine() -> None:
 @pytest.mark.parametrize("name", [variant.name for variant in usable_variants()])
 def test_an_instruction_set_that_is_asked_for_is_taken(name: str) -> None:
     assert make_ops(name, 1).name == f"native-{name}"
+
+
+def test_every_op_has_a_native_twin() -> None:
+    """What had none would run in torch, and could not be recorded."""
+    ops = {name for kind in Ops.__mro__ for name in vars(kind) if not name.startswith("_")}
+    assert not {name for name in ops if getattr(NativeOps, name) is getattr(Ops, name)}
 
 
 def test_an_instruction_set_that_the_cpu_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS = [0, 1, 3, 200]
@@ -17,7 +16,7 @@ WIDTHS = [1, 16, 97, 576]
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_sums_and_scales_in_place_equal_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int, width: int
 ) -> None:
     ours, y = normal((rows, width), dtype, seed=1), normal((rows, width + 5), dtype, seed=2)[:, 5:]
     theirs = ours.clone()
@@ -42,7 +41,7 @@ def test_every_instruction_set_rounds_to_bfloat16_alike(native: NativeOps, facto
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(("gates", "width"), [(1, 1), (1, 48), (3, 48), (4, 92), (48, 48)])
 def test_a_gate_may_be_shared_by_entries_side_by_side(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, gates: int, width: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int, gates: int, width: int
 ) -> None:
     wide = normal((rows, width + gates), dtype, seed=1)
     x, gate = wide[:, :width], wide[:, width:]

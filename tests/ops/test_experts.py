@@ -11,7 +11,6 @@ from forebay.ops import ExpertActivation, LinearWeight
 from forebay.ops.experts import Experts
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 NUM_EXPERTS = 5
@@ -51,7 +50,7 @@ def _routing(tokens: int, choices: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(("hidden", "intermediate"), [(40, 24), (300, 160)])
 def test_fused_experts_equals_the_reference(
     native: NativeOps,
-    reference: TorchOps,
+    reference: Ops,
     dtype: torch.dtype,
     tokens: int,
     choices: int,
@@ -69,7 +68,7 @@ def test_fused_experts_equals_the_reference(
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bits", BITS)
 def test_experts_of_every_activation_and_form_equal_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, activation: ExpertActivation, bits: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, activation: ExpertActivation, bits: int
 ) -> None:
     x = normal((33, 64), dtype, seed=1)
     ours, theirs = (
@@ -115,7 +114,7 @@ def test_neither_other_tokens_nor_threads_matter(
 @pytest.mark.parametrize("tokens", [0, 1, 17, 600])
 @pytest.mark.parametrize(("heads", "inputs", "outputs"), [(1, 16, 40), (6, 32, 16), (5, 23, 130)])
 def test_heads_have_linear_layers_of_their_own(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, tokens: int, heads: int, inputs: int, outputs: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, tokens: int, heads: int, inputs: int, outputs: int
 ) -> None:
     x = normal((tokens, heads, inputs + 7), dtype, seed=1)[..., 7:]
     ours, theirs = (

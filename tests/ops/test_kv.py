@@ -6,7 +6,6 @@ import torch
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal, to_int8
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -15,7 +14,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 @pytest.mark.parametrize("tokens", [0, 1, 5, 70])
 @pytest.mark.parametrize(("head_dim", "rotary"), [(16, 16), (64, 64), (80, 32), (128, 128), (64, 10)])
 def test_apply_rope_equals_the_reference_in_place(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, tokens: int, head_dim: int, rotary: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, tokens: int, head_dim: int, rotary: int
 ) -> None:
     angles = normal((300, rotary // 2), torch.float32, seed=1)
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
@@ -35,7 +34,7 @@ def test_apply_rope_equals_the_reference_in_place(
     ("dtype", "kept"), [(F32, F32), (F32, BF16), (BF16, BF16)], ids=["float32", "rounded", "bfloat16"]
 )
 def test_store_kv_writes_the_given_slots_and_no_others(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, kept: torch.dtype, tokens: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, kept: torch.dtype, tokens: int
 ) -> None:
     loc = torch.randperm(400, generator=torch.Generator().manual_seed(1))[:tokens]
     kv = normal((tokens, 2 * 3 * 48), dtype, seed=2)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 # rows, inputs, outputs: none, one, below, at and above a tile, and nothing a multiple of anything
@@ -24,7 +24,7 @@ SHAPES = [
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_equals_the_reference(
     native: NativeOps,
-    reference: TorchOps,
+    reference: Ops,
     dtype: torch.dtype,
     rows: int,
     inputs: int,

@@ -6,8 +6,8 @@ import torch
 
 from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized
 from forebay.ops.dispatch import make_ops
+from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.kernels import VARIANTS, native_ops
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
@@ -84,7 +84,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_linear_equals_the_reference(
     native: NativeOps,
-    reference: TorchOps,
+    reference: Ops,
     dtype: torch.dtype,
     form: CodeFormat,
     rows: int,
@@ -162,7 +162,7 @@ def test_a_row_of_nan_stays_a_row_of_nan(native: NativeOps, dtype: torch.dtype, 
 
 
 def test_embedding_returns_the_numbers_that_the_codes_stand_for(
-    each_ops: NativeOps | TorchOps, dtype: torch.dtype, form: CodeFormat
+    each_ops: NativeOps | Ops, dtype: torch.dtype, form: CodeFormat
 ) -> None:
     weight = random_codes(form, 70, 96, seed=1)
     table = each_ops.pack_quantized(weight)

@@ -7,7 +7,6 @@ from torch import Tensor
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from forebay.ops.recurrence import DeltaGates
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 from tests.ops.recurrences import CASES, Case, Conv, Inputs, cut, joined, state_batch, state_table
 
@@ -54,7 +53,7 @@ def _alone(ops: Ops, case: Case, inputs: Inputs, state: Tensor, *, snapshots: li
 
 
 def test_ragged_sequences_equal_the_reference(
-    native: NativeOps, reference: TorchOps, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
+    native: NativeOps, reference: Ops, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
     inputs, batch = joined(_sequences(case, dtype)), state_batch(LENS, SLOTS, SNAPSHOTS)
     ours, theirs = (state_table(case, NUM_SLOTS, state_dtype, seed=7) for _ in range(2))
@@ -149,7 +148,7 @@ def test_chunks_and_decoding_give_the_same_bits_as_prefill_at_once(
 
 
 def test_the_references_chunks_are_close_to_prefill_at_once(
-    reference: TorchOps, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
+    reference: Ops, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:
     inputs, table = case.inputs(40, dtype, seed=3), state_table(case, 2, state_dtype, seed=7)
     at_once_state, state = table.clone(), table.clone()
@@ -212,7 +211,7 @@ def test_a_state_that_dies_away_ends_at_zero(native: NativeOps, dtypes: Dtypes) 
 @pytest.mark.parametrize(("heads", "decays"), [(1, 1), (6, 6), (8, 8 * 32), (3, 3 * 21)])
 @pytest.mark.parametrize("bounded", [False, True])
 def test_delta_gates_equal_the_reference(
-    native: NativeOps, reference: TorchOps, dtypes: Dtypes, rows: int, heads: int, decays: int, bounded: bool
+    native: NativeOps, reference: Ops, dtypes: Dtypes, rows: int, heads: int, decays: int, bounded: bool
 ) -> None:
     wide = normal((rows, decays + heads + 5), dtypes[0], seed=1, scale=5)
     scale, bias, rate = (normal((decays,), torch.float32, seed=seed) for seed in (2, 3, 4))

@@ -9,7 +9,6 @@ from torch import Tensor
 from forebay.ops import Gating, Scoring
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 SOFTMAX = Gating(num_experts_per_tok=3, scoring=Scoring.SOFTMAX, normalize=False)
@@ -27,7 +26,7 @@ def _correction(num_experts: int) -> Tensor:
 @pytest.mark.parametrize("num_experts", [12, 48, 132])
 @pytest.mark.parametrize("corrected", [False, True])
 def test_gating_equals_the_reference(
-    native: NativeOps, reference: TorchOps, gating: Gating, rows: int, num_experts: int, corrected: bool
+    native: NativeOps, reference: Ops, gating: Gating, rows: int, num_experts: int, corrected: bool
 ) -> None:
     logits = normal((rows, num_experts), torch.float32, seed=1, scale=2)
     correction = _correction(num_experts) if corrected else None

@@ -5,7 +5,6 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 ROWS = [0, 1, 3, 200]
@@ -16,13 +15,13 @@ INF, NAN = float("inf"), float("nan")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_rms_norm_equals_the_reference(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int, width: int
 ) -> None:
     x, weight = normal((rows, width), dtype, seed=1), normal((width,), dtype, seed=2)
     assert_close(native.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
 
 
-def test_rms_norm_of_heads_inside_a_wider_row(native: NativeOps, reference: TorchOps, dtype: torch.dtype) -> None:
+def test_rms_norm_of_heads_inside_a_wider_row(native: NativeOps, reference: Ops, dtype: torch.dtype) -> None:
     heads = normal((9, 10 * 64), dtype, seed=1)[:, 128:448].view(9, 5, 64)
     weight = normal((64,), dtype, seed=2)
     actual = native.rms_norm(heads, weight, 1e-6)
@@ -33,7 +32,7 @@ def test_rms_norm_of_heads_inside_a_wider_row(native: NativeOps, reference: Torc
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_add_rms_norm_equals_the_reference_and_adds_in_place(
-    native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int, width: int
+    native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int, width: int
 ) -> None:
     x, weight = normal((rows, width), dtype, seed=1), normal((width,), dtype, seed=2)
     ours = normal((rows, width), dtype, seed=3)
@@ -43,7 +42,7 @@ def test_add_rms_norm_equals_the_reference_and_adds_in_place(
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_embedding_equals_the_reference(native: NativeOps, reference: TorchOps, dtype: torch.dtype, rows: int) -> None:
+def test_embedding_equals_the_reference(native: NativeOps, reference: Ops, dtype: torch.dtype, rows: int) -> None:
     table = normal((50, 97), dtype, seed=1)
     ids = torch.randint(50, (rows,), generator=torch.Generator().manual_seed(2))
     assert_same_bits(native.embedding(ids, table), reference.embedding(ids, table))
@@ -51,7 +50,7 @@ def test_embedding_equals_the_reference(native: NativeOps, reference: TorchOps, 
 
 @pytest.mark.parametrize("width", [1, 7, 16, 50, 4099])
 @pytest.mark.parametrize("rows", ROWS)
-def test_argmax_rows_equals_the_reference(native: NativeOps, reference: TorchOps, rows: int, width: int) -> None:
+def test_argmax_rows_equals_the_reference(native: NativeOps, reference: Ops, rows: int, width: int) -> None:
     # Few distinct values, so that most rows have several maxima.
     logits = normal((rows, width), torch.float32, seed=1).round()
     ids, finite = native.argmax_rows(logits)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.ops.interface import Draws
+from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.reference import TorchOps
+from forebay.ops.sampling import Draws
 from tests.ops.helpers import normal
 
 ROWS = 40
@@ -26,7 +26,7 @@ def draws_of(seed: int) -> Draws:
 
 @pytest.mark.parametrize("vocab", [1, 15, 97, 2048, 20_001])
 @pytest.mark.parametrize("scale", [0.1, 3.0])
-def test_sample_rows_equals_the_reference(native: NativeOps, reference: TorchOps, vocab: int, scale: float) -> None:
+def test_sample_rows_equals_the_reference(native: NativeOps, reference: Ops, vocab: int, scale: float) -> None:
     """But where the running sum passes the random number so closely that the last bit of an exp decides."""
     logits = normal((ROWS, vocab), torch.float32, seed=vocab, scale=scale)
     draws = draws_of(vocab)

@@ -11,9 +11,9 @@ from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import QUANTIZED_FORMATS, GroupQuantized
 from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation
-from forebay.ops.interface import Draws, Ops
+from forebay.ops.interface import Ops
 from forebay.ops.recurrence import GatedNorm
-from forebay.ops.reference import TorchOps
+from forebay.ops.sampling import Draws
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
@@ -42,7 +42,7 @@ def ops(device: str) -> OnDevice:
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 16), (1, 97), (3, 64)])
-def test_norms_equal_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, rows: int, width: int) -> None:
+def test_norms_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, rows: int, width: int) -> None:
     x, weight = normal((rows, width), dtype, seed=1), normal((width,), dtype, seed=2)
     assert_close(ops.rms_norm(x, weight, 1e-5), reference.rms_norm(x, weight, 1e-5))
     ours = normal((rows, width), dtype, seed=3)
@@ -51,7 +51,7 @@ def test_norms_equal_the_reference(ops: Ops, reference: TorchOps, dtype: torch.d
     assert_close(ours, theirs)
 
 
-def test_norm_of_heads_inside_a_wider_row(ops: Ops, reference: TorchOps, dtype: torch.dtype) -> None:
+def test_norm_of_heads_inside_a_wider_row(ops: Ops, reference: Ops, dtype: torch.dtype) -> None:
     heads = normal((3, 10 * 24), dtype, seed=1)[:, 48:168].view(3, 5, 24)
     weight = normal((24,), dtype, seed=2)
     assert_close(ops.rms_norm(heads, weight, 1e-6), reference.rms_norm(heads, weight, 1e-6))
@@ -60,7 +60,7 @@ def test_norm_of_heads_inside_a_wider_row(ops: Ops, reference: TorchOps, dtype: 
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize(("group", "shared"), [(24, False), (8, True), (6, False)])
 def test_gated_norms_equal_the_reference(
-    ops: Ops, reference: TorchOps, dtype: torch.dtype, norm_first: bool, group: int, shared: bool
+    ops: Ops, reference: Ops, dtype: torch.dtype, norm_first: bool, group: int, shared: bool
 ) -> None:
     both = normal((3, 48), dtype, seed=1)
     x, gate = both[:, :24], both[:, 24:]
@@ -70,7 +70,7 @@ def test_gated_norms_equal_the_reference(
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3])
-def test_activations_equal_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, rows: int) -> None:
+def test_activations_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, rows: int) -> None:
     x = normal((rows, 86), dtype, seed=1, scale=2)
     calls = {
         "silu_and_mul": ((), {}),
@@ -106,7 +106,7 @@ ATTENTION = {
 
 
 @pytest.mark.parametrize("case", ATTENTION)
-def test_attention_equals_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, case: str) -> None:
+def test_attention_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, case: str) -> None:
     paged = PagedCase(**{"page_size": 4, "head_dim": 32, **ATTENTION[case]}, dtype=dtype, seed=len(case))
     if not paged.seq_lens:
         q = torch.empty(0, 4, 32, dtype=dtype)
@@ -124,7 +124,7 @@ def test_a_decoding_sequence_does_not_depend_on_the_others(ops: Ops, dtype: torc
 
 @pytest.mark.parametrize(("head_dim", "rotary"), [(16, 16), (20, 8)])
 def test_rope_equals_the_reference_in_place(
-    ops: Ops, reference: TorchOps, dtype: torch.dtype, head_dim: int, rotary: int
+    ops: Ops, reference: Ops, dtype: torch.dtype, head_dim: int, rotary: int
 ) -> None:
     angles = normal((30, rotary // 2), torch.float32, seed=1)
     cos_sin = torch.cat([angles.cos(), angles.sin()], dim=1)
@@ -179,7 +179,7 @@ def test_the_value_of_a_key_that_is_not_finite_is_nan(ops: Ops, dtype: torch.dty
     assert scales[1][loc].isnan().tolist() == [[False, False], [False, False], [False, True], [False, False]]
 
 
-def test_eight_bit_kv_is_written_as_the_reference_writes_it(ops: Ops, reference: TorchOps, dtype: torch.dtype) -> None:
+def test_eight_bit_kv_is_written_as_the_reference_writes_it(ops: Ops, reference: Ops, dtype: torch.dtype) -> None:
     """A head of zeros has the scale 0, and one with a NaN the scale NaN: reading it gives NaN."""
     k, v = normal((4, 2, 12), dtype, seed=1), normal((4, 2, 8), dtype, seed=2)
     k[1, 0], v[2, 1, 3] = 0, NAN
@@ -205,7 +205,7 @@ DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16)]
 @pytest.mark.parametrize("dtypes", DTYPES, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
 def test_recurrences_equal_the_reference(
-    ops: Ops, reference: TorchOps, name: str, dtypes: tuple[torch.dtype, torch.dtype]
+    ops: Ops, reference: Ops, name: str, dtypes: tuple[torch.dtype, torch.dtype]
 ) -> None:
     """Outputs, states and snapshots, of which slot 0 gets none whatever it holds (C14)."""
     case, (dtype, state_dtype) = CASES[name], dtypes
@@ -241,7 +241,7 @@ def _codes(rows: int, columns: int, bits: int, seed: int) -> GroupQuantized:
 
 def _values(weight: GroupQuantized) -> Tensor:
     """The matrix that the codes stand for."""
-    reference = TorchOps(1)
+    reference = Ops(1)
     packed = reference.pack_quantized(weight)
     return reference.embedding_packed(torch.arange(len(weight.codes)), packed, torch.float32)
 
@@ -276,7 +276,7 @@ def test_codes_around_a_zero_have_no_minimums(device: str, ops: Ops) -> None:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_dense_linear_equals_the_reference(ops: Ops, reference: TorchOps, dtype: torch.dtype, bias: bool) -> None:
+def test_dense_linear_equals_the_reference(ops: Ops, reference: Ops, dtype: torch.dtype, bias: bool) -> None:
     weight, x = normal((9, 40), dtype, seed=1), normal((3, 40), dtype, seed=2)
     b = normal((9,), dtype, seed=3) if bias else None
     ours, theirs = ops.pack_linear(weight, b), reference.pack_linear(weight, b)
@@ -295,7 +295,7 @@ def _experts(device: str, tokens: int, choices: int, dtype: torch.dtype, activat
     weights, ids = scores.softmax(dim=-1).topk(choices, dim=-1)
     bias = normal((wide,), dtype, seed=9)
     results = []
-    for ops, where in ((TritonOps(device, 1), device), (TorchOps(1), "cpu")):
+    for ops, where in ((TritonOps(device, 1), device), (Ops(1), "cpu")):
         inner = [
             ops.pack_linear(normal((wide, HIDDEN), dtype, seed=e, scale=0.15).to(where), bias.to(where))
             for e in range(EXPERTS)
@@ -320,7 +320,7 @@ def test_experts_may_have_another_activation(device: str, activation: ExpertActi
 
 
 def test_experts_in_codes_are_those_of_their_values(device: str) -> None:
-    ops, dense = TritonOps(device, 1), TorchOps(1)
+    ops, dense = TritonOps(device, 1), Ops(1)
     inner = [_codes(2 * 32, 64, 4, seed=e) for e in range(3)]
     outer = [_codes(64, 32, 4, seed=9 + e) for e in range(3)]
     x, ids = normal((5, 64), torch.float32, seed=1), torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
@@ -338,7 +338,7 @@ def test_linear_heads_equal_the_reference(device: str, dtype: torch.dtype) -> No
     x = normal((4, 3 * 12), dtype, seed=9).view(4, 3, 12)[..., :10]
     results = [
         ops.linear_heads(x.to(where), ops.pack_heads([ops.pack_linear(w.to(where)) for w in weights])).cpu()
-        for ops, where in ((TritonOps(device, 1), device), (TorchOps(1), "cpu"))
+        for ops, where in ((TritonOps(device, 1), device), (Ops(1), "cpu"))
     ]
     assert_close(*results)
 
@@ -347,7 +347,7 @@ def test_linear_heads_equal_the_reference(device: str, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 5), (3, 1), (4, 97), (2, 4099)])
-def test_argmax_equals_the_reference(ops: Ops, reference: TorchOps, rows: int, width: int) -> None:
+def test_argmax_equals_the_reference(ops: Ops, reference: Ops, rows: int, width: int) -> None:
     logits = normal((rows, width), torch.float32, seed=1).round()  # most rows have several maxima
     for ours, theirs in zip(ops.argmax_rows(logits), reference.argmax_rows(logits), strict=True):
         assert_same_bits(ours, theirs)
@@ -368,7 +368,7 @@ def test_argmax_and_sampling_flag_rows_that_are_not_finite(ops: Ops, at: int) ->
 
 
 @pytest.mark.parametrize("vocab", [1, 60])
-def test_a_drawn_token_is_the_reference_s(ops: Ops, reference: TorchOps, vocab: int) -> None:
+def test_a_drawn_token_is_the_reference_s(ops: Ops, reference: Ops, vocab: int) -> None:
     """But where the running sum passes the random number so closely that the last bit of an exp decides."""
     rows, generator = 8, torch.Generator().manual_seed(vocab)
 

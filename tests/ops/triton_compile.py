@@ -14,8 +14,8 @@ from triton.runtime import driver
 
 from forebay.formats.quantized import GroupQuantized
 from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.interface import Draws
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
+from forebay.ops.sampling import Draws
 from forebay.ops.triton import TritonOps
 from tests.ops.recurrences import state_batch
 

@@ -12,7 +12,6 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.ops import Ops
-from forebay.ops.reference import TorchOps
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CudaGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, random_ids, shared_tiny
@@ -71,7 +70,7 @@ def assert_close(got: list[StepResult], expected: list[StepResult]) -> None:
 @pytest.mark.parametrize(("device", "case"), RUNS)
 def test_a_model_gives_what_the_reference_gives(device: str, case: str, paths: Callable[[str], Path]) -> None:
     decodes = 1 if device == "cpu" else 9
-    expected = sampled(planner(paths(case), TorchOps(1), "cpu", torch.float32, Eager()), decodes=decodes)
+    expected = sampled(planner(paths(case), Ops(1), "cpu", torch.float32, Eager()), decodes=decodes)
     ops = TritonOps(device, 1)
     assert_close(sampled(planner(paths(case), ops, device, torch.float32, Eager()), decodes=decodes), expected)
 

@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.ops.experts import ExpertActivation, Experts, HeadWeights
+from forebay.ops.experts import ExpertActivation, ExpertOps, Experts, HeadWeights
 from forebay.ops.linear import LinearWeight
-from forebay.ops.reference_experts import TorchExpertOps, TorchHeads
 from forebay.ops.triton.linear import TritonLinearWeight, matmul
 
 _BLOCK: Final = 1024  # entries of a row that one program sums up
@@ -61,10 +60,10 @@ def _sum_choices(per_choice, weights, out, choices, n, BLOCK: tl.constexpr):
     tl.store(out + token * n + at, acc.to(out.dtype.element_ty), mask=live)
 
 
-class TritonExpertOps(TorchExpertOps):
+class TritonExpertOps(ExpertOps):
     """See `ExpertOps`. What decides for a token's experts is the reference's own torch."""
 
-    def pack_experts(  # type: ignore[override]
+    def pack_experts(
         self,
         gate_up: Sequence[LinearWeight],
         down: Sequence[LinearWeight],
@@ -73,7 +72,7 @@ class TritonExpertOps(TorchExpertOps):
         alpha: float = 0.0,
         limit: float = 0.0,
     ) -> TritonExperts:
-        activate = super().pack_experts(gate_up, down, activation, alpha=alpha, limit=limit).activate
+        activate = self._activation(activation, alpha, limit)
         (inner, inner_at), (outer, outer_at) = _table(gate_up), _table(down)
         return TritonExperts(inner, outer, inner_at, outer_at, activate)
 
@@ -95,7 +94,7 @@ class TritonExpertOps(TorchExpertOps):
         _sum_choices[(len(x), triton.cdiv(n, _BLOCK))](per_choice, topk_weights, out, choices, n, BLOCK=_BLOCK)
         return out
 
-    def pack_heads(self, weights: Sequence[LinearWeight]) -> TorchHeads | TritonHeads:  # type: ignore[override]
+    def pack_heads(self, weights: Sequence[LinearWeight]) -> HeadWeights:
         packed = [w for w in weights if isinstance(w, TritonLinearWeight) and w.bits == 16 and w.bias is None]
         if len(packed) < len(weights):
             return super().pack_heads(weights)
