@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _P, _L, _F = c_void_p, c_long, c_float
 _BATCH = [_P, _P, _P, _P, _P, _L]
@@ -133,3 +134,12 @@ class Kernels:
             for dtype, suffix in _SUFFIXES.items()
             for state_dtype, state_suffix in _SUFFIXES.items()
         }
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def view(x: Tensor) -> tuple[int, int]:
+    """Where its rows are, and how far apart."""
+    return x.data_ptr(), x.stride(0)

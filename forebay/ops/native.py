@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.interface import Ops
-from forebay.ops.kernels import Kernels
+from forebay.ops.kernels import Kernels, address
 from forebay.ops.native_attention import NativeAttention
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
@@ -83,6 +83,6 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         rows, n = logits.shape
         ids = torch.empty(rows, dtype=torch.int64)
-        columns = (None if column is None else column.data_ptr() for column in draws)
+        columns = map(address, draws)
         self._sample_rows(self._pool, logits.data_ptr(), *columns, ids.data_ptr(), rows, n)
         return ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from forebay.ops.attention import KvCache, PagedKv
-from forebay.ops.kernels import Kernels
+from forebay.ops.kernels import Kernels, address, view
 
 
 class NativeAttention:
@@ -20,20 +20,9 @@ class NativeAttention:
 
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         tokens, q_heads, head_dim = q.shape
-        self._apply_rope[q.dtype](
-            self._pool,
-            q.data_ptr(),
-            q.stride(0),
-            q_heads,
-            k.data_ptr(),
-            k.stride(0),
-            k.shape[1],
-            head_dim,
-            positions.data_ptr(),
-            cos_sin.data_ptr(),
-            cos_sin.shape[1],
-            tokens,
-        )
+        heads = (*view(q), q_heads, *view(k), k.shape[1], head_dim)
+        angles = positions.data_ptr(), cos_sin.data_ptr(), cos_sin.shape[1]
+        self._apply_rope[q.dtype](self._pool, *heads, *angles, tokens)
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:
         self._store((None, 0, 0), k, v, (None, None, 0), cache, loc)
@@ -69,10 +58,10 @@ class NativeAttention:
             *rope,
             cache.k.data_ptr(),
             cache.k.stride(0),
-            _address(cache.k_scale),
+            address(cache.k_scale),
             cache.v.data_ptr(),
             cache.v.stride(0),
-            _address(cache.v_scale),
+            address(cache.v_scale),
             loc.data_ptr(),
             tokens,
         )
@@ -101,13 +90,13 @@ class NativeAttention:
             cache.k.data_ptr(),
             k_stride,
             k_head,
-            _address(cache.k_scale),
+            address(cache.k_scale),
             cache.v.data_ptr(),
             v_stride,
             v_head,
-            _address(cache.v_scale),
+            address(cache.v_scale),
             scale,
-            _address(sinks),
+            address(sinks),
             out.data_ptr(),
         )
         return out
@@ -120,19 +109,9 @@ class NativeAttention:
             assert isinstance(plan, _Plan)
             return plan
         plan = paged.plans[heads] = _Plan(self._kernels)
-        self._make_plan(
-            self._pool,
-            plan.address,
-            paged.page_table.data_ptr(),
-            paged.page_table.stride(0),
-            _address(paged.page_map),
-            paged.rows.data_ptr(),
-            paged.q_start.data_ptr(),
-            paged.seq_lens.data_ptr(),
-            paged.rows.shape[0],
-            paged.page_size,
-            *heads,
-        )
+        pages = (*view(paged.page_table), address(paged.page_map))
+        seqs = paged.rows.data_ptr(), paged.q_start.data_ptr(), paged.seq_lens.data_ptr(), paged.rows.shape[0]
+        self._make_plan(self._pool, plan.address, *pages, *seqs, paged.page_size, *heads)
         return plan
 
 
@@ -141,7 +120,3 @@ class _Plan:
 
     def __init__(self, kernels: Kernels) -> None:
         self.address = kernels.create("fb_attention_plan", self)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops.experts import ExpertActivation, Experts, Gating, HeadWeights, Scoring
-from forebay.ops.kernels import Kernels
+from forebay.ops.kernels import Kernels, address
 from forebay.ops.linear import LinearWeight
 from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
 
@@ -62,7 +62,7 @@ class NativeExpertOps(NativeLinear):
         tokens, num_experts = logits.shape
         choices = gating.num_experts_per_tok
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
-        inputs = logits.data_ptr(), None if correction is None else correction.data_ptr()
+        inputs = logits.data_ptr(), address(correction)
         sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups)
         options = (gating.scoring is Scoring.SIGMOID, gating.normalize, gating.epsilon, gating.scale)
         self._topk_gating(self._pool, *inputs, ids.data_ptr(), weights.data_ptr(), *sizes, *options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from forebay.ops.kernels import Kernels
+from forebay.ops.kernels import Kernels, address, view
 from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm, Scan, StateBatch
 
 _MOST_TAPS = 8  # kMostTaps of cpu/conv.cpp
@@ -24,12 +24,12 @@ class NativeRecurrence:
         self._gated_rms_norm = kernels.by_dtype("fb_gated_rms_norm_{}")
 
     def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:
-        (tokens, channels), taps, bias = x.shape, conv.weight.shape[0], conv.bias
+        (tokens, channels), taps = x.shape, conv.weight.shape[0]
         assert 2 <= taps <= _MOST_TAPS, f"a convolution of {taps} taps"
         out = x.new_empty(tokens, channels)
-        weights = conv.weight.data_ptr(), None if bias is None else bias.data_ptr()
+        weights = conv.weight.data_ptr(), address(conv.bias)
         self._causal_conv[x.dtype](
-            self._pool, *_view(x), *weights, *_states(state, batch), out.data_ptr(), channels, taps, conv.silu
+            self._pool, *view(x), *weights, *_states(state, batch), out.data_ptr(), channels, taps, conv.silu
         )
         return out
 
@@ -59,40 +59,35 @@ class NativeRecurrence:
         tokens, value_heads, value_size = v.shape
         _, key_heads, key_size = k.shape
         out = v.new_empty(tokens, value_heads, value_size)
-        inputs = (*_view(q), *_view(k), *_view(v), *_view(log_decay), 1 if log_decay.dim() == 2 else key_size)
+        inputs = (*view(q), *view(k), *view(v), *view(log_decay), 1 if log_decay.dim() == 2 else key_size)
         sizes = (key_heads, value_heads, key_size, value_size, key_size**-0.5)
         self._gated_delta_rule[v.dtype, state.dtype](
-            self._pool, *inputs, *_view(beta), *_states(state, batch), out.data_ptr(), *sizes
+            self._pool, *inputs, *view(beta), *_states(state, batch), out.data_ptr(), *sizes
         )
         return out
 
     def delta_gates(self, decay: Tensor, beta: Tensor, gates: DeltaGates) -> tuple[Tensor, Tensor]:
-        (rows, n), heads, rate = decay.shape, beta.shape[1], gates.rate
+        (rows, n), heads = decay.shape, beta.shape[1]
         log_decay, opened = (torch.empty(rows, size, dtype=torch.float32) for size in (n, heads))
-        weights = gates.scale.data_ptr(), gates.bias.data_ptr(), None if rate is None else rate.data_ptr()
+        weights = gates.scale.data_ptr(), gates.bias.data_ptr(), address(gates.rate)
         results = log_decay.data_ptr(), opened.data_ptr()
         self._delta_gates[decay.dtype](
-            self._pool, *_view(decay), *_view(beta), *weights, gates.most_beta, *results, rows, n, heads
+            self._pool, *view(decay), *view(beta), *weights, gates.most_beta, *results, rows, n, heads
         )
         return log_decay, opened
 
     def gated_rms_norm(self, x: Tensor, gate: Tensor, norm: GatedNorm) -> Tensor:
         (rows, n), size = x.shape, norm.group_size
         out = x.new_empty(rows, n)
-        tensors = (*_view(x), *_view(gate), norm.weight.data_ptr(), out.data_ptr())
+        tensors = (*view(x), *view(gate), norm.weight.data_ptr(), out.data_ptr())
         sizes = (rows, n, size, 0 if norm.weight.shape[0] == size else size)
         self._gated_rms_norm[x.dtype](self._pool, *tensors, *sizes, norm.eps, norm.norm_first, norm.sigmoid)
         return out
 
 
-def _view(x: Tensor) -> tuple[int, int]:
-    """Where its rows are, and how far apart."""
-    return x.data_ptr(), x.stride(0)
-
-
 def _scanned(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan) -> tuple[int, ...]:
     weights = scan.d.data_ptr(), scan.dt_bias.data_ptr()
-    return (*_view(x), *_view(dt), scan.a.data_ptr(), *_view(b), *_view(c), *weights)
+    return (*view(x), *view(dt), scan.a.data_ptr(), *view(b), *view(c), *weights)
 
 
 def _states(table: Tensor, batch: StateBatch) -> tuple[int, ...]:
