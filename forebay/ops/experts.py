@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,38 +52,28 @@ class ExpertActivation(StrEnum):
     RELU2 = "relu2"
 
 
-class Experts(Protocol):
+class Experts:
     """E experts in the form their backend reads fastest; only the `Ops` that packed them can use them."""
 
-    @property
-    def num_experts(self) -> int: ...
+    __slots__ = ()
 
 
-class HeadWeights(Protocol):
+class HeadWeights:
     """One linear layer for each head; only the `Ops` that packed them can use them."""
 
-    @property
-    def num_heads(self) -> int: ...
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TorchExperts:
+class TorchExperts(Experts):
     gate_up: Sequence[LinearWeight]
     down: Sequence[LinearWeight]
     activate: Callable[[Tensor], Tensor]
 
-    @property
-    def num_experts(self) -> int:
-        return len(self.gate_up)
-
 
 @dataclass(frozen=True, slots=True)
-class TorchHeads:
+class TorchHeads(HeadWeights):
     weights: Sequence[LinearWeight]
-
-    @property
-    def num_heads(self) -> int:
-        return len(self.weights)
 
 
 class ExpertOps(TorchLinear, ElementwiseOps):

@@ -17,15 +17,11 @@ _ACTIVATIONS = list(ExpertActivation)  # in the order of `Activation` of cpu/exp
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NativeLayers:
+class NativeLayers(HeadWeights):
     """Linear layers of one shape; `tables` are arrays of `PackedLinear` of cpu/linear.h, by the dtype of x."""
 
     weights: tuple[NativeLinearWeight, ...]
     tables: dict[torch.dtype, Tensor]
-
-    @property
-    def num_heads(self) -> int:
-        return len(self.weights)
 
     @property
     def in_features(self) -> int:
@@ -37,7 +33,7 @@ class NativeLayers:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class NativeExperts:
+class NativeExperts(Experts):
     gate_up: NativeLayers
     down: NativeLayers
     activation: int

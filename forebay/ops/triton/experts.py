@@ -22,7 +22,7 @@ _BLOCK: Final = 1024  # entries of a row that one program sums up
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TritonExperts:
+class TritonExperts(Experts):
     """`gate_up` and `down` keep the tensors that `gate_up_at` and `down_at` [E, 4] are the addresses of."""
 
     gate_up: tuple[TritonLinearWeight, ...]
@@ -37,14 +37,10 @@ class TritonExperts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TritonHeads:
+class TritonHeads(HeadWeights):
     """`values` [Hq, K, N]."""
 
     values: Tensor
-
-    @property
-    def num_heads(self) -> int:
-        return len(self.values)
 
 
 @triton.jit
