@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
+from forebay.engine.async_engine import AsyncEngine
 from forebay.server import generate, information
 from forebay.server.bodies import Bodies
 from forebay.server.console import HEADERS, Asset, load_assets
@@ -27,7 +28,7 @@ from forebay.server.metrics import Metrics
 from forebay.server.openapi import document
 from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
 from forebay.server.security import Security
-from forebay.server.served_model import Engine, ServedModel
+from forebay.server.served_model import ServedModel
 from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
@@ -50,7 +51,9 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
 )
 
 
-def create_context(config: ServerConfig, model: ServedModel, engine: Engine, tokenizer: Tokenizer) -> ServerContext:
+def create_context(
+    config: ServerConfig, model: ServedModel, engine: AsyncEngine, tokenizer: Tokenizer
+) -> ServerContext:
     """Raises ConfigError for a server that anybody on the network could use."""
 
     json_workers = Workers("JSON", 1)

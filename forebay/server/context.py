@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
+from forebay.engine.async_engine import AsyncEngine
 from forebay.server.bodies import Bodies, Body
 from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
@@ -19,7 +20,7 @@ from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
 from forebay.server.protocol import ChatMessage, PlainText, Templated
 from forebay.server.security import Security
-from forebay.server.served_model import Engine, ServedModel
+from forebay.server.served_model import ServedModel
 from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
@@ -33,7 +34,7 @@ REQUEST: Final = "forebay.request"
 class ServerContext:
     config: ServerConfig
     model: ServedModel
-    engine: Engine
+    engine: AsyncEngine
     tokenizer: Tokenizer
     security: Security
     isolation: Isolation

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from forebay.engine.async_engine import AsyncEngine
+from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
 from forebay.server.logprobs import Scored
-from forebay.server.served_model import Engine, TokenStream
 from forebay.text.detokenizer import Detokenizer
 from forebay.text.token_bytes import TokenBytes
 
@@ -79,7 +80,7 @@ class Sink(Protocol):
 class Choice:
     """One stream on its way to text."""
 
-    def __init__(self, index: int, prompt: Prompt, stream: TokenStream, order: Order, table: TokenBytes) -> None:
+    def __init__(self, index: int, prompt: Prompt, stream: Stream, order: Order, table: TokenBytes) -> None:
         self.index = index
         self.prompt = prompt
         self.stream = stream
@@ -179,7 +180,7 @@ class Generation:
         self._ended = asyncio.Event()
 
     @classmethod
-    def submit(cls, engine: Engine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
+    def submit(cls, engine: AsyncEngine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
         """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
         choices: list[Choice] = []
         generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)

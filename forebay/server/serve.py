@@ -21,10 +21,11 @@ from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
 from forebay.base.signals import AT_ONCE, ENDING
 from forebay.config.engine_config import ServerConfig
+from forebay.engine.async_engine import AsyncEngine
 from forebay.server.app import create_app, create_context
 from forebay.server.context import ServerContext
 from forebay.server.http_protocol import protocol_class
-from forebay.server.served_model import Engine, ServedModel
+from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer
 
 BACKLOG = 4096
@@ -57,7 +58,7 @@ def bind(config: ServerConfig) -> socket.socket:
 async def serve(
     config: ServerConfig,
     model: ServedModel,
-    engine: Engine,
+    engine: AsyncEngine,
     tokenizer: Tokenizer,
     *,
     sock: socket.socket | None = None,

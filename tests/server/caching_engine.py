@@ -20,7 +20,7 @@ PAGE = CONFIG.memory.page_size
 
 
 class CachingEngine:
-    """Steps while there is something to do; of `served_model.Engine` all that these tests need."""
+    """Steps while there is something to do; of `AsyncEngine` all that these tests need."""
 
     def __init__(self) -> None:
         self.core, self.runner = fake_core(changed(max_total_tokens=1 << 16))
