@@ -36,7 +36,7 @@ from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.memory.budget import divide_memory
 from forebay.memory.kinds.build import CacheSizes
 from forebay.models import Needs, describe, needs_of
-from forebay.models.decoder import Decoder
+from forebay.models.decoder import Model
 from forebay.models.random_weights import random_tensor
 from forebay.ops import LinearWeight, Ops, make_ops
 from forebay.pools.cache_spec import cache_sizes
@@ -157,7 +157,7 @@ class Bench:
         self.ops = make_ops(self.engine.kernels, self.engine.num_threads)
         weights = RandomWeights(needs, self.ops, self.device)
         with torch.inference_mode():
-            self.model = Decoder(self.spec, self.ops, weights, num_positions=self.config.max_position_embeddings)
+            self.model = Model(self.spec, self.ops, weights, num_positions=self.config.max_position_embeddings)
         self.sizes = cache_sizes(needs.cache_specs, self.engine.types)
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:

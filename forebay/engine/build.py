@@ -28,7 +28,7 @@ from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import load, needs_of
-from forebay.models.model import Model
+from forebay.models.decoder import Model
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.runtime import ModelRunner, build_runner

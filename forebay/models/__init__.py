@@ -16,10 +16,9 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
-from forebay.models.decoder import Decoder, DecoderSpec, decoder_spec
+from forebay.models.decoder import DecoderSpec, Model, decoder_spec
 from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names
-from forebay.models.model import Model
 from forebay.ops import Ops
 
 __all__ = ["Model", "Needs", "describe", "load", "needs_of"]
@@ -72,4 +71,4 @@ def load(
     weights = Loader(
         checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress, quantization=quantization
     )
-    return Decoder(spec, ops, weights, num_positions=num_positions)
+    return Model(spec, ops, weights, num_positions=num_positions)

@@ -145,8 +145,12 @@ def block_spec(
     return ResidualSpec(sublayers=tuple(sublayers), norm_eps=config.rms_norm_eps)
 
 
-class Decoder:
-    """A `Model`. Its weights are read-only after loading, and it keeps nothing of a step."""
+class Model:
+    """What the engine knows of a model. Its weights are read-only after loading, and it keeps nothing of a step.
+
+    Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
+    `8 bits`, `4 bits`.
+    """
 
     def __init__(self, spec: DecoderSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
         self._spec = spec
@@ -174,7 +178,7 @@ class Decoder:
         return tuple(spec for kept in self.kept_by_block for spec in kept)
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
-        """input_ids [T] -> [T, H]; see `Model`."""
+        """input_ids [T] int64, each in the vocabulary -> hidden states after the last norm, [T, H]. Writes KV."""
         x = self._embedding(input_ids)
         if self._spec.embedding_scale != 1.0:
             self._ops.scale_(x, self._spec.embedding_scale)
@@ -184,6 +188,7 @@ class Decoder:
         return self._ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> [N, V] float32."""
         logits = self._ops.linear_f32(hidden, self._head)
         return logits if self._spec.logits_scale == 1.0 else self._ops.scale_(logits, self._spec.logits_scale)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.layers.params import Change, TensorParam, unchanged
-from forebay.models.decoder import Decoder, DecoderSpec
+from forebay.models.decoder import DecoderSpec, Model
 from forebay.ops import LinearWeight, make_ops
 from forebay.pools.cache_spec import CacheSpec
 
@@ -36,7 +36,7 @@ class Needs:
 def dry_build(spec: DecoderSpec) -> Needs:
     """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor."""
     shapes = _Shapes()
-    model = Decoder(spec, make_ops("torch", 1), shapes, num_positions=1)
+    model = Model(spec, make_ops("torch", 1), shapes, num_positions=1)
     return Needs(tuple(shapes.asked), model.kept_by_block)
 
 

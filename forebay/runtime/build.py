@@ -9,7 +9,7 @@ import torch
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.budget import PoolSizes
-from forebay.models.model import Model
+from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
-from forebay.models.model import Model
+from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
 from forebay.pools.cache_pool import CachePool

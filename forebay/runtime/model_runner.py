@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forebay.memory.slots import NO_IDS, PAD, Ids
-from forebay.models.model import Model
+from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows

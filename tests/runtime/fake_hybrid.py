@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.layers.context import ForwardContext
 from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
-from forebay.models.model import Model
+from forebay.models.decoder import Model
 from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
