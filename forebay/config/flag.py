@@ -47,11 +47,13 @@ class Settled(dict[str, Value]):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How a value is written: the word for it in the help, and the reader of its text."""
+    """How a value is written: the word for it in the help, and the reader of its text. `unit` ends the name of its
+    field in the resolved config (`queue_timeout` -> `queue_timeout_s`)."""
 
     metavar: str
     parse: Callable[[str], Value]
     type: type
+    unit: str = ""
 
 
 def _parse_float(text: str) -> float:
@@ -94,7 +96,7 @@ COUNT: Final = Kind("N", parse_count, int)
 BYTES: Final = Kind("SIZE", parse_bytes, int)
 FLOAT: Final = Kind("X", _parse_float, float)
 FRACTION: Final = Kind("FRACTION", _parse_fraction, float)
-SECONDS: Final = Kind("SECONDS", _parse_float, float)
+SECONDS: Final = Kind("SECONDS", _parse_float, float, unit="s")
 BOOL: Final = Kind("", _parse_bool, bool)
 LIST: Final = Kind("A,B", _parse_list, tuple)
 
@@ -103,9 +105,8 @@ LIST: Final = Kind("A,B", _parse_list, tuple)
 class Flag:
     """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
 
-    `unit` ends the field name in the resolved config (`queue_timeout` -> `queue_timeout_s`). `low` and `high` are
-    inclusive. `aliases` are other projects' spellings, taken and not advertised; `absent` are values that the field
-    knows and we do not have, with the line that says so.
+    `low` and `high` are inclusive. `aliases` are other projects' spellings, taken and not advertised; `absent` are
+    values that the field knows and we do not have, with the line that says so.
     """
 
     name: str
@@ -119,7 +120,6 @@ class Flag:
     absent: Mapping[str, str] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
-    unit: str = ""
 
     @property
     def option(self) -> str:
@@ -131,7 +131,7 @@ class Flag:
 
     @property
     def field(self) -> str:
-        return f"{self.name}_{self.unit}" if self.unit else self.name
+        return f"{self.name}_{self.kind.unit}" if self.kind.unit else self.name
 
     @property
     def options(self) -> tuple[str, ...]:

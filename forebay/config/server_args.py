@@ -9,27 +9,8 @@ from typing import Final
 
 from forebay.config import kinds
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS
-from forebay.config.engine_config import (
-    CacheIsolation,
-    EvictionPolicy,
-    KernelBackend,
-    Ledger,
-    SchedulePolicy,
-)
-from forebay.config.flag import (
-    BOOL,
-    BYTES,
-    COUNT,
-    FLOAT,
-    FRACTION,
-    LIST,
-    PATH,
-    SECONDS,
-    SECRET,
-    TEXT,
-    Flag,
-    in_group,
-)
+from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
+from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.formats.quantized import Quantization
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -122,10 +103,6 @@ _MEMORY: Final = in_group(
         low=8,
         high=16,
     ),
-)
-
-_KV: Final = in_group(
-    MEMORY,
     Flag(
         "kv_cache_dtype",
         TEXT,
@@ -197,7 +174,7 @@ _SCHEDULING: Final = in_group(
         "max_queued_requests", COUNT, "most waiting requests; more are answered 429", default=256, low=1, high=1 << 20
     ),
     Flag("max_queued_tokens", COUNT, "most prompt tokens that wait", low=1, high=MAX_TOKENS),
-    Flag("queue_timeout", SECONDS, "longest wait for a first step", default=60.0, low=0.01, unit="s"),
+    Flag("queue_timeout", SECONDS, "longest wait for a first step", default=60.0, low=0.01),
     Flag(
         "request_timeout",
         SECONDS,
@@ -205,11 +182,8 @@ _SCHEDULING: Final = in_group(
         default=600.0,
         aliases=("--timeout",),
         low=0.01,
-        unit="s",
     ),
-    Flag(
-        "stall_timeout", SECONDS, "longest time of a running request without a token", default=60.0, low=0.01, unit="s"
-    ),
+    Flag("stall_timeout", SECONDS, "longest time of a running request without a token", default=60.0, low=0.01),
 )
 
 _CACHE: Final = in_group(
@@ -241,7 +215,7 @@ _HTTP: Final = in_group(
         default=(),
         aliases=("--cors-origin", "--allowed-origins"),
     ),
-    Flag("drain_timeout", SECONDS, "time that running requests get after SIGTERM", default=30.0, low=0.0, unit="s"),
+    Flag("drain_timeout", SECONDS, "time that running requests get after SIGTERM", default=30.0, low=0.0),
 )
 
 _SECURITY: Final = in_group(
@@ -268,32 +242,17 @@ _SECURITY: Final = in_group(
 
 
 def _seconds(name: str, default: float, help: str) -> Flag:
-    return Flag(name=name, kind=SECONDS, default=default, group=LIMITS, low=0.05, unit="s", help=help)
+    return Flag(name, SECONDS, help, default=default, low=0.05)
 
 
 def _count(name: str, default: int, help: str, high: int = MAX_COUNT) -> Flag:
-    return Flag(name=name, kind=COUNT, default=default, group=LIMITS, low=1, high=high, help=help)
+    return Flag(name, COUNT, help, default=default, low=1, high=high)
 
 
-_LIMITS: Final = (
-    Flag(
-        name="max_body_bytes",
-        kind=BYTES,
-        default=4 << 20,
-        group=LIMITS,
-        low=1024,
-        high=64 << 20,
-        help="largest body of a request",
-    ),
-    Flag(
-        name="max_header_bytes",
-        kind=BYTES,
-        default=16 << 10,
-        group=LIMITS,
-        low=1024,
-        high=1 << 20,
-        help="all headers of a request together",
-    ),
+_LIMITS: Final = in_group(
+    LIMITS,
+    Flag("max_body_bytes", BYTES, "largest body of a request", default=4 << 20, low=1024, high=64 << 20),
+    Flag("max_header_bytes", BYTES, "all headers of a request together", default=16 << 10, low=1024, high=1 << 20),
     _count("max_headers", 64, "most headers of a request"),
     _seconds("header_timeout", 10.0, "time for a request's headers to arrive"),
     _seconds("body_timeout", 30.0, "time for a request's body to arrive"),
@@ -317,7 +276,7 @@ _LOGGING: Final = in_group(
     ),
 )
 
-FLAGS: Final = (*_MODEL, *_MEMORY, *_KV, *kinds.FLAGS, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
+FLAGS: Final = (*_MODEL, *_MEMORY, *kinds.FLAGS, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"  # `--config`: the file itself is no setting of it
