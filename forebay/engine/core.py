@@ -134,7 +134,7 @@ class EngineCore:
         """End a request by exact id, at any point; nothing if it has ended or never was."""
         self._progressed = True
         try:
-            self.scheduler.abort(request_id, self._clock())
+            self.scheduler.abort(request_id)
         except Exception as error:
             self._recover(error)
         return self.scheduler.take_news()
@@ -200,7 +200,7 @@ class EngineCore:
         log.error(event("step_failed", step=plan.step, seqs=plan.num_seqs, tokens=plan.num_tokens), exc_info=error)
         self._abandon()
         num_requests = len(self.scheduler.requests)
-        self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"), self._clock())
+        self.scheduler.fail(plan, _as_typed(error, f"step {plan.step}"))
         # One that fails for many is followed by smaller ones, which says nothing of the runner yet.
         if len(self.scheduler.requests) < num_requests or not self.scheduler.suspects.groups:
             self._count_failure(error)

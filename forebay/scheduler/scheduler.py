@@ -54,7 +54,7 @@ class Scheduler(Queues):
             del self.requests[req.id]
             raise
 
-    def abort(self, request_id: int, now: float) -> None:
+    def abort(self, request_id: int) -> None:
         """End a request wherever it is; nothing if it ended already or never was."""
         if req := self.requests.get(request_id):
             self.finish(req, FinishReason.ABORT)
@@ -185,7 +185,7 @@ class Scheduler(Queues):
         if self.suspects.groups:
             self.suspects.acquit_who_passed()
 
-    def fail(self, plan: StepPlan, error: ForebayError, now: float) -> None:
+    def fail(self, plan: StepPlan, error: ForebayError) -> None:
         """The oldest launched step did not complete, and none launched behind it counts (their results, if there are
         any, have been waited for and thrown away).
 

@@ -67,7 +67,7 @@ class Rig:
         return updates
 
     def abort(self, request_id: int) -> list[Update]:
-        self.scheduler.abort(request_id, self.now)
+        self.scheduler.abort(request_id)
         return self.scheduler.take_news()
 
     def expire(self, now: float) -> list[Update]:
@@ -76,7 +76,7 @@ class Rig:
 
     def fail(self, error: ForebayError) -> list[Update]:
         """The oldest step fails."""
-        self.scheduler.fail(self.flights.popleft(), error, self.now)
+        self.scheduler.fail(self.flights.popleft(), error)
         return self.scheduler.take_news()
 
     def step(self) -> StepPlan | None:

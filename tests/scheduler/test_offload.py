@@ -114,7 +114,7 @@ def test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make():
     req = rig.reqs[2]
     assert plan.host.saves
     rig.flights.clear()
-    rig.scheduler.fail(plan, EngineError("broken"), rig.now)
+    rig.scheduler.fail(plan, EngineError("broken"))
     assert rig.scheduler.held.offloaded.num_tokens(req.id) == 0
     rig.run()
     assert len(rig.tokens_of(req)) == 9

@@ -20,7 +20,7 @@ def test_wrong_books_are_cleared_and_everybody_still_gets_all_tokens(state: Kind
     nobody = 99
     rig.scheduler.held.kv.take_ids(1, nobody)
     rig.flights.clear()
-    rig.scheduler.fail(plan, EngineError("the step failed"), rig.now)
+    rig.scheduler.fail(plan, EngineError("the step failed"))
     assert rig.scheduler.counters["books_cleared"] == 1
     assert rig.free_pages == rig.scheduler.held.kv.capacity
     rig.scheduler.audit()

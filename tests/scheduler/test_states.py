@@ -198,7 +198,7 @@ def test_a_failed_step_leaves_nothing_behind():
     rig.add(list(range(40)), max_new=1)
     plan = rig.launch()
     rig.flights.clear()
-    rig.scheduler.fail(plan, EngineError("broken"), rig.now)
+    rig.scheduler.fail(plan, EngineError("broken"))
     rig.scheduler.audit()
     assert states_of(rig.scheduler.held).pool.num_free == 24
     assert rig.scheduler.held.cache.num_pages == 0

@@ -169,7 +169,7 @@ def test_window_pages_of_a_failed_step_are_written_again():
     failing = rig.add(6, max_new=3)
     plan = rig.launch()
     rig.flights.clear()
-    rig.scheduler.fail(plan, EngineError("broken"), rig.now)
+    rig.scheduler.fail(plan, EngineError("broken"))
     assert (staying.status, failing.status) == (Status.WAITING, Status.WAITING)
     cached = np.flatnonzero(windows_of(rig.scheduler.held).full_to_window).tolist()
     again = rig.step()

@@ -261,17 +261,17 @@ def evicted_pages_stay_booked_as_evictable(patch: Patch) -> None:
 def an_abort_is_lost_while_a_prompt_is_under_way(patch: Patch) -> None:
     abort = Scheduler.abort
 
-    def mutated(self, request_id, now):
+    def mutated(self, request_id):
         req = self.requests.get(request_id)
         if not (req and req.status is Status.EXTENDING):
-            abort(self, request_id, now)
+            abort(self, request_id)
 
     patch.setattr(Scheduler, "abort", mutated)
 
 
 @mutation
 def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
-    def mutated(self, request_id, now):
+    def mutated(self, request_id):
         for id, req in list(self.requests.items()):
             if str(id).startswith(str(request_id)):
                 self.finish(req, FinishReason.ABORT)
@@ -362,10 +362,10 @@ def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
 def a_retracted_request_survives_the_failure_of_its_step(patch: Patch) -> None:
     fail = Scheduler.fail
 
-    def mutated(self, plan, error, now):
+    def mutated(self, plan, error):
         flight = self.flights[0]
         flight.reqs[:] = [req for req in flight.reqs if req.status is not Status.WAITING]
-        return fail(self, plan, error, now)
+        fail(self, plan, error)
 
     patch.setattr(Scheduler, "fail", mutated)
 

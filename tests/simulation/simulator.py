@@ -165,7 +165,7 @@ class Simulation:
     def abort(self, request_id: int) -> None:
         if request_id in self.oracles.live:
             self.oracles.live[request_id].may_abort = True
-        self.scheduler.abort(request_id, self.now)
+        self.scheduler.abort(request_id)
         updates = self.scheduler.take_news()
         require(len(updates) <= 1, f"an abort of {request_id} ended {updates}")
         self._heard(updates)
@@ -280,7 +280,7 @@ class Simulation:
         while self.flights:
             with suppress(StepFailed):
                 self.flights.popleft()[1].result(fails=True)
-        self.scheduler.fail(plan, EngineError("injected"), self.now)
+        self.scheduler.fail(plan, EngineError("injected"))
         self._heard(self.scheduler.take_news())
 
     def _of(self, request_id: int, may: str) -> None:
