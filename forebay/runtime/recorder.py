@@ -166,7 +166,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _EMPTY and _plain(args, kwargs):
+        if func in _EMPTY and _plain(kwargs):
             like = func(*args, **{**kwargs, "device": "meta"})
             return self._arena.empty(tuple(like.shape), like.dtype)
         if func in _READ or any(tag in func.tags for tag in _READS_VALUES):
@@ -224,7 +224,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._to_run.append(tape)
 
 
-def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _plain(kwargs: dict[str, Any]) -> bool:
     """Whether the arena can serve this allocation: dense, on the CPU, and nothing else asked for."""
     device = kwargs.get("device")
     return (device is None or torch.device(device).type == "cpu") and kwargs.get("memory_format") in (
