@@ -257,9 +257,7 @@ class Player:
     def __init__(self, trace: Sequence[Sequence[Turn]], setup: Setup) -> None:
         self._runner = TraceRunner()
         scheduler = Scheduler(setup.config(len(trace)))
-        self._core = EngineCore(
-            scheduler, self._runner, depth=setup.depth, vocab_size=VOCAB, eos_token_ids=(END,), clock=lambda: 0.0
-        )
+        self._core = EngineCore(scheduler, self._runner, vocab_size=VOCAB, eos_token_ids=(END,), clock=lambda: 0.0)
         self._coming = {turns[0].pause_steps: [] for turns in trace}  # type: dict[int, list[Turn]]
         self._next = {(turn.conversation, turn.number - 1): turn for turns in trace for turn in turns}
         for turns in trace:

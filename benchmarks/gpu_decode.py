@@ -162,7 +162,11 @@ class Bench:
 
     def measure(self, batch: int, *, graphs: bool) -> Figures:
         """The median of `--repeats` runs of `--steps` steps of a batch whose prompts are done."""
-        config = replace(self.engine, memory=replace(self.engine.memory, max_running_requests=batch))
+        config = replace(
+            self.engine,
+            memory=replace(self.engine.memory, max_running_requests=batch),
+            scheduling=replace(self.engine.scheduling, overlap_depth=1),
+        )
         budget = divide_memory(memory_demand(config, self.sizes, self.config.max_position_embeddings))
         runner = build_runner(
             self.model,
@@ -177,9 +181,9 @@ class Bench:
         )
         while runner.capture_next():
             pass
-        scheduler = Scheduler(scheduler_config(config, budget, self.sizes, self.model.weight_bytes))
+        scheduler = Scheduler(scheduler_config(config, budget, self.model.weight_bytes))
         watched = Watched(runner)
-        core = EngineCore(scheduler, watched, depth=1, vocab_size=self.config.vocab_size)
+        core = EngineCore(scheduler, watched, vocab_size=self.config.vocab_size)
         self._fill(core, batch)
         runs = [self._run(core, watched) for _ in range(self.args.repeats)]
         return min(runs, key=lambda run: abs(run.step_ms - statistics.median(r.step_ms for r in runs)))

@@ -83,7 +83,6 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     core = EngineCore(
         Scheduler(scheduler_config(config, budget, model.weight_bytes)),
         beside,
-        depth=config.scheduling.overlap_depth,
         vocab_size=checkpoint.config.vocab_size,
         eos_token_ids=checkpoint.config.eos_token_ids,
         clock=clock,

@@ -1,4 +1,4 @@
-"""The loop's body: plan, launch, commit, with `depth` steps in flight. No torch, channel or process in here."""
+"""The loop's body: plan, launch, commit, with `overlap_depth` steps in flight. No torch, channel or process in here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ class EngineCore:
         scheduler: Scheduler,
         runner: Runner,
         *,
-        depth: int,
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +74,7 @@ class EngineCore:
         self.in_idle_time = in_idle_time
         self.stats = Stats(clock())
         self._runner = runner
-        self._depth = depth
+        self._depth = scheduler.config.overlap_depth
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
@@ -140,7 +139,7 @@ class EngineCore:
         return self.scheduler.take_news()
 
     def step(self) -> list[Update]:
-        """Plan and launch one step if there is one to do, and commit the oldest when `depth` more are in flight."""
+        """Plan and launch one step if there is one to do, and commit the oldest when enough more are in flight."""
         try:
             self._turn()
         except EngineBroken:

@@ -200,7 +200,5 @@ def fake_core(config: EngineConfig = CONFIG, *, step_s: float = 0.0, **options: 
     """The real scheduler and core over a `PrefixRunner`."""
     limits = scheduler_config(config)
     runner = PrefixRunner(limits, READY.vocab_size, step_s=step_s)
-    core = EngineCore(
-        Scheduler(limits), runner, depth=config.scheduling.overlap_depth, vocab_size=READY.vocab_size, **options
-    )
+    core = EngineCore(Scheduler(limits), runner, vocab_size=READY.vocab_size, **options)
     return core, runner

@@ -60,9 +60,7 @@ class Engine:
         self.model = HashModel(vocab=VOCAB, window=windows, recurrent=asked.kinds.num_slots > 0)
         self.runner = HashRunner(asked, Pools.of(self.scheduler.held), self.model, salt=lambda i: salt_of(""))
         self.now = 0.0
-        self.core = EngineCore(
-            self.scheduler, self.runner, depth=asked.overlap_depth, vocab_size=VOCAB, clock=lambda: self.now
-        )
+        self.core = EngineCore(self.scheduler, self.runner, vocab_size=VOCAB, clock=lambda: self.now)
         shared = [rng.randrange(VOCAB) for _ in range(12)]
         self.todo = [
             self.wanted(

@@ -191,4 +191,4 @@ class Rig:
             )
         )
         beside = OverlappedRunner(runner) if overlap_depth else runner
-        return Engine(EngineCore(scheduler, beside, depth=overlap_depth, vocab_size=self._vocab_size))
+        return Engine(EngineCore(scheduler, beside, vocab_size=self._vocab_size))

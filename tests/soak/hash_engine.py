@@ -85,7 +85,7 @@ def hash_engine() -> ThreadedEngine:
     config = scheduler_config()
     scheduler = Scheduler(config)
     runner = SoakedRunner(scheduler, config)
-    core = EngineCore(scheduler, runner, depth=DEPTH, vocab_size=VOCAB, eos_token_ids=[EOS])
+    core = EngineCore(scheduler, runner, vocab_size=VOCAB, eos_token_ids=[EOS])
     return ThreadedEngine(
         core,
         max_running_requests=ROWS,
