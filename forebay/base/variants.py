@@ -8,7 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
+from forebay.base.package import ROOT
+
 PROC: Final = Path("/proc")
+PREBUILT: Final = ROOT / "forebay" / "ops" / "prebuilt"  # in a wheel: whoever installs that needs no compiler
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import cpu_flags, lacks, variants_for
+from forebay.base.variants import PREBUILT, cpu_flags, lacks, variants_for
 from forebay.cli.arguments import Parser, whole
 from forebay.config import machine
 from forebay.formats.store import DEFAULT_MODEL, checksum, models_folder
@@ -137,11 +137,11 @@ def _compiler() -> Finding:
 
 
 def _kernels() -> Finding:
-    return kernels_finding(cache_folder("ops"), cpu_flags())
+    return kernels_finding(cache_folder("ops"), cpu_flags(), PREBUILT)
 
 
-def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
-    """The library that a server on this CPU loads: of the best variant, the newest."""
+def kernels_finding(folder: Path, flags: frozenset[str], prebuilt: Path) -> Finding:
+    """The library that a server on this CPU loads: of the best variant what came with the package, or the newest."""
     subject, build = "native kernels", f"{sys.executable} -m forebay.ops.build"
     usable = variants_for(flags)
     if not usable:
@@ -149,6 +149,8 @@ def kernels_finding(folder: Path, flags: frozenset[str]) -> Finding:
             subject, Verdict.SLOW, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"
         )
     variant = usable[0].name
+    if brought := list(prebuilt.glob(f"{variant}-*.so")):
+        return Finding(subject, Verdict.OK, f"{brought[0]}, which came with the package")
     built = sorted(folder.glob(f"{variant}-*.so"), key=lambda path: path.stat().st_mtime)
     if not built:
         return Finding(

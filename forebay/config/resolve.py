@@ -12,7 +12,7 @@ from forebay.base.exposure import check_exposure
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
-from forebay.base.variants import cpu_flags
+from forebay.base.variants import PREBUILT, cpu_flags
 from forebay.config import kinds, machine
 from forebay.config.engine_config import (
     CacheIsolation,
@@ -228,7 +228,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         host_memory=host_memory,
         gpu=gpu,
         cpu_flags=cpu_flags(),
-        kernel_cache=cache_folder("ops"),
+        kernel_folders=(PREBUILT, cache_folder("ops")),
         num_keys=num_keys,
     )
 

@@ -48,7 +48,7 @@ class Facts:
     host_memory: Amount
     gpu: GpuMemory | None
     cpu_flags: frozenset[str]
-    kernel_cache: Path
+    kernel_folders: tuple[Path, ...]  # where compiled ones may be
     num_keys: int  # user and admin keys together
 
 
@@ -73,7 +73,7 @@ def _kernels(facts: Facts, settled: Settled) -> Decision:
     if not usable:
         return Decision(KernelBackend.TORCH.value, "the CPU has no AVX2")
     best = usable[0].name
-    if any(facts.kernel_cache.glob(f"{best}-*.so")):
+    if any(path for folder in facts.kernel_folders for path in folder.glob(f"{best}-*.so")):
         return Decision(KernelBackend.NATIVE.value, f"{best}, compiled earlier")
     found = find_compiler()
     if found is None:

@@ -6,8 +6,8 @@ import argparse
 import sys
 
 from forebay.base.log import setup_logging
-from forebay.base.variants import VARIANTS, usable_variants
-from forebay.ops.compiler import PREBUILT, BuildError, library, prebuild
+from forebay.base.variants import PREBUILT, VARIANTS, usable_variants
+from forebay.ops.compiler import BuildError, library, prebuild
 
 
 def main() -> int:

@@ -21,11 +21,10 @@ from forebay.base.leash import Leash
 from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import COMPILERS, find_compiler
-from forebay.base.variants import Variant
+from forebay.base.variants import PREBUILT, Variant
 
 SOURCES = Path(__file__).parent / "cpu"
 CACHE = cache_folder("ops")
-PREBUILT = Path(__file__).parent / "prebuilt"  # in a wheel: whoever installs that needs no compiler
 KEEP_OBJECTS_S = 7 * 24 * 3600.0  # since a library was last made of them
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-w")

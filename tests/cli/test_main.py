@@ -152,8 +152,9 @@ def test_generate_without_a_prompt_says_where_it_could_come_from(
 def test_doctor_names_the_library_of_the_best_variant_of_this_cpu(variant: Variant, tmp_path: Path) -> None:
     for each in VARIANTS:
         (tmp_path / f"{each.name}-0123-4567.so").touch()
-    found = kernels_finding(tmp_path, variant.needs)
+    found = kernels_finding(tmp_path, variant.needs, tmp_path / "none")
     assert (found.verdict, found.what) == (Verdict.OK, str(tmp_path / f"{variant.name}-0123-4567.so"))
+    assert "came with the package" in kernels_finding(tmp_path / "none", variant.needs, tmp_path).what
 
 
 def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
@@ -171,14 +172,14 @@ def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
 
 def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:
     flags = VARIANTS[-1].needs
-    assert "forebay.ops.build" in kernels_finding(tmp_path, flags).fix
+    assert "forebay.ops.build" in kernels_finding(tmp_path, flags, tmp_path / "none").fix
     for number in range(9):
         (tmp_path / f"avx2-{number}.so").touch()
-    found = kernels_finding(tmp_path, flags)
+    found = kernels_finding(tmp_path, flags, tmp_path / "none")
     assert found.verdict is Verdict.SLOW
     assert "8 others" in found.what
     assert f"rm {tmp_path}/*.so" in found.fix
-    assert "torch" in kernels_finding(tmp_path, frozenset()).what
+    assert "torch" in kernels_finding(tmp_path, frozenset(), tmp_path / "none").what
 
 
 def test_doctor_names_a_port_that_is_taken(capsys: pytest.CaptureFixture[str], taken_port: int) -> None:

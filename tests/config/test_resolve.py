@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ConfigError, ModelError
+from forebay.base.variants import VARIANTS
 from forebay.config.engine_config import Config, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
 from forebay.config.machine import Amount
@@ -24,6 +25,19 @@ KEY = "sk-canary-0123456789"
 @pytest.fixture(autouse=True)
 def _with_model(embedded_model: Path) -> None:
     """The rules look at a checkpoint."""
+
+
+def test_kernels_that_a_wheel_brought_are_used_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("forebay.config.rules.find_compiler", lambda: None)
+    monkeypatch.setattr("forebay.config.resolve.cache_folder", lambda name: tmp_path / "cache")
+    monkeypatch.setattr("forebay.config.resolve.PREBUILT", tmp_path)
+    monkeypatch.setattr("forebay.config.resolve.cpu_flags", lambda: VARIANTS[-1].needs)
+    (tmp_path / f"{VARIANTS[0].name}-0123-4567.so").touch()
+    assert resolve({}).engine.kernels == "torch"
+    (tmp_path / f"{VARIANTS[-1].name}-0123-4567.so").touch()
+    assert resolve({}).engine.kernels == "native"
 
 
 def flat(part: Any) -> dict[str, Any]:
