@@ -16,46 +16,45 @@ constexpr long kFetchAhead = 4096;  // bytes of a panel that are fetched ahead o
 template <class C, int PLANES, int ROWS>
 void multiply(const RoundedGroup<PLANES>* x, const uint8_t* codes, long lane, long inputs, float* sums) {
     Vec sum[ROWS];
-    for (auto& s : sum) s = zero();
+    const auto each_row = [](const auto& body) FOREBAY_INLINE_LAMBDA { unrolled<ROWS>(body); };
+    each_row([&](auto r) FOREBAY_INLINE_LAMBDA { sum[r] = zero(); });
     for (long k = 0; k < inputs; k += kGroup * C::kGroups, codes += C::kBlock) {
         for (long line = 0; line < C::kBlock; line += 64) {
             _mm_prefetch(reinterpret_cast<const char*>(codes) + kFetchAhead + line, _MM_HINT_T0);
         }
         for (long group = 0; group < C::kGroups; ++group, x += ROWS) {
             unrolled<C::kParts>([&](auto part) FOREBAY_INLINE_LAMBDA {
+                constexpr int sum_at = C::kParts == 1 ? 2 : part;
                 Dots<C::kBits> dots[ROWS][PLANES];
-                for (auto& row : dots) {
-                    for (auto& dot : row) dot.clear();
-                }
+                each_row([&](auto r) FOREBAY_INLINE_LAMBDA {
+                    unrolled<PLANES>([&](auto plane) FOREBAY_INLINE_LAMBDA { dots[r][plane].clear(); });
+                });
                 C::for_each_four(codes, group, part, lane, [&](int four, Ints c) FOREBAY_INLINE_LAMBDA {
-#pragma GCC unroll 8
-                    for (int r = 0; r < ROWS; ++r) {
-                        for (int plane = 0; plane < PLANES; ++plane) {
+                    each_row([&](auto r) FOREBAY_INLINE_LAMBDA {
+                        unrolled<PLANES>([&](auto plane) FOREBAY_INLINE_LAMBDA {
                             int32_t integers;
                             std::memcpy(&integers, x[r].planes[plane] + four * 4, sizeof integers);
                             dots[r][plane].add(c, set1_int(integers));
-                        }
-                    }
+                        });
+                    });
                 });
-                constexpr int sum_at = C::kParts == 1 ? 2 : part;
                 const Vec scale = C::scale(codes, group, part, lane);
                 [[maybe_unused]] Vec minimum = zero();
                 if constexpr (C::kMinimums) minimum = C::minimum(codes, group, part, lane);
-#pragma GCC unroll 8
-                for (int r = 0; r < ROWS; ++r) {
+                each_row([&](auto r) FOREBAY_INLINE_LAMBDA {
                     Ints total = dots[r][0].total();
                     if constexpr (PLANES == 2) total = shift_left<8>(total) + dots[r][1].total();
                     if constexpr (C::kZero > 0) {
-                        total = total + shift_left<std::countr_zero(unsigned{C::kZero})>(set1_int(x[r].minus_sums[sum_at]));
+                        constexpr int shift = std::countr_zero(unsigned{C::kZero});
+                        total = total + shift_left<shift>(set1_int(x[r].minus_sums[sum_at]));
                     }
                     sum[r] = fma(to_float(total), scale * set1(x[r].scale), sum[r]);
                     if constexpr (C::kMinimums) sum[r] = fma(minimum, set1(x[r].sums[sum_at]), sum[r]);
-                }
+                });
             });
         }
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r) store(sums + r * kPanel, sum[r]);
+    each_row([&](auto r) FOREBAY_INLINE_LAMBDA { store(sums + r * kPanel, sum[r]); });
 }
 
 // A block of rows by one panel.
