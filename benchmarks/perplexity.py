@@ -3,9 +3,10 @@
     python benchmarks/perplexity.py                                 # the default model, a minute or two
     python benchmarks/perplexity.py --quantization file int8 int4 --window 1024
     python benchmarks/perplexity.py --transformers                  # and by transformers in float32
+    python benchmarks/perplexity.py --kernels avx512vnni --dtype float32 --activation-bits 16
 
 The reference has the file's weights dequantized and computes in float32 by the torch ops. As served is what the server
-does on this machine: its kernels, with activations and KV in bfloat16. The change is of the perplexity, with its
+does on this machine: its kernels, with activations and KV in --dtype. The change is of the perplexity, with its
 standard error over the text's tokens; the two see the same tokens.
 """
 
@@ -141,13 +142,16 @@ def main() -> None:
         "--quantization", nargs="+", choices=list(Quantization), default=[Quantization.NONE, Quantization.FILE]
     )
     parser.add_argument("--window", type=int, default=WINDOW, help="tokens that are scored together")
+    parser.add_argument("--kernels", default="native", help="native, or an instruction set of this CPU")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--activation-bits", type=int, choices=[8, 16], default=8)
     parser.add_argument("--transformers", action="store_true", help="compute the reference by transformers, too")
     args = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     path = find_model(args.model)
     checkpoint, ids = open_checkpoint(path), prose_tokens(path)
-    torch_ops, ops = make_ops("torch", threads), make_ops("native", threads)
+    torch_ops, ops = make_ops("torch", threads), make_ops(args.kernels, threads, args.activation_bits)
     table = Table(
         "weights", "computed by", "bytes", "perplexity", "change", "s", title=f"{path.stem}, {len(ids)} tokens"
     )
@@ -170,7 +174,7 @@ def main() -> None:
     if args.transformers:
         add("float32", "transformers", "", transformers_logits(path), reference)
     for quantization in args.quantization:
-        row(ops, torch.bfloat16, Quantization(quantization), reference)
+        row(ops, getattr(torch, args.dtype), Quantization(quantization), reference)
     Console().print(table)
 
 
