@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from forebay.formats.quantize import quantize_rows
+from forebay.formats.quantized import StoredCodes, stored_codes
 from forebay.ops import LinearWeight, Ops, make_ops
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Scan, StateBatch
@@ -74,12 +75,17 @@ def linear_cases() -> Iterator[Case]:
             yield Case(name="linear_f32 (LM head)", size=f"M={rows}", make=lambda ops, m=rows: logits(ops, m))
 
 
+def _coded(weight: Tensor, bits: int) -> StoredCodes:
+    codes = quantize_rows(weight.float().numpy(), bits)
+    return stored_codes(codes.format, codes.shape, lambda: codes.rows)
+
+
 def quantized_rows(ops: Ops, repeats: int) -> None:
     """Every linear layer of a step and the head for the rows it makes logits of: in codes, and in bfloat16."""
     weights = [random(n, k) * k**-0.5 for n, k in LINEARS]
-    codes = [quantize_rows(w.float().numpy(), 4) for w in weights]
+    codes = [_coded(w, 4) for w in weights]
     head = random(VOCAB, HIDDEN) * HIDDEN**-0.5
-    head_codes = quantize_rows(head.float().numpy(), 8)
+    head_codes = _coded(head, 8)
     sides = [
         ([ops.pack_quantized(w) for _ in range(LAYERS) for w in codes], ops.pack_quantized(head_codes)),
         ([ops.pack_linear(w) for _ in range(LAYERS) for w in weights], ops.pack_linear(head)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -22,14 +22,13 @@ from forebay.engine.sizing import memory_demand
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
-from forebay.formats.quantized import joined_codes
-from forebay.formats.weight_shapes import WeightKind, WeightShapes
+from forebay.formats.quantized import Quantization
+from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.memory.kinds.build import DEMANDS, CacheSizes
 from forebay.pools.cache_spec import CacheSpec, cache_sizes
 
 if TYPE_CHECKING:
-    from forebay.layers.params import TensorParam
     from forebay.models import Needs
 
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
@@ -136,10 +135,6 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     config = parsed.resolve(Survey(model=lambda path: (read(path).config, read(path).weights), memory=lambda: memory))
     model, needs, weights = read(Path(config.engine.model_path))
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
-    if weight_bytes >= memory.value:
-        raise ConfigError(
-            f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(weight_bytes)} of weights"
-        )
     sizes = cache_sizes(needs.cache_specs, config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model.max_position_embeddings))
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
@@ -163,19 +158,22 @@ def _read(path: Path) -> Shape:
 
     config = _model_config(path)
     needs = needs_of(config)
-    return Shape(config, needs, _weights(path, needs))
+    return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))
 
 
-def _weights(path: Path, needs: Needs) -> WeightShapes:
-    """Those of a GGUF file may be in codes, of which the header says so."""
+def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
+    """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
+    configuration does."""
+    from forebay.models.weight_codes import codes_of  # as above
+
     tensors = open_checkpoint(path).tensors if path.suffix == ".gguf" else {}
-
-    def kind(param: TensorParam) -> WeightKind:
-        parts = [tensors[name].codes for name in param.names if name in tensors]
-        codes = joined_codes(parts)
-        return WeightKind(None if codes is None else codes.format, param.shape[-1], param.min_bits)
-
-    return WeightShapes.of((kind(param), param.num_elements) for param in needs.params)
+    for param in needs.params:
+        if tensors.keys() >= set(param.names):
+            yield from kinds_of(codes_of(param, tensors, Quantization.FILE), param.shape, param.min_bits)
+        else:
+            packed = config.packing is not None and param.min_bits == 4 and len(param.shape) == 2
+            own = config.packing.format(param.shape[-1]) if packed and config.packing else None
+            yield WeightKind(own, param.shape[-1], param.min_bits), param.num_elements
 
 
 def _model_config(path: Path) -> ModelConfig:

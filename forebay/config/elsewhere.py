@@ -68,10 +68,12 @@ ABSENT_KV_DTYPES: Final = ABSENT_DTYPES | _by_name(
 ABSENT_QUANTIZATIONS: Final = _by_name(
     {
         "a GGUF file's own codes are kept where that loses nothing: use file, or leave it out": "gguf",
+        "a checkpoint's own codes are found by its config.json and kept: use file, or leave it out": (
+            "awq awq_marlin gptq gptq_marlin compressed-tensors"
+        ),
         "a checkpoint's MXFP4 weights are read, and computed in --dtype: leave it out": "mxfp4",
         "weights in these codes are not read by this version: give the checkpoint in bfloat16 and use int8 or int4": (
-            "awq awq_marlin gptq gptq_marlin compressed-tensors bitsandbytes fp8 modelopt modelopt_fp8 "
-            "modelopt_fp4 w8a8_fp8"
+            "bitsandbytes fp8 modelopt modelopt_fp8 modelopt_fp4 w8a8_fp8"
         ),
         "use int8: groups of 32 weights with a scale each": "w8a8_int8 q8_0",
         "use int4: groups of 32 weights with a scale and a minimum each": "q4_0 q4_1",

@@ -276,14 +276,16 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         yield f"{asked('kv_cache_dtype')}: KV of another type is for CPUs; use {dtype}"
     if given["quantization"].value == Quantization.FILE and not facts.weights.has_codes:
         yield (
-            f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (Q4_0, Q4_1, Q8_0): "
-            "use int8 or int4 to round them while loading, or none"
+            f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (Q2_K to Q8_0, IQ4_NL, "
+            "IQ4_XS, GPTQ, AWQ, compressed-tensors): use int8 or int4 to round them while loading, or none"
         )
     # Caches take their memory as they fill: without this check the missing memory would end the engine hours later.
     here = ("kv_cache_bytes", "retraction_host_bytes") if facts.gpu is None else ("kv_cache_bytes",)
     sizes = [name for name in here if not isinstance(given[name].value, Auto)]
     weights, memory = weight_bytes(facts, settled), facts.memory
-    if sizes and sum(map(settled.number, sizes)) + weights > memory.value:
+    if weights >= memory.value:
+        yield _what_would_fit(facts, settled)
+    elif sizes and sum(map(settled.number, sizes)) + weights > memory.value:
         yield (
             f"{', '.join(map(asked, sizes))} and {human_bytes(weights)} of weights are more than the "
             f"{human_bytes(memory.value)} {memory.why}: give at most {human_bytes(max(0, memory.value - weights))}, "
@@ -294,6 +296,18 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     if interval % page:
         near = ceil_div(interval, page) * page
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
+
+
+def _what_would_fit(facts: Facts, settled: Settled) -> str:
+    """In the place of weights that do not, the least lossy first."""
+    held, memory = weight_bytes(facts, settled), facts.memory
+    others = {kind: weight_bytes(facts, Settled({**settled, "quantization": kind})) for kind in Quantization}
+    fitting = [f"--quantization {kind} needs {human_bytes(size)}" for kind, size in others.items() if size < memory.value]
+    least = f"no --quantization needs less than {human_bytes(min(others.values()))}, take a smaller model"
+    return (
+        f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(held)} of weights: "
+        f"{', '.join(fitting) or least}"
+    )
 
 
 def _cut_to_model(given: dict[str, Given], facts: Facts, settled: Settled, reasons: dict[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,13 @@ from forebay.families.gguf_names import ROPE_FACTORS, architecture_of, hf_name
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf, family
 from forebay.families.tensor_names import GATE_UP
 from forebay.formats.gguf import GgufFile, GgufTensor
-from forebay.formats.gguf_types import U8, dequantize, split
+from forebay.formats.gguf_types import dequantize, split
 from forebay.formats.mxfp4 import unpacked
-from forebay.formats.quantized import HEAD_BITS, StoredCodes
+from forebay.formats.packed_layers import PackedLayer
+from forebay.formats.quantized import HEAD_BITS, U8, Order, StoredCodes, stored_codes
 from forebay.formats.safetensors import MAX_CHECKPOINT_TENSORS, SafetensorsFile, checkpoint_files
 from forebay.formats.stored_tensor import StoredTensor
-from forebay.formats.weight_shapes import WeightKind, WeightShapes
+from forebay.formats.weight_shapes import WeightShapes, kinds_of
 
 # Elements decoded at a time: the float32 piece then stays in the second-level cache. 64 Ki and 128 Ki were the best of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
@@ -46,12 +48,14 @@ class Checkpoint:
     def weight_shapes(self) -> WeightShapes:
         """Without knowing what a model does with its weights: all matrices count as such, and those with a row for each
         token as embedding or head."""
-        return WeightShapes.of((self._kind(tensor), math.prod(tensor.shape)) for tensor in self.tensors.values())
+        return WeightShapes.of(
+            kind
+            for tensor in self.tensors.values()
+            for kind in kinds_of(tensor.codes, tensor.shape, self._min_bits(tensor.shape))
+        )
 
-    def _kind(self, tensor: StoredTensor) -> WeightKind:
-        codes, shape = tensor.codes, tensor.shape
-        min_bits = 16 if len(shape) != 2 else HEAD_BITS if shape[0] == self.config.vocab_size else 4
-        return WeightKind(None if codes is None else codes.format, shape[-1], min_bits)
+    def _min_bits(self, shape: tuple[int, ...]) -> int:
+        return 16 if len(shape) != 2 else HEAD_BITS if shape[0] == self.config.vocab_size else 4
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
@@ -66,11 +70,16 @@ def _open_folder(path: Path) -> Checkpoint:
     names = family(config.model_type).names
     tensors: dict[str, StoredTensor] = {}
     packed: dict[str, U8] = {}
+    layers: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
     for file in files:
         for stored in file.tensors:
             name = names.here(stored, config.num_layers)
             if names.is_packed(name):
                 packed[name] = file.packed(stored)
+            layer, _, part = name.rpartition(".")
+            if config.packing is not None and config.packing.has(part, file.tensors[stored].dtype):
+                layers[layer][part] = file.packed(stored)
+                continue
             if not name or name in packed:
                 continue
             found = (
@@ -80,6 +89,9 @@ def _open_folder(path: Path) -> Checkpoint:
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
             tensors.update(found)
     tensors.update(unpacked(packed, str(path)))
+    for layer, parts in layers.items():
+        assert config.packing is not None
+        tensors[f"{layer}.weight"] = PackedLayer(parts, config.packing, f"{path}: {layer}")
     if _HEAD in tensors:
         # As in transformers: a head that the files bring is used, whatever the configuration says.
         config = replace(config, tie_word_embeddings=False)
@@ -148,7 +160,7 @@ def _rotated_heads(name: str, config: ModelConfig) -> int:
     return config.num_kv_heads if ".k_proj." in name else 0
 
 
-def _halves_from_pairs(file: GgufFile, stored: GgufTensor, heads: int) -> npt.NDArray[np.int64]:
+def _halves_from_pairs(file: GgufFile, stored: GgufTensor, heads: int) -> Order:
     """Where in the file each output row is: rotary pairs are stored as (0, 1), (2, 3).. of a head and paired here as
     (0, D/2), (1, D/2 + 1).."""
     rows = stored.shape[0]
@@ -199,9 +211,7 @@ class _BlockTensor:
 
     bfloat16 = False
 
-    def __init__(
-        self, stored: GgufTensor, raw: U8, shape: tuple[int, ...], order: npt.NDArray[np.int64] | None
-    ) -> None:
+    def __init__(self, stored: GgufTensor, raw: U8, shape: tuple[int, ...], order: Order | None) -> None:
         self._stored = stored
         self._raw = raw
         self._order = order
@@ -211,12 +221,12 @@ class _BlockTensor:
 
     @property
     def codes(self) -> StoredCodes | None:
-        form = self._stored.type.codes
-        if form is None or len(self.shape) != 2:
+        block = self._stored.type
+        if block.codes is None or len(self.shape) != 2:
             return None
-        return StoredCodes(
-            format=form, read=lambda: split(self._raw if self._order is None else self._raw[self._order], form)
-        )
+        rows, width = self.shape
+        codes = stored_codes(block.codes, (rows, width), lambda: lambda order: split(self._raw[order], block))
+        return codes if self._order is None else codes.rows(self._order)
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
         block = self._stored.type

@@ -17,6 +17,7 @@ from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
+from forebay.formats.packed_layers import Packing, packing_of
 
 MAX_EXPERTS: Final = 1 << 17
 """Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
@@ -40,7 +41,7 @@ class ModelConfig:
 
     `layer_types` are `full_attention`, `sliding_attention` or whatever else a family mixes tokens with.
     `unknown_options` are names of fields that the file has and nobody here knows: they may change what the model
-    computes elsewhere.
+    computes elsewhere. `packing` says how safetensors have the layers in codes, if they do.
     """
 
     model_type: str
@@ -64,6 +65,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     unknown_options: tuple[str, ...] = ()
+    packing: Packing | None = None
 
     @property
     def num_experts(self) -> int:
@@ -124,8 +126,10 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     ends = config.eos_token_ids
     if generation is not None:
         ends += generation.token_ids("eos_token_id", config.vocab_size)
+    packed = "quantization_config" in fields.unread  # by the family
+    packing = packing_of(fields.get("quantization_config"), where) if packed else None
     unknown = unknown_options(fields, own.harmless)
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(ends)), unknown_options=unknown)
+    return replace(config, eos_token_ids=tuple(dict.fromkeys(ends)), unknown_options=unknown, packing=packing)
 
 
 def _text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -22,7 +22,6 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "logits_scaling": (1,),
     "per_layer_config": (),
     "pretraining_tp": (1,),
-    "quantization_config": (),
     "rescale_prenorm_residual": (False,),
     "residual_multiplier": (1,),
     "use_bidirectional_attention": (False,),

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from forebay.base.errors import ModelError, brief
 from forebay.formats.files import map_file
 from forebay.formats.gguf_types import GGML_TYPES, BlockType
-
-U8 = npt.NDArray[np.uint8]
+from forebay.formats.quantized import U8
 
 MAGIC: Final = b"GGUF"
 MAX_KEY_BYTES: Final = 1 << 16  # the format's own limit

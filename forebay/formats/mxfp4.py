@@ -11,7 +11,8 @@ from typing import Final
 import numpy as np
 
 from forebay.base.errors import ModelError
-from forebay.formats.gguf_types import E2M1, E8M0_BIAS, F32, U8
+from forebay.formats.gguf_types import E2M1, E8M0_BIAS
+from forebay.formats.quantized import F32, U8
 from forebay.formats.stored_tensor import StoredTensor
 
 BLOCKS: Final = "_blocks"
@@ -24,7 +25,13 @@ def unpacked(packed: Mapping[str, U8], where: str) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for stem in {name.removesuffix(BLOCKS).removesuffix(SCALES) for name in packed}:
         blocks, scales = packed.get(stem + BLOCKS), packed.get(stem + SCALES)
-        if blocks is None or scales is None or blocks.shape != (*scales.shape, _BLOCK // 2) or scales.ndim != 3:
+        if (
+            blocks is None
+            or scales is None
+            or blocks.shape != (*scales.shape, _BLOCK // 2)
+            or scales.ndim != 3
+            or not blocks.dtype == scales.dtype == np.uint8
+        ):
             shapes = [None if part is None else part.shape for part in (blocks, scales)]
             raise ModelError(f"{where}: {stem} has blocks and scales of the shapes {shapes}, which do not go together")
         tensors[stem] = _Mxfp4Tensor(blocks, scales)

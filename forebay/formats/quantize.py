@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from forebay.base.errors import ModelError
-from forebay.formats.quantized import GROUP, QUANTIZED_FORMATS, GroupQuantized
-
-U8 = npt.NDArray[np.uint8]
-F16 = npt.NDArray[np.float16]
-F32 = npt.NDArray[np.float32]
+from forebay.formats.quantized import F16, F32, GROUP, QUANTIZED_FORMATS, U8, GroupQuantized, half
 
 
 def quantize_rows(values: F32, bits: int) -> GroupQuantized:
@@ -22,32 +16,26 @@ def quantize_rows(values: F32, bits: int) -> GroupQuantized:
     num_rows, width = values.shape
     groups = values.reshape(num_rows, width // GROUP, GROUP)
     codes, scales, minimums = _in_8_bits(groups) if bits == 8 else _in_4_bits(groups)
-    form = QUANTIZED_FORMATS[bits]
-    return GroupQuantized(bits=bits, zero=form.zero, codes=codes, scales=scales, minimums=minimums)
+    return GroupQuantized(
+        format=QUANTIZED_FORMATS[bits], codes=codes.reshape(values.shape), scales=scales, minimums=minimums
+    )
 
 
 def _in_8_bits(groups: F32) -> tuple[U8, F16, None]:
-    scales = _half(np.abs(groups).max(axis=-1) / 127)
+    scales = half(np.abs(groups).max(axis=-1) / 127)
     codes = _nearest(groups, scales).clip(-128, 127) + 128
-    return codes.astype(np.uint8).reshape(len(groups), groups.shape[1] * GROUP), scales, None
+    return codes.astype(np.uint8), scales, None
 
 
 def _in_4_bits(groups: F32) -> tuple[U8, F16, F16]:
     least = groups.min(axis=-1)
-    minimums = _half(least)
-    scales = _half((groups.max(axis=-1) - least) / 15)
-    codes = _nearest(groups - minimums[..., None].astype(np.float32), scales).clip(0, 15).astype(np.uint8)
-    packed: U8 = codes[..., : GROUP // 2] | np.left_shift(codes[..., GROUP // 2 :], np.uint8(4))
-    return packed.reshape(len(groups), groups.shape[1] * GROUP // 2), scales, minimums
+    minimums = half(least)
+    scales = half((groups.max(axis=-1) - least) / 15)
+    codes = _nearest(groups - minimums[..., None].astype(np.float32), scales).clip(0, 15)
+    return codes.astype(np.uint8), scales, minimums
 
 
 def _nearest(groups: F32, scales: F16) -> F32:
     """groups / scales as whole numbers; 0 where the scale is."""
     by_group = scales[..., None].astype(np.float32)
     return np.rint(np.divide(groups, by_group, out=np.zeros_like(groups), where=by_group != 0))
-
-
-def _half(values: F32) -> F16:
-    if not (np.abs(values) <= np.finfo(np.float16).max).all():
-        raise ModelError("a weight is not finite or beyond float16 once quantized: use --quantization none")
-    return values.astype(np.float16)

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
 
-GROUP: Final = 32  # inputs that share a scale
+GROUP: Final = 32  # inputs that share a scale, but for formats that say something else
+PANEL: Final = 32  # outputs that are packed together, in one format
 
 # Fewest bits of the embedding and the head: 4-bit checkpoints of all kinds have them in more than the layers, and a
 # token reads only one row of the first.
 HEAD_BITS: Final = 8
 
+# What the codes of ggml's IQ4_NL and IQ4_XS stand for, 128 added.
+LEVELS: Final = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
+
+# Codes unpacked at a time: they then stay in the second-level cache until they are packed.
+_PIECE_ELEMENTS: Final = 1 << 19
+
 Order = npt.NDArray[np.int64]
+U8 = npt.NDArray[np.uint8]
+I8 = npt.NDArray[np.int8]
+F16 = npt.NDArray[np.float16]
+F32 = npt.NDArray[np.float32]
 
 
 class Quantization(StrEnum):
@@ -35,112 +47,223 @@ QUANTIZED_BITS: Final = {Quantization.INT8: 8, Quantization.INT4: 4}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeFormat:
-    """How the codes of a `GroupQuantized` are to be read."""
+    """How the codes of a `GroupQuantized` are to be read: `bits` of each, `group` inputs that share a scale and, with
+    `minimums`, a minimum.
+
+    `factors`: scales and minimums have two levels, so many inputs share a factor of both (16 or 32; 0 for one level).
+    `levels`: a code stands for that entry of `LEVELS`, not for itself.
+    """
 
     bits: int
-    zero: int
     minimums: bool
+    group: int = GROUP
+    factors: int = 0
+    levels: bool = False
+
+    @property
+    def zero(self) -> int:
+        """What is taken from that for which a code stands: half of its range, where no minimum does it."""
+        if self.levels or self.bits == 8:
+            return 128
+        return 0 if self.minimums else 1 << self.bits - 1
+
+    @property
+    def factor_bits(self) -> int:
+        """Of a factor as it is packed: those of two-bit codes have four, all others eight."""
+        return 4 if self.bits == 2 else 8
 
     def num_bytes(self, num_elements: int) -> int:
-        return num_elements * self.bits // 8 + num_elements // GROUP * 2 * (1 + self.minimums)
+        """As packed, of whole groups."""
+        of_factors = num_elements // self.factors * self.factor_bits // 8 if self.factors else 0
+        return num_elements * self.bits // 8 + (num_elements // self.group * 2 + of_factors) * (1 + self.minimums)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupQuantized:
-    """A matrix [N, K], K a multiple of `GROUP`: scale * (code - zero) + minimum, group by group along K.
+    """A matrix [N, K]: scale * factor * (code - zero) + minimum * minimum factor, group by group along K.
 
-    `bits` 8: codes [N, K] uint8. `bits` 4: codes [N, K // 2] uint8, where byte j of a group's 16 has element j in its
-    low half and element j + 16 in its high half, as ggml's Q4_0 and Q4_1 have them. `scales` and `minimums`
-    [N, K // GROUP] float16; `minimums` None where all are 0. So Q4_1 (zero 0), Q4_0 (zero 8, no minimums) and Q8_0
-    (zero 128, no minimums) are held without loss.
+    `codes` [N, K] uint8, one each; `scales` and `minimums` [N, K // group] float16; `factors` and `minimum_factors`
+    [N, K // format.factors] int8. None is what the format has not: no minimum is 0, no factor 1.
     """
 
-    bits: int
-    zero: int
-    codes: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.float16]
-    minimums: npt.NDArray[np.float16] | None
+    format: CodeFormat
+    codes: U8
+    scales: F16
+    minimums: F16 | None = None
+    factors: I8 | None = None
+    minimum_factors: I8 | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.codes), self.scales.shape[1] * GROUP
+        return len(self.codes), self.codes.shape[1]
 
-    @property
-    def num_bytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.minimums is None else self.minimums.nbytes)
+    def steps(self) -> tuple[F32, F32 | None]:
+        """What a code of one more adds, and the least value, of as many inputs as share both, [N, groups]."""
+        return _products(self.scales, self.factors), _products(self.minimums, self.minimum_factors)
 
-    @property
-    def format(self) -> CodeFormat:
-        return CodeFormat(bits=self.bits, zero=self.zero, minimums=self.minimums is not None)
+    def signed_codes(self) -> npt.NDArray[np.int16]:
+        """What the codes stand for, less zero."""
+        return (LEVELS[self.codes] if self.format.levels else self.codes) - np.int16(self.format.zero)
+
+    def values(self) -> F32:
+        scales, minimums = self.steps()
+        values: F32 = self.signed_codes().astype(np.float32).reshape(*scales.shape, -1)
+        values *= scales[..., None]
+        if minimums is not None:
+            values += minimums[..., None]
+        return values.reshape(self.shape)
 
     def rows(self, order: Order) -> GroupQuantized:
-        return replace(
-            self,
-            codes=self.codes[order],
-            scales=self.scales[order],
-            minimums=None if self.minimums is None else self.minimums[order],
-        )
+        return self._with(self.format, lambda part, _: part[order])
 
-    def columns(self, groups: Order) -> GroupQuantized:
-        """Whole groups of columns in another order."""
-        num_rows = len(self.codes)
-        by_group = self.codes.reshape(num_rows, self.scales.shape[1], -1)
-        return replace(
-            self,
-            codes=by_group[:, groups].reshape(num_rows, -1),
-            scales=self.scales[:, groups],
-            minimums=None if self.minimums is None else self.minimums[:, groups],
-        )
+    def columns(self, order: Order) -> GroupQuantized:
+        """Columns in another order, which leaves no group and no factor's inputs apart."""
 
-    def scaled(self, factors: npt.NDArray[np.float32]) -> GroupQuantized:
+        def taken(part: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+            return part[:, order[::size] // size]
+
+        return self._with(self.format, taken)
+
+    def regrouped(self, group: int) -> GroupQuantized:
+        """The same with the scales repeated for each `group` inputs, which divides the groups that there are."""
+        times = self.format.group // group
+
+        def repeated(part: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+            return part.repeat(times, axis=1) if part.dtype == np.float16 and times > 1 else part
+
+        return self._with(replace(self.format, group=group), repeated)
+
+    def _with(self, form: CodeFormat, change: Callable[[Any, int], Any]) -> GroupQuantized:
+        """Every part as `change` makes it, which is told how many inputs an entry has."""
+        parts: dict[str, Any] = {}
+        for name in _ARRAYS:
+            part = getattr(self, name)
+            parts[name] = None if part is None else change(part, self.shape[1] // part.shape[1])
+        return replace(self, format=form, **parts)
+
+    def scaled(self, factors: F32) -> GroupQuantized:
         """Row i times factors[i]. Scales and minimums are rounded to float16 again, which moves a value by at most
         three parts in 2,048 of its group's largest; bfloat16 rounds it to one in 256. ModelError beyond float16."""
         by_row = factors[:, None]
-        return replace(
-            self,
-            scales=_half(self.scales * by_row),
-            minimums=None if self.minimums is None else _half(self.minimums * by_row),
-        )
+        minimums = None if self.minimums is None else half(self.minimums * by_row)
+        return replace(self, scales=half(self.scales * by_row), minimums=minimums)
 
-    def in_format(self, form: CodeFormat) -> GroupQuantized:
-        """The same values in a format that has room for them, as `common_format` finds it."""
-        codes, minimums = self.codes, self.minimums
-        if (self.bits, self.zero) != (form.bits, form.zero):
-            by_group = codes.reshape(*self.scales.shape, -1)
-            if self.bits == 4:
-                by_group = np.concatenate([by_group & 15, by_group >> 4], axis=-1)
-            codes = (by_group + np.uint8(form.zero - self.zero)).reshape(self.shape)
-        if minimums is None and form.minimums:
-            minimums = np.zeros_like(self.scales)
-        return GroupQuantized(bits=form.bits, zero=form.zero, codes=codes, scales=self.scales, minimums=minimums)
+
+_ARRAYS: Final = ("codes", "scales", "minimums", "factors", "minimum_factors")
+
+
+def _products(numbers: F16 | None, factors: I8 | None) -> Any:
+    if numbers is None or factors is None:
+        return None if numbers is None else numbers.astype(np.float32)
+    by_group = factors.reshape(*numbers.shape, -1) * numbers[..., None].astype(np.float32)
+    return by_group.reshape(factors.shape)
+
+
+def half(values: F32) -> F16:
+    """Scales or minimums as they are held; ModelError beyond float16."""
+    if not (np.abs(values) <= np.finfo(np.float16).max).all():
+        raise ModelError("a scale or minimum of weights in codes is beyond float16: use --quantization none")
+    return values.astype(np.float16)
+
+
+Reader = Callable[[Order], GroupQuantized]
+"""Some rows of a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredCodes:
-    """A matrix that a file holds in codes and that has not been read yet."""
+class CodedRows:
+    """A matrix [num_rows, width] of one format that has not been read yet; `open` gives what reads it."""
 
     format: CodeFormat
-    read: Callable[[], GroupQuantized]
+    num_rows: int
+    width: int
+    open: Callable[[], Reader]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class StoredCodes:
+    """A matrix in codes that has not been read yet: rows `order` of the `sources`, which are counted one below the
+    other, each times its factor if there are `factors`."""
+
+    sources: tuple[CodedRows, ...]
+    order: Order
+    factors: F32 | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.order), self.sources[0].width
+
+    @property
+    def runs(self) -> tuple[tuple[CodeFormat, range], ...]:
+        """Rows of one format that follow each other."""
+        formats = [source.format for source in self.sources]
+        numbers = np.array([formats.index(form) for form in formats])[self._owners()]
+        ends = [*(1 + np.flatnonzero(np.diff(numbers))).tolist(), len(numbers)]
+        starts = [0, *ends[:-1]]
+        return tuple(
+            (formats[numbers[start]], range(start, end)) for start, end in zip(starts, ends, strict=True) if end > start
+        )
+
+    @property
+    def packs(self) -> bool:
+        """Whether every panel has one format."""
+        return all(rows.start % PANEL == 0 for _, rows in self.runs)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(form.num_bytes(len(rows) * self.shape[1]) for form, rows in self.runs)
+
+    def _owners(self) -> Order:
+        """Of each row the number of its source."""
+        ends = np.cumsum([source.num_rows for source in self.sources])
+        return ends.searchsorted(self.order, side="right")
 
     def rows(self, order: Order) -> StoredCodes:
-        return StoredCodes(format=self.format, read=lambda: self.read().rows(order))
+        return replace(self, order=self.order[order], factors=None if self.factors is None else self.factors[order])
 
-    def scaled(self, factors: npt.NDArray[np.float32]) -> StoredCodes:
-        return StoredCodes(format=self.format, read=lambda: self.read().scaled(factors))
+    def scaled(self, factors: F32) -> StoredCodes:
+        return replace(self, factors=factors if self.factors is None else self.factors * factors)
 
     def columns(self, order: Order) -> StoredCodes | None:
-        """None where `order` takes a group apart."""
-        by_group = order.reshape(-1, GROUP) if len(order) % GROUP == 0 else order[:, None]
-        groups = by_group[:, 0] // GROUP
-        if not np.array_equal(by_group, groups[:, None] * GROUP + np.arange(GROUP)):
-            return None
-        return StoredCodes(format=self.format, read=lambda: self.read().columns(groups))
+        """None where `order` takes apart what is multiplied at once: `GROUP` inputs."""
+        sources = [_reordered(source, order) for source in self.sources]
+        found = tuple(source for source in sources if source is not None)
+        return replace(self, sources=found) if len(found) == len(sources) else None
+
+    def pieces(self, run: range, most_elements: int = _PIECE_ELEMENTS) -> Iterator[GroupQuantized]:
+        """The rows of a run in their order; all pieces but the last are whole panels."""
+        readers: dict[int, Reader] = {}
+        firsts = np.cumsum([0, *(source.num_rows for source in self.sources)])
+        owners, step = self._owners(), max(1, most_elements // self.shape[1] // PANEL) * PANEL
+        for first in range(run.start, run.stop, step):
+            rows = slice(first, min(first + step, run.stop))
+            cuts = np.flatnonzero(np.diff(owners[rows])) + 1
+            parts = []
+            for order, owner in zip(np.split(self.order[rows], cuts), owners[rows][[0, *cuts]].tolist(), strict=True):
+                if owner not in readers:
+                    readers[owner] = self.sources[owner].open()
+                parts.append(readers[owner](order - firsts[owner]))
+            piece = joined(parts)
+            yield piece if self.factors is None else piece.scaled(self.factors[rows])
 
 
-def _half(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    if not (np.abs(values) <= np.finfo(np.float16).max).all():
-        raise ModelError("a quantized weight times the model's multiplier is beyond float16: use --quantization none")
-    return values.astype(np.float16)
+def stored_codes(form: CodeFormat, shape: tuple[int, int], open_rows: Callable[[], Reader]) -> StoredCodes:
+    source = CodedRows(format=form, num_rows=shape[0], width=shape[1], open=open_rows)
+    return StoredCodes(sources=(source,), order=np.arange(shape[0]))
+
+
+def _reordered(source: CodedRows, order: Order) -> CodedRows | None:
+    """With its columns in another order, in groups as large as that leaves them; None where it leaves none."""
+    starts = np.flatnonzero(np.diff(order, prepend=-2) != 1)  # of runs of neighbours
+    group = math.gcd(source.format.group, len(order), *starts.tolist(), *order[starts].tolist())
+    if group % GROUP:
+        return None
+
+    def open_rows() -> Reader:
+        read = source.open()
+        return lambda rows: read(rows).regrouped(group).columns(order)
+
+    return replace(source, format=replace(source.format, group=group), width=len(order), open=open_rows)
 
 
 def joined_codes(parts: Sequence[StoredCodes | None]) -> StoredCodes | None:
@@ -148,12 +271,15 @@ def joined_codes(parts: Sequence[StoredCodes | None]) -> StoredCodes | None:
     stored = [part for part in parts if part is not None]
     if not stored or len(stored) < len(parts):
         return None
-    form = common_format([part.format for part in stored])
-
-    def read() -> GroupQuantized:
-        return joined([part.read().in_format(form) for part in stored])
-
-    return StoredCodes(format=form, read=read)
+    if len(stored) == 1:
+        return stored[0]
+    firsts = np.cumsum([0, *(sum(source.num_rows for source in part.sources) for part in stored)])
+    factors = [np.ones(len(p.order), np.float32) if p.factors is None else p.factors for p in stored]
+    return StoredCodes(
+        sources=tuple(source for part in stored for source in part.sources),
+        order=np.concatenate([part.order + first for part, first in zip(stored, firsts[:-1], strict=True)]),
+        factors=None if all(part.factors is None for part in stored) else np.concatenate(factors),
+    )
 
 
 def joined(parts: Sequence[GroupQuantized]) -> GroupQuantized:
@@ -161,27 +287,17 @@ def joined(parts: Sequence[GroupQuantized]) -> GroupQuantized:
     first = parts[0]
     if len(parts) == 1:
         return first
-    minimums = [part.minimums for part in parts if part.minimums is not None]
-    return replace(
-        first,
-        codes=np.concatenate([part.codes for part in parts]),
-        scales=np.concatenate([part.scales for part in parts]),
-        minimums=np.concatenate(minimums) if minimums else None,
-    )
 
+    def of_all(name: str) -> Any:
+        return None if getattr(first, name) is None else np.concatenate([getattr(part, name) for part in parts])
 
-def common_format(formats: Sequence[CodeFormat]) -> CodeFormat:
-    """One that holds the values of all these: theirs where they agree, else eight bits, which have room for four."""
-    minimums = any(form.minimums for form in formats)
-    if len({(form.bits, form.zero) for form in formats}) == 1:
-        return replace(formats[0], minimums=minimums)
-    return CodeFormat(bits=8, zero=128, minimums=minimums)
+    return replace(first, **{name: of_all(name) for name in _ARRAYS})
 
 
 # What `quantize_rows` makes, by bits.
 QUANTIZED_FORMATS: Final = {
-    8: CodeFormat(bits=8, zero=128, minimums=False),
-    4: CodeFormat(bits=4, zero=0, minimums=True),
+    8: CodeFormat(bits=8, minimums=False),
+    4: CodeFormat(bits=4, minimums=True),
 }
 
 
@@ -190,13 +306,12 @@ def held_format(
 ) -> CodeFormat | None:
     """What a matrix that the file holds in `own` codes is held in; None for the model's dtype.
 
-    `min_bits` are the fewest that it can do with: 4, 8, or 16 for the model's dtype.
+    `min_bits` are the fewest that it can do with: 4, 8, or 16 for the model's dtype. Codes of no more bits than are
+    asked for stay as they are.
     """
     if quantization is Quantization.NONE or min_bits > 8 or in_features % GROUP:
         return None
     if quantization is Quantization.FILE:
         return own
     bits = max(min_bits, QUANTIZED_BITS[quantization])
-    if own is not None and own.bits == bits:
-        return own
-    return QUANTIZED_FORMATS[bits]
+    return own if own is not None and own.bits <= bits else QUANTIZED_FORMATS[bits]

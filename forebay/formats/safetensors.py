@@ -29,6 +29,12 @@ MAX_ELEMENTS: Final = 1 << 48
 
 # BF16 is handed on as its bits: numpy has no such type.
 DTYPES: Final[dict[str, np.dtype[Any]]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+_PACKED: Final[dict[str, np.dtype[Any]]] = {
+    "U8": np.dtype("u1"),
+    "I8": np.dtype("i1"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
 _ITEM_BYTES: Final = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
@@ -63,12 +69,13 @@ class SafetensorsFile:
         flat = np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.offset)
         return flat.reshape(tensor.shape)
 
-    def packed(self, name: str) -> npt.NDArray[np.uint8]:
-        """A tensor of bytes that only its format can read, as a view of the file. ModelError for any other type."""
+    def packed(self, name: str) -> npt.NDArray[Any]:
+        """As `view`, also of integers that only their format can read."""
         tensor = self.tensors[name]
-        if tensor.dtype != "U8":
-            raise ModelError(f"{self.path}: tensor {name!r} has dtype {tensor.dtype}, not U8")
-        return np.frombuffer(self._map, np.uint8, tensor.num_bytes, tensor.offset).reshape(tensor.shape)
+        dtype = _PACKED.get(tensor.dtype)
+        if dtype is None:
+            return self.view(name)
+        return np.frombuffer(self._map, dtype, math.prod(tensor.shape), tensor.offset).reshape(tensor.shape)
 
 
 def checkpoint_files(folder: Path) -> list[Path]:

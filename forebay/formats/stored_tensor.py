@@ -9,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
-from forebay.formats.quantized import StoredCodes, joined_codes
-
-F32 = npt.NDArray[np.float32]
+from forebay.formats.quantized import F32, StoredCodes, joined_codes
 
 
 class StoredTensor(Protocol):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forebay.formats.quantized import CodeFormat, Quantization, held_format
+from forebay.formats.quantized import CodeFormat, Quantization, StoredCodes, held_format
 
 
 class WeightKind(NamedTuple):
@@ -17,6 +18,15 @@ class WeightKind(NamedTuple):
     own: CodeFormat | None
     in_features: int
     min_bits: int
+
+
+def kinds_of(codes: StoredCodes | None, shape: tuple[int, ...], min_bits: int) -> Iterator[tuple[WeightKind, int]]:
+    """The kinds of a weight's parts, and how many weights are of each."""
+    if codes is None or not codes.packs:
+        yield WeightKind(None, shape[-1], min_bits), math.prod(shape)
+        return
+    for form, rows in codes.runs:
+        yield WeightKind(form, shape[-1], min_bits), len(rows) * shape[-1]
 
 
 @dataclass(frozen=True, slots=True)

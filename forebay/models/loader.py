@@ -10,7 +10,8 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
-from forebay.formats.quantized import GroupQuantized, Quantization, StoredCodes
+from forebay.formats.quantized import Quantization
+from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.models.weight_codes import codes_of
 from forebay.ops import LinearWeight, Ops
@@ -33,7 +34,7 @@ def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam]) -> None:
     missing = [name for name in wanted if name not in tensors]
     if missing:
         raise ModelError(f"{where}: {len(missing)} weights are missing: {_shown(missing)}")
-    unused = [name for name in tensors if name not in wanted and not name.endswith(_DERIVED)]
+    unused = [name for name in tensors if name not in wanted and not _changes_nothing(name, checkpoint)]
     if unused:
         raise ModelError(
             f"{where}: {len(unused)} weights have no use in a {checkpoint.config.model_type} model "
@@ -42,6 +43,13 @@ def check_names(checkpoint: Checkpoint, params: Iterable[TensorParam]) -> None:
     for name, shape in wanted.items():
         if tensors[name].shape != shape:
             raise ModelError(f"{where}: {name} has the shape {tensors[name].shape} instead of {shape}")
+
+
+def _changes_nothing(name: str, checkpoint: Checkpoint) -> bool:
+    """What packs layers in codes gives each of them a bias, of zeros where the model has none."""
+    if checkpoint.config.packing is None or not name.endswith(".bias"):
+        return name.endswith(_DERIVED)
+    return not read_tensor(checkpoint.tensors[name]).any()
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -75,7 +83,11 @@ class Loader:
         self._codes = {param: codes_of(param, checkpoint.tensors, quantization) for param in params}
         self.held_bytes = Counter[str]()  # by the name of what the weights are held in
         for param, codes in self._codes.items():
-            self.held_bytes[_form(dtype, codes)] += _num_bytes(param, dtype, codes)
+            if codes is None:
+                self.held_bytes[str(dtype).removeprefix("torch.")] += param.num_elements * dtype.itemsize
+            else:
+                for form, rows in codes.runs:
+                    self.held_bytes[f"{form.bits} bits"] += form.num_bytes(len(rows) * codes.shape[1])
         self._done_bytes = 0
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
@@ -99,36 +111,25 @@ class Loader:
         return change(result.to(self.device))
 
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
-        return self._packed(self._matrix(weight), None if bias is None else self.tensor(bias))
+        loaded = None if bias is None else self.tensor(bias)
+        return self._packed(weight, loaded) or self._ops.pack_linear(self.tensor(weight), loaded)
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
-        weight = self._matrix(param)
-        return weight if isinstance(weight, Tensor) else self._packed(weight, None)
+        return self._packed(param, None) or self.tensor(param)
 
-    def _matrix(self, param: TensorParam) -> Tensor | GroupQuantized:
+    def _packed(self, param: TensorParam, bias: Tensor | None) -> LinearWeight | None:
+        """None where it is not held in codes."""
         codes = self._codes[param]
         if codes is None:
-            return self.tensor(param)
-        weight = codes.read()
+            return None
+        packed = self._ops.pack_quantized(codes, bias)
         self._report(param)
-        return weight
-
-    def _packed(self, weight: Tensor | GroupQuantized, bias: Tensor | None) -> LinearWeight:
-        if isinstance(weight, Tensor):
-            return self._ops.pack_linear(weight, bias)
-        return self._ops.pack_quantized(weight, bias)
+        return packed
 
     def _report(self, param: TensorParam) -> None:
-        self._done_bytes += _num_bytes(param, self.dtype, self._codes[param])
+        codes = self._codes[param]
+        self._done_bytes += param.num_elements * self.dtype.itemsize if codes is None else codes.num_bytes
         self._progress(self._done_bytes, self.held_bytes.total())
-
-
-def _form(dtype: torch.dtype, codes: StoredCodes | None) -> str:
-    return str(dtype).removeprefix("torch.") if codes is None else f"{codes.format.bits} bits"
-
-
-def _num_bytes(param: TensorParam, dtype: torch.dtype, codes: StoredCodes | None) -> int:
-    return param.num_elements * dtype.itemsize if codes is None else codes.format.num_bytes(param.num_elements)
 
 
 def _change(values: Tensor, param: TensorParam) -> None:

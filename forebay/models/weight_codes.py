@@ -1,4 +1,4 @@
-"""Which weights are held in codes, of which format, and how these are read or made."""
+"""Which weights are held in codes, of which formats, and how these are read or made."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from forebay.formats.quantize import quantize_rows
-from forebay.formats.quantized import Quantization, StoredCodes, held_format, joined, joined_codes
-from forebay.formats.stored_tensor import F32, StoredTensor, as_float32
+from forebay.formats.quantized import (
+    F32,
+    CodeFormat,
+    Quantization,
+    Reader,
+    StoredCodes,
+    held_format,
+    joined,
+    joined_codes,
+    stored_codes,
+)
+from forebay.formats.stored_tensor import StoredTensor, as_float32
 from forebay.layers.params import TensorParam
 
 # Values quantized at a time: several float32 copies of so many then stay in the second-level cache.
@@ -25,19 +35,21 @@ def codes_of(param: TensorParam, tensors: Mapping[str, StoredTensor], quantizati
     if codes is not None and param.scales:
         factors = np.concatenate([np.full(rows, factor, np.float32) for rows, factor in param.scales])
         codes = codes.scaled(factors)
-    return codes
+    return codes if codes is not None and codes.packs else None
 
 
 def _codes_of_part(tensor: StoredTensor, quantization: Quantization, min_bits: int) -> StoredCodes | None:
     own = tensor.codes
-    form = held_format(
-        quantization, None if own is None else own.format, in_features=tensor.shape[-1], min_bits=min_bits
-    )
-    if form is None:
-        return None
-    if own is not None and own.format == form:
-        return own
-    return StoredCodes(format=form, read=lambda: joined([quantize_rows(rows, form.bits) for rows in _pieces(tensor)]))
+    form = own if own is None else own.sources[0].format
+    held = held_format(quantization, form, in_features=tensor.shape[-1], min_bits=min_bits)
+    if held is None or held == form:
+        return None if held is None else own
+    rows, width = tensor.shape
+    return stored_codes(held, (rows, width), lambda: _rounded(tensor, held))
+
+
+def _rounded(tensor: StoredTensor, form: CodeFormat) -> Reader:
+    return joined([quantize_rows(rows, form.bits) for rows in _pieces(tensor)]).rows
 
 
 def _pieces(tensor: StoredTensor) -> Iterator[F32]:

@@ -35,7 +35,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_pack_{}": [_P, _P, _P, _L, _L],
     "fb_linear_{}": _LINEAR,
     "fb_linear_bf16_f32": _LINEAR,
-    "fb_pack_q": [_P, _P, _P, _P, _P, *([_L] * 5)],
+    "fb_code_format": [_L, _L, _L, _L],
+    "fb_pack_q": [*([_P] * 8), _L, _L],
     "fb_linear_q_{}": _LINEAR,
     "fb_linear_q_bf16_f32": _LINEAR,
     "fb_embedding_q_{}": [_P, _P, _P, _P, _L, _L],
@@ -77,6 +78,7 @@ SIGNATURES: dict[str, list[Any]] = {
 # Of those that return anything.
 RESULTS = {
     "fb_cpu_init": c_int,
+    "fb_code_format": _L,
     "fb_pool_create": _P,
     "fb_tape_create": _P,
     "fb_tape_length": _L,

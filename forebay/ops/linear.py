@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from forebay.formats.quantized import GroupQuantized
+from forebay.formats.quantized import StoredCodes
 
 
 class LinearWeight(Protocol):
@@ -28,12 +28,13 @@ class LinearOps(Protocol):
         """Pack weight [N, K] and bias [N] of one dtype. Keeps neither."""
         ...
 
-    def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> LinearWeight:
-        """Pack weight [N, K] in the codes it has, and bias [N]. Keeps neither.
+    def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> LinearWeight:
+        """Read weight [N, K], each panel of which has one format, pack it in the codes it has, and bias [N]. Keeps
+        neither.
 
-        `linear` uses it as the matrix scale * (code - zero) + minimum. Where the backend's activation bits are 8 or
-        16, x is rounded to integers of so many bits by groups of 32 inputs, each with a scale, and the sums of a group
-        are exact; else the matrix is rounded to x's dtype. Only the codes are kept.
+        `linear` uses it as the matrix of `GroupQuantized`. Where the backend's activation bits are 8 or 16, x is
+        rounded to integers of so many bits by groups of 32 inputs, each with a scale, and the sums of a group are
+        exact; else the matrix is rounded to x's dtype. Only the codes are kept.
         """
         ...
 

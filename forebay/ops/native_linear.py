@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.formats.quantized import GroupQuantized
+from forebay.formats.quantized import GROUP, PANEL, StoredCodes
 from forebay.ops.kernels import Kernels
 from forebay.ops.linear import LinearWeight
 
-_PANEL = 32  # outputs, kPanel of cpu/linear.h
 _STEP = 32  # inputs, kStep of cpu/linear.h
-_HEADER_BYTES = 64  # kHeaderBytes of cpu/linear.h
-_LINE = 64
+_LINE = 64  # bytes
 
 LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
 """By the dtypes of x and of the result."""
@@ -44,6 +43,16 @@ class NativeLinearWeight:
     activation_bits: int = 0
 
 
+class CodePart(NamedTuple):
+    """That of cpu/codes.h."""
+
+    first_panel: int
+    offset: int
+    panel_bytes: int
+    format: int
+    blocks: int
+
+
 class NativeLinear:
     """See `LinearOps`. x may be a view into wider rows; all else is contiguous."""
 
@@ -52,6 +61,7 @@ class NativeLinear:
         self.activation_bits = activation_bits
         self._pack = kernels.by_dtype("fb_pack_{}")
         self._pack_quantized = kernels.bind("fb_pack_q")
+        self._code_format = kernels.bind("fb_code_format")
         self._linear = _linear_kernels(kernels, "fb_linear_{}")
         self._linear_quantized = _linear_kernels(kernels, "fb_linear_q_{}")
         self._panels = kernels.addresses("fb_linear_panels_{}")
@@ -68,24 +78,35 @@ class NativeLinear:
         panels = {weight.dtype: self._panels[weight.dtype]}
         return _packed(packed, bias, in_features, out_features, self._linear, panels)
 
-    def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> NativeLinearWeight:
+    def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> NativeLinearWeight:
         out_features, in_features = weight.shape
-        num_bytes = weight.format.num_bytes(_width(out_features) * in_features)
-        packed = _aligned_bytes(_HEADER_BYTES + num_bytes)
-        parts = [None if part is None else np.ascontiguousarray(part) for part in _parts(weight)]
-        pointers = [None if part is None else part.ctypes.data for part in parts]
-        self._pack_quantized(
-            self._pool,
-            *pointers,
-            packed.data_ptr(),
-            out_features,
-            in_features,
-            weight.bits,
-            weight.zero,
-            self.activation_bits,
-        )
+        parts, num_bytes = self._parts(weight)
+        packed = _aligned_bytes(num_bytes)
+        header = torch.tensor([self.activation_bits, len(parts), *itertools.chain(*parts)])
+        packed[: header.nbytes] = header.view(torch.uint8)
+        for i, (part, (_, run)) in enumerate(zip(parts, weight.runs, strict=True)):
+            described = packed.data_ptr() + header.itemsize * (2 + i * len(part))
+            panels = packed.data_ptr() + part.offset
+            for piece in weight.pieces(run):
+                arrays = (piece.codes, piece.scales, piece.minimums, piece.factors, piece.minimum_factors)
+                kept = [array if array is None else np.ascontiguousarray(array) for array in arrays]
+                pointers = [None if array is None else array.ctypes.data for array in kept]
+                self._pack_quantized(self._pool, *pointers, described, panels, *piece.shape)
+                panels += len(piece.codes) // PANEL * part.panel_bytes
         whole = _packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
         return replace(whole, activation_bits=self.activation_bits)
+
+    def _parts(self, weight: StoredCodes) -> tuple[list[CodePart], int]:
+        """The parts of a weight as it is packed, and its bytes with the header."""
+        runs, parts = weight.runs, []
+        end = -(-8 * (2 + len(runs) * len(CodePart._fields)) // _LINE) * _LINE
+        for form, rows in runs:
+            number = self._code_format(form.bits, form.minimums, form.factors, form.levels)
+            assert number >= 0, form
+            panel_bytes = form.num_bytes(PANEL * weight.shape[1])
+            parts.append(CodePart(rows.start // PANEL, end, panel_bytes, number, form.group // GROUP))
+            end += _width(len(rows)) // PANEL * panel_bytes
+        return parts, end
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         assert isinstance(w, NativeLinearWeight), type(w)
@@ -136,12 +157,8 @@ def _linear_kernels(kernels: Kernels, pattern: str) -> LinearKernels:
     return {**same, (torch.bfloat16, torch.float32): into_f32}
 
 
-def _parts(weight: GroupQuantized) -> tuple[np.ndarray[Any, Any] | None, ...]:
-    return weight.codes, weight.scales, weight.minimums
-
-
 def _width(out_features: int) -> int:
-    return -(-out_features // _PANEL) * _PANEL
+    return -(-out_features // PANEL) * PANEL
 
 
 def _aligned_bytes(size: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from forebay.formats.quantized import GROUP, GroupQuantized
+from forebay.formats.quantized import GROUP, PANEL, StoredCodes
 from forebay.ops.linear import LinearWeight
 
 
@@ -25,25 +25,25 @@ class TorchLinearWeight:
 
 @dataclass(frozen=True, slots=True)
 class TorchQuantizedWeight:
-    """codes [N, K // 32, 32] int8, the zero taken off; scales and minimums [N, K // 32] float32."""
+    """Codes [N, K] int8, the zero taken off, scales and minimums [N, groups] float32, one format below the other."""
 
-    codes: Tensor
-    scales: Tensor
-    minimums: Tensor
+    parts: tuple[tuple[Tensor, Tensor, Tensor], ...]
     bias: Tensor | None
+    in_features: int
+    out_features: int
 
-    @property
-    def in_features(self) -> int:
-        return self.scales.shape[1] * GROUP
+    def numbers(self, rows: Tensor | None = None) -> Tensor:
+        """float32, of these rows or all."""
+        if len(self.parts) > 1:
+            opened = torch.cat([_opened(*part) for part in self.parts])
+            return opened if rows is None else opened[rows]
+        parts = self.parts[0] if rows is None else [part[rows] for part in self.parts[0]]
+        return _opened(*parts)
 
-    @property
-    def out_features(self) -> int:
-        return len(self.scales)
 
-    def numbers(self, rows: Tensor | slice = slice(None)) -> Tensor:
-        """float32, of these rows."""
-        values = self.scales[rows].unsqueeze(-1) * self.codes[rows] + self.minimums[rows].unsqueeze(-1)
-        return values.flatten(1)
+def _opened(codes: Tensor, scales: Tensor, minimums: Tensor) -> Tensor:
+    by_group = codes.view(*scales.shape, codes.shape[1] // scales.shape[1])
+    return (scales.unsqueeze(-1) * by_group + minimums.unsqueeze(-1)).flatten(1)
 
 
 class TorchLinear:
@@ -55,14 +55,15 @@ class TorchLinear:
         kept = weight.clone() if packed is None else None
         return TorchLinearWeight(kept, packed, None if bias is None else bias.clone(), in_features, out_features)
 
-    def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> LinearWeight:
-        codes = torch.tensor(weight.codes).view(*weight.scales.shape, -1)
-        if weight.bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-        scales = torch.tensor(weight.scales).float()
-        minimums = torch.zeros_like(scales) if weight.minimums is None else torch.tensor(weight.minimums).float()
-        signed = (codes.short() - weight.zero).to(torch.int8)
-        return TorchQuantizedWeight(signed, scales, minimums, None if bias is None else bias.float())
+    def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> LinearWeight:
+        parts = []
+        for _, run in weight.runs:
+            (whole,) = weight.pieces(run, (len(run) + PANEL) * weight.shape[1])
+            scales, minimums = whole.steps()
+            least = torch.zeros(scales.shape) if minimums is None else torch.tensor(minimums)
+            parts.append((torch.tensor(whole.signed_codes()).to(torch.int8), torch.tensor(scales), least))
+        out_features, in_features = weight.shape
+        return TorchQuantizedWeight(tuple(parts), None if bias is None else bias.float(), in_features, out_features)
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
         if isinstance(w, TorchQuantizedWeight):

@@ -157,6 +157,17 @@ def test_a_track_interval_inside_a_page_is_refused_with_the_next_that_is_not() -
         resolve({"mamba_track_interval": 50})
 
 
+def test_weights_that_do_not_fit_name_what_would() -> None:
+    def refused(memory: int, quantization: str) -> str:
+        survey = Survey(memory=lambda: Amount(memory << 20, "of a test"))
+        with pytest.raises(ConfigError, match=r"do not hold 256\.6 MiB of weights") as caught:
+            resolve({"quantization": quantization, "dtype": "bfloat16"}, survey=survey)
+        return str(caught.value)
+
+    assert "--quantization int4 needs 92.0 MiB" in refused(100, "none")
+    assert "no --quantization needs less than 92.0 MiB, take a smaller model" in refused(50, "none")
+
+
 @pytest.mark.parametrize(
     ("flags", "quantization", "reason"),
     [
@@ -219,7 +230,7 @@ def test_weights_count_as_what_they_are_held_in() -> None:
         config = resolve(settings, survey=Survey(memory=lambda: Amount(64 << 30, "of a test")))
         facts.append(config.engine.memory.kv_cache_bytes)
     weights = [(64 << 30) // 100 - kv for kv in facts]
-    assert weights == pytest.approx([269_030_016, 142_952_832, 96_506_496, 96_506_496], rel=1e-3)
+    assert weights == pytest.approx([269_030_016, 96_506_496, 96_506_496, 96_506_496], rel=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,18 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGMLQuantizationType
 
-TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
-
 # Where a block of a type that the package cannot quantize to has its float16 scales.
-_HALF_AT = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+_HALF_AT = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
+K_TYPES = tuple(_HALF_AT)
+TYPES = ("F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_TYPES)
 
 
 def quantized(type_name: str, shape: tuple[int, int], seed: int) -> npt.NDArray[np.uint8]:

@@ -5,17 +5,7 @@ import pytest
 
 from forebay.base.errors import ModelError
 from forebay.formats.quantize import quantize_rows
-from forebay.formats.quantized import GROUP, QUANTIZED_FORMATS, GroupQuantized
-
-
-def values_of(weight: GroupQuantized) -> np.ndarray:
-    codes = weight.codes.reshape(*weight.scales.shape, -1)
-    if weight.bits == 4:
-        codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
-    values = (codes.astype(np.float32) - weight.zero) * weight.scales[..., None].astype(np.float32)
-    if weight.minimums is not None:
-        values += weight.minimums[..., None].astype(np.float32)
-    return values.reshape(weight.shape)
+from forebay.formats.quantized import GROUP, QUANTIZED_FORMATS
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -26,20 +16,20 @@ def test_no_value_moves_by_more_than_half_a_step(bits: int) -> None:
     assert weight.format == QUANTIZED_FORMATS[bits]
     # The scale's own rounding to float16 moves the ends of the range by up to 2^-11 of it.
     step = np.repeat(weight.scales.astype(np.float32), GROUP, axis=1)
-    assert (np.abs(values_of(weight) - values) <= step * (0.5 + 2.0**-11 * (1 << bits))).all()
+    assert (np.abs(weight.values() - values) <= step * (0.5 + 2.0**-11 * (1 << bits))).all()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_values_that_codes_stand_for_stay_as_they_are(bits: int) -> None:
-    values = values_of(quantize_rows(np.random.default_rng(1).normal(size=(5, 64)).astype(np.float32), bits))
-    np.testing.assert_allclose(values_of(quantize_rows(values, bits)), values, rtol=0, atol=2e-3)
+    values = quantize_rows(np.random.default_rng(1).normal(size=(5, 64)).astype(np.float32), bits).values()
+    np.testing.assert_allclose(quantize_rows(values, bits).values(), values, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("value", [0.0, 1e-30, 0.25])
 def test_a_group_of_one_value_is_that_value(bits: int, value: float) -> None:
     values = np.full((2, GROUP), value, dtype=np.float32)
-    np.testing.assert_allclose(values_of(quantize_rows(values, bits)), values, rtol=1e-3, atol=1e-7)
+    np.testing.assert_allclose(quantize_rows(values, bits).values(), values, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

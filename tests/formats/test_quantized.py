@@ -9,51 +9,31 @@ from gguf import GGMLQuantizationType
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
-from forebay.formats.gguf_types import GGML_TYPES, dequantize, split
-from forebay.formats.quantized import (
-    CodeFormat,
-    GroupQuantized,
-    Quantization,
-    StoredCodes,
-    held_format,
-    joined_codes,
-)
+from forebay.formats.gguf_types import GGML_TYPES, split
+from forebay.formats.quantized import Quantization, held_format, joined_codes
 from forebay.formats.stored_tensor import one_below_the_other, read_tensor
-from tests.formats.gguf_files import TYPES, llama_metadata, llama_tensors, quantized, write_gguf
+from tests.formats.coded import FORMATS, read, stored
+from tests.formats.gguf_files import K_TYPES, TYPES, llama_metadata, llama_tensors, quantized, write_gguf
 
-IN_CODES = ("Q4_0", "Q4_1", "Q8_0")
-
-
-def values(weight: GroupQuantized) -> np.ndarray:
-    """By the definition, one group at a time."""
-    out = np.empty(weight.shape, np.float32)
-    for n in range(weight.shape[0]):
-        for group in range(weight.shape[1] // 32):
-            packed = weight.codes[n].reshape(-1, 32 * weight.bits // 8)[group]
-            codes = np.concatenate([packed & 15, packed >> 4]) if weight.bits == 4 else packed
-            of_group = (codes.astype(np.float32) - weight.zero) * np.float32(weight.scales[n, group])
-            if weight.minimums is not None:
-                of_group = of_group + np.float32(weight.minimums[n, group])
-            out[n, 32 * group : 32 * group + 32] = of_group
-    return out
+IN_CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", *K_TYPES)
 
 
-def stored(type_name, shape=(6, 96), seed=0):
+def from_file(type_name, shape=(6, 512), seed=0):
     """Codes of a type and the values that the file gives for them."""
     block = GGML_TYPES[GGMLQuantizationType[type_name].value]
     raw = quantized(type_name, shape, seed)
-    return StoredCodes(format=block.codes, read=lambda: split(raw, block.codes)), dequantize(raw, block)
+    return stored(split(raw, block)), gguf.quants.dequantize(raw, GGMLQuantizationType[type_name])
 
 
 @pytest.mark.parametrize("type_name", IN_CODES)
-@pytest.mark.parametrize("shape", [(1, 32), (7, 96), (64, 256)])
-def test_codes_of_a_file_are_its_values_to_the_bit(type_name, shape):
-    codes, expected = stored(type_name, shape)
-    weight = codes.read()
-    assert weight.format == codes.format
-    assert weight.shape == shape
-    assert weight.num_bytes == codes.format.num_bytes(shape[0] * shape[1])
-    np.testing.assert_array_equal(values(weight).view(np.uint32), expected.view(np.uint32))
+@pytest.mark.parametrize("shape", [(1, 256), (7, 768)])
+def test_codes_of_a_file_are_its_values_to_the_bit_and_its_size_within_five_per_cent(type_name, shape):
+    codes, expected = from_file(type_name, shape)
+    assert codes.shape == shape
+    np.testing.assert_array_equal(read(codes).view(np.uint32), expected.view(np.uint32))
+    block = GGML_TYPES[GGMLQuantizationType[type_name].value]
+    in_file = shape[0] * shape[1] // block.elements * block.num_bytes
+    assert in_file <= codes.num_bytes <= 1.05 * in_file
 
 
 @pytest.mark.parametrize("type_name", TYPES)
@@ -62,7 +42,7 @@ def test_each_tensor_of_a_file_offers_its_codes_or_none(type_name, tmp_path):
     for name, tensor in open_checkpoint(path).tensors.items():
         assert (tensor.codes is not None) == (type_name in IN_CODES and len(tensor.shape) == 2), name
         if tensor.codes is not None:  # those of q and k are in another order than the file's
-            np.testing.assert_array_equal(values(tensor.codes.read()), read_tensor(tensor))
+            np.testing.assert_array_equal(read(tensor.codes), read_tensor(tensor))
 
 
 def test_each_of_a_stack_of_experts_has_its_own_codes(tmp_path):
@@ -86,56 +66,78 @@ def test_each_of_a_stack_of_experts_has_its_own_codes(tmp_path):
     whole = gguf.quants.dequantize(experts, GGMLQuantizationType.Q4_1).reshape(4, 16, 64)
     for i in range(4):
         codes = found[f"model.layers.0.mlp.experts.{i}.gate_proj.weight"].codes
-        np.testing.assert_array_equal(values(codes.read()), whole[i])
+        np.testing.assert_array_equal(read(codes), whole[i])
 
 
-@pytest.mark.parametrize(
-    ("types", "form"),
-    [
-        (("Q4_1", "Q4_1", "Q4_1"), CodeFormat(bits=4, zero=0, minimums=True)),
-        (("Q4_0", "Q4_0"), CodeFormat(bits=4, zero=8, minimums=False)),
-        (("Q8_0", "Q4_0"), CodeFormat(bits=8, zero=128, minimums=False)),
-        (("Q4_1", "Q8_0", "Q4_0"), CodeFormat(bits=8, zero=128, minimums=True)),
-    ],
-)
-def test_joined_matrices_keep_their_values_in_a_format_for_all(types, form):
-    parts = [stored(name, (3 + i, 64), seed=i) for i, name in enumerate(types)]
+@pytest.mark.parametrize("types", [("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "Q4_0"), ("Q4_1", "Q8_0", "Q4_1")])
+def test_joined_matrices_keep_their_values_and_formats(types):
+    parts = [from_file(name, (32 * (1 + i), 256), seed=i) for i, name in enumerate(types)]
     joined = joined_codes([codes for codes, _ in parts])
-    assert joined.format == joined.read().format == form
-    np.testing.assert_array_equal(values(joined.read()), np.concatenate([expected for _, expected in parts]))
+    assert joined.packs
+    assert len(joined.runs) == len(
+        [name for name, before in zip(types, (None, *types), strict=False) if name != before]
+    )
+    assert joined.num_bytes == sum(codes.num_bytes for codes, _ in parts)
+    np.testing.assert_array_equal(read(joined), np.concatenate([expected for _, expected in parts]))
+
+
+def test_rows_of_joined_matrices_in_any_order_are_read_in_pieces(monkeypatch):
+    """As families have them that interleave a gate and what it gates, or heads."""
+    parts = [from_file("Q4_K", (48, 256), seed=i) for i in range(3)]
+    order = np.random.default_rng(0).permutation(144)
+    codes = joined_codes([codes for codes, _ in parts]).rows(order)
+    expected = np.concatenate([expected for _, expected in parts])[order]
+    np.testing.assert_array_equal(read(codes), expected)
+    pieces = list(codes.pieces(range(144), most_elements=40 * 256))
+    assert [len(piece.codes) for piece in pieces] == [32, 32, 32, 32, 16]
+    np.testing.assert_array_equal(np.concatenate([piece.values() for piece in pieces]), expected)
+
+
+def test_formats_that_meet_inside_a_panel_cannot_be_packed():
+    parts = [from_file(name, (rows, 256))[0] for name, rows in (("Q4_K", 40), ("Q6_K", 64))]
+    assert not joined_codes(parts).packs
+    assert joined_codes(parts[::-1]).packs
+    assert not joined_codes(parts[::-1]).rows(np.arange(104)[::-1]).packs
 
 
 def test_a_join_with_a_part_that_is_in_no_codes_has_none():
-    assert joined_codes([stored("Q4_1")[0], None]) is None
+    assert joined_codes([from_file("Q4_1")[0], None]) is None
     assert joined_codes([]) is None
 
 
 @pytest.mark.parametrize("type_name", IN_CODES)
 def test_rows_and_whole_groups_of_columns_can_be_rearranged(type_name):
-    codes, expected = stored(type_name, (6, 128))
+    codes, expected = from_file(type_name)
     rows = np.array([5, 0, 0, 3])
-    np.testing.assert_array_equal(values(codes.rows(rows).read()), expected[rows])
-    columns = np.arange(128).reshape(2, 2, 32).swapaxes(0, 1).reshape(-1)
-    np.testing.assert_array_equal(values(codes.columns(columns).read()), expected[:, columns])
+    np.testing.assert_array_equal(read(codes.rows(rows)), expected[rows])
+    for size in (256, 64, 32):  # smaller ones repeat the scales of 256
+        columns = np.arange(512).reshape(2, -1, size).swapaxes(0, 1).reshape(-1)
+        changed = codes.columns(columns)
+        assert codes.num_bytes <= changed.num_bytes <= codes.num_bytes * 1.4
+        np.testing.assert_array_equal(read(changed), expected[:, columns])
 
 
-@pytest.mark.parametrize("order", [np.arange(128).reshape(8, 16)[::-1].reshape(-1), np.arange(128) ^ 1, np.arange(100)])
+@pytest.mark.parametrize(
+    "order", [np.arange(512).reshape(32, 16)[::-1].reshape(-1), np.arange(512) ^ 1, np.arange(100)]
+)
 def test_columns_that_take_groups_apart_leave_no_codes(order):
-    assert stored("Q4_1", (6, 128))[0].columns(order) is None
+    assert from_file("Q4_K")[0].columns(order) is None
 
 
 def test_a_power_of_two_scales_without_loss_and_anything_else_nearly_so():
-    weight, expected = stored("Q4_1")[0].read(), stored("Q4_1")[1]
+    codes, expected = from_file("Q4_1")
     factors = np.array([0.5, 2, 1, 1, 0.25, 1], np.float32)
-    np.testing.assert_array_equal(values(weight.scaled(factors)), expected * factors[:, None])
+    np.testing.assert_array_equal(read(codes.scaled(factors)), expected * factors[:, None])
+    rows = np.array([1, 4, 0])
+    np.testing.assert_array_equal(read(codes.scaled(factors).rows(rows)), (expected * factors[:, None])[rows])
     factors = np.full(6, 0.22, np.float32)
-    largest = np.repeat(np.abs(expected).reshape(6, 3, 32).max(axis=2), 32, axis=1)
-    assert (np.abs(values(weight.scaled(factors)) - expected * 0.22) <= 0.22 * largest * 3 / 2048).all()
+    largest = np.repeat(np.abs(expected).reshape(6, 16, 32).max(axis=2), 32, axis=1)
+    assert (np.abs(read(codes.scaled(factors)) - expected * 0.22) <= 0.22 * largest * 3 / 2048).all()
 
 
 def test_scales_beyond_float16_are_refused():
     with pytest.raises(ModelError, match="--quantization none"):
-        stored("Q8_0")[0].read().scaled(np.full(6, 1e9, np.float32))
+        read(from_file("Q8_0")[0].scaled(np.full(6, 1e9, np.float32)))
 
 
 def test_tensors_of_different_widths_cannot_be_joined(tmp_path):
@@ -144,12 +146,12 @@ def test_tensors_of_different_widths_cannot_be_joined(tmp_path):
     )
     matrix = tensors.tensors["model.layers.0.mlp.up_proj.weight"]
     both = one_below_the_other(matrix, matrix)
-    assert (both.shape, both.codes.read().shape) == ((512, 256), (512, 256))
+    assert (both.shape, both.codes.shape) == ((512, 256), (512, 256))
     with pytest.raises(ModelError, match="cannot be one below the other"):
         one_below_the_other(matrix, tensors.tensors["model.norm.weight"])
 
 
-Q4_1, Q8_0 = (GGML_TYPES[GGMLQuantizationType[name].value].codes for name in ("Q4_1", "Q8_0"))
+Q4_1, Q8_0, Q6_K = (FORMATS[name] for name in ("Q4_1", "Q8_0", "Q6_K"))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,11 @@ Q4_1, Q8_0 = (GGML_TYPES[GGMLQuantizationType[name].value].codes for name in ("Q
         (Quantization.FILE, None, 64, 4, None),
         (Quantization.FILE, Q8_0, 64, 16, None),
         (Quantization.INT8, None, 64, 4, 8),
-        (Quantization.INT8, Q4_1, 64, 4, 8),
+        (Quantization.INT8, Q4_1, 64, 4, 4),  # no more bits than were asked for
+        (Quantization.INT8, Q6_K, 256, 8, 6),
+        (Quantization.INT4, Q6_K, 256, 4, 4),
+        (Quantization.INT4, Q6_K, 256, 8, 6),
+        (Quantization.INT4, Q8_0, 64, 4, 4),
         (Quantization.INT4, None, 64, 4, 4),
         (Quantization.INT4, None, 64, 8, 8),
         (Quantization.INT4, None, 64, 16, None),

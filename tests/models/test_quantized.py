@@ -21,8 +21,8 @@ from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import TensorParam
 from forebay.models.loader import Loader
 from forebay.ops import make_ops
-from tests.formats.gguf_files import llama_metadata, llama_tensors, write_gguf
-from tests.formats.test_quantized import values
+from tests.formats.coded import read
+from tests.formats.gguf_files import K_TYPES, llama_metadata, llama_tensors, write_gguf
 from tests.models import test_gguf, test_gguf_delta, test_gguf_mamba, test_gguf_window
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, Tiny, make_oracle, random_ids
@@ -111,7 +111,7 @@ def test_every_architecture_keeps_the_values_of_its_file(case, converted):
     codes = {name: t for name, t in open_checkpoint(converted(case)).tensors.items() if t.codes is not None}
     assert len(codes) > 3
     for name, tensor in codes.items():
-        np.testing.assert_array_equal(values(tensor.codes.read()), read_tensor(tensor), err_msg=name)
+        np.testing.assert_array_equal(read(tensor.codes), read_tensor(tensor), err_msg=name)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -172,7 +172,7 @@ TURNS = replace(GATE_UP, rows=(range(0, 512, 2), range(7, 8), range(1, 512, 3)))
 HALVED = matrix({"mlp.down": 256}, scales=((100, 0.5), (156, 2.0)))
 
 
-@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("type_name", ["Q4_0", "Q4_1", "Q8_0", *K_TYPES])
 @pytest.mark.parametrize("param", [QKV, GATE_UP, TURNS, HALVED], ids=["qkv", "gate and up", "rows", "scales"])
 def test_what_was_packed_are_the_values_of_the_file(type_name, param, llama, ops):
     weights = loader(open_checkpoint(llama(type_name)), [param], FILE, ops)
@@ -181,12 +181,12 @@ def test_what_was_packed_are_the_values_of_the_file(type_name, param, llama, ops
     assert torch.equal(ops.embedding_packed(every_row, packed, torch.float32), expected)
 
 
-def test_parts_in_different_codes_are_joined_in_a_format_for_both(llama, ops):
+def test_parts_in_different_codes_keep_their_own(llama, ops):
     checkpoint = open_checkpoint(llama("Q4_1"))
     others = open_checkpoint(llama("Q8_0")).tensors
     mixed = {name: others[name] if "v_proj" in name else tensor for name, tensor in checkpoint.tensors.items()}
     weights = loader(replace(checkpoint, tensors=mixed), [QKV], FILE, ops)
-    assert weights.held_bytes == {"8 bits": 512 * 256 + 512 * 8 * 4}
+    assert weights.held_bytes == {"8 bits": 128 * 256 * 34 // 32, "4 bits": 384 * 256 * 20 // 32}
     packed = ops.embedding_packed(torch.arange(512), weights.linear(QKV, None), torch.float32)
     assert torch.equal(packed, weights.tensor(QKV))
 
@@ -215,13 +215,13 @@ def test_rows_that_are_no_whole_groups_are_in_the_dtype(tiny):
 def test_weights_without_codes_are_rounded_as_they_are_loaded(quantization, bits, llama, ops):
     weights = loader(open_checkpoint(llama("F32")), [GATE_UP], quantization, ops)
     packed = ops.embedding_packed(torch.arange(512), weights.linear(GATE_UP, None), torch.float32)
-    expected = values(quantize_rows(weights.tensor(GATE_UP).numpy(), bits))
+    expected = quantize_rows(weights.tensor(GATE_UP).numpy(), bits).values()
     np.testing.assert_array_equal(packed.numpy(), expected)
 
 
 def test_pieces_are_rounded_like_the_whole(llama, monkeypatch):
     def codes() -> np.ndarray:
-        return loader(open_checkpoint(llama("BF16")), [GATE_UP], INT4, TORCH).linear(GATE_UP, None).codes
+        return loader(open_checkpoint(llama("BF16")), [GATE_UP], INT4, TORCH).linear(GATE_UP, None).numbers()
 
     whole = codes()
     monkeypatch.setattr("forebay.models.weight_codes._PIECE_ELEMENTS", 100 * 256)

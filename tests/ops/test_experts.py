@@ -11,6 +11,7 @@ from forebay.ops import ExpertActivation, LinearWeight
 from forebay.ops.experts import Experts
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
+from tests.formats.coded import stored
 from tests.ops.helpers import assert_close, assert_same_bits, normal
 
 NUM_EXPERTS = 5
@@ -22,7 +23,7 @@ def _pack(ops: Ops, rows: int, columns: int, dtype: torch.dtype, bits: int, seed
     weight, bias = normal((rows, columns), dtype, seed, scale=columns**-0.5), normal((rows,), dtype, seed + 1)
     if bits == 16:
         return ops.pack_linear(weight, bias)
-    return ops.pack_quantized(quantize_rows(weight.float().numpy(), bits), bias)
+    return ops.pack_quantized(stored(quantize_rows(weight.float().numpy(), bits)), bias)
 
 
 def _experts(

@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized
+from forebay.formats.quantized import CodeFormat
 from forebay.ops.dispatch import make_ops
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
+from tests.formats.coded import FORMATS, random_codes, stored
 from tests.kernels import VARIANTS, native_ops
 from tests.ops.helpers import assert_close, assert_same_bits, normal
-
-FORMATS = {
-    "Q4_1": CodeFormat(bits=4, zero=0, minimums=True),
-    "Q4_0": CodeFormat(bits=4, zero=8, minimums=False),
-    "Q8_0": CodeFormat(bits=8, zero=128, minimums=False),
-    "Q8_0 with minimums": CodeFormat(bits=8, zero=128, minimums=True),
-}
 
 # rows, inputs, outputs: none, one, below, at and above a tile and a panel
 SHAPES = [(0, 64, 64), (1, 32, 1), (1, 96, 131), (5, 96, 131), (16, 64, 32), (17, 64, 33), (40, 96, 960), (300, 96, 65)]
@@ -43,33 +37,13 @@ def rounding(ops: NativeOps, activation_bits: int, num_threads: int) -> NativeOp
     return made
 
 
-@pytest.fixture(params=FORMATS.values(), ids=list(FORMATS))
+# One of each kind: without minimums and with, of planes of one bit and two, with levels.
+FEW = ("Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q5_K", "Q6_K", "IQ4_XS")
+
+
+@pytest.fixture(params=[FORMATS[name] for name in FEW], ids=FEW)
 def form(request: pytest.FixtureRequest) -> CodeFormat:
     return request.param
-
-
-def random_codes(form: CodeFormat, outputs: int, inputs: int, seed: int) -> GroupQuantized:
-    """Every code there is, and scales of either sign."""
-    draw = np.random.default_rng(seed)
-    groups = (outputs, inputs // GROUP)
-    size = 16 / (1 << form.bits) / inputs**0.5
-    return GroupQuantized(
-        bits=form.bits,
-        zero=form.zero,
-        codes=draw.integers(0, 256, (outputs, inputs * form.bits // 8), dtype=np.uint8),
-        scales=(draw.normal(size=groups) * size).astype(np.float16),
-        minimums=(draw.normal(size=groups) * size).astype(np.float16) if form.minimums else None,
-    )
-
-
-def values_of(weight: GroupQuantized) -> torch.Tensor:
-    codes = weight.codes.reshape(*weight.scales.shape, -1)
-    if weight.bits == 4:
-        codes = np.concatenate([codes & 15, codes >> 4], axis=-1)
-    values = (codes.astype(np.float64) - weight.zero) * weight.scales[..., None]
-    if weight.minimums is not None:
-        values += weight.minimums[..., None]
-    return torch.from_numpy(values.reshape(weight.shape))
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
@@ -80,25 +54,39 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor) -> None:
         assert_close(actual, expected)
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), SHAPES)
-@pytest.mark.parametrize("with_bias", [False, True])
+def whole(inputs: int, form: CodeFormat) -> int:
+    """At least so many, in groups of the format."""
+    return -(-inputs // form.group) * form.group
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
 def test_linear_equals_the_reference(
-    native: NativeOps,
-    reference: Ops,
-    dtype: torch.dtype,
-    form: CodeFormat,
-    rows: int,
-    inputs: int,
-    outputs: int,
-    with_bias: bool,
+    native: NativeOps, reference: Ops, dtype: torch.dtype, form: CodeFormat
 ) -> None:
-    x = normal((rows, inputs), dtype, seed=1)
-    weight = random_codes(form, outputs, inputs, seed=2)
-    bias = normal((outputs,), dtype, seed=3) if with_bias else None
-    ours, theirs = native.pack_quantized(weight, bias), reference.pack_quantized(weight, bias)
-    assert (ours.in_features, ours.out_features) == (inputs, outputs)
-    assert (theirs.in_features, theirs.out_features) == (inputs, outputs)
-    assert_near(native.linear(x, ours), reference.linear(x, theirs))
+    for rows, least, outputs in SHAPES:
+        inputs = whole(least, form)
+        x, weight = normal((rows, inputs), dtype, seed=1), stored(random_codes(form, outputs, inputs, seed=2))
+        for bias in (None, normal((outputs,), dtype, seed=3)):
+            ours, theirs = native.pack_quantized(weight, bias), reference.pack_quantized(weight, bias)
+            assert (ours.in_features, ours.out_features) == (inputs, outputs)
+            assert (theirs.in_features, theirs.out_features) == (inputs, outputs)
+            assert_near(native.linear(x, ours), reference.linear(x, theirs))
+
+
+def test_formats_one_below_the_other_give_the_bits_of_each(native: NativeOps, dtype: torch.dtype) -> None:
+    """As in files where some of the matrices that run as one have more bits."""
+    parts = [
+        random_codes(FORMATS[name], outputs, 512, seed=outputs)
+        for name, outputs in (("Q4_K", 64), ("Q4_K", 32), ("Q6_K", 96), ("Q8_0", 40))
+    ]
+    together = native.pack_quantized(stored(*parts))
+    for rows in (1, 9):
+        x = normal((rows, 512), dtype, seed=rows)
+        expected = [native.linear_f32(x, native.pack_quantized(stored(part))) for part in parts]
+        assert_same_bits(native.linear_f32(x, together), torch.cat(expected, dim=1))
+    ids = torch.tensor([0, 63, 95, 96, 191, 192, 231])
+    values = torch.from_numpy(np.concatenate([part.values() for part in parts]))
+    assert_near(native.embedding_packed(ids, together, dtype), values[ids].to(dtype))
 
 
 def test_linear_gives_the_bits_of_the_numbers_that_the_codes_stand_for(
@@ -106,18 +94,22 @@ def test_linear_gives_the_bits_of_the_numbers_that_the_codes_stand_for(
 ) -> None:
     if native.activation_bits:
         pytest.skip("multiplies the codes themselves")
-    packed = native.pack_quantized(random_codes(form, 131, 160, seed=2))
+    width = whole(160, form)
+    packed = native.pack_quantized(stored(random_codes(form, 131, width, seed=2)))
     opened = native.pack_linear(native.embedding_packed(torch.arange(131), packed, dtype))
     for rows in (1, 5, 16, 17, 33, 200):
-        x = normal((rows, 160), dtype, seed=rows)
+        x = normal((rows, width), dtype, seed=rows)
         assert_same_bits(native.linear(x, packed), native.linear(x, opened))
 
 
 def test_a_row_does_not_depend_on_how_many_rows_come_with_it(
     native: NativeOps, dtype: torch.dtype, form: CodeFormat
 ) -> None:
-    x = normal((200, 160), dtype, seed=1)
-    packed = native.pack_quantized(random_codes(form, 131, 160, seed=2))
+    width = whole(160, form)
+    x, packed = (
+        normal((200, width), dtype, seed=1),
+        native.pack_quantized(stored(random_codes(form, 131, width, seed=2))),
+    )
     together = native.linear_f32(x, packed)
     for rows in (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 199):
         assert_same_bits(native.linear_f32(x[-rows:], packed), together[-rows:])
@@ -126,16 +118,18 @@ def test_a_row_does_not_depend_on_how_many_rows_come_with_it(
 def test_linear_does_not_depend_on_the_number_of_threads(
     native: NativeOps, single_threaded: NativeOps, dtype: torch.dtype, form: CodeFormat
 ) -> None:
-    weight = random_codes(form, 500, 96, seed=2)
+    width = whole(96, form)
+    weight = stored(random_codes(form, 500, width, seed=2))
     ours, theirs = native.pack_quantized(weight), single_threaded.pack_quantized(weight)
     for rows in (1, 3, 600):
-        x = normal((rows, 96), dtype, seed=rows)
+        x = normal((rows, width), dtype, seed=rows)
         assert_same_bits(native.linear_f32(x, ours), single_threaded.linear_f32(x, theirs))
 
 
 def test_packed_weight_outlives_the_original(native: NativeOps, form: CodeFormat) -> None:
-    x, weight = normal((3, 64), torch.float32, seed=1), random_codes(form, 20, 64, seed=2)
-    packed = native.pack_quantized(weight)
+    width = whole(64, form)
+    x, weight = normal((3, width), torch.float32, seed=1), random_codes(form, 20, width, seed=2)
+    packed = native.pack_quantized(stored(weight))
     before = native.linear(x, packed)
     weight.codes.fill(0)
     weight.scales.fill(np.nan)
@@ -144,15 +138,15 @@ def test_packed_weight_outlives_the_original(native: NativeOps, form: CodeFormat
 
 def test_linear_reads_views_into_wider_rows(native: NativeOps, dtype: torch.dtype) -> None:
     wide = normal((20, 100), dtype, seed=1)
-    packed = native.pack_quantized(random_codes(FORMATS["Q4_1"], 30, 64, seed=2))
+    packed = native.pack_quantized(stored(random_codes(FORMATS["Q4_1"], 30, 64, seed=2)))
     for rows in (1, 20):
         view = wide[:rows, 10:74]
         assert_same_bits(native.linear(view, packed), native.linear(view.contiguous(), packed))
 
 
 def test_a_row_of_nan_stays_a_row_of_nan(native: NativeOps, dtype: torch.dtype, form: CodeFormat) -> None:
-    x = normal((40, 64), dtype, seed=1)
-    packed = native.pack_quantized(random_codes(form, 33, 64, seed=2))
+    width = whole(64, form)
+    x, packed = normal((40, width), dtype, seed=1), native.pack_quantized(stored(random_codes(form, 33, width, seed=2)))
     clean = native.linear(x, packed)
     x[7] = float("nan")
     poisoned = native.linear(x, packed)
@@ -164,15 +158,16 @@ def test_a_row_of_nan_stays_a_row_of_nan(native: NativeOps, dtype: torch.dtype, 
 def test_embedding_returns_the_numbers_that_the_codes_stand_for(
     each_ops: NativeOps | Ops, dtype: torch.dtype, form: CodeFormat
 ) -> None:
-    weight = random_codes(form, 70, 96, seed=1)
-    table = each_ops.pack_quantized(weight)
+    width = whole(96, form)
+    weight = random_codes(form, 70, width, seed=1)
+    table = each_ops.pack_quantized(stored(weight))
     ids = torch.tensor([0, 69, 33, 33, 15, 16, 31, 32])
-    assert_near(each_ops.embedding_packed(ids, table, dtype), values_of(weight)[ids].to(dtype))
-    assert each_ops.embedding_packed(ids[:0], table, dtype).shape == (0, 96)
+    assert_near(each_ops.embedding_packed(ids, table, dtype), torch.from_numpy(weight.values())[ids].to(dtype))
+    assert each_ops.embedding_packed(ids[:0], table, dtype).shape == (0, width)
 
 
 def test_every_instruction_set_opens_the_same_numbers(native: NativeOps, dtype: torch.dtype, form: CodeFormat) -> None:
     best = native_ops(VARIANTS[0], 2)
-    weight, ids = random_codes(form, 70, 96, seed=1), torch.arange(70)
+    weight, ids = stored(random_codes(form, 70, whole(96, form), seed=1)), torch.arange(70)
     ours, theirs = native.pack_quantized(weight), best.pack_quantized(weight)
     assert_same_bits(native.embedding_packed(ids, ours, dtype), best.embedding_packed(ids, theirs, dtype))

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from forebay.formats.quantize import quantize_rows
-from forebay.formats.quantized import QUANTIZED_FORMATS, GroupQuantized
 from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation
 from forebay.ops.interface import Ops
 from forebay.ops.recurrence import GatedNorm
 from forebay.ops.sampling import Draws
+from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
@@ -235,44 +234,31 @@ def test_recurrences_without_tokens_leave_states_alone(ops: Ops, lens: list[int]
 # -- linear layers ----------------------------------------------------------------------------------------------------
 
 
-def _codes(rows: int, columns: int, bits: int, seed: int) -> GroupQuantized:
-    return quantize_rows(normal((rows, columns), torch.float32, seed).numpy(), bits)
-
-
-def _values(weight: GroupQuantized) -> Tensor:
-    """The matrix that the codes stand for."""
-    reference = Ops(1)
-    packed = reference.pack_quantized(weight)
-    return reference.embedding_packed(torch.arange(len(weight.codes)), packed, torch.float32)
-
-
-def _q4_0(rows: int, columns: int, seed: int) -> GroupQuantized:
-    """Four bits around 8, without minimums."""
-    rng = np.random.default_rng(seed)
-    scales = rng.uniform(0.01, 0.1, (rows, columns // 32)).astype(np.float16)
-    codes = rng.integers(0, 256, (rows, columns // 2), dtype=np.uint8)
-    return GroupQuantized(bits=4, zero=8, codes=codes, scales=scales, minimums=None)
-
-
-@pytest.mark.parametrize("bits", sorted(QUANTIZED_FORMATS))
-@pytest.mark.parametrize("tokens", [0, 1, 20])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("tokens", [0, 3])
 def test_linear_in_codes_is_linear_of_the_values(
-    device: str, ops: Ops, dtype: torch.dtype, bits: int, tokens: int
+    device: str, ops: Ops, dtype: torch.dtype, name: str, tokens: int
 ) -> None:
-    weight, bias = _codes(37, 96, bits, seed=bits), normal((37,), torch.float32, seed=3)
-    x = normal((tokens, 96 + 8), dtype, seed=4)[:, :96]
-    packed = TritonOps(device, 1).pack_quantized(weight, bias)
-    expected = x.float() @ _values(weight).T + bias
+    width = 96 if FORMATS[name].group == 32 else FORMATS[name].group
+    weight, bias = random_codes(FORMATS[name], 37, width, seed=5), normal((37,), torch.float32, seed=3)
+    values = torch.from_numpy(weight.values())
+    x = normal((tokens, width + 8), dtype, seed=4)[:, :width]
+    packed = TritonOps(device, 1).pack_quantized(stored(weight), bias)
+    expected = x.float() @ values.T + bias
     assert_close(ops.linear(x, packed), expected.to(dtype), state_dtype=dtype)
     torch.testing.assert_close(ops.linear_f32(x, packed), expected, rtol=1e-2, atol=1e-1)
     ids = torch.tensor([0, 36, 5])
-    assert_close(ops.embedding_packed(ids, packed, dtype), _values(weight)[ids].to(dtype))
+    assert_close(ops.embedding_packed(ids, packed, dtype), values[ids].to(dtype))
 
 
-def test_codes_around_a_zero_have_no_minimums(device: str, ops: Ops) -> None:
-    weight, x = _q4_0(8, 64, seed=1), normal((3, 64), torch.float32, seed=2)
-    packed = TritonOps(device, 1).pack_quantized(weight)
-    assert_close(ops.linear(x, packed), x @ _values(weight).T)
+def test_formats_one_below_the_other_are_each_multiplied(device: str, ops: Ops) -> None:
+    parts = [random_codes(FORMATS[name], rows, 256, seed=rows) for name, rows in (("Q4_K", 32), ("Q6_K", 8))]
+    bias, x = normal((40,), torch.float32, seed=1), normal((3, 256), torch.float32, seed=2)
+    packed = TritonOps(device, 1).pack_quantized(stored(*parts), bias)
+    assert (packed.in_features, packed.out_features) == (256, 40)
+    expected = x @ torch.from_numpy(np.concatenate([part.values() for part in parts])).T + bias
+    assert_close(ops.linear(x, packed), expected)
+    assert_close(ops.linear_f32(x, packed), expected)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -321,13 +307,13 @@ def test_experts_may_have_another_activation(device: str, activation: ExpertActi
 
 def test_experts_in_codes_are_those_of_their_values(device: str) -> None:
     ops, dense = TritonOps(device, 1), Ops(1)
-    inner = [_codes(2 * 32, 64, 4, seed=e) for e in range(3)]
-    outer = [_codes(64, 32, 4, seed=9 + e) for e in range(3)]
+    inner = [random_codes(FORMATS["Q4_1"], 2 * 256, 64, seed=e) for e in range(3)]
+    outer = [random_codes(FORMATS["Q6_K"], 64, 256, seed=9 + e) for e in range(3)]
     x, ids = normal((5, 64), torch.float32, seed=1), torch.tensor([[0, 2], [2, 1], [1, 0], [2, 0], [0, 1]])
     weights = torch.full((5, 2), 0.5)
-    ours = ops.pack_experts([ops.pack_quantized(w) for w in inner], [ops.pack_quantized(w) for w in outer])
-    theirs = dense.pack_experts(
-        [dense.pack_linear(_values(w)) for w in inner], [dense.pack_linear(_values(w)) for w in outer]
+    ours, theirs = (
+        ops.pack_experts([ops.pack_quantized(stored(w)) for w in inner], [ops.pack_quantized(stored(w)) for w in outer])
+        for ops in (ops, dense)
     )
     out = ops.fused_experts(*(t.to(device) for t in (x,)), ours, ids.to(device), weights.to(device))
     torch.testing.assert_close(out.cpu(), dense.fused_experts(x, theirs, ids, weights), rtol=1e-4, atol=1e-3)

@@ -7,16 +7,15 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-import numpy as np
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from forebay.formats.quantized import GroupQuantized
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.sampling import Draws
 from forebay.ops.triton import TritonOps
+from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.recurrences import state_batch
 
 # Bytes of shared memory that one program may have: CUDA C++ Programming Guide, technical specifications.
@@ -142,22 +141,13 @@ def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:
 def many_linears(ops: TritonOps) -> None:
     inner = [ops.pack_linear(zeros(256, 128), zeros(256)) for _ in range(4)]
     experts = ops.pack_experts(inner, [ops.pack_linear(zeros(128, 128)) for _ in range(4)])
-    codes = [
-        GroupQuantized(
-            bits=bits,
-            zero=zero,
-            codes=np.zeros((256, 16 * bits), np.uint8),
-            scales=np.zeros((256, 4), np.float16),
-            minimums=np.zeros((256, 4), np.float16) if zero == 0 else None,
-        )
-        for bits, zero in ((4, 0), (4, 8), (8, 128))
-    ]
+    codes = [stored(random_codes(form, 256, 256, seed=0)) for form in FORMATS.values()]
     for tokens in (3, 300):
         ids = torch.zeros(tokens, 2, dtype=torch.int64)
         ops.fused_experts(zeros(tokens, 128), experts, ids, float32(tokens, 2))
         for weight in codes:
-            ops.linear(zeros(tokens, 128), ops.pack_quantized(weight, float32(256)))
-            ops.linear_f32(zeros(tokens, 128), ops.pack_quantized(weight))
+            ops.linear(zeros(tokens, 256), ops.pack_quantized(weight, float32(256)))
+            ops.linear_f32(zeros(tokens, 256), ops.pack_quantized(weight))
 
 
 if __name__ == "__main__":

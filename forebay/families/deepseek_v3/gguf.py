@@ -9,7 +9,8 @@ import numpy as np
 
 from forebay.base.errors import ModelError, brief
 from forebay.families.architecture import EXPERTS, MLP, Architecture, Header, Tensors
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, read_tensor
+from forebay.formats.quantized import F32
+from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
 
 NAMES: Final = {
     **MLP,

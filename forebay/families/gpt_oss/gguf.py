@@ -8,7 +8,8 @@ import numpy as np
 
 from forebay.base.errors import ModelError
 from forebay.families.architecture import ATTENTION, GATED, Architecture, Header, Tensors, expert_names
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, read_tensor
+from forebay.formats.quantized import F32
+from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, read_tensor
 
 _EXPERT: Final = re.compile(r"(.*\.mlp\.experts)\.0\.(gate|down)_proj\.(weight|bias)")
 

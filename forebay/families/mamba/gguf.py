@@ -10,7 +10,8 @@ import numpy as np
 
 from forebay.base.errors import ModelError
 from forebay.families.architecture import Architecture, Header, Tensors, within
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor
+from forebay.formats.quantized import F32
+from forebay.formats.stored_tensor import ComputedTensor, StoredTensor
 
 _NO_CONTEXT: Final = 1 << 20
 

@@ -11,7 +11,8 @@ from forebay.families.architecture import ATTENTION, MLP, Architecture, Header, 
 from forebay.families.mamba2.gguf import restore_mamba2
 from forebay.families.qwen3_5_text.config import Qwen35Config
 from forebay.families.transformer import FULL, LINEAR
-from forebay.formats.stored_tensor import F32, ComputedTensor, StoredTensor, less_one, read_tensor
+from forebay.formats.quantized import F32
+from forebay.formats.stored_tensor import ComputedTensor, StoredTensor, less_one, read_tensor
 
 Order = npt.NDArray[np.int64]
 

@@ -1,74 +1,133 @@
-// Quantized weights that are multiplied as integers (linear_int.cpp): their formats, and how they are packed.
+// Weights that are held in codes: their formats, and how they are packed.
 //
-// A weight [N, K] lies in panels of 32 outputs (linear.h), each of two halves of 16 outputs, contiguous and in the order
-// they are read: [ceil(N/32)][2][blocks of K][C::kBlock bytes], behind a header of one cache line. Outputs beyond N are
-// zero.
-//
-// A format is a type C. Its block is 16 outputs by 32 * kGroups inputs; a group of 32 has kParts equal parts, each with a
-// scale of its own: a weight is scale * (code - kZero) + minimum.
-//   kBits      of a code, an unsigned number
-//   kZero      0 or a power of two
-//   kMinimums  whether there are any
-//   for_each_four(block, group, part, lane, body)   body(four, codes) for inputs 4 * four.. of the group, those of the part
-//              in ascending order: every 32-bit lane has the codes of one output, an input in each byte
-//   scale(block, group, part, lane), minimum(block, group, part, lane)   float32, of an output in each lane
-// `lane` is the first of the W outputs in question, a multiple of W under 16.
+// A weight [N, K] lies in panels of 32 outputs (linear.h), each of one format (CodeFormat of formats/quantized.py): a weight
+// is scale * factor * (code - kZero) + minimum * its factor. Panels of one format are a part; all parts are listed in the
+// header. Outputs beyond N are zero. With AMX a panel is one stripe of 32 outputs, else two of 16, one behind the other. A
+// stripe is contiguous and in the order it is read, for each run of inputs that share scales:
+//   scales    float16 [outputs]
+//   minimums  float16 [outputs], where there are any
+//   then a block for each 32 inputs:
+//     codes            for each 16 outputs the lower kLow bits of the codes, then the others (linear_q.h, linear_int.h)
+//     factors          int8 [kScalesPer][outputs]
+//     minimum factors  the same; where codes have two bits both are in one byte, four bits each
 #pragma once
 
-#include <bit>
+#include <cstdint>
+#include <utility>
 
-#include "ints.h"
 #include "linear.h"
 
-constexpr long kHalf = 16;         // outputs
-constexpr long kLine = kHalf * 4;  // bytes: 16 outputs by 4 inputs of 8 bits, or 8 of 4
+constexpr long kHalf = 16;  // outputs
+#if defined(FOREBAY_AMX)
+constexpr long kStripe = kPanel;
+#else
+constexpr long kStripe = kHalf;
+#endif
 
-// Groups of 32 with a float16 scale each. A block is
-//   codes     [BITS][16][4] bytes; with 8 bits line i has inputs 4 * i.., with 4 bits inputs 8 * i.. below 8 * i + 4..
-//   scales    float16 [16]
-//   minimums  float16 [16], where there are any
-template <int BITS, int ZERO, bool MINIMUMS>
-struct GroupCodes {
-    static constexpr int kBits = BITS;
-    static constexpr int kZero = ZERO;
+// The panels from `first_panel` on: where they begin, the bytes of each, their format, and how many blocks share scales.
+struct CodePart {
+    int64_t first_panel, offset, panel_bytes, format, blocks;
+};
+
+struct CodeHeader {
+    int64_t activation_bits;  // that inputs are rounded to (rounded.h), 0 where they stay as they are
+    int64_t num_parts;
+    CodePart parts[];
+};
+
+inline const CodeHeader& header_of(const void* packed) { return *static_cast<const CodeHeader*>(packed); }
+
+// Codes of LOW + HIGH bits; FACTORS inputs share a factor, 0 for none; LEVELS: a code is the number of a level.
+template <int LOW, int HIGH, bool MINIMUMS, int FACTORS = 0, bool LEVELS = false>
+struct Codes {
+    static constexpr int kLow = LOW;
+    static constexpr int kHigh = HIGH;
     static constexpr bool kMinimums = MINIMUMS;
-    static constexpr long kGroups = 1;
-    static constexpr int kParts = 1;
-    static constexpr long kScalesAt = BITS * kLine;
-    static constexpr long kMinimumsAt = kScalesAt + kHalf * 2;
-    static constexpr long kBlock = kMinimumsAt + (MINIMUMS ? kHalf * 2 : 0);
+    static constexpr bool kLevels = LEVELS;
+    static constexpr bool kFactors = FACTORS > 0;
+    static constexpr bool kShared = LOW + HIGH == 2;        // a byte by both factors
+    static constexpr int kBits = LEVELS ? 8 : LOW + HIGH;  // of what codes stand for
+    static constexpr int kZero = kBits < 8 && MINIMUMS ? 0 : 1 << (kBits - 1);
+    static constexpr int kParts = FACTORS == 16 ? 2 : 1;  // of a block's inputs, with scales of their own
+    static constexpr long kLowBytes = kHalf * kGroup * LOW / 8;
+    static constexpr long kHalfBytes = kLowBytes + kHalf * kGroup * HIGH / 8;
+    static constexpr long kHead = kStripe * 2 * (1 + MINIMUMS);
+    static constexpr long kFactorsAt = kStripe / kHalf * kHalfBytes;
+    static constexpr long kFactorBytes = kFactors ? kParts * kStripe : 0;
+    static constexpr long kMinimumFactorsAt = kFactorsAt + (kShared ? 0 : kFactorBytes);
+    static constexpr long kBlock = kFactorsAt + kFactorBytes * (1 + (MINIMUMS && !kShared));
 
-    template <class Body>
-    FOREBAY_INLINE static void for_each_four(const uint8_t* block, long, long, long lane, Body&& body) {
-        unrolled<BITS>([&](auto i) FOREBAY_INLINE_LAMBDA {
-            const Ints line = load_ints(block + i * kLine + lane * 4);
-            if constexpr (BITS == 8) {
-                body(i, line);
-            } else {
-                const Ints mask = set1_int(0x0f0f0f0f);
-                body(2 * i, line & mask);
-                body(2 * i + 1, shift_right<4>(line) & mask);
-            }
-        });
-    }
-    FOREBAY_INLINE static Vec scale(const uint8_t* block, long, long, long lane) {
-        return load_float16(block + kScalesAt + lane * 2);
-    }
-    FOREBAY_INLINE static Vec minimum(const uint8_t* block, long, long, long lane) {
-        return load_float16(block + kMinimumsAt + lane * 2);
+    static bool is(long bits, bool minimums, long factors, bool levels) {
+        return bits == LOW + HIGH && minimums == MINIMUMS && factors == FACTORS && levels == LEVELS;
     }
 };
 
-// Calls body(C{}) for the format that `header` names.
-template <class Body>
-auto with_codes(const CodeHeader& header, const Body& body) {
-    if (header.bits == 4 && header.minimums) return body(GroupCodes<4, 0, true>{});
-    if (header.bits == 4) return body(GroupCodes<4, 8, false>{});
-    return header.minimums ? body(GroupCodes<8, 128, true>{}) : body(GroupCodes<8, 128, false>{});
-}
+template <class... C>
+struct CodeList {
+    // The number of a format, -1 where there is none.
+    static long find(long bits, bool minimums, long factors, bool levels) {
+        long number = 0;
+        const bool found = ((C::is(bits, minimums, factors, levels) || (++number, false)) || ...);
+        return found ? number : -1;
+    }
+    // Calls body(Codes) of a format.
+    template <class Body>
+    static void with(long format, const Body& body) {
+        long number = 0;
+        static_cast<void>(((format == number++ && (body(C{}), true)) || ...));
+    }
+};
 
-// Bytes of one half of a panel.
+using AllCodes = CodeList<Codes<4, 0, false>,            // Q4_0
+                          Codes<4, 0, true>,             // Q4_1
+                          Codes<8, 0, false>,            // Q8_0
+                          Codes<8, 0, true>,             // of 8 bits with zero points
+                          Codes<4, 1, false>,            // Q5_0
+                          Codes<4, 1, true>,             // Q5_1
+                          Codes<4, 0, false, 0, true>,   // IQ4_NL
+                          Codes<2, 0, true, 16>,         // Q2_K
+                          Codes<2, 1, false, 16>,        // Q3_K
+                          Codes<4, 0, true, 32>,         // Q4_K
+                          Codes<4, 1, true, 32>,         // Q5_K
+                          Codes<4, 2, false, 16>,        // Q6_K
+                          Codes<4, 0, false, 32, true>>;  // IQ4_XS
+
+// Where a block's scales are, and its codes.
+struct Block {
+    const uint8_t* head;
+    const uint8_t* codes;
+};
+
+// The blocks of a stripe, one after the other.
 template <class C>
-constexpr long half_bytes(long inputs) {
-    return inputs / (kGroup * C::kGroups) * C::kBlock;
+class Blocks {
+  public:
+    Blocks(const uint8_t* stripe, long blocks_per_head) : next_(stripe), per_head_(blocks_per_head) {}
+
+    Block next() {
+        if (left_ == 0) {
+            head_ = next_;
+            next_ += C::kHead;
+            left_ = per_head_;
+        }
+        --left_;
+        next_ += C::kBlock;
+        return {head_, next_ - C::kBlock};
+    }
+
+  private:
+    const uint8_t* head_ = nullptr;
+    const uint8_t* next_;
+    long per_head_;
+    long left_ = 0;
+};
+
+// Calls body(Codes, part, bytes of the panel).
+template <class Body>
+void with_panel(const void* packed, long panel, const Body& body) {
+    const CodeHeader& header = header_of(packed);
+    const CodePart* part = header.parts + header.num_parts - 1;
+    while (part->first_panel > panel) --part;
+    const long at = part->offset + (panel - part->first_panel) * part->panel_bytes;
+    AllCodes::with(part->format, [&](auto codes) { body(codes, *part, static_cast<const uint8_t*>(packed) + at); });
 }

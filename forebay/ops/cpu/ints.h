@@ -21,6 +21,14 @@ FOREBAY_INLINE Ints load_ints(const void* p) { return {_mm512_loadu_si512(p)}; }
 FOREBAY_INLINE void store_ints(void* p, Ints a) { _mm512_storeu_si512(p, a.v); }
 FOREBAY_INLINE Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 FOREBAY_INLINE Ints operator&(Ints a, Ints b) { return {_mm512_and_si512(a.v, b.v)}; }
+FOREBAY_INLINE Ints operator|(Ints a, Ints b) { return {_mm512_or_si512(a.v, b.v)}; }
+FOREBAY_INLINE Ints bytes_to_ints(const uint8_t* p) {
+    return {_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+}
+// Of a table of 16, by the lowest four bits of each byte.
+FOREBAY_INLINE Ints entries(const uint8_t* table, Ints bytes) {
+    return {_mm512_shuffle_epi8(_mm512_broadcast_i32x4(*reinterpret_cast<const __m128i*>(table)), bytes.v)};
+}
 template <int N>
 FOREBAY_INLINE Ints shift_left(Ints a) {
     return {_mm512_slli_epi32(a.v, N)};
@@ -68,6 +76,13 @@ FOREBAY_INLINE Ints load_ints(const void* p) { return {_mm256_loadu_si256(static
 FOREBAY_INLINE void store_ints(void* p, Ints a) { _mm256_storeu_si256(static_cast<__m256i*>(p), a.v); }
 FOREBAY_INLINE Ints operator+(Ints a, Ints b) { return {_mm256_add_epi32(a.v, b.v)}; }
 FOREBAY_INLINE Ints operator&(Ints a, Ints b) { return {_mm256_and_si256(a.v, b.v)}; }
+FOREBAY_INLINE Ints operator|(Ints a, Ints b) { return {_mm256_or_si256(a.v, b.v)}; }
+FOREBAY_INLINE Ints bytes_to_ints(const uint8_t* p) {
+    return {_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))};
+}
+FOREBAY_INLINE Ints entries(const uint8_t* table, Ints bytes) {
+    return {_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(*reinterpret_cast<const __m128i*>(table)), bytes.v)};
+}
 template <int N>
 FOREBAY_INLINE Ints shift_left(Ints a) {
     return {_mm256_slli_epi32(a.v, N)};

@@ -4,8 +4,7 @@
 // zero beyond N and K, so that one thread streams through its panels and every kernel works on whole ones.
 //   float32:  [ceil(N/32)][K][32]
 //   bfloat16: [ceil(N/32)][ceil(K/32)][2][16][16][2]: tiles of 16 outputs by 16 pairs of inputs, as AMX and VNNI want B
-// The bias is float32 [ceil(N/32) * 32], zero where there is none. Weights that are held in codes are packed as
-// linear_q.h (AMX) or codes.h (all others) say, behind a header.
+// The bias is float32 [ceil(N/32) * 32], zero where there is none. Weights that are held in codes: codes.h.
 //
 // One output is always one chain of sums over k in ascending order, whatever T is: that is the batch invariance.
 #pragma once
@@ -17,20 +16,8 @@
 constexpr long kPanel = 32;  // outputs
 constexpr long kStep = 32;   // inputs of one bfloat16 step
 constexpr long kTile = 16 * 16 * 2;
-constexpr long kGroup = 32;  // inputs whose codes share a scale
+constexpr long kGroup = 32;  // inputs of a block of codes
 constexpr long kRowChunk = 256;  // rows of x that one piece of work covers without AMX: few enough to stay in L2
-
-// In the cache line before a weight that is held in codes.
-struct CodeHeader {
-    int32_t bits;
-    int32_t zero;
-    int32_t minimums;
-    int32_t activation_bits;  // that its inputs are rounded to (rounded.h), 0 where they stay as they are
-};
-
-constexpr long kHeaderBytes = 64;
-
-inline const CodeHeader& header_of(const void* packed) { return *static_cast<const CodeHeader*>(packed); }
 
 inline long ceil_div(long a, long b) { return (a + b - 1) / b; }
 
@@ -48,20 +35,23 @@ void for_each_panel(Pool& pool, long rows, long outputs, const Body& body) {
 
 // A dense weight as the kernels read it: see CodePanels in linear_q.h, which opens quantized ones.
 template <class T>
+struct DensePanel {
+    static constexpr long kStepSize = kStep * kPanel;
+    const T* data;
+
+    const T* all() const { return data; }
+    const T* step(long s) const { return data + s * kStepSize; }
+};
+
+template <class T>
 class DensePanels {
   public:
-    static constexpr long kStepSize = kStep * kPanel;
-
     DensePanels(const T* packed, long panel_size) : packed_(packed), panel_size_(panel_size) {}
 
-    struct Panel {
-        const T* data;
-
-        const T* all() const { return data; }
-        const T* step(long s) const { return data + s * kStepSize; }
-    };
-
-    Panel open(long panel) const { return {packed_ + panel * panel_size_}; }
+    template <class Body>
+    void open(long panel, const Body& body) const {
+        body(DensePanel<T>{packed_ + panel * panel_size_});
+    }
 
   private:
     const T* packed_;

@@ -42,7 +42,7 @@ void one_row_tile(const Rows& rows, long tile, Panel& panel, long steps, float* 
     TILE_ZERO(1);
     for (long s = 0; s < steps; ++s, a += kStep) {
         const bf16* weights = panel.step(s);
-        if constexpr (std::is_same_v<Panel, DensePanels<bf16>::Panel>) {
+        if constexpr (std::is_same_v<Panel, DensePanel<bf16>>) {
             prefetch_tile(weights + kPrefetchBytes / 2);
             prefetch_tile(weights + kPrefetchBytes / 2 + kTile);
         }
@@ -158,8 +158,10 @@ void linear(Pool& pool, const bf16* x, long ldx, const Panels& panels, const flo
         const TileScope scope(tiles.tile_rows());
         for (long item = begin; item < end; ++item) {
             const long panel = item % count, column = panel * kPanel, first = item / count * chunk_tiles;
-            tiles.multiply(first, std::min(first + chunk_tiles, tiles.count()), panels.open(panel), bias + column,
-                           out + column, outputs, std::min(kPanel, outputs - column));
+            panels.open(panel, [&](auto opened) {
+                tiles.multiply(first, std::min(first + chunk_tiles, tiles.count()), opened, bias + column, out + column,
+                               outputs, std::min(kPanel, outputs - column));
+            });
         }
     });
 }
@@ -171,8 +173,10 @@ void linear_panels(const void* x, long ldx, const Panels& panels, const float* b
     const TileScope scope(tiles.tile_rows());
     for (long panel = first; panel < end; ++panel) {
         const long column = panel * kPanel;
-        tiles.multiply(0, tiles.count(), panels.open(panel), bias + column, static_cast<bf16*>(out) + column, ldo,
-                       std::min(kPanel, outputs - column));
+        panels.open(panel, [&](auto opened) {
+            tiles.multiply(0, tiles.count(), opened, bias + column, static_cast<bf16*>(out) + column, ldo,
+                           std::min(kPanel, outputs - column));
+        });
     }
 }
 
@@ -184,9 +188,7 @@ void linear_panels(const void* x, long ldx, const Panels& panels, const float* b
     void fb_linear_q_##suffix(Pool* pool, const bf16* x, long ldx, const void* packed, const float* bias, Out* out, \
                               long rows, long inputs, long outputs) {                                               \
         pool->op([=](Pool& p) {                                                                                     \
-            with_panels<bf16>(packed, inputs, [&](const auto& panels) {                                             \
-                linear(p, x, ldx, panels, bias, out, rows, inputs, outputs);                                        \
-            });                                                                                                     \
+            linear(p, x, ldx, CodePanels<bf16>(packed, inputs), bias, out, rows, inputs, outputs);                  \
         });                                                                                                         \
     }
 
@@ -196,9 +198,7 @@ FOREBAY_LINEAR_OPENED(bf16, bf16)
 FOREBAY_LINEAR_OPENED(float, bf16_f32)
 
 void fb_linear_panels_q_bf16(FOREBAY_LINEAR_PANELS) {
-    with_panels<bf16>(packed, inputs, [&](const auto& panels) {
-        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
-    });
+    linear_panels(x, ldx, CodePanels<bf16>(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
 }
 
 // Asks the kernel for the tile registers, once for the process and its later threads; 0 if they may be used.

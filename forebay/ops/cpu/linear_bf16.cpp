@@ -79,9 +79,10 @@ template <class Panels, class Out>
 void multiply_panel(const bf16* x, long ldx, const Panels& panels, const float* bias, Out* out, long ldo, long inputs,
                     long outputs, long panel, long first, long end) {
     const long steps = ceil_div(inputs, kStep), column = panel * kPanel;
-    auto weights = panels.open(panel);
+    const bf16* weights = nullptr;
+    panels.open(panel, [&](auto opened) { weights = opened.all(); });
     for (long r = first; r < end; r += kRows) {
-        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights.all(), steps, bias + column,
+        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights, steps, bias + column,
                         out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
     }
 }

@@ -48,9 +48,10 @@ template <class Panels>
 void multiply_panel(const float* x, long ldx, const Panels& panels, const float* bias, float* out, long ldo,
                     long inputs, long outputs, long panel, long first, long end) {
     const long column = panel * kPanel;
-    auto weights = panels.open(panel);
+    const float* weights = nullptr;
+    panels.open(panel, [&](auto opened) { weights = opened.all(); });
     for (long r = first; r < end; r += kRows) {
-        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights.all(), inputs, bias + column,
+        block_of<kRows>(std::min<long>(kRows, end - r), x + r * ldx, ldx, weights, inputs, bias + column,
                         out + r * ldo + column, ldo, std::min(kPanel, outputs - column));
     }
 }
@@ -94,15 +95,12 @@ void fb_linear_panels_f32(FOREBAY_LINEAR_PANELS) {
 void fb_linear_q_f32(Pool* pool, const float* x, long ldx, const void* packed, const float* bias, float* out, long rows,
                      long inputs, long outputs) {
     pool->op([=](Pool& p) {
-        with_panels<float>(packed, inputs,
-                           [&](const auto& panels) { linear(p, x, ldx, panels, bias, out, rows, inputs, outputs); });
+        linear(p, x, ldx, CodePanels<float>(packed, inputs), bias, out, rows, inputs, outputs);
     });
 }
 
 void fb_linear_panels_q_f32(FOREBAY_LINEAR_PANELS) {
-    with_panels<float>(packed, inputs, [&](const auto& panels) {
-        linear_panels(x, ldx, panels, bias, out, ldo, rows, inputs, outputs, first, end);
-    });
+    linear_panels(x, ldx, CodePanels<float>(packed, inputs), bias, out, ldo, rows, inputs, outputs, first, end);
 }
 
 #endif

@@ -1,66 +1,140 @@
-// Quantized weights from the rows of a file to panels, and single rows of them back to numbers.
-#if defined(FOREBAY_AMX)
-
+// Quantized weights from one code a byte to panels (codes.h), and single rows of them back to numbers.
 #include <bit>
 
-#include "linear_q.h"
 #include "rows.h"
+#if defined(FOREBAY_AMX)
+#include "linear_q.h"
+#else
+#include "linear_int.h"
+#endif
 
 namespace {
 
-// codes [outputs][groups][16 or 32 bytes] as a file has them: with 4 bits byte j is input j and, above, input j + 16.
-template <class C>
-void pack_panel(const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums, uint8_t* panel, long first,
-                long outputs, long groups) {
-    constexpr long kRowBytes = kGroup * C::kBits / 8;
-    std::memset(panel, 0, groups * C::kBlock);
-    for (long n = 0; n < std::min(kPanel, outputs - first); ++n) {
-        for (long g = 0; g < groups; ++g) {
-            const long at = (first + n) * groups + g;
-            const uint8_t* row = codes + at * kRowBytes;
-            const auto code = [row](long k) -> uint32_t {
-                return C::kBits == 8 ? row[k] : row[k % kRowBytes] >> (k / kRowBytes * 4) & 15;
-            };
-            uint8_t* block = panel + g * C::kBlock;
-            for (long w = 0; w < C::kWords; ++w) {
-                for (long odd = 0; odd < 2; ++odd) {
-                    uint32_t word = 0;
-                    for (long pair = 0; pair < C::kPairs; ++pair) {
-                        word |= code(2 * (w * C::kPairs + pair) + odd) << (pair * C::kBits);
-                    }
-                    word = std::rotl(word, kRotation);
-                    std::memcpy(block + n / kHalf * C::kHalfCodes + (w * kLanes + n % kHalf * 2 + odd) * 4, &word, 4);
-                }
+// Rows of one format: what fb_pack_q is given.
+struct Rows {
+    const uint8_t* codes;
+    const uint16_t* scales;
+    const uint16_t* minimums;
+    const uint8_t* factors;
+    const uint8_t* minimum_factors;
+    long inputs;
+};
+
+#if defined(FOREBAY_AMX)
+
+// The bits `shift`.. of the 32 codes of output n, BITS of each, to where they are in a plane of 16 outputs.
+template <int BITS>
+void pack_plane(const uint8_t* codes, int shift, uint8_t* plane, long n) {
+    constexpr long kPairs = std::min(kGroup / 2, 32L / BITS);
+    for (long k = 0; k < kGroup; k += 2 * kPairs) {
+        for (long odd = 0; odd < 2; ++odd) {
+            uint32_t word = 0;
+            for (long pair = 0; pair < kPairs; ++pair) {
+                word |= (codes[k + 2 * pair + odd] >> shift & ((1u << BITS) - 1)) << (pair * BITS);
             }
-            std::memcpy(block + C::kScalesAt + n * 2, scales + at, 2);
-            if constexpr (C::kMinimums) std::memcpy(block + C::kMinimumsAt + n * 2, minimums + at, 2);
+            const long lane = k / (2 * kPairs) * kLanes + n * 2 + odd;
+            if constexpr (BITS == 1) {
+                std::memcpy(plane + lane * 2, &word, 2);
+            } else {
+                word = std::rotl(word, kRotation + shift);
+                std::memcpy(plane + lane * 4, &word, 4);
+            }
         }
     }
 }
 
 template <class C, class T>
-void open_row(const uint8_t* panel, long n, long groups, float zero, T* out) {
+void open_row(const uint8_t* panel, const CodePart& part, long n, long inputs, T* out) {
     float lanes[kGroup / 2][kLanes];
-    for (long g = 0; g < groups; ++g, panel += C::kBlock, out += kGroup) {
-        open_half<C>(panel, n / kHalf, zero, &lanes[0][0]);
+    Blocks<C> blocks(panel, part.blocks);
+    for (long k = 0; k < inputs; k += kGroup) {
+        open_half<C>(blocks.next(), n / kHalf, &lanes[0][0]);
         float row[kGroup];
-        for (long k = 0; k < kGroup; ++k) row[k] = lanes[k / 2][n % kHalf * 2 + k % 2];
-        for (long k = 0; k < kGroup; k += W) store(out + k, load(row + k));
+        for (long i = 0; i < kGroup; ++i) row[i] = lanes[i / 2][n % kHalf * 2 + i % 2];
+        for (long i = 0; i < kGroup; i += W) store(out + k + i, load(row + i));
+    }
+}
+
+#else
+
+template <int BITS>
+void pack_plane(const uint8_t* codes, int shift, uint8_t* plane, long n) {
+    for (long k = 0; k < kGroup; ++k) {
+        const int field = codes[k] >> shift & ((1 << BITS) - 1);
+        plane[k / 4 * BITS / 8 * kLine + n * 4 + k % 4] |= field << (k / 4 * BITS % 8);
+    }
+}
+
+template <class C, class T>
+void open_row(const uint8_t* panel, const CodePart& part, long n, long inputs, T* out) {
+    constexpr int kFours = 8 / C::kParts;
+    const long lane = n % kStripe / W * W, at = n % W;
+    Blocks<C> blocks(panel + n / kStripe * part.panel_bytes / 2, part.blocks);
+    for (long k = 0; k < inputs; k += kGroup) {
+        const Block block = blocks.next();
+        float row[kGroup];
+        unrolled<8>([&](auto four) {
+            const PartScales<C> of(block, four / kFours, lane);
+            float scales[W], minimums[W];
+            uint8_t codes[W][4];
+            store(scales, of.scale);
+            store(minimums, of.minimum);
+            store_ints(codes, four_codes<C, four>(block, lane));
+            for (int i = 0; i < 4; ++i) {
+                row[four * 4 + i] = scales[at] * static_cast<float>(codes[at][i] - C::kZero) + minimums[at];
+            }
+        });
+        for (long i = 0; i < kGroup; i += W) store(out + k + i, load(row + i));
+    }
+}
+
+#endif
+
+template <class C>
+void pack_block(const Rows& rows, long row, long block, uint8_t* to, long n) {
+    const uint8_t* codes = rows.codes + row * rows.inputs + block * kGroup;
+    uint8_t* half = to + n / kHalf * C::kHalfBytes;
+    pack_plane<C::kLow>(codes, 0, half, n % kHalf);
+    if constexpr (C::kHigh > 0) pack_plane<C::kHigh>(codes, C::kLow, half + C::kLowBytes, n % kHalf);
+    if constexpr (C::kFactors) {
+        const long first = (row * (rows.inputs / kGroup) + block) * C::kParts;
+        for (long i = 0; i < C::kParts; ++i) {
+            uint8_t factor = rows.factors[first + i];
+            if constexpr (C::kShared) factor |= rows.minimum_factors[first + i] << 4;
+            to[C::kFactorsAt + i * kStripe + n] = factor;
+            if constexpr (C::kMinimums && !C::kShared) {
+                to[C::kMinimumFactorsAt + i * kStripe + n] = rows.minimum_factors[first + i];
+            }
+        }
+    }
+}
+
+// Rows first.. into a stripe.
+template <class C>
+void pack_stripe(const Rows& rows, long first, long count, const CodePart& part, uint8_t* stripe) {
+    const long heads = rows.inputs / kGroup / part.blocks, head_bytes = C::kHead + part.blocks * C::kBlock;
+    std::memset(stripe, 0, heads * head_bytes);
+    for (long n = 0; n < std::min(kStripe, count - first); ++n) {
+        for (long h = 0; h < heads; ++h) {
+            uint8_t* head = stripe + h * head_bytes;
+            const long row = first + n;
+            std::memcpy(head + n * 2, rows.scales + row * heads + h, 2);
+            if constexpr (C::kMinimums) std::memcpy(head + (kStripe + n) * 2, rows.minimums + row * heads + h, 2);
+            for (long b = 0; b < part.blocks; ++b) {
+                pack_block<C>(rows, row, h * part.blocks + b, head + C::kHead + b * C::kBlock, n);
+            }
+        }
     }
 }
 
 template <class T>
 void embedding(Pool& pool, const int64_t* ids, const uint8_t* packed, T* out, long rows, long width) {
-    const long groups = width / kGroup;
-    const CodeHeader& header = header_of(packed);
-    with_codes(header, [&](auto codes) {
-        using C = decltype(codes);
-        pool.run(rows, grain_for(16 * width), [&](long begin, long end) {
-            for (long r = begin; r < end; ++r) {
-                open_row<C>(packed + kHeaderBytes + ids[r] / kPanel * groups * C::kBlock, ids[r] % kPanel, groups,
-                            static_cast<float>(header.zero), out + r * width);
-            }
-        });
+    pool.run(rows, grain_for(16 * width), [&](long begin, long end) {
+        for (long r = begin; r < end; ++r) {
+            with_panel(packed, ids[r] / kPanel, [&](auto codes, const CodePart& part, const uint8_t* panel) {
+                open_row<decltype(codes)>(panel, part, ids[r] % kPanel, width, out + r * width);
+            });
+        }
     });
 }
 
@@ -68,20 +142,25 @@ void embedding(Pool& pool, const int64_t* ids, const uint8_t* packed, T* out, lo
 
 extern "C" {
 
-// codes [outputs, inputs * bits / 8], scales and minimums (or null) float16 [outputs, inputs / 32], contiguous;
-// `packed` as linear_q.h says, all of it written.
-void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums, uint8_t* packed,
-               long outputs, long inputs, long bits, long zero, long) {
-    const CodeHeader header{static_cast<int32_t>(bits), static_cast<int32_t>(zero), minimums != nullptr, 0};
-    std::memset(packed, 0, kHeaderBytes);
-    std::memcpy(packed, &header, sizeof header);
-    const long groups = inputs / kGroup;
-    with_codes(header, [=](auto format) {
-        using C = decltype(format);
-        pool->run(ceil_div(outputs, kPanel), [=](long begin, long end) {
-            for (long panel = begin; panel < end; ++panel) {
-                pack_panel<C>(codes, scales, minimums, packed + kHeaderBytes + panel * groups * C::kBlock,
-                              panel * kPanel, outputs, groups);
+// The number of a format in a `CodePart`.
+long fb_code_format(long bits, long minimums, long factors, long levels) {
+    return AllCodes::find(bits, minimums != 0, factors, levels != 0);
+}
+
+// Some rows of a part, from a panel's first on: codes [rows, inputs], scales and minimums float16 [rows, inputs / 32 /
+// part.blocks], factors of both [rows, inputs / inputs that share one], null where there are none; `panels` as codes.h says,
+// all of them written.
+void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const uint16_t* minimums,
+               const uint8_t* factors, const uint8_t* minimum_factors, const void* part_of_header, uint8_t* panels,
+               long rows, long inputs) {
+    const auto& part = *static_cast<const CodePart*>(part_of_header);
+    const Rows all{codes, scales, minimums, factors, minimum_factors, inputs};
+    constexpr long kStripes = kPanel / kStripe;
+    AllCodes::with(part.format, [&](auto format) {
+        pool->run(ceil_div(rows, kPanel) * kStripes, [&](long begin, long end) {
+            for (long stripe = begin; stripe < end; ++stripe) {
+                pack_stripe<decltype(format)>(all, stripe * kStripe, rows, part,
+                                              panels + stripe * part.panel_bytes / kStripes);
             }
         });
     });
@@ -97,5 +176,3 @@ void fb_pack_q(Pool* pool, const uint8_t* codes, const uint16_t* scales, const u
 FOREBAY_EMBEDDING_Q(float, f32)
 FOREBAY_EMBEDDING_Q(bf16, bf16)
 }
-
-#endif

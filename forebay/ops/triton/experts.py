@@ -23,7 +23,7 @@ _BLOCK: Final = 1024  # entries of a row that one program sums up
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonExperts(Experts):
-    """`gate_up` and `down` keep the tensors that `gate_up_at` and `down_at` [E, 4] are the addresses of."""
+    """`gate_up` and `down` keep the tensors that `gate_up_at` and `down_at` [E, 8] are the addresses of."""
 
     gate_up: tuple[TritonLinearWeight, ...]
     down: tuple[TritonLinearWeight, ...]
@@ -91,7 +91,7 @@ class TritonExpertOps(ExpertOps):
         return out
 
     def pack_heads(self, weights: Sequence[LinearWeight]) -> HeadWeights:
-        packed = [w for w in weights if isinstance(w, TritonLinearWeight) and w.bits == 16 and w.bias is None]
+        packed = [w for w in weights if isinstance(w, TritonLinearWeight) and w.form is None and w.bias is None]
         if len(packed) < len(weights):
             return super().pack_heads(weights)
         return TritonHeads(torch.stack([w.values.t() for w in packed]))
@@ -104,7 +104,7 @@ class TritonExpertOps(ExpertOps):
 
 def _table(experts: Sequence[LinearWeight]) -> tuple[tuple[TritonLinearWeight, ...], Tensor]:
     packed = tuple(expert for expert in experts if isinstance(expert, TritonLinearWeight))
-    forms = {(w.values.shape, w.bits, w.zero, w.minimums is None, w.bias is None) for w in packed}
+    forms = {(w.values.shape, w.form, w.bias is None) for w in packed}
     assert len(packed) == len(experts), "experts that these ops did not pack"
     assert len(forms) == 1, f"experts of several forms: {forms}"
     return packed, torch.stack([w.addresses for w in packed])

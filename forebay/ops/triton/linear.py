@@ -5,16 +5,18 @@ Shape letters: T tokens, N and K a layer's outputs and inputs, G groups of rows.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from forebay.formats.quantized import GROUP, GroupQuantized
+from forebay.formats.quantized import GROUP, LEVELS, U8, CodeFormat, GroupQuantized, StoredCodes, joined
 from forebay.ops.linear import LinearWeight
 from forebay.ops.triton.common import dot, owner
 
@@ -24,25 +26,65 @@ _MANY_ROWS: Final = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TritonLinearWeight:
-    """The tensors that were packed, and where they lie: `addresses` [4] int64 on the device, of values or codes,
-    scales, minimums and bias, 0 for none.
+    """The tensors that were packed, and where they lie: `addresses` [8] int64 on the device, of what `_PARTS` names, 0
+    for none.
 
-    `bits` 16: `values` [N, K] in the model's dtype, and `bias` in the same. Otherwise `values`, `scales` and `minimums`
-    are what `GroupQuantized` calls so, and `bias` is float32.
+    `form` None: `values` [N, K] in the model's dtype, and `bias` in the same. Otherwise `values` are the lower bits of
+    the codes and `high` the others, both in planes (see `_plane`), `scales`, `minimums` and factors what
+    `GroupQuantized` calls so, and `bias` is float32.
     """
 
     values: Tensor
     scales: Tensor | None
     minimums: Tensor | None
     bias: Tensor | None
-    bits: int
-    zero: int
+    high: Tensor | None
+    factors: Tensor | None
+    minimum_factors: Tensor | None
+    form: CodeFormat | None
     in_features: int
     addresses: Tensor
 
     @property
     def out_features(self) -> int:
         return len(self.values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TritonParts:
+    """Matrices of several formats, one below the other."""
+
+    parts: tuple[TritonLinearWeight, ...]
+
+    @property
+    def in_features(self) -> int:
+        return self.parts[0].in_features
+
+    @property
+    def out_features(self) -> int:
+        return sum(part.out_features for part in self.parts)
+
+
+_PARTS: Final = ("values", "scales", "minimums", "bias", "high", "factors", "minimum_factors")
+_LOW_BITS: Final = {2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 8: 8}  # by the bits of a code: of the plane of `values`
+
+
+@triton.jit
+def _field(plane, col_at, at, k, mask, BITS: tl.constexpr):
+    """Entries [at, col] of a plane: of 32 inputs, i is in byte i % (4 * BITS), above those before it."""
+    span: tl.constexpr = 4 * BITS
+    byte = at // 32 * span + at % span
+    packed = tl.load(plane + col_at * (k // 8 * BITS) + byte[:, None], mask=mask, other=0).to(tl.int32)
+    return (packed >> (at % 32 // span * BITS)[:, None]) & ((1 << BITS) - 1)
+
+
+@triton.jit
+def _number(numbers, factors, col_at, at, k, mask, SPAN: tl.constexpr, FACTORS: tl.constexpr):
+    """The scale or minimum of entries [at, col], float32."""
+    number = tl.load(numbers + col_at * (k // SPAN) + (at // SPAN)[:, None], mask=mask, other=0.0).to(tl.float32)
+    if FACTORS > 0:
+        number *= tl.load(factors + col_at * (k // FACTORS) + (at // FACTORS)[:, None], mask=mask, other=0)
+    return number
 
 
 @triton.jit(do_not_specialize=["num_groups", "num_rows"])
@@ -60,6 +102,10 @@ def _matmul(
     k,
     zero,
     BITS: tl.constexpr,
+    HIGH: tl.constexpr,
+    SPAN: tl.constexpr,
+    FACTORS: tl.constexpr,
+    LEVELS: tl.constexpr,
     GROUPED: tl.constexpr,
     HAS_X_ROWS: tl.constexpr,
     HAS_OUT_ROWS: tl.constexpr,
@@ -97,7 +143,7 @@ def _matmul(
     live_col = col < n
     col_at = col.to(tl.int64)[None, :]
     acc = tl.zeros([ROWS, COLS], tl.float32)
-    here = addresses + group * 4
+    here = addresses + group * 8
     dtype = x.dtype.element_ty
     if BITS == 16:
         weight = tl.multiple_of(tl.load(here), 16).to(tl.pointer_type(dtype))
@@ -106,6 +152,27 @@ def _matmul(
             values = tl.load(x_at + at[None, :], mask=live[:, None] & (at[None, :] < k), other=0.0)
             tile = tl.load(weight + col_at * k + at[:, None], mask=live_col[None, :] & (at[:, None] < k), other=0.0)
             acc += dot(values, tile)
+    elif SPAN > 32 or HIGH > 0 or LEVELS:
+        low_at = tl.load(here).to(tl.pointer_type(tl.uint8))
+        scales_at = tl.load(here + 1).to(tl.pointer_type(tl.float16))
+        minimums_at = tl.load(here + 2).to(tl.pointer_type(tl.float16))
+        high_at = tl.load(here + 4).to(tl.pointer_type(tl.uint8))
+        factors_at = tl.load(here + 5).to(tl.pointer_type(tl.int8))
+        minimum_factors_at = tl.load(here + 6).to(tl.pointer_type(tl.int8))
+        levels_at = tl.load(here + 7).to(tl.pointer_type(tl.uint8))
+        for start in range(0, k, DEPTH):
+            at = start + tl.arange(0, DEPTH)
+            mask = live_col[None, :] & (at < k)[:, None]
+            values = tl.load(x_at + at[None, :], mask=live[:, None] & (at < k)[None, :], other=0.0)
+            code = _field(low_at, col_at, at, k, mask, BITS)
+            if HIGH > 0:
+                code += _field(high_at, col_at, at, k, mask, HIGH) << BITS
+            if LEVELS:
+                code = tl.load(levels_at + code).to(tl.int32)
+            tile = _number(scales_at, factors_at, col_at, at, k, mask, SPAN, FACTORS) * (code - zero).to(tl.float32)
+            if HAS_MINIMUMS:
+                tile += _number(minimums_at, minimum_factors_at, col_at, at, k, mask, SPAN, FACTORS)
+            acc += dot(values, tile.to(dtype))
     else:
         codes_at = tl.multiple_of(tl.load(here), 16).to(tl.pointer_type(tl.uint8))
         scales_at = tl.load(here + 1).to(tl.pointer_type(tl.float16))
@@ -151,21 +218,43 @@ class TritonLinear:
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None = None) -> TritonLinearWeight:
         weight = weight.contiguous()
-        return _packed(weight, None, None, bias, 16, 0, weight.shape[1])
+        return _packed(None, weight.shape[1], values=weight, bias=bias)
 
-    def pack_quantized(self, weight: GroupQuantized, bias: Tensor | None = None) -> TritonLinearWeight:
-        codes, scales = (torch.tensor(part, device=self._device) for part in (weight.codes, weight.scales))
-        minimums = None if weight.minimums is None else torch.tensor(weight.minimums, device=self._device)
+    def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> TritonLinearWeight | TritonParts:
         bias = None if bias is None else bias.to(self._device, torch.float32)
-        return _packed(codes, scales, minimums, bias, weight.bits, weight.zero, weight.shape[1])
+        parts = [
+            self._pack_part(joined(list(weight.pieces(run))), None if bias is None else bias[run.start : run.stop])
+            for _, run in weight.runs
+        ]
+        return parts[0] if len(parts) == 1 else TritonParts(tuple(parts))
+
+    def _pack_part(self, weight: GroupQuantized, bias: Tensor | None) -> TritonLinearWeight:
+        form, codes = weight.format, weight.codes
+        low = _LOW_BITS[form.bits]
+        arrays = {
+            "values": _plane(codes & np.uint8((1 << low) - 1), low),
+            "high": _plane(codes >> np.uint8(low), form.bits - low) if form.bits > low else None,
+            "scales": weight.scales,
+            "minimums": weight.minimums,
+            "factors": weight.factors,
+            "minimum_factors": weight.minimum_factors,
+        }
+        tensors: dict[str, Any] = {
+            name: None if array is None else torch.tensor(array, device=self._device) for name, array in arrays.items()
+        }
+        return _packed(form, weight.shape[1], bias=bias, **tensors)
 
     def linear(self, x: Tensor, w: LinearWeight) -> Tensor:
+        if isinstance(w, TritonParts):
+            return torch.cat([self.linear(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
-        return F.linear(x, w.values, w.bias) if w.bits == 16 else _linear_in_codes(x, w, x.dtype)
+        return F.linear(x, w.values, w.bias) if w.form is None else _linear_in_codes(x, w, x.dtype)
 
     def linear_f32(self, x: Tensor, w: LinearWeight) -> Tensor:
+        if isinstance(w, TritonParts):
+            return torch.cat([self.linear_f32(x, part) for part in w.parts], dim=1)
         assert isinstance(w, TritonLinearWeight), type(w)
-        if w.bits != 16:
+        if w.form is not None:
             return _linear_in_codes(x, w, torch.float32)
         if not x.is_cuda or x.dtype == torch.float32:
             return F.linear(x, w.values, w.bias).float()
@@ -177,28 +266,55 @@ class TritonLinear:
 
     def embedding_packed(self, ids: Tensor, table: LinearWeight, dtype: torch.dtype) -> Tensor:
         assert isinstance(table, TritonLinearWeight), type(table)
-        assert table.scales is not None, "a table that is not quantized"
-        codes = table.values.index_select(0, ids).unflatten(1, (table.scales.shape[1], -1))
-        if table.bits == 4:
-            codes = torch.cat([codes & 15, codes >> 4], dim=-1)
-        rows = (codes.float() - table.zero) * table.scales.index_select(0, ids).float().unsqueeze(-1)
-        if table.minimums is not None:
-            rows += table.minimums.index_select(0, ids).float().unsqueeze(-1)
-        return rows.flatten(1).to(dtype)
+        assert table.form is not None, "a table that is not quantized"
+        low = _LOW_BITS[table.form.bits]
+        codes = _fields(table.values.index_select(0, ids), low).int()
+        if table.high is not None:
+            codes |= _fields(table.high.index_select(0, ids), table.form.bits - low).int() << low
+        if table.form.levels:
+            codes = _levels(codes.device)[codes].int()
+        scales, minimums = (
+            None if numbers is None else _numbers(numbers.index_select(0, ids), factors, ids)
+            for numbers, factors in ((table.scales, table.factors), (table.minimums, table.minimum_factors))
+        )
+        assert scales is not None
+        rows = (codes - table.form.zero).view(*scales.shape, -1) * scales.unsqueeze(-1)
+        return (rows if minimums is None else rows + minimums.unsqueeze(-1)).flatten(1).to(dtype)
 
 
-def _packed(
-    values: Tensor,
-    scales: Tensor | None,
-    minimums: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-    zero: int,
-    in_features: int,
-) -> TritonLinearWeight:
-    addresses = [0 if part is None else part.data_ptr() for part in (values, scales, minimums, bias)]
+def _plane(fields: U8, bits: int) -> U8:
+    """fields [N, K] of so many bits -> [N, K * bits / 8]: of 32, i is in byte i % (4 * bits), above those before it."""
+    packed = fields.reshape(len(fields), -1, 8 // bits, 4 * bits)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    plane: U8 = np.bitwise_or.reduce(packed << shifts, axis=2).reshape(len(fields), -1)
+    return plane
+
+
+def _fields(plane: Tensor, bits: int) -> Tensor:
+    """The fields of a plane, [N, K]."""
+    shifts = torch.arange(0, 8, bits, device=plane.device).unsqueeze(-1)
+    return (plane.unflatten(1, (-1, 1, 4 * bits)) >> shifts & (1 << bits) - 1).flatten(1)
+
+
+def _numbers(numbers: Tensor, factors: Tensor | None, ids: Tensor) -> Tensor:
+    """Scales or minimums [rows, groups] float32 of the smallest groups."""
+    if factors is None:
+        return numbers.float()
+    chosen = factors.index_select(0, ids).view(*numbers.shape, -1)
+    return (chosen * numbers.float().unsqueeze(-1)).flatten(1)
+
+
+@functools.cache
+def _levels(device: torch.device) -> Tensor:
+    return torch.tensor(LEVELS, device=device)
+
+
+def _packed(form: CodeFormat | None, in_features: int, *, values: Tensor, **parts: Tensor | None) -> TritonLinearWeight:
+    everything: dict[str, Any] = {"values": values, **{name: parts.get(name) for name in _PARTS[1:]}}
+    levels = _levels(values.device) if form is not None and form.levels else None
+    addresses = [0 if part is None else part.data_ptr() for part in (*everything.values(), levels)]
     where = torch.tensor(addresses, dtype=torch.int64, device=values.device)
-    return TritonLinearWeight(values, scales, minimums, bias, bits, zero, in_features, where)
+    return TritonLinearWeight(**everything, form=form, in_features=in_features, addresses=where)
 
 
 def _linear_in_codes(x: Tensor, w: TritonLinearWeight, dtype: torch.dtype) -> Tensor:
@@ -217,13 +333,15 @@ def matmul(
     like: TritonLinearWeight,
     num_rows: int,
 ) -> None:
-    """out[i] = x[i] @ weight.T + bias for `num_rows` rows, on the weights at `addresses` [G, 4].
+    """out[i] = x[i] @ weight.T + bias for `num_rows` rows, on the weights at `addresses` [G, 8].
 
     Rows `starts[g]..starts[g + 1]` (int32) have the g-th weight; `starts` None: there is one, for all. `x_rows` and
     `out_rows` [num_rows] int64 say which rows of x and `out` these are, None that they lie in order. `like` says what
     all the weights have in common.
     """
-    num_groups = addresses.numel() // 4
+    num_groups = addresses.numel() // 8
+    form = like.form
+    low = 16 if form is None else _LOW_BITS[form.bits]
     many = num_rows > _FEW_ROWS * num_groups
     rows, cols = (_MANY_ROWS, 64) if many else (_FEW_ROWS, 32)
     blocks = triton.cdiv(num_rows, rows) if starts is None else num_rows // rows + num_groups
@@ -239,8 +357,12 @@ def matmul(
         x.stride(0),
         like.out_features,
         like.in_features,
-        like.zero,
-        BITS=like.bits,
+        0 if form is None else form.zero,
+        BITS=low,
+        HIGH=0 if form is None else form.bits - low,
+        SPAN=GROUP if form is None else form.group,
+        FACTORS=0 if form is None else form.factors,
+        LEVELS=form is not None and form.levels,
         GROUPED=starts is not None,
         HAS_X_ROWS=x_rows is not None,
         HAS_OUT_ROWS=out_rows is not None,

@@ -1,0 +1,50 @@
+"""Matrices in codes for tests: random ones of every format."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from forebay.formats.gguf_types import GGML_TYPES
+from forebay.formats.quantized import GROUP, CodeFormat, GroupQuantized, StoredCodes, joined_codes, stored_codes
+
+FORMATS = {block.name: block.codes for block in GGML_TYPES.values() if block.codes is not None} | {
+    "8 bits with minimums": CodeFormat(bits=8, minimums=True),
+    "4 bits by 128": CodeFormat(bits=4, minimums=True, group=128),
+}
+SIMPLE = {name: form for name, form in FORMATS.items() if form.group == GROUP}
+
+
+def random_codes(form: CodeFormat, outputs: int, inputs: int, seed: int) -> GroupQuantized:
+    """Every code there is, scales of either sign, and all factors of the format's bits."""
+    draw = np.random.default_rng(seed)
+    largest = 1 << form.factor_bits - 2 if form.factor_bits > 4 else 1 << form.factor_bits
+    size = 16 / (1 << form.bits) / inputs**0.5 / (largest if form.factors else 1) / (16 if form.levels else 1)
+
+    def halves(there: bool) -> np.ndarray | None:
+        return (draw.normal(size=(outputs, inputs // form.group)) * size).astype(np.float16) if there else None
+
+    def factors(there: bool) -> np.ndarray | None:
+        shape = (outputs, inputs // (form.factors or GROUP))
+        lowest = 0 if form.minimums else -largest
+        return draw.integers(lowest, largest, shape, dtype=np.int8) if there and form.factors else None
+
+    return GroupQuantized(
+        format=form,
+        codes=draw.integers(0, 1 << form.bits, (outputs, inputs), dtype=np.uint8),
+        scales=halves(True),
+        minimums=halves(form.minimums),
+        factors=factors(True),
+        minimum_factors=factors(form.minimums),
+    )
+
+
+def stored(*weights: GroupQuantized) -> StoredCodes:
+    """Matrices that are there already, one below the other."""
+    found = joined_codes([stored_codes(w.format, w.shape, lambda w=w: w.rows) for w in weights])
+    assert found is not None
+    return found
+
+
+def read(codes: StoredCodes) -> np.ndarray:
+    """The values of all rows, [N, K] float32."""
+    return np.concatenate([piece.values() for _, run in codes.runs for piece in codes.pieces(run)])
