@@ -45,8 +45,8 @@ def dequantize(raw: U8, block: BlockType) -> F32:
 def split(raw: U8, block: BlockType) -> GroupQuantized:
     """Of a type with codes: those of raw [rows, bytes per row], and what they are multiplied with, apart."""
     form, parts = block.codes, block.parts
-    assert form is not None, block.name
-    assert parts is not None, block.name
+    if form is None or parts is None:
+        raise TypeError(f"{block.name} has no codes")
 
     def by_row(part: Any) -> Any:
         return None if part is None else part.reshape(len(raw), -1)
