@@ -302,7 +302,9 @@ def _what_would_fit(facts: Facts, settled: Settled) -> str:
     """In the place of weights that do not, the least lossy first."""
     held, memory = weight_bytes(facts, settled), facts.memory
     others = {kind: weight_bytes(facts, Settled({**settled, "quantization": kind})) for kind in Quantization}
-    fitting = [f"--quantization {kind} needs {human_bytes(size)}" for kind, size in others.items() if size < memory.value]
+    fitting = [
+        f"--quantization {kind} needs {human_bytes(size)}" for kind, size in others.items() if size < memory.value
+    ]
     least = f"no --quantization needs less than {human_bytes(min(others.values()))}, take a smaller model"
     return (
         f"{human_bytes(memory.value)} of memory ({memory.why}) do not hold {human_bytes(held)} of weights: "
