@@ -60,9 +60,7 @@ def whole(inputs: int, form: CodeFormat) -> int:
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=list(FORMATS))
-def test_linear_equals_the_reference(
-    native: NativeOps, reference: Ops, dtype: torch.dtype, form: CodeFormat
-) -> None:
+def test_linear_equals_the_reference(native: NativeOps, reference: Ops, dtype: torch.dtype, form: CodeFormat) -> None:
     for rows, least, outputs in SHAPES:
         inputs = whole(least, form)
         x, weight = normal((rows, inputs), dtype, seed=1), stored(random_codes(form, outputs, inputs, seed=2))
