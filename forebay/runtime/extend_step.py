@@ -17,7 +17,7 @@ from forebay.pools.table import Column, Table
 from forebay.runtime.forward import Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import captures_prompts, of_prompts
+from forebay.runtime.kinds import STOPS, of_prompts
 from forebay.runtime.plan_columns import padded
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
@@ -34,65 +34,80 @@ class Tokens(Table):
 
 
 class Sequences(Table):
-    """The first padded sequence has all W padded tokens (W is at least 1), the others have none."""
+    """The first padded sequence has all W padded tokens (W is at least 1) and all snapshots that are none, the others
+    have nothing."""
 
     declared = padded("S")
     q_ends = Column(torch.int32, pad="T")  # the token after each sequence's last; T of a padded one
+    snap_stops = Column(torch.int32, pad="T")  # the snapshot after each sequence's last
 
     def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
         super().__init__(num_rows, device=device, sizes={"T": 0, "W": 1})
-        self.q_start = torch.cat([self.q_ends.new_zeros(1), self.q_ends])
-        self._tensors["q_ends"] = self.q_start[1:]
+        self.q_start, self.snap_start = self._from_zero("q_ends"), self._from_zero("snap_stops")
+
+    def _from_zero(self, ends: str) -> Tensor:
+        """[S + 1], 0 and then the column `ends`."""
+        bounds = torch.cat([self[ends].new_zeros(1), self[ends]])
+        self._tensors[ends] = bounds[1:]
+        return bounds
+
+
+class Stops(Table):
+    """Where kinds of cache keep what a sequence is by then: behind each token once at most."""
+
+    declared = STOPS
 
 
 class ExtendInputs:
-    """Two tables that are filled together; `num_rows` are the tokens. There is room for one sequence more than may run,
-    so that a padded token always has one to belong to."""
+    """Tables that are filled together; `num_rows` are the tokens. There is room for one sequence more than may run, so
+    that a padded token always has one to belong to."""
 
-    columns = (*Tokens.declared, *Sequences.declared)
+    columns = (*Tokens.declared, *Sequences.declared, *Stops.declared)
 
-    def __init__(self, tokens: Tokens, sequences: Sequences) -> None:
-        self.tokens, self.sequences = tokens, sequences
+    def __init__(self, tokens: Tokens, sequences: Sequences, stops: Stops) -> None:
+        self.tokens, self.sequences, self.stops = tokens, sequences, stops
 
     @property
     def num_rows(self) -> int:
         return self.tokens.num_rows
 
     def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
-        """Columns of tokens have n values, those of sequences as many as there are."""
-        of_sequences = {name: value for name, value in values.items() if name in Sequences.declared}
-        of_tokens = {name: value for name, value in values.items() if name not in of_sequences}
-        count = len(next(iter(of_sequences.values()), ()))
-        self.sequences.fill(of_sequences, count, self.sequences.num_rows, T=padded, W=max(1, padded - n))
-        self.tokens.fill(of_tokens, n, padded)
+        """Columns of tokens have n values, those of sequences and of snapshots as many as there are."""
+        sizes = {"T": padded, "W": max(1, padded - n)}
+        for table, rows in ((self.sequences, self.sequences.num_rows), (self.stops, padded)):
+            own = {name: value for name, value in values.items() if name in table.declared}
+            table.fill(own, len(next(iter(own.values()), ())), rows, **sizes)
+        self.tokens.fill({name: value for name, value in values.items() if name in Tokens.declared}, n, padded)
         return self.head(padded)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self.sequences[name] if name in Sequences.declared else self.tokens[name]
+        table = next(t for t in (self.tokens, self.sequences, self.stops) if name in t.declared)
+        return table[name]
 
     def head(self, n: int) -> Self:
-        return type(self)(self.tokens.head(n), self.sequences)
+        return type(self)(self.tokens.head(n), self.sequences, self.stops.head(n))
 
 
 class ExtendStep:
     def __init__(self, forward: Forward) -> None:
         self._forward = forward
-        self._nothing = torch.empty(0, dtype=torch.int32, device=forward.rows.last_tokens.device)
 
     def __call__(self, inputs: ExtendInputs) -> HiddenStates:
-        kinds = of_prompts(inputs, self._nothing)
-        return self._forward.hidden(StepTokens.of(inputs, q_start=inputs.sequences.q_start, kinds=kinds))
+        bounds = {"q_start": inputs.sequences.q_start, "snap_start": inputs.sequences.snap_start}
+        kinds = of_prompts(inputs, **bounds)
+        return self._forward.hidden(StepTokens.of(inputs, q_start=bounds["q_start"], kinds=kinds))
 
 
 def extend_runner(
     forward: Forward, *, max_num_tokens: int, backend: GraphBackend
 ) -> GraphRunner[ExtendInputs, HiddenStates]:
     rows, cache = forward.rows, forward.cache
-    assert captures_prompts(cache), "the shape of a step with prompts is not fixed"
     # A padded sequence must not be longer than a row of the page table.
     most = min(max_num_tokens, rows.req_to_token.shape[1] * cache.page_size)
     device = rows.last_tokens.device
-    inputs = ExtendInputs(Tokens(most, device=device), Sequences(rows.num_rows, device=device))
+    inputs = ExtendInputs(
+        Tokens(most, device=device), Sequences(rows.num_rows, device=device), Stops(most, device=device)
+    )
     step, sizes = ExtendStep(forward), _token_counts(most)
     return GraphRunner(step, inputs, writes=(), sizes=sizes, backend=backend, patience=_PATIENCE)
 

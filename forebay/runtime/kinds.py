@@ -32,6 +32,11 @@ DERIVED: Final = {
 # An input of captured decode steps: where the state goes too, PAD for nowhere. The field's `mamba_track_mask` is where
 # it is not PAD: one fact, one column.
 TRACKED: Final[Mapping[str, Column]] = {"mamba_track_indices": Column(torch.int32, pad=PAD)}
+# Inputs of captured steps with prompts; one with slot PAD is none, wherever it ends.
+STOPS: Final[Mapping[str, Column]] = {
+    "snap_ends": Column(torch.int32, pad=0),
+    "snap_slots": Column(torch.int32, pad=PAD),
+}
 
 
 class KindTokens(NamedTuple):
@@ -45,13 +50,8 @@ class Columns(Protocol):
     def __getitem__(self, name: str, /) -> Tensor: ...
 
 
-def captures_prompts(cache: CachePool) -> bool:
-    """Whether steps with prompts have a fixed shape: how many snapshots one takes of states has no bound."""
-    return not cache.has(Per.SLOT)
-
-
 def arrays_of_kinds(plan: StepPlan, q_start: Array) -> dict[str, Array]:
-    """Snapshots as the ops take them. In a step that only decodes a sequence has one at most."""
+    """Stops as the ops take them. In a step that only decodes a sequence has one at most."""
     if not len(plan.states.state_slots):
         return {}
     seqs, snap_start = plan.states.snap_seqs, np.zeros(plan.num_seqs + 1, dtype=np.int64)
@@ -105,10 +105,15 @@ def check_kinds(plan: StepPlan) -> None:
 
 def of_step(columns: Columns) -> KindTokens:
     """Of a step of any shape."""
+    return of_prompts(columns, q_start=columns["q_start"], snap_start=columns["snap_start"])
+
+
+def of_prompts(columns: Columns, *, q_start: Tensor, snap_start: Tensor) -> KindTokens:
+    """As of_step, where the sequences' bounds stand elsewhere."""
     states = StateBatch(
         slots=columns["state_slots"],
-        q_start=columns["q_start"],
-        snap_start=columns["snap_start"],
+        q_start=q_start,
+        snap_start=snap_start,
         snap_ends=columns["snap_ends"],
         snap_slots=columns["snap_slots"],
     )
@@ -124,12 +129,6 @@ def of_decodes(columns: Columns, counts: Tensor) -> KindTokens:
         snap_ends=counts[1:],
         snap_slots=columns["mamba_track_indices"],
     )
-    return KindTokens(columns["out_window_loc"], states)
-
-
-def of_prompts(columns: Columns, nothing: Tensor) -> KindTokens:
-    """Of layers without states; `nothing` is of no length, int32."""
-    states = StateBatch(slots=nothing, q_start=nothing, snap_start=nothing, snap_ends=nothing, snap_slots=nothing)
     return KindTokens(columns["out_window_loc"], states)
 
 

@@ -28,7 +28,7 @@ from forebay.runtime.extend_step import ExtendInputs, extend_runner
 from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import captures_prompts, check_kinds
+from forebay.runtime.kinds import check_kinds
 from forebay.runtime.logprobs import token_logprobs, unpack
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties
@@ -138,7 +138,7 @@ class ModelRunner:
         self._forward = Forward(model, ops, rows, cache)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
         self.extend: GraphRunner[ExtendInputs, HiddenStates] | None = None  # None: steps with prompts are not captured
-        if graphs.captures_prompts and captures_prompts(cache):
+        if graphs.captures_prompts:
             self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)

@@ -99,6 +99,8 @@ class StepInputs:
     def extend_columns(self, plan: StepPlan, sections: Sections) -> dict[str, Tensor]:
         """What `ExtendInputs` has a source for."""
         computed = {"input_ids": self._input_ids(plan, sections), "q_ends": sections["q_start"][1:]}
+        if "snap_start" in sections:
+            computed["snap_stops"] = sections["snap_start"][1:]
         return sections.of(ExtendInputs.columns) | computed
 
     def _input_ids(self, plan: StepPlan, sections: Sections) -> Tensor:

@@ -36,11 +36,13 @@ RUNTIME = (
     ),
     _pad("`positions` of extend steps", _EXTEND, "positions = Column(torch.int64", "0", "1", _PADDED_EXTEND),
     _pad("`q_ends`", _EXTEND, "q_ends = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
+    _pad("`snap_stops`", _EXTEND, "snap_stops = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
+    _pad("`snap_slots`", "runtime/kinds.py", '"snap_slots": Column(torch.int32', "PAD", "1", _PADDED_EXTEND),
     Mutant(
         "C13 a padded sequence of extend steps is as long as its tokens are many",
         _EXTEND,
-        "W=max(1, padded - n)",
-        "W=1",
+        '"W": max(1, padded - n)',
+        '"W": 1',
         _PADDED_EXTEND,
     ),
     Mutant(

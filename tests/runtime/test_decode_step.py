@@ -13,7 +13,7 @@ from forebay.memory.slots import PAD
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.build import build_runner
 from forebay.runtime.decode_step import DecodeInputs
-from forebay.runtime.extend_step import ExtendInputs, Sequences, Tokens
+from forebay.runtime.extend_step import ExtendInputs, Sequences, Stops, Tokens
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
@@ -43,10 +43,12 @@ def test_c13_a_padded_row_of_a_decode_step_is_nobodys():
 
 
 def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
-    inputs = ExtendInputs(Tokens(PADDED), Sequences(PADDED))
+    inputs = ExtendInputs(Tokens(PADDED), Sequences(PADDED), Stops(PADDED))
     poison(inputs.tokens)
     poison(inputs.sequences)
-    padded = inputs.fill(live_values(Tokens, LIVE) | live_values(Sequences, LIVE), LIVE, PADDED)
+    poison(inputs.stops)
+    live = live_values(Tokens, LIVE) | live_values(Sequences, LIVE) | live_values(Stops, 1)
+    padded = inputs.fill(live, LIVE, PADDED)
     assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {
         "input_ids": {0},
         "positions": {0},
@@ -57,6 +59,10 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
     assert set(padded.sequences.q_ends[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all padded tokens"
     assert set(padded.sequences["seq_lens"][LIVE:].tolist()) == {PADDED - LIVE}, "as long as they are many"
     assert padded.sequences.q_start.tolist() == [0, *padded.sequences.q_ends.tolist()]
+    assert set(padded.sequences["state_slots"][LIVE:].tolist()) == {0}
+    assert set(padded.stops["snap_slots"][1:].tolist()) == {0}, "no snapshot"
+    assert set(padded.sequences.snap_stops[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all of those"
+    assert padded.sequences.snap_start.tolist() == [0, *padded.sequences.snap_stops.tolist()]
 
 
 @pytest.mark.parametrize("spoiled", [False, True])

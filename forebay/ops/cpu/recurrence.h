@@ -52,8 +52,10 @@ void for_each_part(Pool& pool, const StateBatch& batch, long parts, const Body& 
             if (batch.q_start[seq] < batch.q_start[seq + 1]) body(seq, i % parts);
         }
     };
-    const long count = batch.num_seqs * parts;
-    if (batch.num_tokens() > batch.num_seqs) {
+    long live = batch.num_seqs;  // those behind are padding
+    while (live > 0 && batch.q_start[live] == batch.q_start[live - 1]) --live;
+    const long count = live * parts;
+    if (batch.num_tokens() > live) {
         pool.run(count, 1, some);  // a long sequence's parts must not end up in one thread's piece
     } else {
         pool.run(count, some);
