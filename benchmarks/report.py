@@ -67,7 +67,9 @@ class Report:
         return statistics.median(shares) if shares else None
 
     def _with_floor(self, row: Row) -> list[Run]:
-        return [run for run in self._of(row, OURS).values() if run.ideal]
+        """Quiet runs, where there are any."""
+        runs = [run for run in self._of(row, OURS).values() if run.ideal]
+        return [run for run in runs if not run.is_noisy] or runs
 
     def ratios(self, row: Row, peer: str, *, noisy: bool = False) -> list[float]:
         """How many times as good we were in each pair: in the quiet ones, or in those that were not."""
@@ -121,12 +123,9 @@ class Report:
         """Each with what it came to against the best format of that peer."""
         words = []
         for goal in row.goals:
-            medians = [
-                statistics.median(found)
-                for peer in self.servers
-                if peer.startswith(goal.peer) and (found := self.ratios(row, peer))
-            ]
-            reached = f"{min(medians):.2f} of " if medians else ""
+            formats = [peer for peer in self.servers if peer.startswith(goal.peer) and self._of(row, peer)]
+            found = [self.ratios(row, peer) for peer in formats]
+            reached = f"{min(map(statistics.median, found)):.2f} of " if found and all(found) else ""
             words.append(f"{reached}{goal.ratio(self._needs):g}x {goal.peer}")
         return ", ".join(words) or "-"
 

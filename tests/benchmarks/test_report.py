@@ -74,6 +74,8 @@ def test_a_goal_is_against_the_best_format_of_a_peer_by_the_instruction_set() ->
         + rates("llama.cpp Q4_0", "streams-1", 150.0)
     )
     assert "| 2.00 of 1.2x llama.cpp |" in Report(ROWS, runs, frozenset({"avx2", "avx_vnni"})).markdown()
+    disturbed = rates("llama.cpp Q8_0", "streams-1", 1.0, other=0.5)
+    assert "| 1.2x llama.cpp |" in Report(ROWS, runs + disturbed).markdown(), "nobody knows which was the best"
     assert "| 2.00 of 1.5x llama.cpp |" in Report(ROWS, runs, frozenset({"avx512_vnni", "amx_bf16"})).markdown()
 
 
