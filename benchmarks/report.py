@@ -38,13 +38,14 @@ class Report:
     flags of the kernels, which say what the goals are."""
 
     def __init__(self, rows: Sequence[Row], runs: Sequence[Run], needs: frozenset[str] = frozenset()) -> None:
-        self._runs = {(run.row, run.server, run.repeat): run for run in runs}  # the last of each
+        quietest_last = sorted(runs, key=lambda run: run.other_cpu_share, reverse=True)
+        self._runs = {(run.row, run.server, run.repeat): run for run in quietest_last}
         self._needs = needs
         self.servers = list(dict.fromkeys(run.server for run in runs))
         self.rows = [row for row in rows if any(self._of(row, server) for server in self.servers)]
 
     def _of(self, row: Row, server: str) -> dict[int, Run]:
-        """The run of each repeat that counts: one that was noisy is followed by another."""
+        """The run of each repeat that counts, which is the least disturbed."""
         return {run.repeat: run for (name, by, _), run in self._runs.items() if (name, by) == (source(row), server)}
 
     def median(self, row: Row, server: str) -> float | None:
@@ -71,14 +72,14 @@ class Report:
         runs = [run for run in self._of(row, OURS).values() if run.ideal]
         return [run for run in runs if not run.is_noisy] or runs
 
-    def ratios(self, row: Row, peer: str, *, noisy: bool = False) -> list[float]:
-        """How many times as good we were in each pair: in the quiet ones, or in those that were not."""
+    def ratios(self, row: Row, peer: str) -> list[float]:
+        """How many times as good we were in each quiet pair."""
         ours, theirs = self._of(row, OURS), self._of(row, peer)
         pairs = [(ours[repeat], theirs[repeat]) for repeat in sorted(ours.keys() & theirs.keys())]
         return [
             row.ratio(row.figure(our.result), row.figure(their.result))
             for our, their in pairs
-            if noisy == (our.is_noisy or their.is_noisy)
+            if not (our.is_noisy or their.is_noisy)
         ]
 
     def markdown(self) -> str:
@@ -94,8 +95,7 @@ class Report:
             return ""
         read, products = ([peak[name] / 1e9 for peak in peaks] for name in ("read", "products"))
         by = ", ".join(sorted({peak["products_by"] for peak in peaks}))
-        rates = f"read {number(min(read))} to {number(max(read))} GB/s"
-        return f"\nThe machine {rates}, and multiplied {number(min(products))} to {number(max(products))} G/s ({by}).\n"
+        return f"\nThe machine read {span(read)} GB/s, and multiplied {span(products)} G/s ({by}).\n"
 
     def _cells(self, row: Row, peers: Sequence[str]) -> list[str]:
         ours = self.median(row, OURS)
@@ -108,7 +108,7 @@ class Report:
         return "-" if share is None else f"{100 * share:.0f} % ({self._with_floor(row)[-1].ideal['bound_by']})"
 
     def _peer(self, row: Row, peer: str) -> str:
-        """Its figure, and ours as a multiple: counted in quiet pairs, and only supposed in others."""
+        """Its figure, and ours as a multiple, in quiet pairs: who was disturbed is not beaten."""
         value = self.median(row, peer)
         if value is None:
             return "-"
@@ -116,8 +116,7 @@ class Report:
         if quiet := self.ratios(row, peer):
             ahead = sum(ratio > 1 for ratio in quiet)
             return f"{figure} ({statistics.median(quiet):.2f}x, ahead {ahead}/{len(quiet)})"
-        noisy = self.ratios(row, peer, noisy=True)
-        return f"{figure} (~{statistics.median(noisy):.2f}x)" if noisy else figure
+        return figure
 
     def _goals(self, row: Row) -> str:
         """Each with what it came to against the best format of that peer."""
@@ -138,6 +137,11 @@ def source(row: Row) -> str:
 def number(value: float) -> str:
     """Three figures that count, no more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def span(values: Sequence[float]) -> str:
+    ends = dict.fromkeys(number(end(values)) for end in (min, max))
+    return " to ".join(ends)
 
 
 def put_between_marks(page: Path, name: str, text: str) -> None:
