@@ -22,9 +22,17 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
     Vec sum[ROWS];
     const auto each_row = [](const auto& body) FOREBAY_INLINE_LAMBDA { unrolled<ROWS>(body); };
     each_row([&](auto r) FOREBAY_INLINE_LAMBDA { sum[r] = zero(); });
-    Blocks<C> blocks(stripe, blocks_per_head);
+    const uint8_t* head = stripe;
+    const uint8_t* next = stripe + C::kHead;
+    const uint8_t* end = next + blocks_per_head * C::kBlock;  // of the blocks that share scales
     for (long k = 0; k < inputs; k += kGroup, x += ROWS) {
-        const Block block = blocks.next();
+        const Block block{head, next};
+        next += C::kBlock;
+        if (next == end) {
+            head = end;
+            next = end + C::kHead;
+            end = next + blocks_per_head * C::kBlock;
+        }
         for (long line = 0; line < C::kBlock; line += 64) {
             _mm_prefetch(reinterpret_cast<const char*>(block.codes) + kFetchAhead + line, _MM_HINT_T0);
         }
