@@ -3,7 +3,7 @@
     python benchmarks/perplexity.py                                 # the default model, a minute or two
     python benchmarks/perplexity.py --quantization file int8 int4 --window 1024
     python benchmarks/perplexity.py --transformers                  # and by transformers in float32
-    python benchmarks/perplexity.py --kernels avx512vnni --dtype float32 --activation-bits 16
+    python benchmarks/perplexity.py --kernels avx512vnni --dtype float32 --activation-bits 8
 
 The reference has the file's weights dequantized and computes in float32 by the torch ops. As served is what the server
 does on this machine: its kernels, with activations and KV in --dtype. The change is of the perplexity, with its
@@ -144,7 +144,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=WINDOW, help="tokens that are scored together")
     parser.add_argument("--kernels", default="native", help="native, or an instruction set of this CPU")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--activation-bits", type=int, choices=[8, 16], default=8)
+    parser.add_argument("--activation-bits", type=int, choices=[8, 16], default=16)
     parser.add_argument("--transformers", action="store_true", help="compute the reference by transformers, too")
     args = parser.parse_args()
     threads = len(os.sched_getaffinity(0))

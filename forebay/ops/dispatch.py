@@ -15,7 +15,7 @@ _log = get_logger("ops")
 _BACKENDS = ("native", *(variant.name for variant in VARIANTS), "torch", "triton")
 
 
-def make_ops(backend: str, num_threads: int, activation_bits: int = 8) -> Ops:
+def make_ops(backend: str, num_threads: int, activation_bits: int = 16) -> Ops:
     """The kernels of `backend` (`native`, the name of a variant, `torch` or `triton`) on `num_threads` threads.
 
     `native` takes the best instruction set of this CPU, compiling on first use, and becomes `torch` with one warning

@@ -23,7 +23,7 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
     """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
     `activation_bits` says. Raises what `Kernels` raises."""
 
-    def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 8) -> None:
+    def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 16) -> None:
         Ops.__init__(self, num_threads, name=f"native-{variant}")
         self.kernels = kernels = Kernels(path, variant, num_threads)
         NativeExpertOps.__init__(self, kernels, 0 if variant == "amx" else activation_bits)

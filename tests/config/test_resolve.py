@@ -55,8 +55,8 @@ def setting(config: Config, name: str) -> tuple[str, str]:
 
 
 def test_activations_are_rounded_to_eight_bits_or_sixteen() -> None:
-    assert resolve({}).engine.activation_bits == 8
-    assert resolve({"activation_bits": 16}).engine.activation_bits == 16
+    assert resolve({}).engine.activation_bits == 16
+    assert resolve({"activation_bits": 8}).engine.activation_bits == 8
     with pytest.raises(ConfigError, match=r"--activation-bits \(12\): use 8 or 16"):
         resolve({"activation_bits": 12})
 

@@ -20,8 +20,8 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
               float* sums) {
     constexpr int kFours = 8 / C::kParts;
     Vec sum[ROWS];
-    const auto each_row = [](const auto& body) FOREBAY_INLINE_LAMBDA { unrolled<ROWS>(body); };
-    each_row([&](auto r) FOREBAY_INLINE_LAMBDA { sum[r] = zero(); });
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) sum[r] = zero();
     const uint8_t* head = stripe;
     const uint8_t* next = stripe + C::kHead;
     const uint8_t* end = next + blocks_per_head * C::kBlock;  // of the blocks that share scales
@@ -39,22 +39,27 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
         unrolled<C::kParts>([&](auto part) FOREBAY_INLINE_LAMBDA {
             constexpr int sum_at = C::kParts == 1 ? 2 : part;
             Dots<C::kBits> dots[ROWS][PLANES];
-            each_row([&](auto r) FOREBAY_INLINE_LAMBDA {
-                unrolled<PLANES>([&](auto plane) FOREBAY_INLINE_LAMBDA { dots[r][plane].clear(); });
-            });
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 2
+                for (int plane = 0; plane < PLANES; ++plane) dots[r][plane].clear();
+            }
             unrolled<kFours>([&](auto i) FOREBAY_INLINE_LAMBDA {
                 constexpr int four = part * kFours + i;
                 const Ints c = four_codes<C, four>(block, lane);
-                each_row([&](auto r) FOREBAY_INLINE_LAMBDA {
-                    unrolled<PLANES>([&](auto plane) FOREBAY_INLINE_LAMBDA {
+#pragma GCC unroll 8
+                for (int r = 0; r < ROWS; ++r) {
+#pragma GCC unroll 2
+                    for (int plane = 0; plane < PLANES; ++plane) {
                         int32_t integers;
                         std::memcpy(&integers, x[r].planes[plane] + four * 4, sizeof integers);
                         dots[r][plane].add(c, set1_int(integers));
-                    });
-                });
+                    }
+                }
             });
             const PartScales<C> scales(block, part, lane);
-            each_row([&](auto r) FOREBAY_INLINE_LAMBDA {
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
                 Ints total = dots[r][0].total();
                 if constexpr (PLANES == 2) total = shift_left<8>(total) + dots[r][1].total();
                 if constexpr (C::kZero > 0) {
@@ -63,10 +68,11 @@ void multiply(const RoundedGroup<PLANES>* x, const uint8_t* stripe, long blocks_
                 }
                 sum[r] = fma(to_float(total), scales.scale * set1(x[r].scale), sum[r]);
                 if constexpr (C::kMinimums) sum[r] = fma(scales.minimum, set1(x[r].sums[sum_at]), sum[r]);
-            });
+            }
         });
     }
-    each_row([&](auto r) FOREBAY_INLINE_LAMBDA { store(sums + r * kPanel, sum[r]); });
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) store(sums + r * kPanel, sum[r]);
 }
 
 // A block of rows by one panel.
