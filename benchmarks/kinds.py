@@ -73,6 +73,12 @@ def forebay(model: str | None, flags: Sequence[str]) -> Kind:
     )
 
 
+def forebay_8bit(isa: Variant | None) -> Kind:
+    """Forebay with activations as llama.cpp and OpenVINO's quantized models have them."""
+    flags = ("--activation-bits", "8", *(("--kernels", isa.name) if isa else ()))
+    return replace(forebay(None, flags), title="Forebay, 8-bit activations")
+
+
 def llamacpp(title: str, models: Callable[[], Mapping[str, Path]]) -> Callable[[Variant | None], Kind]:
     threads = str(len(os.sched_getaffinity(0)))
 
@@ -121,6 +127,7 @@ def transformers(isa: Variant | None) -> Kind:
 # Of OpenVINO, float16 weights with bfloat16 activations are the fastest for many streams, and quantized weights with
 # float32 activations, which it then quantizes as it goes, for one.
 PEERS: dict[str, Callable[[Variant | None], Kind]] = {
+    "forebay-8bit": forebay_8bit,
     "llamacpp": llamacpp("llama.cpp", lambda: {"default": find_model(None), **places.random_models()}),
     "llamacpp-q4_0": llamacpp("llama.cpp Q4_0", lambda: {"default": places.q4_0()}),
     "openvino": openvino("fp16"),

@@ -69,7 +69,8 @@ def main() -> None:
                         help="of llama.cpp's kernels")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="of the C++ compiler")
     arguments = parser.parse_args()
-    wanted = list(dict.fromkeys(name.partition("-")[0] for name in arguments.names))  # one installation, some variants
+    folders = (name.partition("-")[0] for name in arguments.names)  # one installation, some variants
+    wanted = [name for name in dict.fromkeys(folders) if name != "forebay"]
     if unknown := set(wanted) - set(INSTALLERS):
         parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(INSTALLERS)}")
     isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
