@@ -37,8 +37,9 @@ def single_threaded(native: NativeOps) -> NativeOps:
     return native_ops(next(variant for variant in VARIANTS if native.name == f"native-{variant.name}"), 1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def reference(native: NativeOps) -> Ops:
+    """Rounds as the native ops do, those of a module of its own too."""
     return Ops(1, native.activation_bits)
 
 
