@@ -51,6 +51,24 @@ class KernelBackend(StrEnum):
     TRITON = "triton"  # for NVIDIA GPUs
 
 
+class SpeculativeAlgorithm(StrEnum):
+    """Who guesses. The field's names."""
+
+    OFF = "off"
+    AUTO = "auto"  # MTP where the checkpoint has a head, else NGRAM, as far as it pays
+    NGRAM = "NGRAM"  # what followed before: in the request itself, then in recent outputs
+    NEXTN = "NEXTN"  # MTP: a head inside the checkpoint
+    EAGLE = "EAGLE"  # a head beside it, fed with the model's last hidden states
+    EAGLE3 = "EAGLE3"  # the same, fed with those of three layers
+    FROZEN_KV_MTP = "FROZEN_KV_MTP"  # an assistant that only reads the model's KV
+    STANDALONE = "STANDALONE"  # a smaller model of its own
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the guesses are made where the model computes, and the host never sees them."""
+        return self not in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM)
+
+
 class StateStrategy(StrEnum):
     """How states of recurrent layers come into the prefix cache; see `memory.anchors`."""
 
@@ -127,6 +145,21 @@ class SchedulingOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculationOptions:
+    """How tokens are guessed ahead of the model, which then verifies several in one step.
+
+    `num_draft_tokens` is W, the most tokens that one decode step computes of a request: the one that is certain, and up
+    to W - 1 guesses behind it; 1 for none.
+    """
+
+    algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
+    num_draft_tokens: int = 1
+    draft_model_path: str | None = None  # of EAGLE, EAGLE3, FROZEN_KV_MTP and STANDALONE
+    ngram_max_trie_depth: int = 18  # tokens: the longest sequence that the trie of recent outputs knows
+    ngram_capacity: int = 1 << 20  # tokens in all tries together
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(SchedulingOptions):
     """The options, and the pools as memory was divided."""
 
@@ -135,6 +168,7 @@ class SchedulerConfig(SchedulingOptions):
     max_running_requests: int
     context_length: int
     kinds: KindConfig = KindConfig()
+    speculation: SpeculationOptions = SpeculationOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
