@@ -18,11 +18,9 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-Pool = Literal[
-    "rows", "columns", "lengths", "kv", "kv locations", "window", "window locations", "state", "tokens", "seqs"
-]
+Pool = Literal["rows", "columns", "lengths", "kv", "window", "state", "tokens", "seqs"]
 """What a number indexes: the rows and columns of the page table, KV lengths up to the longest, the slots of a kind of
-cache or the locations of tokens in its pages, the vocabulary, or the step's own sequences."""
+cache, the vocabulary, or the step's own sequences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """What one step does, decided in full before anything runs.
 
-Lengths of columns: S sequences in the step, E tokens of those that are extends, T tokens of all, W row writes, M window
-page writes, N snapshots, C clears, D copies, K tokens that a request brings. As a pad W stands for the tokens of a
-padded sequence.
+Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G guessed tokens, W row writes, M
+window page writes, N snapshots, C clears, D copies, K tokens that a request brings.
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ class RowWrites(Part, frozen=True, kw_only=True):
 
 
 class WindowWork(Part, frozen=True, kw_only=True):
-    """A windowed layer has page `full_to_window[p]` for p, and its KV goes to `out_window_loc`. Before that
-    `full_to_window[map_pages] = map_windows`."""
+    """A windowed layer has page `full_to_window[p]` for p, from `full_to_window[map_pages] = map_windows` on."""
 
-    out_window_loc: Annotated[I64, Column("T", "window locations", device=np.int64, pad=PAD)] = NO_IDS
     map_pages: Annotated[I64, Column("M", "kv", least=1, device=np.int64)] = NO_IDS
     map_windows: Annotated[I64, Column("M", "window", device=np.int32)] = NO_IDS
 
@@ -67,7 +64,8 @@ class StateWork(Part, frozen=True, kw_only=True):
     that become what `copy_src` are.
 
     Snapshots, by sequence and then by length: the state of sequence `snap_seqs[j]` at KV length `snap_lens[j]` (behind
-    the step's first token, at most at its end) also goes to slot `snap_slots[j]`.
+    the step's first token, at most at its end) also goes to slot `snap_slots[j]`. A decode has one at most, and that is
+    a wish: it is taken if the decode's accepted tokens reach that length, which the host may not know.
     """
 
     state_slots: Annotated[I64, Column("S", "state", device=np.int32, pad=PAD)] = NO_IDS
@@ -102,20 +100,21 @@ class StepPlan(Part, frozen=True, kw_only=True):
     It is carried out in this order: saves, drops, row writes and window page writes, clears and copies of state slots,
     loads, and then the model.
 
-    Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens that end at KV length
-    `seq_lens[i]`; its tokens' KV goes to `out_cache_loc` (page * page_size + offset, in sequence order). An extend's
-    tokens are in `input_ids`; a decode (q_len 1) reads the row's last sampled token on the device, where the host may
-    not know it yet. `sample_mask[i]` says whether a token is sampled from sequence i's last position.
+    Sequences stand extends first, then decodes. Sequence i computes `q_lens[i]` tokens. An extend's are in `input_ids`,
+    and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled token, which the
+    host may not know yet, and behind it guessed ones: those of host proposers are in `drafts`, those of others on the
+    device already. How long it is, and so where its KV goes, is the device's to know. `sample_mask[i]` says whether
+    anything is sampled from sequence i: of an extend at its last position, of a decode at each.
     """
 
     step: int
     num_extends: int
     rows: Annotated[I64, Column("S", "rows", device=np.int32, device_name="req_pool_indices", pad=PAD)]
     q_lens: Annotated[I64, Column("S")]
-    seq_lens: Annotated[I64, Column("S", "lengths", device=np.int32, pad="W")]  # after the step
-    out_cache_loc: Annotated[I64, Column("T", "kv locations", device=np.int64, pad=PAD)]
+    starts: Annotated[I64, Column("X", "lengths", device=np.int64)]
     input_ids: Annotated[I64, Column("E", "tokens", device=np.int64)]
     sample_mask: Annotated[Mask, Column("S")]
+    drafts: Annotated[I64, Column("G", "tokens", device=np.int64)] = NO_IDS
     writes: RowWrites = RowWrites()
     windows: WindowWork = WindowWork()
     states: StateWork = StateWork()
@@ -129,11 +128,22 @@ class StepPlan(Part, frozen=True, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        return len(self.out_cache_loc)
+        return int(self.q_lens.sum())
 
     @property
     def num_decodes(self) -> int:
         return len(self.rows) - self.num_extends
+
+    @property
+    def width(self) -> int:
+        """The most tokens that a decode computes; 1 where there is none."""
+        return int(self.q_lens[self.num_extends :].max(initial=1))
+
+    @property
+    def ends(self) -> I64:
+        """KV lengths of the extends after the step [X]."""
+        lengths: I64 = self.starts + self.q_lens[: self.num_extends]
+        return lengths
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -151,16 +161,18 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step sampled, in the order of the plan's sampling sequences.
+    """What a step sampled, in the order of the plan's sampling sequences: of sequence j of them `num_new[j]` tokens, the
+    guesses that were accepted and the one behind them; None where each has one.
 
     `failed` holds indices (into all of the plan's sequences) for which something was not finite, logits or what else
     the step computed: a token id of theirs is meaningless, and so is whatever the step wrote for them (C30).
-    `logprobs` is None where nobody asked. `prompt_logprobs` maps an extend's index to one entry per position of its
+    `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to one entry per position of its
     chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk (None there where
     the chunk ends the prompt, since that one is sampled).
     """
 
     token_ids: list[int]
+    num_new: list[int] | None = None
     failed: tuple[int, ...] = ()
     logprobs: list[TokenLogprob | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprob | None]] | None = None
