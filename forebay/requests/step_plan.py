@@ -161,14 +161,14 @@ class TokenLogprob(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step sampled, in the order of the plan's sampling sequences: of sequence j of them `num_new[j]` tokens, the
-    guesses that were accepted and the one behind them; None where each has one.
+    """What a step sampled, in the order of the plan's sampling sequences: `num_new[j]` tokens of sequence j, which are
+    the guesses that were accepted and the token behind them; None where each has one.
 
     `failed` holds indices (into all of the plan's sequences) for which something was not finite, logits or what else
-    the step computed: a token id of theirs is meaningless, and so is whatever the step wrote for them (C30).
-    `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to one entry per position of its
-    chunk: entry j is about token j + 1 of the chunk, and the last one about the token after the chunk (None there where
-    the chunk ends the prompt, since that one is sampled).
+    the step computed: token ids of theirs are meaningless, and so is whatever the step wrote for them (C30).
+    `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to
+    one entry per position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token
+    after the chunk (None there where the chunk ends the prompt, since that one is sampled).
     """
 
     token_ids: list[int]
