@@ -2,14 +2,17 @@
 
 Of a row, from its beginning (tokens above, pages below; a page belongs where its first token does):
 
-    0                      pin               kv_committed            kv_len           extend_target
+    0                      pin               kv_committed           kv_bound          extend_target
     |  cached and pinned    |  ours, written  |  ours, promised       |  ours, to come  |
     0 ................ pin.num_pages ............................................. num_pages
 
 The cache owns the first part, others may read it too. Of the second, completed steps wrote every token, and its whole
 pages are the cache's to adopt. The third is promised: a step in flight writes it, so it can be neither adopted nor
-released yet. The last has pages and no launched step: known tokens whose turn has not come. Decoding moves `kv_len` on
-beyond `extend_target`, and the pages with it.
+released yet. The last has pages and no launched step: known tokens whose turn has not come. Decoding moves `kv_bound`
+on beyond `extend_target`, and the pages with it.
+
+Where a step in flight verifies guessed tokens, only the device knows how long the row is: `kv_bound` is as long as it
+can become, and it comes back to what was accepted when the step commits. Until then there is no `kv_len`.
 """
 
 from __future__ import annotations
@@ -25,25 +28,31 @@ from forebay.memory.radix_node import Pin
 from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids
 
 
+class Outrun(Exception):
+    """The device may be behind the length that was asked for: a step in flight verifies guessed tokens (C12)."""
+
+
 class RowTable:
     """What the host knows of its rows: a column of int64 for each quantity, indexed by row as the device's are.
 
     A batch is an array of rows into it: filtering and merging batches moves ids, and no column can be forgotten (C9).
-    Row 0 stays zero.
+    Of `kv_bound` tokens `num_guessed` may turn out not to be accepted. Row 0 stays zero.
     """
 
     def __init__(self, num_rows: int, page_size: int) -> None:
         self.page_size = page_size
-        self._block: Ids = np.zeros((4, num_rows), dtype=np.int64)
-        self.request_id, self.kv_len, self.kv_committed, self.max_kv_len = self._block
+        self._block: Ids = np.zeros((6, num_rows), dtype=np.int64)
+        self.request_id, self.max_kv_len, self.num_pages = self._block[:3]
+        self.kv_committed, self.kv_bound, self.num_guessed = self._block[3:]
         self.residents: list[Residency | None] = [None] * num_rows  # who runs in each row
 
-    def move_in(self, held: Residency, *, max_kv_len: int, kv_len: int = 0, kv_committed: int = 0) -> None:
-        """`held` has this row from now on, with so much KV; its request ends at `max_kv_len` for certain."""
-        row = held.row
-        self.residents[row] = held
-        self.request_id[row], self.max_kv_len[row] = held.id, max_kv_len
-        self.kv_len[row], self.kv_committed[row] = kv_len, kv_committed
+    def move_in(
+        self, held: Residency, *, max_kv_len: int, num_pages: int = 0, kv_len: int = 0, kv_committed: int = 0
+    ) -> None:
+        """`held` has this row from now on, with so many pages and so much KV; its request ends at `max_kv_len` for
+        certain."""
+        self.residents[held.row] = held
+        self._block[:, held.row] = held.id, max_kv_len, num_pages, kv_committed, kv_len, 0
 
     def move_out(self, row: int) -> None:
         """Nobody runs in this row any more, though steps in flight may still compute there."""
@@ -55,10 +64,30 @@ class RowTable:
         assert held is not None, f"nobody runs in row {row}"
         return held
 
+    def kv_lens(self, rows: Ids) -> Ids:
+        """How much KV launched steps leave in these rows. Raises Outrun where only the device knows."""
+        if self.num_guessed[rows].any():
+            raise Outrun(f"steps in flight verify guessed tokens of rows {rows[self.num_guessed[rows] > 0]}")
+        lens: Ids = self.kv_bound[rows]
+        return lens
+
+    def guess(self, rows: Ids, counts: Ids) -> None:
+        """The step verifies so many guessed tokens of each row, behind the one that it computes anyway."""
+        self.kv_bound[rows] += counts
+        self.num_guessed[rows] += counts
+
     def commit(self, rows: Ids, kv_lens: Ids) -> None:
         """A step has completed that computed `rows` up to `kv_lens`: it counts for those who still run there."""
         run = self.request_id[rows] != NOBODY
         self.kv_committed[rows[run]] = kv_lens[run]
+
+    def settle(self, rows: Ids, counts: Ids, num_new: Ids) -> None:
+        """A step has completed that decoded `rows`: `num_new` tokens, of which it could be 1 + `counts`."""
+        run = self.request_id[rows] != NOBODY
+        rows, counts, num_new = rows[run], counts[run], num_new[run]
+        self.kv_committed[rows] += num_new
+        self.kv_bound[rows] -= 1 + counts - num_new
+        self.num_guessed[rows] -= counts
 
     def clear(self) -> None:
         self._block[:] = 0
@@ -87,16 +116,21 @@ class Residency:
 
     __slots__ = ("extend_target", "id", "pin", "row", "table")
 
-    kv_len = _Entry("kv_len")  # tokens that launched steps write
-    kv_committed = _Entry("kv_committed")  # of them, those that completed steps wrote
+    num_pages = _Entry("num_pages")
+    kv_bound = _Entry("kv_bound")  # tokens that launched steps write at most
+    num_guessed = _Entry("num_guessed")  # of them, those that may not be accepted
+    kv_committed = _Entry("kv_committed")  # those that completed steps wrote
 
     def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
         self.table, self.id, self.pin, self.extend_target = table, id, pin, extend_target
         self.row = NO_SLOT
 
     @property
-    def num_pages(self) -> int:
-        return ceil_div(max(self.kv_len, self.extend_target), self.table.page_size)
+    def kv_len(self) -> int:
+        """Tokens that launched steps write. Raises Outrun where only the device knows."""
+        if self.num_guessed:
+            raise Outrun(f"steps in flight verify {self.num_guessed} guessed tokens of request {self.id}")
+        return self.kv_bound
 
 
 def footprint(kv_len: int, page_size: int, held_pages: int = 0) -> int:

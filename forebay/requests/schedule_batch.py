@@ -40,27 +40,26 @@ class ScheduleBatch:
 
     @property
     def seq_lens_cpu(self) -> Ids:
-        """A copy of the lengths of KV, with what the prepared step adds."""
-        lens: Ids = self._table.kv_len[self.req_pool_indices_cpu]
-        return lens
+        """A copy of the lengths of KV, with what the prepared step adds. Raises Outrun where only the device knows."""
+        return self._table.kv_lens(self.req_pool_indices_cpu)
 
     @property
     def tokens_left(self) -> Ids:
-        """By how much each may still grow: where there is none nothing more is launched."""
+        """By how much each may still grow for certain: where there is none nothing more is launched."""
         rows = self.req_pool_indices_cpu
-        left: Ids = self._table.max_kv_len[rows] - self._table.kv_len[rows]
+        left: Ids = self._table.max_kv_len[rows] - self._table.kv_bound[rows]
         return left
 
     def prepare_for_extend(self, chunks: Sequence[Chunk]) -> None:
         """The batch becomes the requests of these chunks, with KV up to their ends."""
         self.reqs = [chunk.req for chunk in chunks]
         self.req_pool_indices_cpu = np.array([req.residency.row for req in self.reqs], dtype=np.int64)
-        self._table.kv_len[self.req_pool_indices_cpu] = [chunk.stop for chunk in chunks]
+        self._table.kv_bound[self.req_pool_indices_cpu] = [chunk.stop for chunk in chunks]
 
     def prepare_for_decode(self, active: Ids | None = None) -> None:
         """Each request (or those at the indices `active`) computes one token more."""
         rows = self.req_pool_indices_cpu
-        self._table.kv_len[rows if active is None else rows[active]] += 1
+        self._table.kv_bound[rows if active is None else rows[active]] += 1
 
     def prepare_for_idle(self) -> None:
         """The batch becomes empty: a rank without work still takes its part in a step (C9, for parallel ranks)."""

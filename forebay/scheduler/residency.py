@@ -122,6 +122,7 @@ class Residencies:
         self.table.move_in(
             held,
             max_kv_len=req.max_kv_len,
+            num_pages=len(match.pages) + num_pages,
             kv_len=num_loaded or match.num_tokens,
             kv_committed=match.num_tokens,  # what comes back from the host is there when its step has completed
         )
@@ -173,20 +174,41 @@ class Residencies:
             kind.slide(self.table, rows)
         growing = rows[self.opens_page(rows)]
         if len(growing):
-            self._make_room(len(growing))
-            owners = self.table.request_id[growing]
-            pages = self.kv.take_ids(len(growing), owners)
-            self.draft.write_each(growing, self.table.kv_len[growing] // self.page_size, pages)
-            for kind in self.kinds:
-                kind.grow(pages, owners, self.draft)
+            self._grow(growing, self.table.num_pages[growing])
         batch.prepare_for_decode(active)
+
+    def guess(self, rows: Ids, counts: Ids, guesses: list[int]) -> bool:
+        """Of these rows, which the next step decodes, it also verifies so many guessed tokens each. False, and it
+        verifies none, where pages are too few for that. `guesses` are the tokens themselves, where the host has them.
+        """
+        stops = ceil_div(self.table.kv_bound[rows] + counts, self.page_size)
+        num_pages = self.table.num_pages[rows]
+        missing = np.maximum(stops - num_pages, 0)
+        if (total := int(missing.sum())) > self.available_pages:
+            return False
+        if total:
+            before = np.repeat(np.cumsum(missing) - missing, missing)
+            self._grow(np.repeat(rows, missing), np.repeat(num_pages, missing) + np.arange(total) - before)
+        self.table.guess(rows, counts)
+        self.draft.guess_counts, self.draft.guesses = counts, guesses
+        return True
+
+    def _grow(self, rows: Ids, columns: Ids) -> None:
+        """Give each of these rows, in which some may stand several times in a row, the page of that number."""
+        self._make_room(len(rows))
+        owners = self.table.request_id[rows]
+        pages = self.kv.take_ids(len(rows), owners)
+        self.draft.write_each(rows, columns, pages)
+        self.table.num_pages[rows] = columns + 1
         for kind in self.kinds:
-            kind.decode(self.table, rows, self.steps.committed, self.draft)
+            kind.grow(pages, owners, self.draft)
 
     def launch(self, decodes: Ids, admitted: Sequence[Request]) -> StepPlan:
         """The plan of the draft, of which the decodes are in these rows. The next draft begins."""
         draft = self.draft
-        plan = draft.freeze(decodes, admitted, self.table, self.kinds)
+        for kind in self.kinds:
+            kind.decode(self.table, decodes, self.steps.committed, draft)
+        plan = draft.freeze(decodes, admitted, self.kinds)
         self.steps.launched = draft.step
         self.draft = StepDraft(draft.step + 1, self.rows)
         for holding in draft.reads:
@@ -194,8 +216,8 @@ class Residencies:
         return plan
 
     def opens_page(self, rows: Ids) -> npt.NDArray[np.bool_]:
-        """Of each row, whether its next token is the first of a page."""
-        opens: npt.NDArray[np.bool_] = self.table.kv_len[rows] % self.page_size == 0
+        """Of each row, whether its next token is the first of a page that it does not have."""
+        opens: npt.NDArray[np.bool_] = self.table.kv_bound[rows] >= self.table.num_pages[rows] * self.page_size
         return opens
 
     def _make_room(self, num_pages: int) -> None:
@@ -208,11 +230,12 @@ class Residencies:
     def adopt(self, req: Request, num_committed: int, *, last: bool = False) -> None:
         """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps, as
         far as a request could go on behind them; with `last` the request is leaving. Where the cache has such pages
-        already, the request's row turns to those and its own copies are let go."""
+        already, the request's row turns to those and its own copies are let go. Nothing behind the request's end is
+        given, though guesses behind it may have been accepted."""
         if not self._reuse:
             return
         held = req.residency
-        ends: Sequence[int] = (num_committed,)
+        ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
         for kind in self.kinds:
             ends = kind.ends(held, ends, self.steps.committed, last=last)
         for end in ends:
@@ -275,10 +298,12 @@ class Residencies:
         else:
             self.deferred.append(freed)
 
-    def committed(self, plan: StepPlan) -> None:
-        """This step and all before it have completed: what they wrote counts, and what only they could write is
-        released."""
-        self.table.commit(plan.rows, plan.seq_lens)
+    def committed(self, plan: StepPlan, num_new: Ids) -> None:
+        """This step, whose decodes have so many tokens more, and all before it have completed: what they wrote counts,
+        and what only they could write is released."""
+        num = plan.num_extends
+        self.table.commit(plan.rows[:num], plan.ends)
+        self.table.settle(plan.rows[num:], plan.q_lens[num:] - 1, num_new)
         self.steps.committed = plan.step
         self._take_back_what_is_free()
 

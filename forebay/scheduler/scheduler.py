@@ -6,8 +6,10 @@ and commits come in the order of the plans. Time is an argument. The same calls 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from array import array
+from collections.abc import Collection, Sequence
 from itertools import compress
+from typing import Protocol
 
 import numpy as np
 
@@ -25,11 +27,24 @@ from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_
 from forebay.scheduler.state import SchedulerState, page_map, pool_state
 
 
-class Scheduler(Queues):
-    """Continuous batching over one engine's memory."""
+class Proposer(Protocol):
+    """Guesses on the host what requests generate next. What it says costs time at most, never a token."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def propose(self, req: Request, most: int) -> Sequence[int]:
+        """Up to `most` tokens that may follow those of `req`, all of which are known."""
+        ...
+
+    def ended(self, req: Request) -> None:
+        """The request has ended."""
+        ...
+
+
+class Scheduler(Queues):
+    """Continuous batching over one engine's memory. `proposer` guesses tokens, where that is done on the host."""
+
+    def __init__(self, config: SchedulerConfig, proposer: Proposer | None = None) -> None:
         super().__init__(config)
+        self.proposer = proposer
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
         self.news: list[Update] = []  # what is to be told, in order, and was not taken yet
         self._num_submitted = 0
@@ -72,8 +87,11 @@ class Scheduler(Queues):
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
-    def plan(self, now: float) -> StepPlan | None:
-        """Decide the next step, or None when there is nothing that could be done before a commit."""
+    def plan(self, now: float, width: int = 1) -> StepPlan | None:
+        """Decide the next step, or None when there is nothing that could be done before a commit. Decodes compute up to
+        `width` tokens each, the last ones of them guessed, unless there are prompts in the step."""
+        if width > 1 and self.proposer and self.flights:
+            return None  # who guesses here must know the last token
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
         active, may_admit = self._who_decodes()
@@ -89,6 +107,8 @@ class Scheduler(Queues):
             for req, why in who_is_stuck(self) if may_admit else ():
                 self.finish(req, FinishReason.ERROR, Failure.of(why))
             return None
+        if width > 1 and not chunks:
+            self._guess(decoding, rows, width)
         plan = self.held.launch(rows, started)
         self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding]))
         if chunks:
@@ -115,11 +135,37 @@ class Scheduler(Queues):
             finishing = sum(req.residency.num_pages for req in self.finishing)
             if short <= self.held.deferred_pages + finishing or self.num_running == 1:
                 break
-            self.retract(self.victim)
             roomy = False
+            if self.victim.residency.num_guessed:  # nobody knows how much to take from it before its steps commit
+                break
+            self.retract(self.victim)
         everyone = np.arange(len(batch)) if active is None else active
         youngest = sorted(everyone[opens].tolist(), key=lambda i: self.rank(batch.reqs[i]))[-short:]
+        if not roomy:
+            youngest += [i for i in everyone.tolist() if batch.reqs[i].residency.num_guessed]
         return np.setdiff1d(everyone, youngest), roomy
+
+    def _guess(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
+        """Draft guessed tokens for these requests, which the step decodes: as many as each may still come to, as memory
+        has room for the states behind them, and, where the host guesses, as it can think of."""
+        table, room = (
+            self.held.table,
+            self.config.kinds.num_scratch if self.config.kinds.num_slots else len(rows) * width,
+        )
+        most = np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1)
+        guesses: list[int] = []
+        counts = np.zeros(len(rows), dtype=np.int64)
+        for i, (req, limit) in enumerate(zip(reqs, most.tolist(), strict=True)):
+            if (limit := min(limit, room - 1)) <= 0:
+                continue
+            if self.proposer:
+                with blamed_on(req):
+                    guesses += (guessed := self.proposer.propose(req, limit))
+                limit = len(guessed)
+            counts[i] = limit
+            room -= limit + 1 if limit else 0
+        if counts.any() and self.held.guess(rows, counts, guesses):
+            self.counters["guessed_tokens"] += int(counts.sum())
 
     def retract(self, req: Request) -> None:
         """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper
@@ -166,19 +212,12 @@ class Scheduler(Queues):
         for req in failed:
             if req.status is not Status.FINISHED:
                 self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req)))
-        self.held.committed(plan)
+        num_new = result.num_new or [1] * plan.num_decodes
+        self.held.committed(plan, np.array(num_new[len(num_new) - plan.num_decodes :], dtype=np.int64))
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
-        logprobs = result.logprobs
-        num_generated = 0
-        sampled = compress(flight.reqs, plan.sample_mask.tolist()) if plan.num_extends else flight.reqs
-        for i, (req, token) in enumerate(zip(sampled, result.token_ids, strict=True)):
-            if req.status is Status.FINISHED:
-                continue  # it ended while this step was in flight
-            num_generated += 1
-            self._append(req, token, logprobs[i] if logprobs else None, now)
-        self.counters["generated_tokens"] += num_generated
+        self._take_tokens(flight, result, now)
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()
@@ -195,7 +234,9 @@ class Scheduler(Queues):
         flight = self.flights[0]
         assert flight.plan is plan, f"step {plan.step} failed before step {flight.plan.step} landed"
         self.counters["failed_steps"] += 1
-        accused = list(zip(flight.reqs, plan.seq_lens.tolist(), strict=True))
+        decoding = flight.reqs[plan.num_extends :]
+        lengths = [*plan.ends.tolist(), *(len(req.tokens) for req in decoding)]
+        accused = list(zip(flight.reqs, lengths, strict=True))
         start_over(self)
         accused = [(req, length) for req, length in accused if req.status is not Status.FINISHED]
         if len(flight.reqs) > 1:
@@ -243,19 +284,40 @@ class Scheduler(Queues):
                 continue  # retracted since: it no longer has the pages, but its first token may be among the results
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
-            self.held.adopt(req, int(plan.seq_lens[i]))
+            self.held.adopt(req, int(plan.ends[i]))
 
-    def _append(self, req: Request, token: int, logprob: TokenLogprob | None, now: float) -> None:
-        """Add one token to the request and to its update. Where memory runs out neither happens, so that no token is
-        told twice: what allocates comes first."""
-        update = Update(req.id, [token], logprobs=None if logprob is None else [logprob])
+    def _take_tokens(self, flight: Flight, result: StepResult, now: float) -> None:
+        """Tell each request's tokens; those of requests that ended while the step was in flight count for nothing."""
+        plan, num_generated, num_told, at = flight.plan, 0, 0, 0
+        sampled = compress(flight.reqs, plan.sample_mask.tolist()) if plan.num_extends else flight.reqs
+        for i, req in enumerate(sampled):
+            tokens = slice(at, at := at + (result.num_new[i] if result.num_new else 1))
+            if req.status is not Status.FINISHED:
+                logprobs = result.logprobs[tokens] if result.logprobs else None
+                num_generated += self._append(req, result.token_ids[tokens], logprobs, now)
+                num_told += 1
+        assert at == len(result.token_ids), f"{len(result.token_ids)} tokens of step {plan.step}, which has {at}"
+        self.counters["generated_tokens"] += num_generated
+        self.counters["accepted_tokens"] += num_generated - num_told
+
+    def _append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
+        """Add tokens to the request and to its update, up to that with which it ends; how many. Where memory runs out
+        neither happens, so that no token is told twice: what allocates comes first."""
+        left, end = req.max_kv_len + 1 - len(req.tokens), 0
+        for token in tokens:
+            end += 1
+            if token in req.stop_ids or end == left:
+                tokens = tokens[:end]
+                break
+        told = [entry for entry in logprobs[:end] if entry] if logprobs else None
+        update = Update(req.id, tokens, logprobs=told or None)
         if not req.num_output:
             update.cache = req.cache_report
             if req.params.prompt_logprobs >= 0:
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
         self.news.append(update)
         try:
-            req.tokens.append(token)
+            req.tokens.extend(array("i", tokens))
         except Exception:
             self.news.pop()
             raise
@@ -263,12 +325,13 @@ class Scheduler(Queues):
         if req.prompt_logprobs:
             req.prompt_logprobs = []
         if req.status is Status.WAITING:
-            self.num_waiting_tokens += 1
-        if token in req.stop_ids:
-            update.matched_stop = token
+            self.num_waiting_tokens += end
+        if tokens[-1] in req.stop_ids:
+            update.matched_stop = tokens[-1]
             self.finish(req, FinishReason.STOP, update=update)
-        elif len(req.tokens) > req.max_kv_len:
+        elif end == left:
             self.finish(req, FinishReason.LENGTH, update=update)
+        return end
 
     def finish(
         self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
@@ -283,6 +346,8 @@ class Scheduler(Queues):
         req.move(Status.FINISHED)
         del self.requests[req.id]
         self.counters[f"finished.{reason}"] += 1
+        if self.proposer:
+            self.proposer.ended(req)
         if self.suspects.groups:
             self.suspects.acquit(req)
         if was is Status.WAITING:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from forebay.memory.draft import Draft
-from forebay.memory.holding import RowTable
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import NO_IDS, Ids
@@ -23,16 +22,17 @@ class StepDraft(Draft):
     def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
         super().__init__(step, rows)
         self.chunks: list[Chunk] = []
+        self.guess_counts: Ids | None = None  # of each decode, where any has some
+        self.guesses: list[int] = []  # of host proposers, in the order of the decodes
         self.saves: list[HostCopy] = []
         self.loads: list[HostCopy] = []
         self.drops = list(drops)
 
-    def freeze(self, decodes: Ids, admitted: Sequence[Request], table: RowTable, kinds: Sequence[Kind]) -> StepPlan:
-        """The plan of the draft and of the decodes in these rows, whose lengths count the step already."""
-        sequences = self._sequences(decodes, table)
-        rows, locations = sequences["rows"], sequences["out_cache_loc"]
+    def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Sequence[Kind]) -> StepPlan:
+        """The plan of the draft and of the decodes in these rows."""
+        sequences = self._sequences(decodes)
         told = [(kind, *KIND_PARTS[kind.name]) for kind in kinds if kind.name in KIND_PARTS]
-        work: dict[str, Any] = {field: part(**kind.columns(self, rows, locations)) for kind, field, part in told}
+        work: dict[str, Any] = {field: part(**kind.columns(self, sequences["rows"])) for kind, field, part in told}
         write_rows, columns, pages = self.row_writes
         if len(write_rows):
             work["writes"] = RowWrites(write_rows=write_rows, write_columns=columns, write_pages=pages)
@@ -56,11 +56,12 @@ class StepDraft(Draft):
             **work,
         )
 
-    def _sequences(self, rows: Ids, table: RowTable) -> dict[str, Any]:
+    def _sequences(self, rows: Ids) -> dict[str, Any]:
         """The plan's columns about its sequences: the chunks, and the decodes in `rows`."""
-        seq_lens = table.kv_len[rows]
         q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
-        rows_of_tokens, positions, input_ids = rows, seq_lens - 1, NO_IDS
+        starts = input_ids = NO_IDS
+        if self.guess_counts is not None:
+            q_lens += self.guess_counts
         if self.chunks:
             residents = [chunk.req.residency for chunk in self.chunks]
             spans = zip(residents, self.chunks, strict=True)
@@ -69,16 +70,13 @@ class StepDraft(Draft):
             extended, starts, stops, targets = np.array(extends, dtype=np.int64).T
             rows = np.concatenate([extended, rows])
             q_lens = np.concatenate([stops - starts, q_lens])
-            seq_lens = np.concatenate([stops, seq_lens])
-            rows_of_tokens = np.repeat(rows, q_lens)
-            positions = np.concatenate([*(np.arange(start, stop) for _, start, stop in self.chunks), positions])
             input_ids = np.concatenate(tokens, dtype=np.int64)
             sample_mask = np.concatenate([stops == targets, sample_mask])
         return {
             "rows": rows,
             "q_lens": q_lens,
-            "seq_lens": seq_lens,
-            "out_cache_loc": self.rows.locations(rows_of_tokens, positions),
+            "starts": starts,
             "input_ids": input_ids,
+            "drafts": np.array(self.guesses, dtype=np.int64) if self.guesses else NO_IDS,
             "sample_mask": sample_mask,
         }

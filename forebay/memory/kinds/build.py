@@ -46,9 +46,9 @@ class CacheSizes(NamedTuple):
 
 
 def make_demands(
-    sizes: CacheSizes, page_size: int, options: KindOptions, scheduling: SchedulingOptions
+    sizes: CacheSizes, page_size: int, options: KindOptions, scheduling: SchedulingOptions, *, width: int = 1
 ) -> tuple[KindDemand, ...]:
-    """Of the kinds that layers keep. Without a prefix cache nothing is tracked."""
+    """Of the kinds that layers keep; decodes have up to `width` tokens. Without a prefix cache nothing is tracked."""
     demands: list[KindDemand] = []
     depth, tracks = scheduling.overlap_depth, options.strategy is StateStrategy.EXTRA_BUFFER and scheduling.radix_cache
     if sizes.window_bytes_per_token:
@@ -60,6 +60,7 @@ def make_demands(
                 window=sizes.window,
                 track_interval=options.track_interval if sizes.state_bytes else 0,
                 overlap_depth=depth,
+                width=width,
                 chunked_prefill_size=scheduling.chunked_prefill_size,
             )
         )

@@ -139,13 +139,13 @@ class Kind:
         """The step computes the request's tokens up to `stop`."""
 
     def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
-        """The step decodes these rows, whose lengths count it already; those up to `committed` have completed."""
+        """The step decodes these rows, whose bounds count it already; steps up to `committed` have completed."""
 
     def grow(self, pages: Ids, owners: Ids, draft: Draft) -> None:
         """Decoding requests were given a page more each."""
 
-    def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
-        """The plan's columns about this kind: for sequences in `rows`, whose KV goes to `locations`."""
+    def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
+        """The plan's columns about this kind, for sequences in `rows`."""
         return {}
 
     def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:

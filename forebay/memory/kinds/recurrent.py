@@ -18,7 +18,8 @@ from forebay.memory.slots import NO_IDS, NO_SLOT, Holder, Ids, as_ids
 
 
 class Snapshot(NamedTuple):
-    """The state after `length` tokens in `slot`, complete when `step` has committed."""
+    """The state after `length` tokens in `slot`, complete when `step` has committed; of a decode only if it has come to
+    that length then."""
 
     step: int
     length: int
@@ -49,20 +50,26 @@ class Tracking:
         used = self.tracked.slot if self.tracked else 0
         return next((slot for slot in self.buffers if slot != used), self.buffers[0])
 
-    def track(self, snapshot: Snapshot) -> None:
-        """A step that is being planned writes a snapshot."""
-        self.pending.append(snapshot)
-        if self.tracked and self.tracked.slot == snapshot.slot:
-            self.tracked = None  # overwritten from now on
+    def wish(self, step: int, length: int) -> int | None:
+        """The slot for the state at `length`, which a decode in `step` may come to; None while there is none. A step in
+        flight that may have come there has the same wish: one of them fulfils it."""
+        slot = next((wish.slot for wish in self.pending if wish.length == length and wish.slot in self.buffers), None)
+        if slot is None:
+            slot = self.next_buffer()
+        else:
+            self.pending = [wish for wish in self.pending if wish.slot != slot]
+        if slot is not None:
+            self.pending.append(Snapshot(step, length, slot))
+        return slot
 
-    def complete(self, step: int) -> None:
-        """`step` and all before it have committed."""
+    def complete(self, step: int, kv_committed: int) -> None:
+        """`step` and all before it have committed, up to which there are so many tokens."""
         while self.pending and self.pending[0].step <= step:
             snapshot = self.pending.pop(0)
-            if snapshot.slot in self.buffers:
-                self.tracked = snapshot
-            else:
+            if snapshot.slot not in self.buffers:
                 self.ready.append(snapshot)
+            elif snapshot.length <= kv_committed:
+                self.tracked = snapshot
 
     def pop_ahead(self, stop: int) -> list[Anchor]:
         """The anchors that a chunk up to `stop` reaches, which are then behind."""
@@ -154,7 +161,7 @@ class States(CachedStates):
             slot = self._take(held.id, reason)
             if slot is None:
                 continue
-            tracking.track(Snapshot(draft.step, length, slot))
+            tracking.pending.append(Snapshot(draft.step, length, slot))
             if self._extra_buffer:
                 draft.copies_at.append((held.row, length, slot))
             else:
@@ -175,20 +182,24 @@ class States(CachedStates):
         return self.pool.take_one(request_id)
 
     def decode(self, table: RowTable, rows: Ids, committed: int, draft: Draft) -> None:
-        """Some rows reach a length at which they are tracked."""
+        """Some rows reach a length at which they are tracked, or may reach it."""
         if not (self._extra_buffer and self._config.radix_cache):
             return
-        for row in rows[table.kv_len[rows] % self._config.kinds.track_interval == 0].tolist():
+        interval, bound = self._config.kinds.track_interval, table.kv_bound[rows]
+        least = bound - table.num_guessed[rows]
+        lengths = -(-least // interval) * interval
+        due = lengths <= bound
+        for row, length in zip(rows[due].tolist(), lengths[due].tolist(), strict=True):
             held = table.resident(row)
-            tracking, length = self.tracking(held), held.kv_len
-            tracking.complete(committed)
-            slot = tracking.next_buffer()
+            tracking = self.tracking(held)
+            tracking.complete(committed, held.kv_committed)
+            num_pending = len(tracking.pending)
+            slot = tracking.wish(draft.step, length)
             if slot is not None:
-                tracking.track(Snapshot(draft.step, length, slot))
                 draft.copies_at.append((row, length, slot))
-                self.num_taken += 1
+                self.num_taken += len(tracking.pending) - num_pending
 
-    def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
+    def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
         """Snapshots by sequence and then by length."""
         columns = {"state_slots": self._rows.req_index_to_mamba_index_mapping[rows].astype(np.int64)}
         if draft.copies_at:
@@ -206,7 +217,7 @@ class States(CachedStates):
     def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
         tracking = self.tracking(held)
-        tracking.complete(committed)
+        tracking.complete(committed, ends[-1])
         if last and (latest := self._latest(held, tracking, ends[-1])):
             tracking.ready.append(latest)
         return [snapshot.length for snapshot in tracking.ready]
@@ -218,11 +229,11 @@ class States(CachedStates):
         """
         page_size = self._config.page_size
         known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
-        if held.kv_len == num_committed and num_committed % page_size == 0 and num_committed > known:
+        if held.kv_bound == num_committed and num_committed % page_size == 0 and num_committed > known:
             return Snapshot(0, num_committed, tracking.live)
-        if tracking.tracked and known < tracking.tracked.length <= num_committed:
-            return tracking.tracked
-        return None
+        tracked = tracking.tracked
+        overwritten = tracked and any(wish.slot == tracked.slot for wish in tracking.pending)
+        return tracked if tracked and not overwritten and known < tracked.length <= num_committed else None
 
     def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:
         return next((length for length in self.tracking(held).to_come if length >= stop), None)
@@ -240,9 +251,10 @@ class States(CachedStates):
     def is_finishing(self, held: Residency, num_tokens: int) -> bool:
         """Whether the steps in flight will leave its state where the cache can take it: behind tokens that are known,
         at a page's end."""
-        kv_len = held.kv_len
+        kv_len = held.kv_bound
         return (
             self._config.radix_cache
+            and not held.num_guessed
             and held.kv_committed < kv_len <= num_tokens
             and kv_len % self._config.page_size == 0
         )

@@ -128,12 +128,9 @@ class Windows(Kind):
         num_pinned = min(max(held.pin.num_pages - start, 0), len(pages))
         return Holding(self, self.detach(pages[num_pinned:]), pages[:num_pinned])
 
-    def columns(self, draft: Draft, rows: Ids, locations: Ids) -> dict[str, Ids]:
-        pages, offsets = np.divmod(locations, self.page_size)
-        columns = {"out_window_loc": self.full_to_window[pages].astype(np.int64) * self.page_size + offsets}
-        if len(remapped := draft.remapped):
-            columns |= {"map_pages": remapped, "map_windows": self.full_to_window[remapped].astype(np.int64)}
-        return columns
+    def columns(self, draft: Draft, rows: Ids) -> dict[str, Ids]:
+        pages = draft.remapped
+        return {"map_pages": pages, "map_windows": self.full_to_window[pages].astype(np.int64)} if len(pages) else {}
 
     def let_go(self, pages: Ids) -> Holding:
         return Holding(self, self.detach(pages))
@@ -291,10 +288,13 @@ def window_margin(page_size: int, track_interval: int) -> int:
     return page_size + track_interval
 
 
-def window_pages_per_request(window: int, page_size: int, depth: int, track_interval: int = 0) -> int:
+def window_pages_per_request(
+    window: int, page_size: int, depth: int, track_interval: int = 0, *, width: int = 1
+) -> int:
     """Window pages that a request needs at most for the tokens it still reads and the margin behind them, with `depth`
-    more steps in flight and a page begun at either end."""
-    return ceil_div(window - 1 + depth + window_margin(page_size, track_interval), page_size) + 2
+    more steps in flight, of at most `width` tokens each, and a page begun at either end."""
+    ahead = (depth + 1) * width - 1
+    return ceil_div(window - 1 + ahead + window_margin(page_size, track_interval), page_size) + 2
 
 
 def window_pages_in_flight(chunked_prefill_size: int, page_size: int, depth: int) -> int:
@@ -317,6 +317,7 @@ class WindowDemand(KindDemand):
     ratio: float  # of tokens to those of full KV
     track_interval: int = 0
     overlap_depth: int = 0
+    width: int = 1  # of decodes
     chunked_prefill_size: int = 1
 
     def kept(self, demand: MemoryDemand) -> int:
@@ -325,7 +326,7 @@ class WindowDemand(KindDemand):
 
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
         depth, page = self.overlap_depth, demand.page_size
-        per_request = window_pages_per_request(self.kept(demand), page, depth, self.track_interval)
+        per_request = window_pages_per_request(self.kept(demand), page, depth, self.track_interval, width=self.width)
         return num_requests * per_request + window_pages_in_flight(self.chunked_prefill_size, page, depth)
 
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
