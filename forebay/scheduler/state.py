@@ -39,16 +39,8 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
 
 COUNTED: Final = (
     *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
-    *(
-        "generated_tokens",
-        "guessed_tokens",
-        "accepted_tokens",
-        "retractions",
-        "retractions_kept",
-        "steps",
-        "failed_steps",
-        "recoveries",
-    ),
+    *("generated_tokens", "guessed_tokens", "accepted_tokens", "retractions", "retractions_kept"),
+    *("steps", "failed_steps", "recoveries"),
     *("books_cleared", "leaked_pages"),
     *(f"misses.{reason}" for reason in MissReason),
     *(f"finished.{reason}" for reason in FinishReason),

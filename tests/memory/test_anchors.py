@@ -93,13 +93,34 @@ def test_a_tracking_slot_with_the_only_complete_state_is_not_written_if_there_is
         assert slot in buffers
         if tracking.tracked and len(buffers) == 2:
             assert slot != tracking.tracked.slot
-        tracking.track(Snapshot(step, step * 8, slot))
+        assert tracking.wish(step, step * 8) == slot
         assert tracking.next_buffer() is None, "one is being written"
-        assert (tracking.tracked is not None) == (step > 1 and len(buffers) == 2)
-        tracking.complete(step - 1)
-        assert tracking.tracked != Snapshot(step, step * 8, slot), "its step is still in flight"
-        tracking.complete(step)
-        assert tracking.tracked == Snapshot(step, step * 8, slot)
+        assert (tracking.latest is not None) == (step > 1 and len(buffers) == 2)
+        tracking.complete(step - 1, step * 8 - 1)
+        assert tracking.latest != Snapshot(step, step * 8, slot), "its step is still in flight"
+        tracking.complete(step, step * 8)
+        assert tracking.latest == Snapshot(step, step * 8, slot)
+
+
+def test_a_wish_that_no_step_came_to_leaves_what_was_tracked():
+    tracking = Tracking(1, [5], [])
+    assert tracking.wish(1, 8) == 5
+    tracking.complete(1, 8)
+    assert tracking.wish(2, 16) == 5
+    assert tracking.latest is None, "the step may come there"
+    tracking.complete(2, 15)
+    assert tracking.latest == Snapshot(1, 8, 5)
+
+
+def test_steps_in_flight_that_may_come_to_the_same_length_share_a_wish():
+    tracking = Tracking(1, [5, 6], [])
+    assert tracking.wish(1, 16) == tracking.wish(2, 16) == 5
+    assert tracking.wish(3, 24) is None
+    tracking.complete(1, 16)
+    assert tracking.latest is None, "the second step may be writing it"
+    tracking.complete(2, 18)
+    assert tracking.latest == Snapshot(2, 16, 5)
+    assert tracking.wish(3, 24) == 6
 
 
 def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():
@@ -107,9 +128,9 @@ def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():
     assert tracking.to_come == [4, 9]
     assert tracking.pop_ahead(8) == [Anchor(4, Reason.RESUME)]
     tracking.track(Snapshot(3, 4, 7))
-    tracking.complete(2)
+    tracking.complete(2, 4)
     assert not tracking.ready
     assert tracking.own_slots == [7]
     assert tracking.to_come == [4, 9]
-    tracking.complete(3)
+    tracking.complete(3, 4)
     assert tracking.ready == [Snapshot(3, 4, 7)]

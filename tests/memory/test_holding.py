@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.memory.holding import DeferredFree, Residency, RowTable, StepFence, Steps
+from forebay.memory.holding import DeferredFree, Outrun, Residency, RowTable, StepFence, Steps
 from forebay.memory.radix_node import NO_NODE, Pin
 from forebay.memory.slots import PAD, as_ids
 
@@ -17,10 +17,10 @@ def resident(table: RowTable, row: int, *, id: int = 7, extend_target: int = 10)
 def test_a_residency_and_its_row_are_one():
     table = RowTable(5, page_size=4)
     held, other = resident(table, 3), resident(table, 1, id=8)
-    held.kv_len = 9
-    table.kv_len[as_ids([1, 3])] += 1
+    held.kv_bound = 9
+    table.kv_bound[as_ids([1, 3])] += 1
     assert (held.kv_len, other.kv_len) == (10, 1)
-    assert table.kv_len.tolist() == [0, 1, 0, 10, 0]
+    assert table.kv_lens(as_ids([0, 1, 2, 3, 4])).tolist() == [0, 1, 0, 10, 0]
     assert table.request_id.tolist() == [PAD, 8, 0, 7, 0]
     assert (table.resident(3), table.resident(1)) == (held, other)
 
@@ -28,7 +28,8 @@ def test_a_residency_and_its_row_are_one():
 def test_a_row_begins_anew_with_its_next_tenant():
     table = RowTable(3, page_size=4)
     first = resident(table, 2)
-    first.kv_len = first.kv_committed = 9
+    first.kv_bound = first.kv_committed = 9
+    table.guess(as_ids([2]), as_ids([3]))
     table.move_out(2)
     with pytest.raises(AssertionError, match="nobody runs in row 2"):
         table.resident(2)
@@ -36,13 +37,40 @@ def test_a_row_begins_anew_with_its_next_tenant():
     assert (second.kv_len, second.kv_committed) == (0, 0)
 
 
-def test_pages_are_held_for_all_that_is_known_and_then_for_all_that_is_promised():
-    held = resident(RowTable(2, page_size=4), 1, extend_target=10)
-    assert held.num_pages == 3
-    held.kv_len = 12
-    assert held.num_pages == 3
-    held.kv_len = 13
-    assert held.num_pages == 4
+def test_c12_a_length_that_the_device_has_outrun_cannot_be_read():
+    table = RowTable(4, page_size=4)
+    guessed, other = resident(table, 1), resident(table, 2)
+    rows = as_ids([1, 2])
+    table.kv_bound[rows] = 9, 5
+    table.kv_committed[rows] = 8, 4
+    table.guess(rows, as_ids([3, 0]))
+    assert (other.kv_len, guessed.kv_bound, guessed.kv_committed) == (5, 12, 8)
+    for read in (lambda: guessed.kv_len, lambda: table.kv_lens(rows)):
+        with pytest.raises(Outrun, match="guessed tokens"):
+            read()
+    table.settle(rows, as_ids([3, 0]), as_ids([2, 1]))
+    assert table.kv_lens(rows).tolist() == [10, 5] == table.kv_committed[rows].tolist()
+
+
+def test_c12_a_length_is_known_when_every_step_that_guesses_has_committed():
+    table = RowTable(3, page_size=4)
+    held, rows = resident(table, 1), as_ids([1])
+    for count in (2, 4):
+        table.kv_bound[rows] += 1
+        table.guess(rows, as_ids([count]))
+    table.settle(rows, as_ids([2]), as_ids([1]))
+    assert (held.kv_committed, held.kv_bound, held.num_guessed) == (1, 6, 4)
+    table.settle(rows, as_ids([4]), as_ids([5]))
+    assert held.kv_len == held.kv_committed == 6
+
+
+def test_what_settles_for_a_row_that_was_left_counts_for_nobody():
+    table = RowTable(3, page_size=4)
+    held, rows = resident(table, 1), as_ids([1])
+    table.guess(rows, as_ids([2]))
+    table.move_out(1)
+    table.settle(rows, as_ids([2]), as_ids([3]))
+    assert held.kv_committed == 0
 
 
 def test_a_step_counts_for_those_who_still_run_in_its_rows():

@@ -39,7 +39,7 @@ def entries(batch: ScheduleBatch) -> list[tuple[int, ...]]:
 def test_c9_extend_computes_from_what_has_kv_to_the_stop():
     table = RowTable(NUM_ROWS, page_size=4)
     req = request(table, 1)
-    req.held.kv_len = 2
+    req.held.kv_bound = 2
     batch = ScheduleBatch(table)
     batch.prepare_for_extend([Chunk(req, 2, 4)])
     assert entries(batch) == [(101, 1, 4, 4)]

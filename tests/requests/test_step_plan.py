@@ -63,8 +63,7 @@ PLAN = StepPlan(
     num_extends=0,
     rows=NO_IDS,
     q_lens=NO_IDS,
-    seq_lens=NO_IDS,
-    out_cache_loc=NO_IDS,
+    starts=NO_IDS,
     input_ids=NO_IDS,
     sample_mask=np.empty(0, dtype=np.bool_),
 )
@@ -125,9 +124,5 @@ def test_what_no_part_holds_is_not_sent_either():
 
 
 def test_padding_has_the_columns_with_pads_of_the_lengths_that_are_asked_for():
-    padding = StepPlan.padding({"S": 2, "T": 6, "W": 3})
-    assert {name: values.tolist() for name, values in padding.items()} == {
-        "rows": [0, 0],
-        "seq_lens": [3, 3],
-        "out_cache_loc": [0] * 6,
-    }
+    padding = StepPlan.padding({"S": 2})
+    assert {name: values.tolist() for name, values in padding.items()} == {"rows": [0, 0]}

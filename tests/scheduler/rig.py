@@ -28,9 +28,13 @@ def config(**changes) -> SchedulerConfig:
 
 
 class Rig:
-    def __init__(self, sample: Callable[[int], int] | None = None, depth: int = 0, **changes) -> None:
-        self.scheduler = Scheduler(config(**changes))
-        self.depth = depth
+    """With a `proposer` decodes are `width` wide, and guesses are accepted where they are what is sampled."""
+
+    def __init__(
+        self, sample: Callable[[int], int] | None = None, depth: int = 0, width: int = 1, proposer=None, **changes
+    ) -> None:
+        self.scheduler = Scheduler(config(**changes), proposer)
+        self.depth, self.width = depth, width
         self.now = 0.0
         self.flights: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
@@ -49,7 +53,7 @@ class Rig:
         return req
 
     def launch(self) -> StepPlan | None:
-        plan = self.scheduler.plan(self.now)
+        plan = self.scheduler.plan(self.now, self.width)
         self.updates += self.scheduler.take_news()
         if plan:
             self.flights.append(plan)
@@ -59,8 +63,15 @@ class Rig:
 
     def commit(self, **result) -> list[Update]:
         plan = self.flights.popleft()
-        tokens = [self._sample(int(row)) for row in plan.rows[plan.sample_mask]]
-        self.scheduler.commit(plan, StepResult(token_ids=tokens, **result), self.now)
+        guesses, tokens, num_new = deque(plan.drafts.tolist()), [], []
+        for row, q_len, i in zip(plan.rows.tolist(), plan.q_lens.tolist(), range(plan.num_seqs), strict=True):
+            if plan.sample_mask[i]:
+                drafts = [guesses.popleft() for _ in range(q_len - 1 if i >= plan.num_extends else 0)]
+                right = next((j for j, token in enumerate(drafts) if token != self._sample(row)), len(drafts))
+                tokens += [self._sample(row)] * (right + 1)
+                num_new.append(right + 1)
+        wide = {"num_new": num_new} if plan.width > 1 else {}
+        self.scheduler.commit(plan, StepResult(token_ids=tokens, **wide, **result), self.now)
         updates = self.scheduler.take_news()
         self.updates += updates
         self.scheduler.audit()

@@ -77,7 +77,7 @@ def test_chunks_and_decodes_share_a_step():
     rig.add(6)
     plan = rig.step()
     assert (plan.num_extends, plan.num_decodes, plan.num_tokens) == (1, 1, 5)
-    assert plan.seq_lens.tolist() == [4, 4]
+    assert (plan.starts.tolist(), plan.ends.tolist()) == ([0], [4])
 
 
 def test_prompts_are_cut_shorter_while_others_decode_so_that_those_wait_less():

@@ -50,6 +50,10 @@ class Tracking:
         used = self.tracked.slot if self.tracked else 0
         return next((slot for slot in self.buffers if slot != used), self.buffers[0])
 
+    def track(self, snapshot: Snapshot) -> None:
+        """A step that is being planned writes a snapshot, or wishes to."""
+        self.pending.append(snapshot)
+
     def wish(self, step: int, length: int) -> int | None:
         """The slot for the state at `length`, which a decode in `step` may come to; None while there is none. A step in
         flight that may have come there has the same wish: one of them fulfils it."""
@@ -59,8 +63,13 @@ class Tracking:
         else:
             self.pending = [wish for wish in self.pending if wish.slot != slot]
         if slot is not None:
-            self.pending.append(Snapshot(step, length, slot))
+            self.track(Snapshot(step, length, slot))
         return slot
+
+    @property
+    def latest(self) -> Snapshot | None:
+        """What is tracked, unless a step in flight may overwrite it."""
+        return None if self.tracked and any(wish.slot == self.tracked.slot for wish in self.pending) else self.tracked
 
     def complete(self, step: int, kv_committed: int) -> None:
         """`step` and all before it have committed, up to which there are so many tokens."""
@@ -161,7 +170,7 @@ class States(CachedStates):
             slot = self._take(held.id, reason)
             if slot is None:
                 continue
-            tracking.pending.append(Snapshot(draft.step, length, slot))
+            tracking.track(Snapshot(draft.step, length, slot))
             if self._extra_buffer:
                 draft.copies_at.append((held.row, length, slot))
             else:
@@ -231,9 +240,8 @@ class States(CachedStates):
         known = tracking.ready[-1].length if tracking.ready else held.pin.num_pages * page_size
         if held.kv_bound == num_committed and num_committed % page_size == 0 and num_committed > known:
             return Snapshot(0, num_committed, tracking.live)
-        tracked = tracking.tracked
-        overwritten = tracked and any(wish.slot == tracked.slot for wish in tracking.pending)
-        return tracked if tracked and not overwritten and known < tracked.length <= num_committed else None
+        latest = tracking.latest
+        return latest if latest and known < latest.length <= num_committed else None
 
     def next_end(self, held: Residency, stop: int, end: int | None) -> int | None:
         return next((length for length in self.tracking(held).to_come if length >= stop), None)

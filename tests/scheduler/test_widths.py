@@ -1,0 +1,145 @@
+"""Decodes of several tokens: guesses are planned within the bounds, and only what was accepted counts (C12, C16)."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from forebay.config.engine_config import KindConfig
+from forebay.memory.holding import Outrun
+from forebay.requests.request import Request
+from forebay.requests.step_plan import StepResult
+from forebay.requests.updates import FinishReason
+from tests.kinds_of import states_of
+from tests.scheduler.rig import Rig
+
+RIGHT, WRONG = 1000, 999
+
+
+class Says:
+    """A proposer that says the same tokens each time."""
+
+    def __init__(self, *tokens: int) -> None:
+        self.tokens, self.asked, self.gone = tokens, [], []
+
+    def propose(self, req: Request, most: int) -> Sequence[int]:
+        self.asked.append((req.id, len(req.tokens), most))
+        return self.tokens[:most]
+
+    def ended(self, req: Request) -> None:
+        self.gone.append(req.id)
+
+
+def told(rig: Rig, req: Request) -> list[int]:
+    """How many tokens each update of the request brought."""
+    return [len(update.token_ids) for update in rig.updates if update.request_id == req.id]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("tokens", [(), (RIGHT,), (RIGHT, WRONG, RIGHT), (WRONG,) * 3, (RIGHT,) * 3])
+def test_c16_tokens_are_the_same_whatever_is_guessed(tokens, page_size):
+    rig = Rig(width=4, proposer=Says(*tokens), page_size=page_size)
+    reqs = [rig.add(n, max_new=11) for n in (5, 7, 16)]
+    rig.run()
+    right = next((i for i, token in enumerate(tokens) if token != RIGHT), len(tokens))
+    for req in reqs:
+        assert rig.tokens_of(req) == [RIGHT] * 11
+        assert told(rig, req)[:2] == [1, 1 + right]
+        assert rig.finish_of(req) is FinishReason.LENGTH
+    counters = rig.scheduler.counters
+    assert counters["accepted_tokens"] == sum(n - 1 for req in reqs for n in told(rig, req))
+    assert rig.free_pages + rig.scheduler.held.cache.num_pages == 64
+
+
+def test_nobody_is_asked_for_more_than_may_come():
+    proposer = Says(*[WRONG] * 9)
+    rig = Rig(width=4, proposer=proposer)
+    rig.add(5, max_new=4)
+    rig.run()
+    assert proposer.asked == [(1, 6, 2), (1, 7, 1)], "the last token has no guess behind it"
+    assert [plan.q_lens.tolist() for plan in rig.plans] == [[5], [3], [2], [1]]
+    assert proposer.gone == [1]
+
+
+def test_steps_with_prompts_decode_one_token():
+    rig = Rig(width=4, proposer=Says(RIGHT, RIGHT), chunked_prefill_size=4)
+    rig.add(3, max_new=9)
+    rig.step()
+    rig.add(6, max_new=2)
+    assert [rig.step().q_lens.tolist() for _ in range(3)] == [[4, 1], [2, 1], [3, 1]]
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_what_follows_a_stop_token_among_the_accepted_is_not_told_counted_or_cached(at):
+    tokens = [RIGHT] * at + [7] + [RIGHT] * (4 - at)
+
+    class Knows(Says):
+        def propose(self, req, most):
+            return tokens[len(req.tokens) - 4 :][:most]
+
+    rig = Rig(width=5, proposer=Knows(), page_size=1)
+    req = rig.add(4, max_new=20)
+    rig.launch()
+    rig.scheduler.commit(plan := rig.flights.popleft(), result(plan, [tokens[0]]), 0.0)
+    if at:
+        plan = rig.launch()
+        assert plan.drafts.tolist() == tokens[1:5]
+        rig.scheduler.commit(rig.flights.popleft(), result(plan, [*tokens[1:], RIGHT]), 0.0)
+    rig.updates += rig.scheduler.take_news()
+    rig.scheduler.audit()
+    assert rig.tokens_of(req) == tokens[: at + 1]
+    assert (rig.finish_of(req), rig.updates[-1].matched_stop) == (FinishReason.STOP, 7)
+    assert rig.scheduler.counters["generated_tokens"] == at + 1
+    again = rig.add([*range(100, 104), *tokens, 5], max_new=1)
+    rig.step()
+    assert again.cache_report.cached_tokens <= 4 + at + 1
+
+
+def result(plan, tokens):
+    return StepResult(token_ids=tokens, num_new=[len(tokens)] if plan.width > 1 else None)
+
+
+def test_guesses_never_make_anybody_give_way():
+    """Both fit without guesses, not with them."""
+    rig = Rig(width=4, proposer=Says(WRONG, WRONG, WRONG), page_size=1, num_pages=24, radix_cache=False)
+    reqs = [rig.add(5, max_new=8) for _ in range(2)]
+    rig.run()
+    assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 8] * 2
+    assert rig.scheduler.counters["retractions"] == 0
+
+
+def test_states_behind_guesses_are_no_more_than_there_is_scratch_for():
+    kinds = KindConfig(num_slots=32, num_scratch=5)
+    rig = Rig(width=4, proposer=Says(WRONG, WRONG, WRONG), kinds=kinds)
+    for _ in range(3):
+        rig.add(5, max_new=8)
+    rig.step()
+    assert sorted(rig.step().q_lens.tolist()) == [1, 1, 4]
+    rig.run()
+
+
+@pytest.mark.parametrize("tokens", [(RIGHT,) * 5, (RIGHT, WRONG), (WRONG,)])
+def test_c18_a_state_is_tracked_at_its_length_however_far_a_step_goes(tokens):
+    kinds = KindConfig(num_slots=32, num_scratch=32, track_interval=8)
+    rig = Rig(width=6, proposer=Says(*tokens), kinds=kinds)
+    req = rig.add(5, max_new=30)
+    while req.held is None or req.num_output < 20:
+        rig.step()
+    tracking = states_of(rig.scheduler.held).tracking(req.held)
+    rig.launch()
+    tracking.complete(rig.scheduler.held.steps.committed, req.held.kv_committed)
+    assert tracking.tracked.length == req.held.kv_committed // 8 * 8
+    rig.commit()
+    rig.run()
+
+
+def test_c12_while_a_step_that_guesses_is_in_flight_nobody_knows_the_length():
+    rig = Rig(width=4, proposer=Says(RIGHT, WRONG))
+    req = rig.add(5, max_new=8)
+    rig.step()
+    rig.launch()
+    assert (req.held.kv_bound, req.held.kv_committed) == (8, 5)
+    with pytest.raises(Outrun):
+        _ = rig.scheduler.running.seq_lens_cpu
+    assert rig.scheduler.plan(0.0, 4) is None, "who guesses has to know the last token"
+    rig.commit()
+    assert rig.scheduler.running.seq_lens_cpu.tolist() == [7]
