@@ -107,9 +107,8 @@ def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
         page_size=_PAGE,
         out_cache_loc=_PAGE + torch.arange(length),
     )
-    states = StateBatch(
-        slots=row, q_start=ends, snap_start=torch.zeros(2, dtype=torch.int32), snap_ends=none, snap_slots=none
-    )
+    no_snapshots = {"snap_start": torch.zeros(2, dtype=torch.int32), "snap_ends": none, "snap_slots": none}
+    states = StateBatch(slots=row, write_slots=row, q_start=ends, **no_snapshots)
     return ForwardContext(positions=torch.arange(length), full=paged, window=paged, states=states, cache=cache)
 
 

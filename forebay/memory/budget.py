@@ -7,6 +7,7 @@ and what it can use is its own `KindDemand`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, NamedTuple
@@ -34,7 +35,7 @@ class BudgetLine(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class KindDemand:
+class KindDemand(ABC):
     """What layers ask for one kind of cache beside full KV, in slots of `slot_bytes`, its padding slot not counted.
 
     With `per_page` they are so many for each KV page, in `PARTS`, once the requests have what they need; where it is
@@ -54,29 +55,29 @@ class KindDemand:
         """With the padding slot, where there are any."""
         return (num_slots + 1) * self.slot_bytes if num_slots else 0
 
+    @abstractmethod
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
         """Slots that so many requests need at least to run at once."""
-        raise NotImplementedError
 
     def most_requests(self, demand: MemoryDemand) -> Decided | None:
         """How many requests its share of the memory is enough for; None where nothing but `least` counts."""
         return None
 
     def num_slots(self, demand: MemoryDemand, rows: int, given: Mapping[str, int]) -> Decided:
-        """Beside what other kinds were `given` already."""
-        raise NotImplementedError
+        """Beside what other kinds were `given` already. Only asked where `per_page` is None."""
+        raise AssertionError(f"{self.name}: neither so many for each page nor so many at all")
 
+    @abstractmethod
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         """`reason` is that of `num_slots`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def limits(self, budget: MemoryBudget) -> dict[str, int]:
         """What the scheduler's `KindConfig` has to say of it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
         """How many conversations of `context` tokens the cache can go on from, beside so many that run."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

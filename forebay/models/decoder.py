@@ -105,13 +105,24 @@ def mlp_spec(config: ModelConfig, layer: int, *, name: str = "mlp") -> MlpSpec:
     )
 
 
-def router_spec(config: ModelConfig, experts: Experts, name: str, scoring: Scoring, **gating: Any) -> RouterSpec:
+def router_spec(
+    config: ModelConfig,
+    experts: Experts,
+    name: str,
+    scoring: Scoring,
+    *,
+    bias: bool = False,
+    correction: str = "",
+    **gating: Any,
+) -> RouterSpec:
     """`name` is the checkpoint's of the linear layer; `gating` are further options of `Gating`."""
     return RouterSpec(
         name=name,
         hidden_size=config.hidden_size,
         num_experts=experts.num_experts,
         gating=Gating(num_experts_per_tok=experts.per_token, scoring=scoring, **gating),
+        bias=bias,
+        correction=correction,
     )
 
 

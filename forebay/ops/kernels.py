@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _P, _L, _F = c_void_p, c_long, c_float
-_BATCH = [_P, _P, _P, _P, _P, _L]
+_BATCH = [_P, _P, _P, _P, _P, _P, _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
 _ROWS = [_P, _P, _L, _P, _L, _L]
 _ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]

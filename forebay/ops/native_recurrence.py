@@ -92,5 +92,6 @@ def _scanned(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan) -> tuple[i
 
 def _states(table: Tensor, batch: StateBatch) -> tuple[int, ...]:
     """The states, and the arguments of FOREBAY_BATCH in cpu/recurrence.h."""
+    slots = batch.slots.data_ptr(), batch.write_slots.data_ptr()
     snaps = batch.snap_start.data_ptr(), batch.snap_ends.data_ptr(), batch.snap_slots.data_ptr()
-    return (table.data_ptr(), batch.slots.data_ptr(), batch.q_start.data_ptr(), *snaps, batch.slots.shape[0])
+    return (table.data_ptr(), *slots, batch.q_start.data_ptr(), *snaps, batch.slots.shape[0])

@@ -1,10 +1,10 @@
 """The ops of recurrent layers: what each does for every backend, and its definition in torch.
 
-All of them run a recurrence over a packed batch: sequence i's tokens are `q_start[i]..q_start[i+1]`, its state is row
-`slots[i]` of the layer's state table, read at its first token and written back after its last. Where the batch names
-a snapshot, the state as it is after that token is also written to the snapshot's row. Tokens are taken one after the
-other, whatever the step's length, and the state is rounded to its table's dtype after each (the token's own output is
-read before that): so a sequence's results and states do not depend, by a bit, on how it was cut into steps (native
+All of them run a recurrence over a packed batch: sequence i's tokens are `q_start[i]..q_start[i+1]`, its state is read
+from row `slots[i]` of the layer's state table and after its last token written to row `write_slots[i]`. Where the batch
+names a snapshot, the state as it is after that token is also written to the snapshot's row. Tokens are taken one after
+the other, whatever the step's length, and the state is rounded to its table's dtype after each (the token's own output
+is read before that): so a sequence's results and states do not depend, by a bit, on how it was cut into steps (native
 ops), and decoding is prefill of one token.
 
 Shape letters: T tokens, S sequences, N snapshots, K state rows (slot 0 is the padding slot), C channels, W kernel
@@ -30,11 +30,13 @@ class StateBatch:
     Sequence i's snapshots are entries `snap_start[i]..snap_start[i+1]`, in ascending order of `snap_ends`, each inside
     the sequence: the state after token `snap_ends[j] - 1` of the packed batch goes to row `snap_slots[j]`, too. One
     with slot 0 is no snapshot, and its end means nothing: so a replayed step has an entry for each sequence.
-    Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14). No
-    other slot is named twice.
+    Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14).
+    `write_slots[i]` is `slots[i]`, or 0 for a sequence that is verified: nobody knows yet which of its tokens stay, so
+    the state is written nowhere but to its snapshots. No other slot is named twice.
     """
 
     slots: Tensor  # [S]
+    write_slots: Tensor  # [S]
     q_start: Tensor  # [S + 1]
     snap_start: Tensor  # [S + 1]
     snap_ends: Tensor  # [N]
@@ -224,7 +226,7 @@ def _scan(table: Tensor, batch: StateBatch, step: Callable[[Tensor, Tensor], Ten
         due = torch.where(snap_steps == t)[0]
         _write(table, batch.snap_slots[due].long(), states[snap_seqs[due]])
     ran = torch.where(lens > 0)[0]
-    _write(table, slots[ran], states[ran])
+    _write(table, batch.write_slots[ran].long(), states[ran])
 
 
 def _write(table: Tensor, slots: Tensor, states: Tensor) -> None:

@@ -112,6 +112,7 @@ def of_prompts(columns: Columns, *, q_start: Tensor, snap_start: Tensor) -> Kind
     """As of_step, where the sequences' bounds stand elsewhere."""
     states = StateBatch(
         slots=columns["state_slots"],
+        write_slots=columns["state_slots"],
         q_start=q_start,
         snap_start=snap_start,
         snap_ends=columns["snap_ends"],
@@ -124,6 +125,7 @@ def of_decodes(columns: Columns, counts: Tensor) -> KindTokens:
     """Of a token of each sequence; `counts` are 0, 1, 2 and so on up to their number."""
     states = StateBatch(
         slots=columns["state_slots"],
+        write_slots=columns["state_slots"],
         q_start=counts,
         snap_start=counts,
         snap_ends=counts[1:],

@@ -12,20 +12,10 @@ from transformers import AutoConfig
 from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_from_folder
+from tests.families.given import GIVEN
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
-GIVEN: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 # Where a type's own values are here, and what transformers calls them.
 DELTA_NET = {
     "layer_types": "layer_types",

@@ -13,16 +13,9 @@ from transformers import AutoConfig
 from forebay import models
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_from_folder, family
+from tests.families import given
 
-GIVEN: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
+GIVEN = {**given.GIVEN, "num_hidden_layers": 4}
 
 # The fields without which transformers' defaults for a type contradict GIVEN.
 NEEDED: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from forebay.base.errors import ModelError
 from forebay.families.model_config import ModelConfig, config_from_folder
+from tests.families.given import GIVEN
 
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
 
@@ -46,15 +47,6 @@ NAMES: dict[str, dict[str, str]] = {
 }
 TYPES = tuple(NAMES)
 
-GIVEN: dict[str, Any] = {
-    "vocab_size": 100,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
 # The fields that a type cannot do without.
 NEEDED: dict[str, dict[str, Any]] = {name: {} for name in TYPES} | {
     "lfm2_moe": {"layer_types": [CONV, FULL] * 4},

@@ -54,6 +54,12 @@ class KeysDemand(KindDemand):
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
         return [BudgetLine(self.unit, str(budget.num_slots[self.name]), "one for each page")]
 
+    def limits(self, budget: MemoryBudget) -> dict[str, int]:
+        return {}
+
+    def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
+        return budget.num_slots[self.name] - num_running
+
 
 def with_keys(demand: MemoryDemand, key_bytes: int) -> MemoryDemand:
     keys = (KeysDemand(slot_bytes=key_bytes, per_page=PARTS),) if key_bytes else ()

@@ -113,6 +113,7 @@ def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, in
     counts = torch.bincount(torch.tensor([i for i, _, _ in snapshots], dtype=torch.int64), minlength=len(rows))
     return StateBatch(
         slots=rows,
+        write_slots=rows,
         q_start=q_start,
         snap_start=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32),
         snap_ends=torch.tensor(ends, dtype=torch.int32),

@@ -21,9 +21,13 @@ Inputs = dict[str, Tensor]
 
 
 def state_batch(
-    lens: Sequence[int], slots: Sequence[int], snapshots: Sequence[Sequence[tuple[int, int]]] = ()
+    lens: Sequence[int],
+    slots: Sequence[int],
+    snapshots: Sequence[Sequence[tuple[int, int]]] = (),
+    *,
+    write_slots: Sequence[int] | None = None,
 ) -> StateBatch:
-    """`snapshots` of each sequence: (tokens of it in this step, slot)."""
+    """`snapshots` of each sequence: (tokens of it in this step, slot). `write_slots` None: as in an ordinary step."""
     starts = np.cumsum([0, *lens])
     per_seq = [list(snapshots[i]) if i < len(snapshots) else [] for i in range(len(lens))]
     flat = [(int(starts[i]) + length, slot) for i, snaps in enumerate(per_seq) for length, slot in snaps]
@@ -33,6 +37,7 @@ def state_batch(
 
     return StateBatch(
         slots=ints(slots),
+        write_slots=ints(slots if write_slots is None else write_slots),
         q_start=ints(starts),
         snap_start=ints(np.cumsum([0, *map(len, per_seq)])),
         snap_ends=ints(end for end, _ in flat),

@@ -14,7 +14,7 @@ from forebay.ops.recurrence import GatedNorm
 from forebay.ops.sampling import Draws
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
-from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
+from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch, state_table
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
 
 INF, NAN = float("inf"), float("nan")
@@ -219,6 +219,23 @@ def test_recurrences_equal_the_reference(
     assert_close(out[live], expected[live], state_dtype=state_dtype)
     assert_close(ours[1:], theirs[1:], state_dtype=state_dtype)
     assert ours[0].isnan().all()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
+def test_a_sequence_that_is_verified_leaves_only_its_snapshots(ops: Ops, name: str) -> None:
+    """Behind each of its tokens is the state that a plain step leaves; the ordinary sequence beside it has its own."""
+    case = CASES[name]
+    first, other = (case.inputs(length, torch.float32, seed=length) for length in (3, 1))
+    table = state_table(case, 9, torch.float32, seed=7)
+    state, plain = table.clone(), table.clone()
+    state[6:] = NAN
+    batch = state_batch([3, 1], [1, 2], [[(1, 6), (2, 7), (3, 8)]], write_slots=[0, 2])
+    out = case.call(ops, joined([first, other]), state, batch)
+    for t in range(3):
+        assert_same_bits(case.call(ops, cut(first, t, t + 1), plain, state_batch([1], [1])), out[t : t + 1])
+        assert_same_bits(state[6 + t], plain[1])
+    case.call(ops, other, plain, state_batch([1], [2]))
+    assert_same_bits(state[:6], torch.cat([table[:2], plain[2:3], table[3:6]]))
 
 
 @pytest.mark.parametrize("lens", [[], [0, 0]], ids=str)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Final
 
 from forebay.families.deepseek_v3.config import DENSE, GroupedExperts, LatentConfig
@@ -73,7 +72,7 @@ def grouped_router(
     config: ModelConfig, experts: GroupedExperts, name: str, *, correction: str = CORRECTION
 ) -> RouterSpec:
     """`name` is the checkpoint's prefix of the experts; behind it stand `gate` and the correction."""
-    router = router_spec(
+    return router_spec(
         config,
         experts,
         f"{name}.gate",
@@ -83,5 +82,5 @@ def grouped_router(
         scale=experts.scale,
         groups=experts.groups,
         best_groups=experts.best_groups,
+        correction=f"{name}.{correction}",
     )
-    return replace(router, correction=f"{name}.{correction}")

@@ -17,7 +17,7 @@ def _experts(config: GptOssConfig, layer: int) -> ClampedMoeSpec:
     experts, name = config.experts, f"{layer_name(layer)}.mlp"
     return ClampedMoeSpec(
         name=f"{name}.experts",
-        router=replace(router_spec(config, experts, f"{name}.router", Scoring.SOFTMAX, normalize=True), bias=True),
+        router=router_spec(config, experts, f"{name}.router", Scoring.SOFTMAX, bias=True, normalize=True),
         intermediate_size=experts.intermediate_size,
         alpha=config.swiglu_alpha,
         limit=config.swiglu_limit,

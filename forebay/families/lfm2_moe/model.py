@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 from forebay.families.lfm2 import model as lfm2
 from forebay.families.lfm2.model import GATE_UP_DOWN, dense_mlp, lfm2_block
 from forebay.families.lfm2_moe.config import Lfm2MoeConfig
@@ -30,6 +28,6 @@ def _mlp(config: Lfm2MoeConfig, layer: int) -> PartSpec:
         normalize=config.norm_topk_prob,
         epsilon=_EPSILON,
         scale=config.routed_scaling_factor,
+        correction=f"{name}.expert_bias" if config.use_expert_bias else "",
     )
-    router = replace(router, correction=f"{name}.expert_bias" if config.use_expert_bias else "")
     return MoeSpec(name=name, router=router, intermediate_size=experts.intermediate_size, names=GATE_UP_DOWN)

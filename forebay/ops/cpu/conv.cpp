@@ -68,17 +68,17 @@ void store_state(const Conv<T>& conv, const Inputs<T>& inputs, long slot, long e
 template <int kTaps, class T>
 void convolve_sequence(const Conv<T>& conv, long seq, long first, long count) {
     const StateBatch& batch = conv.batch;
-    const long begin = batch.q_start[seq], end = batch.q_start[seq + 1], slot = batch.slots[seq], past = kTaps - 1;
+    const long begin = batch.q_start[seq], end = batch.q_start[seq + 1], past = kTaps - 1;
     if (begin == end) return;
-    const Inputs<T> inputs{conv.x + first, conv.ldx, conv.state + slot * past * conv.channels + first, conv.channels,
-                           past, begin};
+    T* const state = conv.state + batch.slots[seq] * past * conv.channels + first;
+    const Inputs<T> inputs{conv.x + first, conv.ldx, state, conv.channels, past, begin};
     for (long t = begin; t < end; t += kTokens) {
         convolve_tile<kTaps>(conv, inputs, t, std::min(t + kTokens, end), first, count);
     }
     for (long i = batch.snap_start[seq]; i < batch.snap_start[seq + 1]; ++i) {
         store_state(conv, inputs, batch.snap_slots[i], batch.snap_ends[i], first, count);
     }
-    store_state(conv, inputs, slot, end, first, count);
+    store_state(conv, inputs, batch.write_slots[seq], end, first, count);
 }
 
 template <int kTaps, class T>

@@ -13,9 +13,10 @@
 #include "simd.h"
 
 struct StateBatch {
-    const int32_t* slots;       // [num_seqs]
-    const int32_t* q_start;     // [num_seqs + 1]
-    const int32_t* snap_start;  // [num_seqs + 1]
+    const int32_t* slots;        // [num_seqs]
+    const int32_t* write_slots;  // [num_seqs]
+    const int32_t* q_start;      // [num_seqs + 1]
+    const int32_t* snap_start;   // [num_seqs + 1]
     const int32_t* snap_ends;
     const int32_t* snap_slots;
     long num_seqs;
@@ -25,9 +26,10 @@ struct StateBatch {
 
 // The parameters of a C entry point that make a `StateBatch`, and the batch made of them.
 #define FOREBAY_BATCH                                                                                        \
-    const int32_t *slots, const int32_t *q_start, const int32_t *snap_start, const int32_t *snap_ends,       \
-        const int32_t *snap_slots, long num_seqs
-#define FOREBAY_BATCH_OF_ARGUMENTS StateBatch{slots, q_start, snap_start, snap_ends, snap_slots, num_seqs}
+    const int32_t *slots, const int32_t *write_slots, const int32_t *q_start, const int32_t *snap_start,     \
+        const int32_t *snap_ends, const int32_t *snap_slots, long num_seqs
+#define FOREBAY_BATCH_OF_ARGUMENTS \
+    StateBatch { slots, write_slots, q_start, snap_start, snap_ends, snap_slots, num_seqs }
 
 // In its scope what is smaller than a normal number is zero. A state that dies away passes through such numbers, and each
 // product with one takes the CPU a hundred times as long.
@@ -70,18 +72,18 @@ struct BlockShape {
     long stride;
 };
 
-// One item's block: in place in the table, or a dense copy in `spare`, which holds rows x columns entries. A block of slot
-// 0 is always copied and goes nowhere (C14).
+// One item's block: in place in the table, or a dense copy in `spare`, which holds rows x columns entries. A block that
+// goes nowhere, as those of slot 0 do (C14), is always copied.
 template <class S>
 class StateBlock {
   public:
     StateBlock(S* table, long slot_entries, const BlockShape& shape, const StateBatch& batch, long seq, S* spare)
-        : table_(table + shape.offset), slot_entries_(slot_entries), shape_(shape), slot_(batch.slots[seq]),
-          at_(table_ + slot_ * slot_entries), stride_(shape.stride) {
+        : table_(table + shape.offset), slot_entries_(slot_entries), shape_(shape), slot_(batch.write_slots[seq]),
+          at_(table_ + batch.slots[seq] * slot_entries), stride_(shape.stride) {
         // Rows that lie apart in the table are in so few of L1's sets that they drive each other out: for one token
         // that does not matter.
         const bool dense = shape.columns == shape.stride, once = batch.q_start[seq + 1] - batch.q_start[seq] == 1;
-        in_place_ = slot_ != 0 && (dense || once);
+        in_place_ = slot_ != 0 && slot_ == batch.slots[seq] && (dense || once);
         if (in_place_) return;
         for (long r = 0; r < shape.rows; ++r) std::copy_n(at_ + r * stride_, shape.columns, spare + r * shape.columns);
         at_ = spare;
@@ -97,7 +99,7 @@ class StateBlock {
         }
     }
 
-    // Puts the block back where it came from.
+    // Puts the block where the sequence's state goes.
     void finish() const {
         if (!in_place_ && slot_ != 0) copy_to(slot_);
     }
@@ -106,7 +108,7 @@ class StateBlock {
     S* table_;
     long slot_entries_;
     BlockShape shape_;
-    long slot_;
+    long slot_;  // to write
     S* at_;
     long stride_;
     bool in_place_;

@@ -86,6 +86,7 @@ def _keep_inputs(
     x,
     state,
     slots,
+    write_slots,
     q_start,
     snap_start,
     snap_ends,
@@ -100,16 +101,16 @@ def _keep_inputs(
     live = at < channels
     first = tl.load(q_start + seq)
     stop = tl.load(q_start + seq + 1)
-    slot = tl.load(slots + seq).to(tl.int64)
     size = (TAPS - 1) * channels
-    last = state + slot * size
+    last = state + tl.load(slots + seq).to(tl.int64) * size
     for snap in range(tl.load(snap_start + seq), tl.load(snap_start + seq + 1)):
         snap_slot = tl.load(snap_slots + snap).to(tl.int64)
         end = tl.load(snap_ends + snap)  # without a slot it means nothing
         kept = live & (snap_slot > 0)
         _last_inputs(x, last, state + snap_slot * size, first, end, x_stride, channels, at, kept, TAPS)
-    kept = live & (slot > 0) & (stop > first)
-    _last_inputs(x, last, last, first, stop, x_stride, channels, at, kept, TAPS)
+    to = tl.load(write_slots + seq).to(tl.int64)
+    kept = live & (to > 0) & (stop > first)
+    _last_inputs(x, last, state + to * size, first, stop, x_stride, channels, at, kept, TAPS)
 
 
 @triton.jit
@@ -124,6 +125,7 @@ def _mamba2(
     state,
     out,
     slots,
+    write_slots,
     q_start,
     snap_start,
     snap_ends,
@@ -153,9 +155,8 @@ def _mamba2(
     place = n[:, None] * P + p[None, :]
     first = tl.load(q_start + seq).to(tl.int64)
     stop = tl.load(q_start + seq + 1).to(tl.int64)
-    slot = tl.load(slots + seq).to(tl.int64)
-    mine = state + (slot * HEADS + head) * (D * P)
-    h = tl.load(mine + place, mask=live, other=0.0).to(tl.float32)
+    slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
+    h = tl.load(state + (slot * HEADS + head) * (D * P) + place, mask=live, other=0.0).to(tl.float32)
     rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
     group = head // PER_GROUP
     snap_stop = tl.load(snap_start + seq + 1)
@@ -175,7 +176,8 @@ def _mamba2(
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
         tl.store(state + (to * HEADS + head) * (D * P) + place, rounded, mask=live & due)
         snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
-    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
+    mine = state + (write_slot * HEADS + head) * (D * P)
+    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
 @triton.jit
@@ -190,6 +192,7 @@ def _mamba1(
     state,
     out,
     slots,
+    write_slots,
     q_start,
     snap_start,
     snap_ends,
@@ -211,7 +214,7 @@ def _mamba1(
     place = i[:, None] * D + n[None, :]
     first = tl.load(q_start + seq).to(tl.int64)
     stop = tl.load(q_start + seq + 1).to(tl.int64)
-    slot = tl.load(slots + seq).to(tl.int64)
+    slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
     h = tl.load(state + slot * channels * D + place, mask=live, other=0.0).to(tl.float32)
     rate = tl.load(a + place, mask=live, other=0.0)
     skip = tl.load(d + i, mask=live_i, other=0.0)
@@ -232,7 +235,8 @@ def _mamba1(
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
         tl.store(state + to * channels * D + place, rounded, mask=live & due)
         snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
-    tl.store(state + slot * channels * D + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
+    mine = state + write_slot * channels * D
+    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
 @triton.jit
@@ -245,6 +249,7 @@ def _delta_rule(
     state,
     out,
     slots,
+    write_slots,
     q_start,
     snap_start,
     snap_ends,
@@ -273,9 +278,8 @@ def _delta_rule(
     place = i[:, None] * DV + j[None, :]
     first = tl.load(q_start + seq).to(tl.int64)
     stop = tl.load(q_start + seq + 1).to(tl.int64)
-    slot = tl.load(slots + seq).to(tl.int64)
-    mine = state + (slot * HEADS + head) * (DK * DV)
-    h = tl.load(mine + place, mask=live, other=0.0).to(tl.float32)
+    slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
+    h = tl.load(state + (slot * HEADS + head) * (DK * DV) + place, mask=live, other=0.0).to(tl.float32)
     key_head = head // PER_KEY_HEAD
     snap_stop = tl.load(snap_start + seq + 1)
     snap = _next_snapshot(tl.load(snap_start + seq), snap_stop, snap_slots)
@@ -300,7 +304,8 @@ def _delta_rule(
         to = tl.load(snap_slots + snap, mask=due, other=0).to(tl.int64)
         tl.store(state + (to * HEADS + head) * (DK * DV) + place, rounded, mask=live & due)
         snap = _next_snapshot(snap + due.to(tl.int32), snap_stop, snap_slots)
-    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (slot > 0) & (stop > first))
+    mine = state + (write_slot * HEADS + head) * (DK * DV)
+    tl.store(mine + place, h.to(state.dtype.element_ty), mask=live & (write_slot > 0) & (stop > first))
 
 
 class TritonRecurrence:
@@ -434,4 +439,4 @@ class TritonRecurrence:
 
 
 def _tensors(batch: StateBatch) -> tuple[Tensor, ...]:
-    return batch.slots, batch.q_start, batch.snap_start, batch.snap_ends, batch.snap_slots
+    return batch.slots, batch.write_slots, batch.q_start, batch.snap_start, batch.snap_ends, batch.snap_slots

@@ -1,0 +1,15 @@
+"""What `config.json` says in the tests of this folder, beside what they are about."""
+
+from typing import Any, Final
+
+GIVEN: Final[dict[str, Any]] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
