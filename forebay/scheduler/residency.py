@@ -206,7 +206,7 @@ class Residencies:
     def launch(self, decodes: Ids, admitted: Sequence[Request]) -> StepPlan:
         """The plan of the draft, of which the decodes are in these rows. The next draft begins."""
         draft = self.draft
-        for kind in self.kinds:
+        for kind in self.kinds if len(decodes) else ():
             kind.decode(self.table, decodes, self.steps.committed, draft)
         plan = draft.freeze(decodes, admitted, self.kinds)
         self.steps.launched = draft.step
@@ -302,8 +302,10 @@ class Residencies:
         """This step, whose decodes have so many tokens more, and all before it have completed: what they wrote counts,
         and what only they could write is released."""
         num = plan.num_extends
-        self.table.commit(plan.rows[:num], plan.ends)
-        self.table.settle(plan.rows[num:], plan.q_lens[num:] - 1, num_new)
+        if num:
+            self.table.commit(plan.rows[:num], plan.ends)
+        if len(num_new):
+            self.table.settle(plan.rows[num:], plan.q_lens[num:] - 1, num_new)
         self.steps.committed = plan.step
         self._take_back_what_is_free()
 

@@ -85,9 +85,9 @@ CONTRACTS: Final = {
     ),
     "C12": Contract(
         "Outrun values",
-        "",
-        "",
-        "speculation; while a step decodes one token, the host knows every length that it has promised",
+        "While a step in flight verifies guessed tokens the host knows how long a row can become, and the length "
+        "itself only when the step has committed: reading it before raises `Outrun`.",
+        "memory/holding.py",
     ),
     "C13": Contract(
         "Padded rows",
@@ -106,7 +106,13 @@ CONTRACTS: Final = {
         "The outputs of a replay are those of the step's Python, for every batch that fits.",
         "runtime/graph_runner.py",
     ),
-    "C16": Contract("Speculation changes no token", "", "", "speculation"),
+    "C16": Contract(
+        "Speculation changes no token",
+        "A guess is accepted where it is the token that the ordinary sampler draws there, so sampled tokens are "
+        "the same with and without, too; KV and states afterwards are those of as many plain steps. Nothing behind "
+        "a request's end is told, counted or cached.",
+        "ops/accept.py, scheduler/scheduler.py, scheduler/residency.py",
+    ),
     "C17": Contract("One loop for all drafts", "", "", "speculation"),
     "C18": Contract(
         "The prefix cache resumes what is whole",

@@ -21,9 +21,6 @@ def _pad(what: str, file: str, declared: str, pad: str, wrong: str, test: str) -
 RUNTIME = (
     # -- padding and replay -------------------------------------------------------------------------------------------
     _pad("`req_pool_indices`", _PLAN, 'device_name="req_pool_indices"', "PAD", "1", _PADDED_DECODE),
-    _pad("`seq_lens`", _PLAN, '"lengths", device=np.int32', '"W"', "0", _PADDED_DECODE),
-    _pad("`out_cache_loc`", _PLAN, '"kv locations", device=np.int64', "PAD", "1", _PADDED_DECODE),
-    _pad("`out_window_loc`", _PLAN, '"window locations", device=np.int64', "PAD", "1", _PADDED_EXTEND),
     _pad("`state_slots`", _PLAN, '"state", device=np.int32', "PAD", "1", _PADDED_DECODE),
     _pad("`positions` of decode steps", _DECODE, "positions = Column(torch.int64", "0", "1", _PADDED_DECODE),
     _pad(

@@ -285,16 +285,15 @@ SCHEDULER = (
     Mutant(
         "C26 the tokens of a retracted request go on counting",
         "scheduler/scheduler.py",
-        "        if req.status is Status.WAITING:\n            self.num_waiting_tokens += 1\n",
+        "        if req.status is Status.WAITING:\n            self.num_waiting_tokens += end\n",
         "",
         "scheduler/test_fairness.py::test_the_token_that_arrives_after_a_retraction_is_counted_among_the_waiting_ones",
     ),
     Mutant(
         "C27 a request that ended hears nothing more",
         "scheduler/scheduler.py",
-        "            if req.status is Status.FINISHED:\n"
-        "                continue  # it ended while this step was in flight\n",
-        "",
+        "            if req.status is not Status.FINISHED:\n                logprobs",
+        "            if True:\n                logprobs",
         "scheduler/test_pressure.py::test_finished_request_keeps_its_pages_until_the_launched_step_commits",
     ),
     Mutant(
@@ -315,8 +314,8 @@ SCHEDULER = (
     Mutant(
         "C18 C30 a state is adopted when its step has committed",
         "memory/kinds/recurrent.py",
-        "        tracking.complete(committed)\n        if last and",
-        "        tracking.complete(committed + 1)\n        if last and",
+        "        tracking.complete(committed, ends[-1])\n        if last and",
+        "        tracking.complete(committed + 1, ends[-1])\n        if last and",
         "scheduler/test_states.py::"
         "test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits",
     ),
@@ -352,7 +351,7 @@ SCHEDULER = (
         "C18 a window is held as long as a request reads it",
         "memory/kinds/window.py",
         "        first = self.first_kept(table.kv_committed[rows])",
-        "        first = self.first_kept(table.kv_len[rows])",
+        "        first = self.first_kept(table.kv_bound[rows])",
         "scheduler/test_windows.py::test_c18_a_window_does_not_move_past_what_a_step_in_flight_reads",
     ),
     # -- the batch ----------------------------------------------------------------------------------------------------
@@ -380,9 +379,44 @@ SCHEDULER = (
     Mutant(
         "C8 C27 a step counts only for those who still run in its rows",
         "memory/holding.py",
-        "        run = self.request_id[rows] != NOBODY\n",
-        "        run = rows > PAD\n",
+        "        run = self.request_id[rows] != NOBODY\n        self.kv_committed[rows[run]] =",
+        "        run = rows > PAD\n        self.kv_committed[rows[run]] =",
         "memory/test_holding.py::test_a_step_counts_for_those_who_still_run_in_its_rows",
+    ),
+    Mutant(
+        "C8 C27 what a step accepted counts only for those who still run in its rows",
+        "memory/holding.py",
+        "        run = self.request_id[rows] != NOBODY\n        rows, counts",
+        "        run = rows > PAD\n        rows, counts",
+        "memory/test_holding.py::test_what_settles_for_a_row_that_was_left_counts_for_nobody",
+    ),
+    Mutant(
+        "C12 a length that the device has outrun cannot be read",
+        "memory/holding.py",
+        "        if self.num_guessed:\n",
+        "        if False:\n",
+        "memory/test_holding.py::test_c12_a_length_that_the_device_has_outrun_cannot_be_read",
+    ),
+    Mutant(
+        "C16 nothing behind a request's end is adopted",
+        "scheduler/residency.py",
+        "        ends: Sequence[int] = (min(num_committed, len(req.tokens)),)\n",
+        "        ends: Sequence[int] = (num_committed,)\n",
+        "scheduler/test_widths.py::test_what_follows_a_stop_token_among_the_accepted_is_not_told_counted_or_cached",
+    ),
+    Mutant(
+        "C16 nobody is asked for more tokens than may still come",
+        "scheduler/scheduler.py",
+        "np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1)",
+        "np.minimum(table.max_kv_len[rows] - table.kv_bound[rows] + 1, width - 1)",
+        "scheduler/test_widths.py::test_nobody_is_asked_for_more_than_may_come",
+    ),
+    Mutant(
+        "C18 a wish that no step came to leaves what was tracked",
+        "memory/kinds/recurrent.py",
+        "            elif snapshot.length <= kv_committed:\n",
+        "            else:\n",
+        "memory/test_anchors.py::test_a_wish_that_no_step_came_to_leaves_what_was_tracked",
     ),
     Mutant(
         "C9 an idle batch is empty",
