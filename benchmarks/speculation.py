@@ -15,6 +15,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -125,13 +126,14 @@ def pair(servers: Sequence[Server], ask: Callable[[Server], Answer], turn: int) 
 def measure(servers: Sequence[Server], numbers: Sequence[int], repeats: int) -> list[tuple[str, list[list[float]]]]:
     rows: list[tuple[str, list[list[float]]]] = []
     for title, prompt in PROMPTS.items():
-        chat(servers[0], prompt(10**6)), chat(servers[1], prompt(10**6))
-        rows.append((title, [pair(servers, lambda s, p=prompt(i): chat(s, p), i) for i in range(repeats)]))
+        for server in servers:
+            chat(server, prompt(10**6))  # what is done once
+        rows.append((title, [pair(servers, partial(chat, prompt=prompt(i)), i) for i in range(repeats)]))
         print(line(*rows[-1]), flush=True)
     for count in numbers:
         title = f"random prompts, {count} stream{'s' if count > 1 else ''}"
-        pairs = [pair(servers, lambda s, i=i, n=count: streams(s, n, 1000 * n + i), i) for i in range(repeats)]
-        rows.append((title, pairs))
+        asks = [partial(streams, count=count, seed=1000 * count + i) for i in range(repeats)]
+        rows.append((title, [pair(servers, ask, i) for i, ask in enumerate(asks)]))
         print(line(*rows[-1]), flush=True)
     return rows
 
