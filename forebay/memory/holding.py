@@ -36,14 +36,14 @@ class RowTable:
     """What the host knows of its rows: a column of int64 for each quantity, indexed by row as the device's are.
 
     A batch is an array of rows into it: filtering and merging batches moves ids, and no column can be forgotten (C9).
-    Of `kv_bound` tokens `num_guessed` may turn out not to be accepted. Row 0 stays zero.
+    Of `kv_bound` tokens `num_drafts` may turn out not to be accepted. Row 0 stays zero.
     """
 
     def __init__(self, num_rows: int, page_size: int) -> None:
         self.page_size = page_size
         self._block: Ids = np.zeros((6, num_rows), dtype=np.int64)
         self.request_id, self.max_kv_len, self.num_pages = self._block[:3]
-        self.kv_committed, self.kv_bound, self.num_guessed = self._block[3:]
+        self.kv_committed, self.kv_bound, self.num_drafts = self._block[3:]
         self.residents: list[Residency | None] = [None] * num_rows  # who runs in each row
 
     def move_in(
@@ -66,15 +66,15 @@ class RowTable:
 
     def kv_lens(self, rows: Ids) -> Ids:
         """How much KV launched steps leave in these rows. Raises Outrun where only the device knows."""
-        if self.num_guessed[rows].any():
-            raise Outrun(f"steps in flight verify guessed tokens of rows {rows[self.num_guessed[rows] > 0]}")
+        if self.num_drafts[rows].any():
+            raise Outrun(f"steps in flight verify guessed tokens of rows {rows[self.num_drafts[rows] > 0]}")
         lens: Ids = self.kv_bound[rows]
         return lens
 
-    def guess(self, rows: Ids, counts: Ids) -> None:
+    def add_drafts(self, rows: Ids, counts: Ids) -> None:
         """The step verifies so many guessed tokens of each row, behind the one that it computes anyway."""
         self.kv_bound[rows] += counts
-        self.num_guessed[rows] += counts
+        self.num_drafts[rows] += counts
 
     def commit(self, rows: Ids, kv_lens: Ids) -> None:
         """A step has completed that computed `rows` up to `kv_lens`: it counts for those who still run there."""
@@ -87,7 +87,7 @@ class RowTable:
         rows, counts, num_new = rows[run], counts[run], num_new[run]
         self.kv_committed[rows] += num_new
         self.kv_bound[rows] -= 1 + counts - num_new
-        self.num_guessed[rows] -= counts
+        self.num_drafts[rows] -= counts
 
     def clear(self) -> None:
         self._block[:] = 0
@@ -118,7 +118,7 @@ class Residency:
 
     num_pages = _Entry("num_pages")
     kv_bound = _Entry("kv_bound")  # tokens that launched steps write at most
-    num_guessed = _Entry("num_guessed")  # of them, those that may not be accepted
+    num_drafts = _Entry("num_drafts")  # of them, those that may not be accepted
     kv_committed = _Entry("kv_committed")  # those that completed steps wrote
 
     def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
@@ -128,8 +128,8 @@ class Residency:
     @property
     def kv_len(self) -> int:
         """Tokens that launched steps write. Raises Outrun where only the device knows."""
-        if self.num_guessed:
-            raise Outrun(f"steps in flight verify {self.num_guessed} guessed tokens of request {self.id}")
+        if self.num_drafts:
+            raise Outrun(f"steps in flight verify {self.num_drafts} guessed tokens of request {self.id}")
         return self.kv_bound
 
 

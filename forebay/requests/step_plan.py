@@ -1,6 +1,6 @@
 """What one step does, decided in full before anything runs.
 
-Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G guessed tokens, W row writes, M
+Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G draft tokens, W row writes, M
 window page writes, N snapshots, C clears, D copies, K tokens that a request brings.
 """
 

@@ -177,9 +177,9 @@ class Residencies:
             self._grow(growing, self.table.num_pages[growing])
         batch.prepare_for_decode(active)
 
-    def guess(self, rows: Ids, counts: Ids, guesses: list[int]) -> bool:
-        """Of these rows, which the next step decodes, it also verifies so many guessed tokens each. False, and it
-        verifies none, where pages are too few for that. `guesses` are the tokens themselves, where the host has them.
+    def add_drafts(self, rows: Ids, counts: Ids, draft_tokens: list[int]) -> bool:
+        """Of these rows, which the next step decodes, it also verifies so many draft tokens each. False, and it
+        verifies none, where pages are too few for that. `draft_tokens` are these tokens, where the host has them.
         """
         stops = ceil_div(self.table.kv_bound[rows] + counts, self.page_size)
         num_pages = self.table.num_pages[rows]
@@ -189,8 +189,8 @@ class Residencies:
         if total:
             before = np.repeat(np.cumsum(missing) - missing, missing)
             self._grow(np.repeat(rows, missing), np.repeat(num_pages, missing) + np.arange(total) - before)
-        self.table.guess(rows, counts)
-        self.draft.guess_counts, self.draft.guesses = counts, guesses
+        self.table.add_drafts(rows, counts)
+        self.draft.num_drafts, self.draft.draft_tokens = counts, draft_tokens
         return True
 
     def _grow(self, rows: Ids, columns: Ids) -> None:
@@ -231,7 +231,7 @@ class Residencies:
         """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps, as
         far as a request could go on behind them; with `last` the request is leaving. Where the cache has such pages
         already, the request's row turns to those and its own copies are let go. Nothing behind the request's end is
-        given, though guesses behind it may have been accepted."""
+        given, though draft tokens behind it may have been accepted."""
         if not self._reuse:
             return
         held = req.residency

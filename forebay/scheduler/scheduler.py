@@ -108,7 +108,7 @@ class Scheduler(Queues):
                 self.finish(req, FinishReason.ERROR, Failure.of(why))
             return None
         if width > 1 and not chunks:
-            self._guess(decoding, rows, width)
+            self._propose(decoding, rows, width)
         plan = self.held.launch(rows, started)
         self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding]))
         if chunks:
@@ -136,36 +136,36 @@ class Scheduler(Queues):
             if short <= self.held.deferred_pages + finishing or self.num_running == 1:
                 break
             roomy = False
-            if self.victim.residency.num_guessed:  # nobody knows how much to take from it before its steps commit
+            if self.victim.residency.num_drafts:  # nobody knows how much to take from it before its steps commit
                 break
             self.retract(self.victim)
         everyone = np.arange(len(batch)) if active is None else active
         youngest = sorted(everyone[opens].tolist(), key=lambda i: self.rank(batch.reqs[i]))[-short:]
         if not roomy:
-            youngest += [i for i in everyone.tolist() if batch.reqs[i].residency.num_guessed]
+            youngest += [i for i in everyone.tolist() if batch.reqs[i].residency.num_drafts]
         return np.setdiff1d(everyone, youngest), roomy
 
-    def _guess(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
-        """Draft guessed tokens for these requests, which the step decodes: as many as each may still come to, as memory
+    def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
+        """Find draft tokens for these requests, which the step decodes: as many as each may still come to, as memory
         has room for the states behind them, and, where the host guesses, as it can think of."""
         table, room = (
             self.held.table,
             self.config.kinds.num_scratch if self.config.kinds.num_slots else len(rows) * width,
         )
         most = np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1)
-        guesses: list[int] = []
+        draft_tokens: list[int] = []
         counts = np.zeros(len(rows), dtype=np.int64)
         for i, (req, limit) in enumerate(zip(reqs, most.tolist(), strict=True)):
             if (limit := min(limit, room - 1)) <= 0:
                 continue
             if self.proposer:
                 with blamed_on(req):
-                    guesses += (guessed := self.proposer.propose(req, limit))
-                limit = len(guessed)
+                    draft_tokens += (proposed := self.proposer.propose(req, limit))
+                limit = len(proposed)
             counts[i] = limit
             room -= limit + 1 if limit else 0
-        if counts.any() and self.held.guess(rows, counts, guesses):
-            self.counters["guessed_tokens"] += int(counts.sum())
+        if counts.any() and self.held.add_drafts(rows, counts, draft_tokens):
+            self.counters["draft_tokens"] += int(counts.sum())
 
     def retract(self, req: Request) -> None:
         """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper

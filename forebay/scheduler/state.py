@@ -39,7 +39,7 @@ class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
 
 COUNTED: Final = (
     *("requests", "prompt_tokens", "cached_tokens", "computed_prompt_tokens", "recomputed_tokens"),
-    *("generated_tokens", "guessed_tokens", "accepted_tokens", "retractions", "retractions_kept"),
+    *("generated_tokens", "draft_tokens", "accepted_tokens", "retractions", "retractions_kept"),
     *("steps", "failed_steps", "recoveries"),
     *("books_cleared", "leaked_pages"),
     *(f"misses.{reason}" for reason in MissReason),

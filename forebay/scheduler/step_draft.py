@@ -22,8 +22,8 @@ class StepDraft(Draft):
     def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
         super().__init__(step, rows)
         self.chunks: list[Chunk] = []
-        self.guess_counts: Ids | None = None  # of each decode, where any has some
-        self.guesses: list[int] = []  # of host proposers, in the order of the decodes
+        self.num_drafts: Ids | None = None  # of each decode, where any has some
+        self.draft_tokens: list[int] = []  # of host proposers, in the order of the decodes
         self.saves: list[HostCopy] = []
         self.loads: list[HostCopy] = []
         self.drops = list(drops)
@@ -60,8 +60,8 @@ class StepDraft(Draft):
         """The plan's columns about its sequences: the chunks, and the decodes in `rows`."""
         q_lens, sample_mask = np.ones(len(rows), dtype=np.int64), np.ones(len(rows), dtype=np.bool_)
         starts = input_ids = NO_IDS
-        if self.guess_counts is not None:
-            q_lens += self.guess_counts
+        if self.num_drafts is not None:
+            q_lens += self.num_drafts
         if self.chunks:
             residents = [chunk.req.residency for chunk in self.chunks]
             spans = zip(residents, self.chunks, strict=True)
@@ -77,6 +77,6 @@ class StepDraft(Draft):
             "q_lens": q_lens,
             "starts": starts,
             "input_ids": input_ids,
-            "drafts": np.array(self.guesses, dtype=np.int64) if self.guesses else NO_IDS,
+            "drafts": np.array(self.draft_tokens, dtype=np.int64) if self.draft_tokens else NO_IDS,
             "sample_mask": sample_mask,
         }

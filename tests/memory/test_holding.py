@@ -29,7 +29,7 @@ def test_a_row_begins_anew_with_its_next_tenant():
     table = RowTable(3, page_size=4)
     first = resident(table, 2)
     first.kv_bound = first.kv_committed = 9
-    table.guess(as_ids([2]), as_ids([3]))
+    table.add_drafts(as_ids([2]), as_ids([3]))
     table.move_out(2)
     with pytest.raises(AssertionError, match="nobody runs in row 2"):
         table.resident(2)
@@ -43,7 +43,7 @@ def test_c12_a_length_that_the_device_has_outrun_cannot_be_read():
     rows = as_ids([1, 2])
     table.kv_bound[rows] = 9, 5
     table.kv_committed[rows] = 8, 4
-    table.guess(rows, as_ids([3, 0]))
+    table.add_drafts(rows, as_ids([3, 0]))
     assert (other.kv_len, guessed.kv_bound, guessed.kv_committed) == (5, 12, 8)
     for read in (lambda: guessed.kv_len, lambda: table.kv_lens(rows)):
         with pytest.raises(Outrun, match="guessed tokens"):
@@ -57,9 +57,9 @@ def test_c12_a_length_is_known_when_every_step_that_guesses_has_committed():
     held, rows = resident(table, 1), as_ids([1])
     for count in (2, 4):
         table.kv_bound[rows] += 1
-        table.guess(rows, as_ids([count]))
+        table.add_drafts(rows, as_ids([count]))
     table.settle(rows, as_ids([2]), as_ids([1]))
-    assert (held.kv_committed, held.kv_bound, held.num_guessed) == (1, 6, 4)
+    assert (held.kv_committed, held.kv_bound, held.num_drafts) == (1, 6, 4)
     table.settle(rows, as_ids([4]), as_ids([5]))
     assert held.kv_len == held.kv_committed == 6
 
@@ -67,7 +67,7 @@ def test_c12_a_length_is_known_when_every_step_that_guesses_has_committed():
 def test_what_settles_for_a_row_that_was_left_counts_for_nobody():
     table = RowTable(3, page_size=4)
     held, rows = resident(table, 1), as_ids([1])
-    table.guess(rows, as_ids([2]))
+    table.add_drafts(rows, as_ids([2]))
     table.move_out(1)
     table.settle(rows, as_ids([2]), as_ids([3]))
     assert held.kv_committed == 0

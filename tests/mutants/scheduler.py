@@ -393,7 +393,7 @@ SCHEDULER = (
     Mutant(
         "C12 a length that the device has outrun cannot be read",
         "memory/holding.py",
-        "        if self.num_guessed:\n",
+        "        if self.num_drafts:\n",
         "        if False:\n",
         "memory/test_holding.py::test_c12_a_length_that_the_device_has_outrun_cannot_be_read",
     ),

@@ -195,7 +195,7 @@ class States(CachedStates):
         if not (self._extra_buffer and self._config.radix_cache):
             return
         interval, bound = self._config.kinds.track_interval, table.kv_bound[rows]
-        least = bound - table.num_guessed[rows]
+        least = bound - table.num_drafts[rows]
         lengths = -(-least // interval) * interval
         due = lengths <= bound
         for row, length in zip(rows[due].tolist(), lengths[due].tolist(), strict=True):
@@ -262,7 +262,7 @@ class States(CachedStates):
         kv_len = held.kv_bound
         return (
             self._config.radix_cache
-            and not held.num_guessed
+            and not held.num_drafts
             and held.kv_committed < kv_len <= num_tokens
             and kv_len % self._config.page_size == 0
         )
