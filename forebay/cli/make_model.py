@@ -33,6 +33,7 @@ def add_options(parser: Parser) -> None:
     parser.option("--num-layers", type=whole(1, 1024), default=DEFAULT_NUM_LAYERS, metavar="N", help="make: depth")
     parser.option("--dtype", choices=DTYPES, default=DTYPES[0], metavar="TYPE", help="make: of the weights")
     parser.option("--seed", type=whole(0), default=0, metavar="N", help="make: of the weights")
+    parser.option("--draft-head", action="store_true", help="make: with a head that drafts tokens (MTP)")
     parser.option("--set", action="append", metavar="FIELD=VALUE", help="make: any field of config.json, repeatable")
 
 
@@ -74,6 +75,7 @@ def _fields(donor: GgufFile, own: argparse.Namespace) -> dict[str, Any]:
         "dtype": own.dtype,
         "bos_token_id": tokens.bos_token_id,
         "eos_token_id": list(tokens.eos_token_ids),
+        **({"num_nextn_predict_layers": 1} if own.draft_head else {}),
         **_given(own.set or ()),
     }
 
@@ -99,6 +101,7 @@ def _write_model(folder: Path, fields: dict[str, Any], own: argparse.Namespace) 
     config = config_from_folder(folder)
     with byte_progress("weights") as progress:
         path = folder / SINGLE_NAME
-        count = write_random_weights(config, path, dtype=own.dtype, seed=own.seed, progress=progress)
+        kind = {"dtype": own.dtype, "seed": own.seed, "draft_head": own.draft_head}
+        count = write_random_weights(config, path, **kind, progress=progress)
     size = human_bytes(path.stat().st_size)
     print(f"{config.model_type}: {config.num_layers} layers, {count / 1e6:,.1f} M weights, {size}", file=sys.stderr)

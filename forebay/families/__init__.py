@@ -2,7 +2,8 @@
 
 `config.py` says how a config.json of that type is read (`FAMILY`), into which typed configuration. `model.py` says what
 that describes: `block(config, layer) -> BlockSpec`, with `DECODER` for what is around the blocks (options of
-`decoder_spec`), or, where there is more to it, `describe(config) -> DecoderSpec`. `gguf.py`, where llama.cpp has the
+`decoder_spec`), or, where there is more to it, `describe(config) -> DecoderSpec`; and `draft_head(config)`, where its
+checkpoints may have a head that drafts tokens. `gguf.py`, where llama.cpp has the
 type, says what its files call things (`ARCHITECTURES`). A new one is one such folder and a tiny configuration in
 `tests/models/`, which compares it with transformers. What several families share stands with the first of them, and the
 others import it from there; what layers are built with, in `mixers.py`.

@@ -34,12 +34,14 @@ _HEAD = "lm_head.weight"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """`gguf_metadata` is empty for safetensors; of a GGUF file it has the tokenizer and the chat template too."""
+    """`gguf_metadata` is empty for safetensors; of a GGUF file it has the tokenizer and the chat template too.
+    `has_draft_head`: the files have one, whose tensors are only here if they were asked for."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
     gguf_metadata: Mapping[str, Any]
+    has_draft_head: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -58,22 +60,26 @@ class Checkpoint:
         return 16 if len(shape) != 2 else HEAD_BITS if shape[0] == self.config.vocab_size else 4
 
 
-def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a folder of safetensors or one .gguf file. Headers are checked, no weight is read. ModelError if unsound."""
+def open_checkpoint(path: str | Path, *, draft_head: bool = False) -> Checkpoint:
+    """Open a folder of safetensors or one .gguf file, with the tensors of its `draft_head` or without.
+    Headers are checked, no weight is read. ModelError if unsound."""
     path = Path(path)
-    return _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path)
+    return _open_gguf(path) if path.suffix == ".gguf" else _open_folder(path, draft_head)
 
 
-def _open_folder(path: Path) -> Checkpoint:
+def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     files = _opened(path)
     config = config_from_folder(path)
     names = family(config.model_type).names
     tensors: dict[str, StoredTensor] = {}
     packed: dict[str, U8] = {}
     layers: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
+    has_draft_head = False
     for file in files:
         for stored in file.tensors:
             name = names.here(stored, config.num_layers)
+            if not name and (of_head := names.in_draft_head(stored, config.num_layers)):
+                has_draft_head, name = True, of_head if draft_head else ""
             if names.is_packed(name):
                 packed[name] = file.packed(stored)
             layer, _, part = name.rpartition(".")
@@ -95,7 +101,7 @@ def _open_folder(path: Path) -> Checkpoint:
     if _HEAD in tensors:
         # As in transformers: a head that the files bring is used, whatever the configuration says.
         config = replace(config, tie_word_embeddings=False)
-    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={})
+    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, has_draft_head=has_draft_head)
 
 
 def _opened(path: Path) -> list[SafetensorsFile]:

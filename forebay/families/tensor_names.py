@@ -11,6 +11,7 @@ from forebay.formats.mxfp4 import BLOCKS, SCALES
 GATE_UP: Final = "gate_up_proj"
 DOWN: Final = "down_proj"
 
+_SHARED: Final = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
 _LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 
@@ -19,24 +20,49 @@ class TensorNames:
     """`renamed`: patterns and what takes their place, one after the other. `unused`: how the names, after that, of
     tensors begin that belong to parts which are not served. `stacked_experts`: experts may be in one tensor for all of
     a layer's, `experts.gate_up_proj` and `experts.down_proj`, instead of under a number each. `draft_layers`: layers
-    behind the model's own are for drafting, and not served either. `mxfp4`: weights may be packed in that format.
+    behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and what takes
+    the place of that, in which {0} is the number of the first layer behind the model's own, {1} of the next; what is
+    for drafting and begins otherwise is not served. `mxfp4`: weights may be packed in that format.
     `stacks`: what files call these stacks, of gate with up and of down, where experts are in nothing else."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
     stacked_experts: bool = False
     draft_layers: bool = False
+    draft_head: tuple[tuple[str, str], ...] = ()
     mxfp4: bool = False
     stacks: tuple[str, str] | None = None
 
     def here(self, name: str, num_layers: int) -> str:
-        """What `name` is called here; "" for a tensor without use."""
-        for pattern, replacement in self.renamed:
-            name = re.sub(pattern, replacement, name)
+        """What `name` is called here; "" for a tensor without use to the model."""
+        name = self._renamed(name)
         layer = _LAYER.match(name)
         if self.draft_layers and layer is not None and int(layer[1]) >= num_layers:
             return ""
         return "" if name.startswith(self.unused) else name
+
+    def in_draft_head(self, name: str, num_layers: int) -> str:
+        """What `name` is called here; "" for a tensor without use to the draft head, which shares embedding and logits
+        with the model, whether the files repeat them or not."""
+        name, layers = self._renamed(name), (num_layers, num_layers + 1)
+        for theirs, ours in self.draft_head:
+            begin = theirs.format(*layers)
+            if name.startswith(begin) and not name.endswith(_SHARED):
+                return ours.format(*layers) + name.removeprefix(begin)
+        return ""
+
+    def stored_in_draft_head(self, name: str, num_layers: int) -> str:
+        """What a file calls the draft head's tensor `name`: of several names the first."""
+        layers = (num_layers, num_layers + 1)
+        for theirs, ours in self.draft_head:
+            if name.startswith(ours.format(*layers)):
+                return theirs.format(*layers) + name.removeprefix(ours.format(*layers))
+        return name
+
+    def _renamed(self, name: str) -> str:
+        for pattern, replacement in self.renamed:
+            name = re.sub(pattern, replacement, name)
+        return name
 
     def is_stack(self, name: str) -> bool:
         return self.stacked_experts and name.endswith((f".experts.{GATE_UP}", f".experts.{DOWN}"))

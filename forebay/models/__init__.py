@@ -9,6 +9,7 @@ logits = model.logits(hidden[last])          # [N, H] -> [N, V] float32
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 
 import torch
 
@@ -24,23 +25,31 @@ from forebay.ops import Ops
 __all__ = ["Model", "Needs", "describe", "load", "needs_of"]
 
 
+_NO_HEAD = "take another --speculative-algorithm than NEXTN"
+
+
 def _no_progress(done: int, total: int) -> None:
     return
 
 
-def describe(config: ModelConfig) -> DecoderSpec:
-    """What the model is made of."""
+def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
+    """What the model is made of, with or without its `draft_head`. ModelError where its type has none."""
     family = importlib.import_module(f"forebay.families.{config.model_type}.model")
     if hasattr(family, "describe"):
         spec: DecoderSpec = family.describe(config)
+    else:
+        blocks = [family.block(config, layer) for layer in range(config.num_layers)]
+        spec = decoder_spec(config, blocks, **getattr(family, "DECODER", {}))
+    if not draft_head:
         return spec
-    blocks = [family.block(config, layer) for layer in range(config.num_layers)]
-    return decoder_spec(config, blocks, **getattr(family, "DECODER", {}))
+    if not hasattr(family, "draft_head"):
+        raise ModelError(f"models of type {config.model_type} have no draft head: {_NO_HEAD}")
+    return replace(spec, draft_head=family.draft_head(config))
 
 
-def needs_of(config: ModelConfig) -> Needs:
-    """Which weights the model consists of, and what its layers keep."""
-    return dry_build(describe(config))
+def needs_of(config: ModelConfig, *, draft_head: bool = False) -> Needs:
+    """Which weights the model consists of, and what its layers keep; see `describe`."""
+    return dry_build(describe(config, draft_head=draft_head))
 
 
 def load(
@@ -52,15 +61,19 @@ def load(
     progress: Progress = _no_progress,
     context_length: int | None = None,
     quantization: Quantization = Quantization.NONE,
+    draft_head: bool = False,
 ) -> Model:
     """Read the weights tensor by tensor, in `dtype` or in the codes of `quantization`, into the form that `ops` reads
     fastest.
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
-    called with bytes of the result. ModelError, before anything is read, where a weight is missing, unused or of
-    another shape than the configuration says, and where the context is longer than the model's.
+    called with bytes of the result. With its `draft_head` the checkpoint was opened, too.
+    ModelError, before anything is read, where a weight is missing, unused or of another shape than the configuration
+    says, and where the context is longer than the model's.
     """
-    spec = describe(checkpoint.config)
+    spec = describe(checkpoint.config, draft_head=draft_head)
+    if draft_head and not checkpoint.has_draft_head:
+        raise ModelError(f"{checkpoint.path}: no draft head (MTP, NextN) is in these files: {_NO_HEAD}")
     params = dry_build(spec).params
     check_names(checkpoint, params)
     num_positions = spec.max_positions if context_length is None else context_length

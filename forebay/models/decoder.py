@@ -20,6 +20,7 @@ from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.params import TensorParam, Weights, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
@@ -33,7 +34,7 @@ Names = tuple[str | None, str | None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
     """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
-    `logits_scale`."""
+    `logits_scale`. `draft_head`: None where nobody wants one."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
@@ -43,6 +44,7 @@ class DecoderSpec:
     max_positions: int
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
+    draft_head: DraftHeadSpec | None = None
 
 
 def decoder_spec(
@@ -156,6 +158,19 @@ def block_spec(
     return ResidualSpec(sublayers=tuple(sublayers), norm_eps=config.rms_norm_eps)
 
 
+def draft_head_spec(
+    config: ModelConfig, *blocks: BlockSpec, name: str | None = None, norm_offset: float = 0.0
+) -> DraftHeadSpec:
+    """What all draft heads have around their blocks, the first of which is the layer behind the model's."""
+    return DraftHeadSpec(
+        name=name or layer_name(config.num_layers),
+        hidden_size=config.hidden_size,
+        blocks=blocks,
+        norm_eps=config.rms_norm_eps,
+        norm_offset=norm_offset,
+    )
+
+
 class Model:
     """What the engine knows of a model. Its weights are read-only after loading, and it keeps nothing of a step.
 
@@ -182,21 +197,33 @@ class Model:
             self._blocks.append(block.build(parts))
             kept.append(tuple(parts.kept[first:]))
         self._norm = weights.tensor(spec.norm)
+        self._draft_head = None if spec.draft_head is None else spec.draft_head.build(parts)
+        if self._draft_head is not None:
+            kept.append(tuple(parts.kept[sum(map(len, kept)) :]))
         self.kept_by_block = tuple(kept)
 
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """What each mixer keeps, in the order of the `CachePool`'s entries."""
+        """What each mixer keeps, in the order of the `CachePool`'s entries; last what the draft head keeps."""
         return tuple(spec for kept in self.kept_by_block for spec in kept)
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64, each in the vocabulary -> hidden states after the last norm, [T, H]. Writes KV."""
-        x = self._embedding(input_ids)
-        if self._spec.embedding_scale != 1.0:
-            self._ops.scale_(x, self._spec.embedding_scale)
+        x = self._embedded(input_ids)
         residual = self._ops.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
         return self._ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+
+    def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
+        """next_ids [T] int64, each the token behind one whose hidden state, of `forward` or of `draft`, is in hidden
+        [T, H] and whose position is in `ctx` -> what stands for the hidden states of next_ids, [T, H]: their logits are
+        guesses at the tokens behind these. Writes the draft head's KV."""
+        assert self._draft_head is not None, "a model that was loaded without its draft head"
+        return self._draft_head(ctx, self._embedded(next_ids), hidden)
+
+    def _embedded(self, input_ids: Tensor) -> Tensor:
+        x = self._embedding(input_ids)
+        return x if self._spec.embedding_scale == 1.0 else self._ops.scale_(x, self._spec.embedding_scale)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> [N, V] float32."""

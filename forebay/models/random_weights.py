@@ -30,13 +30,16 @@ _TIME_STEPS: Final = (0.001, 0.1)
 _DECAYS: Final = (1.0, 16.0)
 
 
-def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: int, progress: Progress) -> int:
-    """Write a safetensors file with all that a model of this configuration needs, and return how many weights it is.
+def write_random_weights(
+    config: ModelConfig, path: Path, *, dtype: str, seed: int, progress: Progress, draft_head: bool = False
+) -> int:
+    """Write a safetensors file with all that a model of this configuration needs, with or without its `draft_head`, and
+    return how many weights it is.
 
     The same seed gives the same file. `dtype` is `bfloat16`, `float16` or `float32`.
     """
     storage, torch_dtype = _DTYPES[dtype]
-    params = _stored(config)
+    params = _stored(config, draft_head)
     total = sum(math.prod(shape) for shape, _ in params.values())
     generator = torch.Generator().manual_seed(seed)
 
@@ -53,13 +56,17 @@ def write_random_weights(config: ModelConfig, path: Path, *, dtype: str, seed: i
     return total
 
 
-def _stored(config: ModelConfig) -> dict[str, tuple[tuple[int, ...], float]]:
+def _stored(config: ModelConfig, draft_head: bool) -> dict[str, tuple[tuple[int, ...], float]]:
     """Each tensor's shape and the offset of its values, by the names under which other engines read them, too."""
-    params = {name: (shape, param.offset) for param in needs_of(config).params for name, shape in param.parts()}
-    stacks = family(config.model_type).names.stacks
-    if stacks is None:
+    names = family(config.model_type).names
+    params = {
+        names.stored_in_draft_head(name, config.num_layers): (shape, param.offset)
+        for param in needs_of(config, draft_head=draft_head).params
+        for name, shape in param.parts()
+    }
+    if names.stacks is None:
         return params
-    gate_up, down = stacks
+    gate_up, down = names.stacks
     stored: dict[str, tuple[tuple[int, ...], float]] = {}
     for name, (shape, offset) in params.items():
         match = _EXPERT.fullmatch(name)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from forebay import models
@@ -15,17 +16,28 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import config_from_folder
 from forebay.families.small import small_config
 from forebay.models.random_weights import random_tensor, write_random_weights
+from forebay.ops import make_ops
 from tests.models.drive import Driver
 from tests.models.tiny import VOCAB, random_ids
 
 
-def make(folder: Path, model_type: str, *, hidden_size: int = 64, num_layers: int = 4, seed: int = 0, **fields) -> Path:
+def make(
+    folder: Path,
+    model_type: str,
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 4,
+    seed: int = 0,
+    draft_head: bool = False,
+    **fields,
+) -> Path:
     config = small_config(model_type, hidden_size=hidden_size, num_layers=num_layers, vocab_size=VOCAB)
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     (folder / "config.json").write_text(json.dumps({**config, **ids, "dtype": "float32", **fields}))
     path = folder / "model.safetensors"
     path.unlink(missing_ok=True)
-    write_random_weights(config_from_folder(folder), path, dtype="float32", seed=seed, progress=lambda *_: None)
+    kind = {"dtype": "float32", "seed": seed, "draft_head": draft_head}
+    write_random_weights(config_from_folder(folder), path, **kind, progress=lambda *_: None)
     return folder
 
 
@@ -38,6 +50,24 @@ def test_transformers_gives_the_same_logits_for_the_same_folder(model_type, load
     (logits,) = Driver(load(path)).step([(1, ids)])
     torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
     assert 0.05 < logits.std() < 20
+
+
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("qwen3_5_text", "mtp.layers.0.self_attn.q_proj.weight"),
+        ("qwen3_next", "mtp.fc.weight"),
+        ("nemotron_h", "mtp.layers.1.final_layernorm.weight"),
+        ("deepseek_v3", "model.layers.4.eh_proj.weight"),
+        ("bailing_hybrid", "model.layers.4.attention.dense.weight"),
+    ],
+)
+def test_a_draft_head_has_the_names_of_published_files(model_type, name, tmp_path):
+    path = make(tmp_path, model_type, draft_head=True, num_nextn_predict_layers=1)
+    assert name in load_file(path / "model.safetensors")
+    checkpoint = open_checkpoint(path, draft_head=True)
+    model = models.load(checkpoint, ops=make_ops("torch", 1), dtype=torch.float32, draft_head=True)
+    assert model.weight_bytes == checkpoint.num_bytes
 
 
 @pytest.mark.parametrize("model_type", TYPES)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from forebay.families.deepseek_v3.config import (
+    DRAFT_HEAD,
     HARMLESS,
     grouped_experts,
     latent_attention,
@@ -71,9 +72,11 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
+_LAST_NORM: Final = ("model.layers.{0}.final_layernorm.", "model.layers.{0}.shared_head.norm.")
+
 FAMILY: Final = Family(
     parse=parse,
     small=small,
     harmless=HARMLESS | {"q_lora_rank", "short_conv_kernel_size"},
-    names=TensorNames(draft_layers=True),
+    names=TensorNames(draft_layers=True, draft_head=(_LAST_NORM, *DRAFT_HEAD)),
 )

@@ -2,18 +2,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from forebay.families.deepseek_v3.model import feed_forward, latent_attention_spec
+from forebay.families.deepseek_v3.model import feed_forward, latent_attention_spec, with_draft_layer
 from forebay.families.kimi_linear.config import KimiLinearConfig
 from forebay.families.kimi_linear.model import kimi_delta_spec
 from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
-from forebay.models.decoder import block_spec, layer_name
+from forebay.layers.draft_head import DraftHeadSpec
+from forebay.models.decoder import block_spec, draft_head_spec, layer_name
 
 DECODER = {"embedding": "model.word_embeddings"}
 
 
 def block(config: KimiLinearConfig, layer: int) -> BlockSpec:
     return block_spec(config, layer, _mixer(config, layer), feed_forward(config, layer, correction="gate.expert_bias"))
+
+
+def draft_head(config: KimiLinearConfig) -> DraftHeadSpec:
+    return draft_head_spec(config, block(with_draft_layer(config), config.num_layers))
 
 
 def _mixer(config: KimiLinearConfig, layer: int) -> PartSpec:

@@ -121,6 +121,8 @@ def small(shape: Shape) -> dict[str, Any]:
 # Remote code in published files is what transformers has by now; heads of latent attention have no keys of their own;
 # layers' MLPs may be listed instead of counted.
 HARMLESS: Final = frozenset({"auto_map", "num_key_value_heads", "qk_head_dim", "first_k_dense_replace"})
-_NAMES: Final = TensorNames(stacked_experts=True, draft_layers=True)
+# The layer behind the last one, with what joins the embedding to a hidden state.
+DRAFT_HEAD: Final = (("model.layers.{0}.", "model.layers.{0}."),)
+_NAMES: Final = TensorNames(stacked_experts=True, draft_layers=True, draft_head=DRAFT_HEAD)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=_NAMES)

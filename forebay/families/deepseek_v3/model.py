@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from dataclasses import replace
+from typing import Final, TypeVar
 
-from forebay.families.deepseek_v3.config import DENSE, GroupedExperts, LatentConfig
+from forebay.families.deepseek_v3.config import DENSE, SPARSE, GroupedExperts, LatentConfig
 from forebay.families.model_config import ModelConfig
+from forebay.families.transformer import FULL
 from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mlp import GATE_UP_DOWN, MlpSpec, MoeSpec
 from forebay.layers.routing import RouterSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import block_spec, layer_name, mlp_spec, rope_spec, router_spec
+from forebay.models.decoder import block_spec, draft_head_spec, layer_name, mlp_spec, rope_spec, router_spec
 from forebay.ops import Scoring
+
+Config = TypeVar("Config", bound=LatentConfig)
 
 _EPSILON: Final = 1e-20
 CORRECTION: Final = "gate.e_score_correction_bias"
@@ -20,6 +25,16 @@ CORRECTION: Final = "gate.e_score_correction_bias"
 def block(config: LatentConfig, layer: int) -> BlockSpec:
     attention = latent_attention_spec(config, f"{layer_name(layer)}.self_attn")
     return block_spec(config, layer, attention, feed_forward(config, layer))
+
+
+def draft_head(config: LatentConfig) -> DraftHeadSpec:
+    return draft_head_spec(config, block(with_draft_layer(config), config.num_layers))
+
+
+def with_draft_layer(config: Config) -> Config:
+    """With the draft head's layer behind the model's own, which has latent attention and experts."""
+    layers, mlps = (*config.layer_types, FULL), (*config.mlp_layer_types, SPARSE)
+    return replace(config, layer_types=layers, mlp_layer_types=mlps)
 
 
 def latent_attention_spec(config: LatentConfig, name: str) -> LatentAttentionSpec:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,9 @@ from forebay.families.transformer import FULL, LINEAR, Defaults, kernel_width, t
 
 MLP: Final = "mlp"
 MOE: Final = "moe"
+DRAFT_LAYERS: Final = (FULL, MOE)
+
+_DEFAULT_LAYERS: Final = (LINEAR, MOE, FULL, MLP)
 
 # Before transformers 5 Nemotron-H called its mixer's fields what Bamba does.
 _OLD_NAMES: Final = {
@@ -38,32 +42,45 @@ class LatentExperts(GroupedExperts):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NemotronHConfig(Mamba2Config):
+    """`draft_layers`: of the draft head, none where there is none."""
+
     experts: LatentExperts | None
+    draft_layers: tuple[str, ...]
 
 
 def parse(fields: Fields) -> NemotronHConfig:
     fields = fields.renamed(_OLD_NAMES, nulls=True)
     fields.only("mlp_hidden_act", "relu2")
     fields.only("mamba_hidden_act", "silu")
-    layers = _layer_types(fields)
+    layers = _layer_types(fields, ("layers_block_type", "layer_types"), "hybrid_override_pattern", _DEFAULT_LAYERS)
+    head = _draft_layers(fields)
     eps = fields.number("layer_norm_epsilon", default=1e-5)
     inner = fields.size("intermediate_size", default=21504)
     sizes = {"num_hidden_layers": len(layers), "rms_norm_eps": eps, "intermediate_size": inner}
     defaults = Defaults(head_dim=128, attention_bias=False, mlp_bias=True)
     values = transformer(fields.dropped(*ROPE_FIELDS).replaced(**sizes), defaults, layer_types=layers)
-    experts = _experts(fields) if MOE in layers else None
-    return NemotronHConfig(**{**values, "tie_word_embeddings": False}, mixer=_mixer(fields), experts=experts)
+    experts = _experts(fields) if MOE in (*layers, *head) else None
+    values |= {"tie_word_embeddings": False}
+    return NemotronHConfig(**values, mixer=_mixer(fields), experts=experts, draft_layers=head)
 
 
-def _layer_types(fields: Fields) -> list[str]:
-    for name in ("layers_block_type", "layer_types"):
+def _draft_layers(fields: Fields) -> tuple[str, ...]:
+    """Nobody looks at what they are where there are none."""
+    if not fields.size("num_nextn_predict_layers", default=0):
+        return ()
+    return tuple(_layer_types(fields, ("mtp_layers_block_type",), "mtp_hybrid_override_pattern", DRAFT_LAYERS))
+
+
+def _layer_types(fields: Fields, lists: Sequence[str], pattern_name: str, default: Sequence[str]) -> list[str]:
+    """Of the first of the `lists` that is there, or by the letters of a pattern."""
+    for name in lists:
         if fields.get(name) is not None:
             return listed_layers(fields, name, (LINEAR, FULL, MLP, MOE))
-    pattern = fields.get("hybrid_override_pattern")
+    pattern = fields.get(pattern_name)
     if pattern is None:
-        return [LINEAR, MOE, FULL, MLP]
+        return list(default)
     if not isinstance(pattern, str) or not 0 < len(pattern) <= MAX_LAYERS or set(pattern) - set(_LETTERS):
-        raise fields.wrong("hybrid_override_pattern", f"of the letters {''.join(_LETTERS)}")
+        raise fields.wrong(pattern_name, f"of the letters {''.join(_LETTERS)}")
     return [_LETTERS[letter] for letter in pattern]
 
 
@@ -124,6 +141,7 @@ _SAID: Final = frozenset(
         "mamba_proj_bias",
         "mamba_ssm_cache_dtype",
         "moe_shared_expert_overlap",
+        "mtp_hybrid_override_pattern",
         "mtp_layers_block_type",
         "n_shared_experts",
         "rescale_prenorm_residual",
@@ -131,7 +149,13 @@ _SAID: Final = frozenset(
         "time_step_limit",
     }
 )
-# transformers' own name of what its checkpoints call backbone; what drafts tokens (`mtp.`) is not served.
-_NAMES: Final = TensorNames(renamed=((r"^model\.", "backbone."),), unused=("mtp.",))
+# What drafts tokens: attention and experts, each a layer, with what is around them.
+_DRAFT_HEAD: Final = (
+    ("mtp.layers.1.final_layernorm.", "backbone.layers.{0}.shared_head.norm."),
+    ("mtp.layers.0.", "backbone.layers.{0}."),
+    ("mtp.layers.1.", "backbone.layers.{1}."),
+)
+# transformers' own name of what its checkpoints call backbone.
+_NAMES: Final = TensorNames(renamed=((r"^model\.", "backbone."),), unused=("mtp.",), draft_head=_DRAFT_HEAD)
 
 FAMILY: Final = Family(parse=parse, small=small, harmless=OWN_CODE | KERNELS | INITIAL | _SAID, names=_NAMES)

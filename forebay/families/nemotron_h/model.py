@@ -2,21 +2,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from forebay.base.errors import ModelError
 from forebay.families.deepseek_v3.model import grouped_router
 from forebay.families.mamba.model import BACKBONE, backbone_block, mixer_name
 from forebay.families.mamba2.model import mamba2_spec
-from forebay.families.nemotron_h.config import MLP, NemotronHConfig
+from forebay.families.nemotron_h.config import DRAFT_LAYERS, MLP, NemotronHConfig
 from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import UP_DOWN, Activation, MlpSpec, MoeSpec
 from forebay.layers.sums import SumSpec
-from forebay.models.decoder import attention_spec
+from forebay.models.decoder import attention_spec, draft_head_spec
 
 DECODER = BACKBONE
 
 
 def block(config: NemotronHConfig, layer: int) -> BlockSpec:
     return backbone_block(config, layer, _mixer(config, layer))
+
+
+def draft_head(config: NemotronHConfig) -> DraftHeadSpec:
+    if config.draft_layers != DRAFT_LAYERS:
+        given = " and ".join(config.draft_layers) or "no"
+        raise ModelError(f"a draft head of {given} layers is not supported: it must be {' and '.join(DRAFT_LAYERS)}")
+    whole, first = replace(config, layer_types=(*config.layer_types, *DRAFT_LAYERS)), config.num_layers
+    blocks = (block(whole, first + i) for i in range(len(DRAFT_LAYERS)))
+    return draft_head_spec(config, *blocks, name=f"backbone.layers.{first}")
 
 
 def _mixer(config: NemotronHConfig, layer: int) -> PartSpec:

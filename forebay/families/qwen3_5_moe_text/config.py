@@ -6,7 +6,7 @@ from typing import Any, Final
 from forebay.families.fields import Fields
 from forebay.families.model_config import Experts, Family
 from forebay.families.qwen3_5_text import config as dense
-from forebay.families.qwen3_5_text.config import NAMES, NORMALIZED, Qwen35Config, gated_transformer
+from forebay.families.qwen3_5_text.config import HARMLESS, NAMES, Qwen35Config, gated_transformer
 from forebay.families.shape import Shape
 from forebay.families.transformer import experts
 
@@ -35,4 +35,4 @@ def small(shape: Shape) -> dict[str, Any]:
     return {**dense.small(shape), **shape.experts(), "shared_expert_intermediate_size": shape.hidden_size}
 
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=NORMALIZED, names=NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=NAMES)

@@ -2,8 +2,15 @@ from __future__ import annotations
 
 from forebay.families.qwen3_5_moe_text.config import Qwen35MoeConfig
 from forebay.families.qwen3_5_text import model as dense
-from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, separate_inputs
+from forebay.families.qwen3_5_text.model import (
+    delta_spec,
+    qwen_block,
+    qwen_draft_head,
+    separate_inputs,
+    with_draft_layer,
+)
 from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.mlp import MlpSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
 from forebay.layers.sums import SumSpec
@@ -15,6 +22,10 @@ DECODER = dense.DECODER
 def block(config: Qwen35MoeConfig, layer: int) -> BlockSpec:
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=qwen_experts(config, layer, normalize=True))
+
+
+def draft_head(config: Qwen35MoeConfig) -> DraftHeadSpec:
+    return qwen_draft_head(config, block(with_draft_layer(config), config.num_layers))
 
 
 def qwen_experts(config: Qwen35MoeConfig, layer: int, *, normalize: bool) -> PartSpec:

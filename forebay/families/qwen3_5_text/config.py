@@ -62,10 +62,21 @@ def small(shape: Shape) -> dict[str, Any]:
     }
 
 
-# What drafts tokens (`mtp.`) is not served.
-NAMES: Final = TensorNames(
-    renamed=((r"^model\.language_model\.", "model."),), unused=("model.visual.", "mtp."), stacked_experts=True
+# What drafts tokens, under the names that DeepSeek has for it.
+_DRAFT_HEAD: Final = (
+    ("mtp.pre_fc_norm_embedding.", "model.layers.{0}.enorm."),
+    ("mtp.pre_fc_norm_hidden.", "model.layers.{0}.hnorm."),
+    ("mtp.fc.", "model.layers.{0}.eh_proj."),
+    ("mtp.norm.", "model.layers.{0}.shared_head.norm."),
+    ("mtp.layers.0.", "model.layers.{0}."),
 )
-NORMALIZED: Final = frozenset({"norm_topk_prob"})  # the experts' shares of these always are
+NAMES: Final = TensorNames(
+    renamed=((r"^model\.language_model\.", "model."),),
+    unused=("model.visual.", "mtp."),
+    stacked_experts=True,
+    draft_head=_DRAFT_HEAD,
+)
+# The experts' shares are normalized in any case, and what a draft head has, its tensors say.
+HARMLESS: Final = frozenset({"mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "norm_topk_prob"})
 
-FAMILY: Final = Family(parse=parse, small=small, harmless=NORMALIZED, names=NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=NAMES)

@@ -2,24 +2,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from forebay.families.qwen3_5_text.config import Qwen35Config
-from forebay.families.transformer import LINEAR
+from forebay.families.transformer import FULL, LINEAR
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.params import Rows
-from forebay.models.decoder import attention_spec, block_spec, layer_name, mlp_spec, rope_spec
+from forebay.models.decoder import attention_spec, block_spec, draft_head_spec, layer_name, mlp_spec, rope_spec
 
 _NORM_OFFSET = 1.0  # norm weights are stored as differences from it, but for the norm behind the delta rule
 
 
 DECODER = {"norm_offset": _NORM_OFFSET}
 
+Config = TypeVar("Config", bound=Qwen35Config)
+
 
 def block(config: Qwen35Config, layer: int) -> BlockSpec:
     delta = delta_spec(config, layer, separate_inputs(config))
     return qwen_block(config, layer, delta=delta, mlp=mlp_spec(config, layer))
+
+
+def draft_head(config: Qwen35Config) -> DraftHeadSpec:
+    return qwen_draft_head(config, block(with_draft_layer(config), config.num_layers))
+
+
+def qwen_draft_head(config: Qwen35Config, block: BlockSpec) -> DraftHeadSpec:
+    return draft_head_spec(config, block, norm_offset=_NORM_OFFSET)
+
+
+def with_draft_layer(config: Config) -> Config:
+    """With the draft head's layer behind the model's own, which has attention."""
+    return replace(config, layer_types=(*config.layer_types, FULL))
 
 
 def separate_inputs(config: Qwen35Config) -> Sequence[tuple[str, int]]:

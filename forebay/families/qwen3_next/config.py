@@ -6,7 +6,7 @@ from typing import Final
 from forebay.families.fields import Fields
 from forebay.families.model_config import Family
 from forebay.families.qwen3_5_moe_text.config import Qwen35MoeConfig, qwen_experts, small
-from forebay.families.qwen3_5_text.config import NAMES, gated_transformer
+from forebay.families.qwen3_5_text.config import HARMLESS, NAMES, gated_transformer
 from forebay.families.qwen3_moe.config import expert_layers
 
 
@@ -25,4 +25,4 @@ def parse(fields: Fields) -> Qwen3NextConfig:
     )
 
 
-FAMILY: Final = Family(parse=parse, small=small, names=NAMES)
+FAMILY: Final = Family(parse=parse, small=small, harmless=HARMLESS, names=NAMES)

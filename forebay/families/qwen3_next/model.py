@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from forebay.families.qwen3_5_moe_text.model import qwen_experts
 from forebay.families.qwen3_5_text import model as qwen3_5
-from forebay.families.qwen3_5_text.model import delta_spec, qwen_block
+from forebay.families.qwen3_5_text.model import delta_spec, qwen_block, qwen_draft_head, with_draft_layer
 from forebay.families.qwen3_next.config import Qwen3NextConfig
 from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.draft_head import DraftHeadSpec
 from forebay.layers.params import Rows, rows_of_blocks
 from forebay.models.decoder import mlp_spec
 
@@ -16,6 +19,12 @@ def block(config: Qwen3NextConfig, layer: int) -> BlockSpec:
     inputs = (("in_proj_qkvz", joined), ("in_proj_ba", 2 * config.delta.num_value_heads))
     delta = delta_spec(config, layer, inputs, _by_kind(config, joined))
     return qwen_block(config, layer, delta=delta, mlp=_mlp(config, layer))
+
+
+def draft_head(config: Qwen3NextConfig) -> DraftHeadSpec:
+    """With experts, whatever other layers have."""
+    whole = replace(with_draft_layer(config), expert_layers=(*config.expert_layers, config.num_layers))
+    return qwen_draft_head(config, block(whole, config.num_layers))
 
 
 def _by_kind(config: Qwen3NextConfig, joined: int) -> Rows:

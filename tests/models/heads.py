@@ -1,0 +1,144 @@
+"""Tiny checkpoints with a draft head, and what transformers makes of it.
+
+The head's layers, its last norm and their tensors are those of a small model of the same type that has no other layers:
+with embeddings joined to hidden states as its input it is the head. For some types transformers has a `MtpModel` too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from tests.models.tiny import BASE, make_oracle
+
+_FULL: Final = "full_attention"
+_QWEN: Final = {
+    "enorm": "mtp.pre_fc_norm_embedding",
+    "hnorm": "mtp.pre_fc_norm_hidden",
+    "eh_proj": "mtp.fc",
+    "model.norm": "mtp.norm",
+    "model.layers.0": "mtp.layers.0",
+}
+_DEEPSEEK: Final = {
+    "enorm": "model.layers.3.enorm",
+    "hnorm": "model.layers.3.hnorm",
+    "eh_proj": "model.layers.3.eh_proj",
+    "model.norm": "model.layers.3.shared_head.norm",
+    "model.layers.0": "model.layers.3",
+}
+_NEMOTRON_H: Final = {
+    "enorm": "mtp.layers.0.enorm",
+    "hnorm": "mtp.layers.0.hnorm",
+    "eh_proj": "mtp.layers.0.eh_proj",
+    "backbone.norm_f": "mtp.layers.1.final_layernorm",
+    "backbone.layers.0": "mtp.layers.0",
+    "backbone.layers.1": "mtp.layers.1",
+}
+_ONE_LAYER: Final = {"num_hidden_layers": 1, "layer_types": [_FULL]}
+_LATENT_LAYER: Final = {"num_hidden_layers": 1, "first_k_dense_replace": 0}
+
+# By case: what the head's layers are, what files call its tensors, what the whole model's configuration says of it.
+HEADS: Final[dict[str, tuple[dict[str, Any], dict[str, str], dict[str, Any]]]] = {
+    "qwen3_5_text": (_ONE_LAYER, _QWEN, {}),
+    "qwen3_5_text-one-key-head-biases-tied": (_ONE_LAYER, _QWEN, {}),
+    "qwen3_5_moe_text": (_ONE_LAYER, _QWEN, {}),
+    "qwen3_next": (_ONE_LAYER, _QWEN, {}),
+    "qwen3_next-some-dense-biases": (
+        {**_ONE_LAYER, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        _QWEN,
+        {},
+    ),
+    "deepseek_v3": (_LATENT_LAYER, _DEEPSEEK, {}),
+    "bailing_hybrid": (
+        {**_LATENT_LAYER, "layer_types": [_FULL]},
+        _DEEPSEEK,
+        {"layer_types": ["linear_attention", "linear_attention", _FULL]},
+    ),
+    "nemotron_h": (
+        {"layers_block_type": ["attention", "moe"]},
+        _NEMOTRON_H,
+        {"num_nextn_predict_layers": 1},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Headed:
+    path: Path
+    oracle: Any  # the model
+    layers: Any  # the head's, a model of its own
+    join: nn.Module
+    norms: tuple[nn.Module, nn.Module]  # of embeddings, of hidden states
+
+    @torch.no_grad()
+    def hidden(self, ids: list[int]) -> Tensor:
+        """[T, H] of the model, after its last norm."""
+        return self.oracle.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+
+    @torch.no_grad()
+    def drafted(self, next_ids: list[int], hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, H] and logits [T, V] of the head."""
+        embedded = self.oracle.get_input_embeddings()(torch.tensor(next_ids))
+        both = [norm(x) for norm, x in zip(self.norms, (embedded, hidden), strict=True)]
+        joined = self.join(torch.cat(both, dim=-1))
+        drafted = self.layers.base_model(inputs_embeds=joined[None], use_cache=False).last_hidden_state[0]
+        return drafted, self.oracle.lm_head(drafted)
+
+
+def make_headed(case: str, folder: Path, *, seed: int = 0) -> Headed:
+    of_layers, names, of_model = HEADS[case]
+    oracle = make_oracle(case, seed=seed, **of_model)
+    layers = make_oracle(case, seed=seed + 100, **of_layers)
+    oracle.save_pretrained(folder)
+    layers.save_pretrained(folder / "head")
+    size, norm = BASE["hidden_size"], layers.base_model.norm_f if "nemotron" in case else layers.base_model.norm
+    generator = torch.Generator().manual_seed(seed + 200)
+    norms = tuple(type(norm)(size, norm_eps(norm)) for _ in range(2))
+    join = nn.Linear(2 * size, size, bias=False)
+    with torch.no_grad():
+        for module in norms:
+            module.weight.add_(0.3 * torch.randn(size, generator=generator))
+        join.weight.copy_(0.15 * torch.randn(size, 2 * size, generator=generator))
+    own = load_file(folder / "head" / "model.safetensors")
+    own |= {"enorm.weight": norms[0].weight.data, "hnorm.weight": norms[1].weight.data}
+    own["eh_proj.weight"] = join.weight.data
+    stored = load_file(folder / "model.safetensors")
+    for name, values in own.items():
+        begin = next((begin for begin in names if name.startswith(f"{begin}.")), None)
+        if begin is not None:
+            stored[names[begin] + name.removeprefix(begin)] = values
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    return Headed(folder, oracle, layers, join, norms)
+
+
+def norm_eps(norm: nn.Module) -> float:
+    return getattr(norm, "variance_epsilon", None) or norm.eps
+
+
+@torch.no_grad()
+def of_transformers(headed: Headed) -> Callable[[list[int], Tensor], Tensor]:
+    """The head as transformers itself reads it from the files: hidden states [T, H] of whole sequences."""
+    model = AutoModelForCausalLM.from_pretrained(headed.path, attn_implementation="eager", dtype=torch.float32).eval()
+    model._keys_to_ignore_on_load_unexpected = [r"model\.layers\.3\..*"]  # its own is of the published number of layers
+    of_head = {"mtp_layer_types": [_FULL], "mtp_mlp_layer_types": ["sparse"]}
+    for name, value in of_head.items():
+        setattr(model.config, name, value)
+    head = MtpModel.from_pretrained(model)
+
+    def drafted(next_ids: list[int], hidden: Tensor) -> Tensor:
+        positions = torch.arange(1, len(next_ids) + 1)[None]
+        cache = MtpCache(config=model.config.get_mtp_config())
+        ids = torch.tensor([next_ids])
+        with torch.no_grad():
+            return head.forward_layer(0, hidden[None], positions, cache, input_ids=ids)[0]
+
+    return drafted

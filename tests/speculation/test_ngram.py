@@ -1,0 +1,146 @@
+"""N-gram guesses against their definition, by looking at every place; and what is kept of whom, and for how long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forebay.config.engine_config import SpeculationOptions
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.speculation.ngram import MANY, Ngram
+
+DEPTH = 6
+FEW_TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+def ngram(capacity: int = 1 << 10) -> Ngram:
+    return Ngram(SpeculationOptions(ngram_max_trie_depth=DEPTH, ngram_capacity=capacity))
+
+
+def request(tokens: Sequence[int], id: int = 1, namespace: str = "") -> Request:
+    return Request(id, tokens, SamplingParams(max_new_tokens=64), namespace=namespace)
+
+
+def grown(id: int, prompt: Sequence[int], output: Sequence[int], namespace: str = "") -> Request:
+    req = request(prompt, id, namespace)
+    req.tokens.extend(output)
+    return req
+
+
+def in_common(text: Sequence[int], place: int, tokens: Sequence[int], end: int) -> int:
+    """How many tokens before `place` are those before `end`, up to the depth."""
+    return next((n for n in range(DEPTH) if n >= min(place, end) or text[place - 1 - n] != tokens[end - 1 - n]), DEPTH)
+
+
+def latest(text: Sequence[int], wanted: Sequence[int], before: int) -> int:
+    """Behind the latest place at which `wanted` stands, 0 for none."""
+    n = len(wanted)
+    return next((place for place in range(before, n - 1, -1) if list(text[place - n : place]) == list(wanted)), 0)
+
+
+def own_guess(tokens: list[int], most: int) -> list[int]:
+    place = 0
+    for end in range(1, len(tokens) + 1):
+        if place and tokens[place] == tokens[end - 1]:
+            place += 1
+        else:
+            pair = latest(tokens, tokens[end - 2 : end], end - 1) if end > 1 else 0
+            place = pair or latest(tokens, tokens[end - 1 : end], end - 1)
+    count = min(most, in_common(tokens, place, tokens, len(tokens)))
+    guesses: list[int] = []
+    for i in range(count):
+        guesses.append([*tokens, *guesses][place + i])
+    return guesses
+
+
+@given(tokens=FEW_TOKENS, most=st.integers(1, 9), first=st.integers(1, 40), by=st.integers(1, 5))
+def test_guesses_are_what_followed_the_match_in_its_own_tokens(tokens: list[int], most: int, first: int, by: int):
+    """However many tokens came between two calls."""
+    proposer, req = ngram(), request(tokens[:first])
+    guesses = proposer.propose(req, most)
+    for start in range(first, len(tokens), by):
+        req.tokens.extend(tokens[start : start + by])
+        guesses = proposer.propose(req, most)
+    assert list(guesses) == own_guess(tokens, most)
+
+
+@given(tokens=st.lists(st.integers(0, 9), min_size=MANY + 1, max_size=3 * MANY), more=FEW_TOKENS)
+def test_a_prompt_read_at_once_gives_the_matches_of_one_read_token_by_token(tokens: list[int], more: list[int]):
+    at_once, bit_by_bit = ngram(), ngram()
+    req, growing = request(tokens), request(tokens[:1])
+    at_once.propose(req, 4)
+    for token in tokens[1:]:
+        growing.tokens.append(token)
+        bit_by_bit.propose(growing, 4)
+    marker = [10, tokens[-1]]  # a token that never was, and so the end of every match
+    for token in marker + more:
+        req.tokens.append(token)
+        growing.tokens.append(token)
+        assert list(at_once.propose(req, 4)) == list(bit_by_bit.propose(growing, 4))
+
+
+OUTPUTS = st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 5), max_size=12)), max_size=12)
+
+
+@given(outputs=OUTPUTS, tokens=FEW_TOKENS, capacity=st.integers(1, 30))
+def test_what_is_kept_is_the_latest_outputs_and_within_the_capacity(
+    outputs: list[tuple[str, list[int]]], tokens: list[int], capacity: int
+):
+    proposer = ngram(capacity)
+    kept: list[tuple[str, list[int]]] = []
+    for id, (namespace, output) in enumerate(outputs, start=2):
+        proposer.ended(grown(id, [9], output, namespace))
+        if len(output[-capacity:]) > 2:
+            kept.append((namespace, output[-capacity:]))
+        while sum(len(output) for _, output in kept) > capacity:
+            del kept[0]
+        assert proposer.num_kept_tokens == sum(len(output) for _, output in kept) <= capacity
+    for namespace in "ab":
+        guesses = list(proposer.propose(request(tokens, ord(namespace), namespace), 1))
+        of_pair = [output for who, output in kept if who == namespace and latest(output[:-1], tokens[-2:], len(output))]
+        own = own_guess(tokens, 1)
+        if guesses != own:  # then they are those of the latest output that has the pair
+            output = of_pair[-1]
+            place = latest(output, tokens[-2:], len(output) - 1)
+            assert len(tokens) > 1
+            assert guesses == output[place : place + 1]
+
+
+def test_a_longer_match_in_an_output_wins_over_one_in_its_own_tokens():
+    proposer = ngram()
+    proposer.ended(grown(1, [9], [1, 2, 3, 4, 5, 6]))
+    assert list(proposer.propose(request([3, 8, 1, 2, 3], id=2), 8)) == [4, 5, 6]
+    assert list(proposer.propose(request([2, 3, 8, 2, 3], id=3), 8)) == [8, 2]
+
+
+def test_no_token_comes_from_another_namespace():
+    proposer = ngram()
+    proposer.ended(grown(1, [9], [1, 2, 3, 4, 5, 6], "theirs"))
+    assert list(proposer.propose(request([1, 2, 3], 2, "ours"), 8)) == []
+    assert list(proposer.propose(request([1, 2, 3], 3, "theirs"), 8)) == [4, 5, 6]
+
+
+def test_a_match_is_trusted_for_as_many_tokens_as_it_has_itself():
+    text = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    proposer, req = ngram(), request([*text, 0, 1])
+    lengths = [len(proposer.propose(req, 8))]
+    for token in text[1:]:
+        req.tokens.append(token)
+        lengths.append(len(proposer.propose(req, 8)))
+    assert lengths == [1, 2, 3, 4, 5, DEPTH, DEPTH, DEPTH, DEPTH]
+
+
+def test_what_repeats_goes_on_repeating():
+    assert list(ngram().propose(request([1, 2, 1, 2, 1, 2]), 8)) == [1, 2, 1, 2]
+
+
+def test_nothing_is_kept_of_a_request_that_has_ended():
+    proposer = ngram()
+    for id in range(1, 4):
+        req = request([1, 2, 1], id)
+        proposer.propose(req, 4)
+        proposer.ended(req)
+    assert (proposer._readers, proposer._outputs, proposer._places) == ({}, {}, {})
