@@ -27,17 +27,14 @@ def live_values(table: type, n: int) -> dict[str, torch.Tensor]:
 
 
 def test_c13_a_padded_row_of_a_decode_step_is_nobodys():
-    inputs = DecodeInputs(PADDED, sizes={"W": 1})
+    inputs = DecodeInputs(PADDED)
     poison(inputs)
     padded = inputs.fill(live_values(DecodeInputs, LIVE), LIVE, PADDED)
     assert {name: set(padded[name][LIVE:].tolist()) for name in padded.declared} == {
         "req_pool_indices": {0},
-        "seq_lens": {1},  # the step's width: a shorter one would have a negative prefix
-        "positions": {0},
-        "out_cache_loc": {0},
-        "out_window_loc": {0},
         "state_slots": {0},
         "mamba_track_indices": {0},
+        "mamba_track_lens": {0},
     }
     assert all((padded[name][:LIVE] == 9).all() for name in padded.declared)
 
@@ -49,15 +46,9 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
     poison(inputs.stops)
     live = live_values(Tokens, LIVE) | live_values(Sequences, LIVE) | live_values(Stops, 1)
     padded = inputs.fill(live, LIVE, PADDED)
-    assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {
-        "input_ids": {0},
-        "positions": {0},
-        "out_cache_loc": {0},
-        "out_window_loc": {0},
-    }
+    assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {"input_ids": {0}}
     assert set(padded.sequences["req_pool_indices"][LIVE:].tolist()) == {0}
     assert set(padded.sequences.q_ends[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all padded tokens"
-    assert set(padded.sequences["seq_lens"][LIVE:].tolist()) == {PADDED - LIVE}, "as long as they are many"
     assert padded.sequences.q_start.tolist() == [0, *padded.sequences.q_ends.tolist()]
     assert set(padded.sequences["state_slots"][LIVE:].tolist()) == {0}
     assert set(padded.stops["snap_slots"][1:].tolist()) == {0}, "no snapshot"
