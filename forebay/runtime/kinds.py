@@ -81,8 +81,8 @@ def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
 
 def change_kinds(cache: CachePool, sections: Mapping[str, Tensor]) -> None:
     """What a step changes of the caches before the model runs, in the order that `StepPlan` says."""
-    if cache.windows is not None and "map_pages" in sections:
-        cache.windows.full_to_window.index_copy_(0, sections["map_pages"], sections["map_windows"])
+    if cache.full_to_window is not None and "map_pages" in sections:
+        cache.full_to_window.index_copy_(0, sections["map_pages"], sections["map_windows"])
     if "clears" in sections:
         cache.tables[Per.SLOT].reset_rows(sections["clears"])
     if "copy_src" in sections:
@@ -91,14 +91,14 @@ def change_kinds(cache: CachePool, sections: Mapping[str, Tensor]) -> None:
 
 def pages_of(cache: CachePool, table: Tensor) -> Pages:
     """Where a row's pages are, in all caches that have pages."""
-    return Pages(table, cache.page_size, None if cache.windows is None else cache.windows.full_to_window)
+    return Pages(table, cache.page_size, cache.full_to_window)
 
 
 def of_layers(cache: CachePool, full: PagedKv, placed: Placement, tokens: KindTokens) -> dict[str, Any]:
     """What layers are told, by its names in `ForwardContext`."""
     window = full
-    if cache.windows is not None:
-        window = replace(full, out_cache_loc=placed.out_window_loc, page_map=cache.windows.full_to_window)
+    if cache.full_to_window is not None:
+        window = replace(full, out_cache_loc=placed.out_window_loc, page_map=cache.full_to_window)
     return {"window": window, "states": tokens}
 
 

@@ -174,9 +174,9 @@ class HybridPlanner(Planner):
                 by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)[:2]]
             for tensor in by_place:
                 tensor[torch.tensor([place not in held for place in range(len(tensor))])] = float("nan")
-        if cache.windows is not None:
+        if cache.full_to_window is not None:
             lost = [page for page, window in enumerate(self.full_to_window) if not window]
-            cache.windows.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
+            cache.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
 
     def _host_copy(self, row: int) -> HostCopy:
         length = int(self.lens[row])

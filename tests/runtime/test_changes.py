@@ -117,8 +117,8 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
 def check_tokens(plan: StepPlan, tokens: StepTokens, cache: CachePool, rows: RequestRows) -> None:
     states, placed = tokens.kinds, tokens.placed
     pages, inside = placed.out_cache_loc // PAGE_SIZE, placed.out_cache_loc % PAGE_SIZE
-    assert cache.windows is not None
-    windows = cache.windows.full_to_window[pages] * PAGE_SIZE + inside
+    assert cache.full_to_window is not None
+    windows = cache.full_to_window[pages] * PAGE_SIZE + inside
     assert placed.out_window_loc.tolist() == windows.tolist()
     assert states.slots.tolist() == plan.states.state_slots.tolist()
     got = [
@@ -162,7 +162,7 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         inputs = staging.stage(plan, Shape.TOKENS, Sampling(plan.rows[plan.sample_mask], Wants.GREEDY), ids([]))
         check_tokens(plan, tokens_on_device(plan, staging, inputs, forward), cache, rows)
         assert rows.req_to_token.tolist() == lists.table.tolist()
-        assert cache.windows.full_to_window.tolist() == list(lists.full_to_window)
+        assert cache.full_to_window.tolist() == list(lists.full_to_window)
         for tensor, expected in tensors(cache, lists):
             assert torch.equal(tensor, expected)
         assert staging.copies.num_bytes == len(lists.on_host) * copy_bytes()

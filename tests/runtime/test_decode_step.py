@@ -17,6 +17,7 @@ from forebay.runtime.extend_step import ExtendInputs, Sequences, Stops, Tokens
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.fake_model import fake_runner, planner
 from tests.runtime.graph_steps import poison
 
 LIVE, PADDED = 2, 5
@@ -79,6 +80,24 @@ def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled,
         alone.begin(row, random_ids(4, seed=row))
     alone.step(extends=[(1, 4), (2, 4)])
     assert [alone.step(decodes=[1, 2]).token_ids for _ in range(4)] == [result.token_ids for result in sampled]
+
+
+def test_c14_the_padding_row_grows_in_no_captured_step(native_ops):
+    """Its length is what one step's padding comes to, however often steps are replayed, and whatever it was before."""
+    plans = planner(fake_runner())
+    runner = plans.runner
+    for _ in range(4):
+        runner.rows.kv_lens[PAD] = 7
+        plans.admit(1, [1, 2, 3])
+        plans.step(extends=[(1, 3)])
+        assert runner.rows.kv_lens[PAD] == runner.extend.sizes[0] - 3
+        for _ in range(3):
+            plans.step(decodes=[1])
+        assert runner.rows.kv_lens.tolist()[:2] == [0, 6]
+        runner.decode.sizes = [PADDED]
+        plans.step(decodes=[1])
+        assert runner.rows.kv_lens.tolist()[:2] == [1, 7]
+        runner.decode.sizes = [1]
 
 
 def test_a_capture_computes_nothing(native_ops):
