@@ -74,6 +74,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_mamba1_scan_{}_{}": [*_SCAN, _L, _L],
     "fb_mamba2_scan_{}_{}": [*_SCAN, _L, _L, _L, _L, _F, _F],
     "fb_gated_delta_rule_{}_{}": _DELTA,
+    "fb_commit_states": [_P, _P, _L, *([_P] * 7), _L],
 }
 # Of those that return anything.
 RESULTS = {
