@@ -25,11 +25,13 @@ class SublayerSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualSpec:
-    """One sublayer after the other, mostly a mixer and an MLP; what each adds is multiplied by `multiplier`."""
+    """One sublayer after the other, mostly a mixer and an MLP; what each adds is multiplied by `multiplier`. In the end
+    the residual stream is multiplied by the weight `scale`, one number, "" for none."""
 
     sublayers: tuple[SublayerSpec, ...]
     norm_eps: float
     multiplier: float = 1.0
+    scale: str = ""
 
     def build(self, parts: Parts) -> Block:
         return ResidualBlock(self, parts)
@@ -38,6 +40,7 @@ class ResidualSpec:
 class ResidualBlock:
     def __init__(self, spec: ResidualSpec, parts: Parts) -> None:
         self._ops, self._eps, self._multiplier = parts.ops, spec.norm_eps, spec.multiplier
+        self._scale = parts.number(spec.scale) if spec.scale else 1.0
 
         def norm(param: TensorParam | None) -> Tensor | None:
             return None if param is None else parts.weights.tensor(param)
@@ -54,4 +57,7 @@ class ResidualBlock:
                 x = ops.rms_norm(x, after, eps)
             if self._multiplier != 1.0:
                 ops.scale_(x, self._multiplier)
+        if self._scale != 1.0:
+            ops.scale_(residual, self._scale)
+            ops.scale_(x, self._scale)
         return x

@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import ResidualSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
+from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
 from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
+from forebay.layers.params import TensorParam
+from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.routing import RouterSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
@@ -44,12 +47,21 @@ class Term(NamedTuple):
 
 def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterator[str]:
     """Line by line; `kept` is what each block keeps of the tokens it has seen."""
-    vocab, hidden = spec.embedding.sizes[0], spec.embedding.inner[0]
-    yield f"x = {_times(spec.embedding_scale)}embedding[token]  ({vocab:,} x {hidden:,})"
+    yield f"x = {_times(spec.embedding_scale)}embedding[token]  ({_by(spec.embedding)})"
+    if spec.per_layer is not None:
+        own = f"{spec.per_layer.size**0.5:.4g} table[token]"
+        yield f"p = 0.7071 (norm(W x) + {own})  ({_by(spec.per_layer.table)}), a part for each layer"
     for layers, lines in _alike(spec, kept).items():
         yield f"\n{layers}:" if len(spec.blocks) > 1 else "\nall layers:"
         yield from (f"  {line}" for line in lines)
-    yield f"\nlogits = {_times(spec.logits_scale)}head(norm(x))  (at most {spec.max_positions:,} positions)"
+    logits = f"{_times(spec.logits_scale)}head(norm(x))"
+    logits = f"{spec.logits_cap:g} tanh({logits} / {spec.logits_cap:g})" if spec.logits_cap else logits
+    yield f"\nlogits = {logits}  (at most {spec.max_positions:,} positions)"
+
+
+def _by(table: TensorParam) -> str:
+    rows, columns = table.shape
+    return f"{rows:,} x {columns:,}"
 
 
 def _alike(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> dict[str, list[str]]:
@@ -86,7 +98,8 @@ def _(block: ResidualSpec) -> list[str]:
         added = part.of("x" if sublayer.before is None else "norm(x)")
         sums.append(f"x += {_times(block.multiplier)}{added if sublayer.after is None else f'norm({added})'}")
         lines += part.lines
-    return [*sums, *lines]
+    scaled = ("x *= s",) if block.scale else ()
+    return [*sums, *scaled, *lines]
 
 
 @singledispatch
@@ -115,14 +128,35 @@ def _(part: AttentionSpec) -> Term:
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
     seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
     by = f"{_times(part.output_scale)}Wo {gate}{out}"
+    value = "Wk h" if part.values_from_keys else "Wv h"
+    value = f"norm({value})" if part.value_norm else value
     return Term(
         f"attention({_times(part.input_scale)}{_ARGUMENT})",
         (
             f"attention(h) = {by}  over {seen}",
-            f"  q = {q}, k = {k}, v = Wv h; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
+            f"  q = {q}, k = {k}, v = {value}; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
             *_rope(part.rope),
         ),
     )
+
+
+@term.register
+def _(part: QueryAttentionSpec) -> Term:
+    seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
+    return Term(
+        f"attention({_ARGUMENT})",
+        (
+            f"attention(h) = Wo softmax({part.scale:.4g} q·k) v  over {seen}",
+            f"  q = rope(norm(Wq h)), k and v as layer {part.kept_by} keeps them; "
+            f"{part.num_heads} heads of {part.head_dim}",
+            *_rope(part.rope),
+        ),
+    )
+
+
+@term.register
+def _(part: PerLayerGateSpec) -> Term:
+    return Term(f"gate({_ARGUMENT}, p)", (f"gate(h, p) = W (gelu(Wg h) p)  of {part.size:,}",))
 
 
 @term.register
