@@ -12,7 +12,7 @@ from functools import singledispatch
 from typing import Any, NamedTuple
 
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import ResidualSpec
+from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
 from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
@@ -94,12 +94,17 @@ def _(block: ResidualSpec) -> list[str]:
     sums: list[str] = []
     lines: list[str] = []
     for sublayer in block.sublayers:
-        part = term(sublayer.part)
-        added = part.of("x" if sublayer.before is None else "norm(x)")
-        sums.append(f"x += {_times(block.multiplier)}{added if sublayer.after is None else f'norm({added})'}")
+        part = _between_norms(sublayer)
+        sums.append(f"x += {_times(block.multiplier)}{part.of('x')}")
         lines += part.lines
     scaled = ("x *= s",) if block.scale else ()
     return [*sums, *scaled, *lines]
+
+
+def _between_norms(sublayer: SublayerSpec) -> Term:
+    part = term(sublayer.part)
+    call = part.call if sublayer.before is None else part.of(f"norm({_ARGUMENT})")
+    return Term(call if sublayer.after is None else f"norm({call})", part.lines)
 
 
 @singledispatch
@@ -111,6 +116,12 @@ def term(part: Any) -> Term:
 def _(part: SumSpec) -> Term:
     first, second = term(part.first), term(part.second)
     return Term(f"{first.call} + {second.call}", (*first.lines, *second.lines))
+
+
+@term.register
+def _(part: BranchesSpec) -> Term:
+    branches = [_between_norms(sublayer) for sublayer in part.sublayers]
+    return Term(" + ".join(b.call for b in branches), tuple(line for b in branches for line in b.lines))
 
 
 @term.register
@@ -270,7 +281,8 @@ def _(part: MlpSpec) -> Term:
 def _(part: MoeSpec) -> Term:
     routed = _mixture(part.router, _inner(part.activation), part.intermediate_size)
     latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
-    return Term(routed.call, (*routed.lines, *latent))
+    normed = ("  experts see norm(h)",) if part.norm is not None else ()
+    return Term(routed.call, (*routed.lines, *latent, *normed))
 
 
 def _inner(activation: Activation, gate_scale: float = 1.0) -> str:
@@ -287,11 +299,12 @@ def _(part: ClampedMoeSpec) -> Term:
 
 
 def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
-    gating = router.gating
+    gating, logits = router.gating, f"{_times(router.scale)}Wr {'norm(h)' if router.norm else 'h'}"
     if gating.scoring is Scoring.SOFTMAX:
-        share = f"softmax over {'those' if gating.normalize else 'all'} of Wr h"
+        share = f"softmax over {'those' if gating.normalize else 'all'} of {logits}"
     else:
-        share = f"{_times(gating.scale)}sigmoid(Wr h){', in shares of their sum' if gating.normalize else ''}"
+        share = f"{_times(gating.scale)}sigmoid({logits}){', in shares of their sum' if gating.normalize else ''}"
+    share += ", each by a factor of its own" if router.factors else ""
     groups = f" in the best {gating.best_groups} of {gating.groups} groups" if gating.groups > 1 else ""
     corrected = ", chosen with a bias" if router.correction else ""
     chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"

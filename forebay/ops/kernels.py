@@ -61,7 +61,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_attention_plan_destroy": [_P],
     "fb_attention_plan_make": [_P, _P, _P, _L, _P, _P, _P, _P, *([_L] * 7)],
     "fb_paged_attention_{}_{}": [_P, _P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _F, _P, _P],
-    "fb_topk_gating": [_P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
+    "fb_topk_gating": [_P, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
     "fb_rope_and_store_kv_{}_{}": [

@@ -113,6 +113,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4_text-experts": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "layer_types": [SLIDING, FULL, FULL],
+            "num_kv_shared_layers": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "gemma4_text-pattern": ("gemma4_text", {**_GEMMA4, "num_hidden_layers": 8, "num_kv_shared_layers": 1}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6}),
     "gpt_oss-full-first": (

@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 
 from forebay.families.fields import Fields
 from forebay.families.gemma3_text.config import Ropes
-from forebay.families.model_config import Family, ModelConfig
+from forebay.families.model_config import Experts, Family, ModelConfig
 from forebay.families.rope import ropes_by_kind
 from forebay.families.shape import WINDOW, Shape
 from forebay.families.tensor_names import TensorNames
-from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, count_of, transformer
+from forebay.families.transformer import FULL, SLIDING, Defaults, Windows, count_of, experts, transformer
 
 # What transformers assumes where a file is silent.
 _SIZES: Final = {
@@ -60,7 +60,6 @@ def parse(fields: Fields) -> Gemma4Config:
     fields = fields.replaced(**{name: size for name, size in _SIZES.items() if fields.get(name) is None})
     fields.only("hidden_activation", "gelu_pytorch_tanh")
     fields.only("use_bidirectional_attention", "vision")
-    fields.only("enable_moe_block", False)
     if fields.has("rope_theta") or fields.has("rope_scaling"):
         raise fields.wrong("rope_theta", "absent, and rope_scaling too: there is one for each kind of attention")
     values = _attention(fields)
@@ -80,6 +79,7 @@ def parse(fields: Fields) -> Gemma4Config:
         per_layer_vocab_size=_per_layer_vocab(fields, values["vocab_size"]) if per_layer else 0,
         wide_readers=fields.flag("use_double_wide_mlp", default=False),
         logits_cap=_cap(fields),
+        experts=_experts(fields),
     )
 
 
@@ -153,6 +153,14 @@ def _per_layer_vocab(fields: Fields, vocab_size: int) -> int:
     return fields.size("vocab_size_per_layer_input", default=_PER_LAYER_VOCAB, least=vocab_size)
 
 
+def _experts(fields: Fields) -> Experts | None:
+    """Of every layer, beside its MLP."""
+    if fields.flag("enable_moe_block", default=False):
+        return experts(fields.renamed({"top_k_experts": "num_experts_per_tok"}))
+    fields.dropped("num_experts", "top_k_experts", "moe_intermediate_size")
+    return None
+
+
 def _cap(fields: Fields) -> float:
     cap = fields.number("final_logit_softcapping", default=0.0)
     if cap == 0 and fields.get("final_logit_softcapping") is not None:
@@ -171,6 +179,10 @@ def small(shape: Shape) -> dict[str, Any]:
         "num_global_key_value_heads": 1,
         "hidden_size_per_layer_input": shape.head_dim,
         "vocab_size_per_layer_input": shape.vocab_size,
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": shape.hidden_size,
         "use_double_wide_mlp": True,
         "final_logit_softcapping": 30.0,
     }
@@ -187,6 +199,8 @@ def _is_of_shared_kv(config: ModelConfig, name: str) -> bool:
 _NAMES: Final = TensorNames(
     renamed=((r"^model\.language_model\.", "model."),),
     unused=("model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."),
+    stacked_experts=True,
+    stacks=("experts.gate_up_proj", "experts.down_proj"),
 )
 
 FAMILY: Final = Family(

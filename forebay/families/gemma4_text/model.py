@@ -3,16 +3,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from forebay.families.gemma4_text.config import Gemma4Config
+from forebay.families.model_config import Experts
 from forebay.families.transformer import SLIDING
 from forebay.layers.attention import QkNorm
-from forebay.layers.blocks import SublayerSpec
+from forebay.layers.blocks import BranchesSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.embedding import PerLayerGateSpec, PerLayerInputsSpec, embedding_table
-from forebay.layers.mlp import Activation, MlpSpec
-from forebay.layers.params import vector
+from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
+from forebay.layers.params import TensorParam, vector
 from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
-from forebay.models.decoder import DecoderSpec, attention_spec, block_spec, decoder_spec, layer_name, mlp_spec
+from forebay.models.decoder import (
+    DecoderSpec,
+    attention_spec,
+    block_spec,
+    decoder_spec,
+    layer_name,
+    mlp_spec,
+    router_spec,
+)
+from forebay.ops import Scoring
 
 _SCALE = 1.0  # of scores: queries and keys are normed
 
@@ -28,12 +38,13 @@ def describe(config: Gemma4Config) -> DecoderSpec:
 
 
 def block(config: Gemma4Config, layer: int) -> BlockSpec:
+    mlp = _mlp(config, layer)
     spec = block_spec(
         config,
         layer,
         attention(config, layer, config.kv_owners[layer]),
-        _mlp(config, layer),
-        before=("input_layernorm", "pre_feedforward_layernorm"),
+        mlp if config.experts is None else _with_experts(config, layer, mlp, config.experts),
+        before=("input_layernorm", None if config.experts else "pre_feedforward_layernorm"),
         after=("post_attention_layernorm", "post_feedforward_layernorm"),
     )
     own = (_per_layer_gate(config, layer),) if config.per_layer_size else ()
@@ -73,6 +84,40 @@ def _mlp(config: Gemma4Config, layer: int) -> MlpSpec:
     wide = config.wide_readers and config.kv_owners[layer] != layer
     size = config.intermediate_size * (2 if wide else 1)
     return replace(mlp_spec(config, layer), activation=Activation.GELU_TANH, intermediate_size=size)
+
+
+def _with_experts(config: Gemma4Config, layer: int, mlp: MlpSpec, experts: Experts) -> PartSpec:
+    """Beside the MLP, each between norms of its own. The router norms by itself, as if its layer had the norm's weight
+    over sqrt(H)."""
+    name, size, eps = layer_name(layer), config.hidden_size, config.rms_norm_eps
+
+    def norm(of: str) -> TensorParam:
+        return vector(f"{name}.{of}.weight", size)
+
+    router = replace(
+        router_spec(config, experts, f"{name}.router.proj", Scoring.SOFTMAX, normalize=True),
+        factors=f"{name}.router.per_expert_scale",
+        norm=f"{name}.router.scale",
+        norm_eps=eps,
+        scale=size**-0.5,
+    )
+    mixture = MoeSpec(
+        name=name,
+        router=router,
+        intermediate_size=experts.intermediate_size,
+        activation=Activation.GELU_TANH,
+        norm=norm("pre_feedforward_layernorm_2"),
+        norm_eps=eps,
+    )
+    return BranchesSpec(
+        sublayers=(
+            SublayerSpec(
+                part=mlp, before=norm("pre_feedforward_layernorm"), after=norm("post_feedforward_layernorm_1")
+            ),
+            SublayerSpec(part=mixture, after=norm("post_feedforward_layernorm_2")),
+        ),
+        norm_eps=eps,
+    )
 
 
 def _per_layer_inputs(config: Gemma4Config) -> PerLayerInputsSpec:
