@@ -14,9 +14,10 @@ from forebay.ops.attention import AttentionOps
 from forebay.ops.experts import ExpertOps
 from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
+from forebay.ops.steps import StepOps
 
 
-class Ops(ExpertOps, AttentionOps, RecurrenceOps):
+class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
 
@@ -42,15 +43,6 @@ class Ops(ExpertOps, AttentionOps, RecurrenceOps):
         """residual [T, H] += x [T, H] in place, then `rms_norm` of the sum as it was rounded into residual."""
         residual.add_(x)
         return self.rms_norm(residual, weight, eps)
-
-    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
-        """table[rows]: table [R] int64, rows [S] int32 -> [S] int64."""
-        return table.index_select(0, rows)
-
-    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
-        """table[rows] = values: table [R] and values [S] int64, rows [S] int32. Either value may stay in a row that is
-        named twice (the padding row)."""
-        table.index_copy_(0, rows.long(), values)
 
     def finite_rows(self, x: Tensor) -> Tensor:
         """x [T, H] contiguous -> [T] bool: False for a row with a NaN or an infinity."""

@@ -16,10 +16,11 @@ from forebay.ops.native_attention import NativeAttention
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
+from forebay.ops.native_steps import NativeSteps
 from forebay.ops.sampling import Draws
 
 
-class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence, Ops):
+class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence, NativeSteps, Ops):
     """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
     `activation_bits` says. Raises what `Kernels` raises."""
 
@@ -30,10 +31,9 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)
+        NativeSteps.__init__(self, kernels)
         self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
-        self._gather = kernels.bind("fb_gather")
-        self._scatter = kernels.bind("fb_scatter")
         self._finite_rows = kernels.by_dtype("fb_finite_rows_{}")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
         self._sample_rows = kernels.bind("fb_sample_rows")
@@ -58,14 +58,6 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
             self._pool, x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), rows, n, eps
         )
         return out
-
-    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
-        out = torch.empty(rows.shape[0], dtype=torch.int64)
-        self._gather(self._pool, table.data_ptr(), rows.data_ptr(), out.data_ptr(), rows.shape[0])
-        return out
-
-    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
-        self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])
 
     def finite_rows(self, x: Tensor) -> Tensor:
         rows, n = x.shape

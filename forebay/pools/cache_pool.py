@@ -35,7 +35,7 @@ class CachePool:
     """By kind of cache a table of its pages or slots, with the columns of all layers; a layer knows its own number.
 
     `num_slots` are without the padding page or slot; of kinds that it does not name there is nothing else. Where layers
-    have windows, which have fewer pages, `windows` says where a page's is.
+    have windows, which have fewer pages, `full_to_window` says where a page's is.
     """
 
     def __init__(
@@ -57,7 +57,8 @@ class CachePool:
             per: Table(num_slots.get(per, 0) + 1, columns=columns[per], device=device) for per in Per
         }
         num_pages = self.tables[Per.TOKEN].num_rows
-        self.windows = WindowPages(num_pages, device=device) if self.has(Per.WINDOW_TOKEN) else None
+        windows = self.has(Per.WINDOW_TOKEN)
+        self.full_to_window = WindowPages(num_pages, device=device).full_to_window if windows else None
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
             of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}

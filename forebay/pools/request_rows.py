@@ -22,10 +22,15 @@ class SamplingRows(Table):
 
 
 class RequestRows(SamplingRows):
-    """R + 1 rows: the page table, the last sampled token, and the sampling columns. P is the pages per row."""
+    """R + 1 rows: the page table, how far the row has come, and the sampling columns. P is the pages per row, G the
+    most tokens guessed ahead of the last: 0 without speculation."""
 
     req_to_token = Column(torch.int32, ("P",), pad=PAD)  # one entry per page
-    last_tokens = Column(torch.int64, pad=0)
+    kv_lens = Column(torch.int64, pad=0)  # tokens with KV: the host may know no more than a bound
+    last_tokens = Column(torch.int64, pad=0)  # sampled, without KV so far
+    draft_tokens = Column(torch.int64, ("G",), pad=0)  # guesses of what follows it; any numbers behind those of a step
 
-    def __init__(self, capacity: int, pages_per_row: int, *, device: torch.device | str = "cpu") -> None:
-        super().__init__(capacity + 1, device=device, sizes={"P": pages_per_row})
+    def __init__(
+        self, capacity: int, pages_per_row: int, *, num_drafts: int = 0, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(capacity + 1, device=device, sizes={"P": pages_per_row, "G": num_drafts})

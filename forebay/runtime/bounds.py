@@ -29,13 +29,15 @@ _arrays_of: Final = attrgetter(*_COLUMNS)
 
 @dataclass(frozen=True, kw_only=True)
 class PoolBounds:
-    """Sizes of the pools that a plan indexes, padding included; `num_slots` are those of the kinds of cache."""
+    """Sizes of the pools that a plan indexes, padding included; `num_slots` are those of the kinds of cache. A decode
+    computes `width` tokens at most."""
 
     num_rows: int
     pages_per_row: int
     page_size: int
     vocab_size: int
     num_slots: Mapping[str, int]
+    width: int = 1
 
     def check(self, plan: StepPlan) -> None:
         """Raise IndexOutOfPool for the first column that is too long, too short or has a number outside its pool."""
@@ -47,9 +49,23 @@ class PoolBounds:
                 raise IndexOutOfPool(f"{name} of a plan has {count} entries, not {lengths[column.length]}")
             if count and column.pool is not None:
                 _inside(name, values, plan.num_seqs if size is None else size, column.least)
+        self._check_tokens(plan)
         for copy in (*plan.host.saves, *plan.host.loads):
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)
+
+    def _check_tokens(self, plan: StepPlan) -> None:
+        """As many as the sequences compute, and in a step with prompts one of each decode."""
+        extends, decodes = plan.q_lens[: plan.num_extends], plan.q_lens[plan.num_extends :]
+        _inside("q_lens", decodes, (1 if plan.num_extends else self.width) + 1, least=1)
+        if len(plan.drafts) and len(plan.drafts) != decodes.sum() - len(decodes):
+            raise IndexOutOfPool(f"drafts of a plan are {len(plan.drafts)} for decodes of {decodes} tokens")
+        if plan.num_extends:
+            if len(plan.starts) != plan.num_extends or len(plan.input_ids) != extends.sum():
+                given = f"{len(plan.starts)} starts and {len(plan.input_ids)} input_ids"
+                raise IndexOutOfPool(f"a plan has {given} for extends of {extends} tokens")
+            _inside("q_lens", extends, len(plan.input_ids) + 1, least=1)
+            _inside("starts + q_lens", plan.ends, self.pages_per_row * self.page_size + 1)
 
     @cached_property
     def _sizes(self) -> dict[str | None, int]:

@@ -29,12 +29,13 @@ def build_runner(
     device: torch.device | str,
     graphs: GraphBackend | None = None,
     graph_sizes: Sequence[int] = (),
+    width: int = 1,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes.
-    `max_num_tokens` is the most tokens of one step. Sets torch's threads for the whole process: one beside the native
-    ops, whose own threads would otherwise compete with torch's for the cores.
+    `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes. Sets torch's threads for
+    the whole process: one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     cache = CachePool(
@@ -44,7 +45,8 @@ def build_runner(
         num_slots=sizes.num_slots,
         device=device,
     )
-    rows = RequestRows(sizes.max_running_requests, ceil_div(sizes.context_length, sizes.page_size), device=device)
+    pages_per_row = ceil_div(sizes.context_length, sizes.page_size)
+    rows = RequestRows(sizes.max_running_requests, pages_per_row, num_drafts=width - 1, device=device)
     graphs = graphs or graphs_for(ops, device)
     return ModelRunner(
         model,

@@ -6,29 +6,26 @@ Shape letters: B rows, padding included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 
-from forebay.pools.table import Column, Table
-from forebay.runtime.forward import Forward, GreedyTokens, StepTokens
+from forebay.pools.table import Table
+from forebay.runtime.forward import Batch, Forward, GreedyTokens, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import TRACKED, of_decodes
 from forebay.runtime.plan_columns import padded
 
-_WIDTH: Final = 1  # tokens per row
-
 
 class DecodeInputs(Table):
-    """What differs from step to step. A padded row is request row 0 with W tokens, whose KV goes to page 0."""
+    """What differs from step to step. A padded row is request row 0, whose KV goes to page 0."""
 
-    declared = {**padded("S", "T"), **TRACKED}
-    positions = Column(torch.int64, pad=0)
+    declared = {**padded("S"), **TRACKED}
 
 
 class DecodeStep:
-    """Row i's token is read from, and its successor written to, `last_tokens`."""
+    """Row i's token is read from, and its successor written to, `last_tokens`; its place comes from `kv_lens`, which
+    goes on by one."""
 
     def __init__(self, forward: Forward, *, most: int) -> None:
         self._forward = forward
@@ -36,16 +33,21 @@ class DecodeStep:
 
     def __call__(self, inputs: DecodeInputs) -> GreedyTokens:
         n = inputs.num_rows
-        q_start = self._counts[: n + 1]
-        input_ids = self._forward.ops.gather(self._forward.rows.last_tokens, inputs["req_pool_indices"])
-        kinds = of_decodes(inputs, q_start)
-        return self._forward.decode(StepTokens.of(inputs, input_ids=input_ids, q_start=q_start, kinds=kinds))
+        forward, batch = self._forward, Batch(inputs["req_pool_indices"], self._counts[: n + 1])
+        placed = forward.place(batch, n)
+        input_ids = forward.ops.gather(forward.rows.last_tokens, batch.rows)
+        kinds = of_decodes(inputs, batch.q_start, positions=placed.positions, ops=forward.ops, cache=forward.cache)
+        tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
+        chosen = forward.greedy(forward.model.forward(forward.context(tokens), input_ids))
+        forward.accept(chosen, placed.positions, batch)
+        return chosen
 
 
 def decode_runner(
     forward: Forward, *, sizes: Sequence[int], backend: GraphBackend
 ) -> GraphRunner[DecodeInputs, GreedyTokens]:
-    rows, most = forward.rows, max(sizes)
-    inputs = DecodeInputs(most, device=rows.last_tokens.device, sizes={"W": _WIDTH})
+    rows = forward.rows
+    most = max(rows.num_rows, *sizes)
+    inputs = DecodeInputs(most, device=rows.last_tokens.device)
     step = DecodeStep(forward, most=most)
-    return GraphRunner(step, inputs, writes=[(rows, "last_tokens")], sizes=sizes, backend=backend)
+    return GraphRunner(step, inputs, writes=[(rows, "last_tokens"), (rows, "kv_lens")], sizes=sizes, backend=backend)

@@ -2,7 +2,7 @@
 
 On a CPU the Python between the kernels of such a step would leave both cores idle for a tenth of it.
 
-Shape letters: T tokens, S sequences, both padding included; W of the tokens are padding, or W is 1.
+Shape letters: T tokens, S sequences, both padding included.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from forebay.pools.table import Column, Table
-from forebay.runtime.forward import Forward, HiddenStates, StepTokens
+from forebay.runtime.forward import Batch, Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
-from forebay.runtime.kinds import STOPS, of_prompts
+from forebay.runtime.kinds import STOPS, Columns, of_prompts
 from forebay.runtime.plan_columns import padded
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
@@ -28,21 +28,18 @@ _FINE_UP_TO: Final = 256
 
 
 class Tokens(Table):
-    declared = padded("T")
     input_ids = Column(torch.int64, pad=0)
-    positions = Column(torch.int64, pad=0)
 
 
 class Sequences(Table):
-    """The first padded sequence has all W padded tokens (W is at least 1) and all snapshots that are none, the others
-    have nothing."""
+    """The first padded sequence has all padded tokens and all snapshots that are none, the others have nothing."""
 
     declared = padded("S")
     q_ends = Column(torch.int32, pad="T")  # the token after each sequence's last; T of a padded one
     snap_stops = Column(torch.int32, pad="T")  # the snapshot after each sequence's last
 
     def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
-        super().__init__(num_rows, device=device, sizes={"T": 0, "W": 1})
+        super().__init__(num_rows, device=device, sizes={"T": 0})
         self.q_start, self.snap_start = self._from_zero("q_ends"), self._from_zero("snap_stops")
 
     def _from_zero(self, ends: str) -> Tensor:
@@ -73,10 +70,9 @@ class ExtendInputs:
 
     def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
         """Columns of tokens have n values, those of sequences and of snapshots as many as there are."""
-        sizes = {"T": padded, "W": max(1, padded - n)}
         for table, rows in ((self.sequences, self.sequences.num_rows), (self.stops, padded)):
             own = {name: value for name, value in values.items() if name in table.declared}
-            table.fill(own, len(next(iter(own.values()), ())), rows, **sizes)
+            table.fill(own, len(next(iter(own.values()), ())), rows, T=padded)
         self.tokens.fill({name: value for name, value in values.items() if name in Tokens.declared}, n, padded)
         return self.head(padded)
 
@@ -93,9 +89,17 @@ class ExtendStep:
         self._forward = forward
 
     def __call__(self, inputs: ExtendInputs) -> HiddenStates:
-        bounds = {"q_start": inputs.sequences.q_start, "snap_start": inputs.sequences.snap_start}
-        kinds = of_prompts(inputs, **bounds)
-        return self._forward.hidden(StepTokens.of(inputs, q_start=bounds["q_start"], kinds=kinds))
+        batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
+        tokens = tokens_of(self._forward, batch, inputs, inputs["input_ids"], inputs.sequences.snap_start)
+        return self._forward.hidden(tokens)
+
+
+def tokens_of(forward: Forward, batch: Batch, columns: Columns, input_ids: Tensor, snap_start: Tensor) -> StepTokens:
+    """Of a step of any shape: `columns` are those of `Sequences` and `Stops` that are not given otherwise."""
+    placed = forward.place(batch, len(input_ids))
+    bounds = {"q_start": batch.q_start, "snap_start": snap_start, "positions": placed.positions}
+    kinds = of_prompts(columns, **bounds, ops=forward.ops, cache=forward.cache)
+    return StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
 
 
 def extend_runner(
@@ -109,7 +113,7 @@ def extend_runner(
         Tokens(most, device=device), Sequences(rows.num_rows, device=device), Stops(most, device=device)
     )
     step, sizes = ExtendStep(forward), _token_counts(most)
-    return GraphRunner(step, inputs, writes=(), sizes=sizes, backend=backend, patience=_PATIENCE)
+    return GraphRunner(step, inputs, writes=[(rows, "kv_lens")], sizes=sizes, backend=backend, patience=_PATIENCE)
 
 
 def _token_counts(most: int) -> list[int]:

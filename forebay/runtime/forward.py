@@ -1,12 +1,12 @@
-"""What steps of every shape do alike: the model over the pools, and the most likely tokens.
+"""What steps of every shape do alike: where tokens stand, the model over the pools, and the most likely tokens.
 
 Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden size.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,9 +14,18 @@ from forebay.layers.context import ForwardContext
 from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
+from forebay.ops.steps import Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
-from forebay.runtime.kinds import Columns, KindTokens, of_layers
+from forebay.runtime.kinds import KindTokens, of_layers, pages_of
+
+
+class Batch(NamedTuple):
+    """The sequences of a step: their rows [S] int32, and where the tokens of each begin and end, q_start [S + 1]
+    int32."""
+
+    rows: Tensor
+    q_start: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,18 +33,9 @@ class StepTokens:
     """The tokens of all sequences, one sequence after the other, on the device."""
 
     input_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    req_pool_indices: Tensor  # [S] int32
-    q_start: Tensor  # [S + 1] int32
-    seq_lens: Tensor  # [S] int32
-    out_cache_loc: Tensor  # [T] int64
+    batch: Batch
+    placed: Placement
     kinds: KindTokens
-
-    @classmethod
-    def of(cls, columns: Columns, **others: Any) -> Self:
-        """Each field from the column of its name, but for `others`."""
-        found: dict[str, Any] = {f.name: columns[f.name] for f in fields(cls) if f.name not in others}
-        return cls(**found, **others)
 
 
 class HiddenStates(NamedTuple):
@@ -44,8 +44,7 @@ class HiddenStates(NamedTuple):
 
 
 class GreedyTokens(NamedTuple):
-    """`token_ids` [N] int64 are the most likely, and stand in `last_tokens` already; 0 where not `finite` [N] bool.
-    `logits` [N, V] float32."""
+    """`token_ids` [N] int64 are the most likely; 0 where not `finite` [N] bool. `logits` [N, V] float32."""
 
     token_ids: Tensor
     finite: Tensor
@@ -55,32 +54,39 @@ class GreedyTokens(NamedTuple):
 class Forward:
     def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool) -> None:
         self.model, self.ops, self.rows, self.cache = model, ops, rows, cache
+        self._pages = pages_of(cache, rows.req_to_token)
+
+    def place(self, batch: Batch, num_tokens: int) -> Placement:
+        """Where the step's tokens stand: the first thing that a step does."""
+        return self.ops.place_tokens(*batch, self.rows.kv_lens, self._pages, num_tokens)
 
     def context(self, tokens: StepTokens) -> ForwardContext:
         """What the layers are told of a step."""
         full = PagedKv(
             page_table=self.rows.req_to_token,
-            rows=tokens.req_pool_indices,
-            q_start=tokens.q_start,
-            seq_lens=tokens.seq_lens,
+            rows=tokens.batch.rows,
+            q_start=tokens.batch.q_start,
+            seq_lens=tokens.placed.seq_lens,
             page_size=self.cache.page_size,
-            out_cache_loc=tokens.out_cache_loc,
+            out_cache_loc=tokens.placed.out_cache_loc,
         )
-        others = of_layers(self.cache, full, tokens.kinds)
-        return ForwardContext(positions=tokens.positions, full=full, cache=self.cache, **others)
+        others = of_layers(self.cache, full, tokens.placed, tokens.kinds)
+        return ForwardContext(positions=tokens.placed.positions, full=full, cache=self.cache, **others)
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:
-        """Of each token, and whether it is a number at all."""
+        """Of each token, and whether it is a number at all. The rows have come further by all of them."""
         hidden = self.model.forward(self.context(tokens), tokens.input_ids)
-        return HiddenStates(hidden, self.ops.finite_rows(hidden))
+        finite = self.ops.finite_rows(hidden)
+        self.ops.advance(self.rows.kv_lens, *tokens.batch)
+        return HiddenStates(hidden, finite)
 
-    def decode(self, tokens: StepTokens) -> GreedyTokens:
-        """Of sequences of one token each: its successor."""
-        return self.greedy(self.model.forward(self.context(tokens), tokens.input_ids), tokens.req_pool_indices)
-
-    def greedy(self, hidden: Tensor, rows: Tensor) -> GreedyTokens:
-        """hidden [N, H] of the last tokens of `rows` [N] int32."""
+    def greedy(self, hidden: Tensor) -> GreedyTokens:
+        """Behind hidden [N, H]."""
         logits = self.model.logits(hidden)
-        token_ids, finite = self.ops.argmax_rows(logits)
-        self.ops.scatter(self.rows.last_tokens, rows, token_ids)
-        return GreedyTokens(token_ids, finite, logits)
+        return GreedyTokens(*self.ops.argmax_rows(logits), logits)
+
+    def accept(self, chosen: GreedyTokens, positions: Tensor, batch: Batch) -> Tensor:
+        """See `Ops.accept`."""
+        rows = self.rows
+        tables = rows.draft_tokens, rows.last_tokens, rows.kv_lens
+        return self.ops.accept(chosen.token_ids, chosen.finite, positions, *batch, *tables)

@@ -42,8 +42,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
     Live rows stand first. A padded row holds each column's declared pad, so it names row 0, page 0 and slot 0, whose
     contents are nobody's; the captured step itself begins by resetting the padding row of every column in `writes`, so
     that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
-    smallest that holds it. A size runs eagerly until its `patience`-th use, then is captured: by default at the first
-    use where graphs are quickly made.
+    smallest that holds it, a larger one as it is. A size runs eagerly until its `patience`-th use, then is captured: by
+    default at the first use where graphs are quickly made.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         """The step's outputs for n rows, valid until the next run. `values` are the columns that this step has a source
         for, `[n, ..]` each; a column without one is padded whole, never left as it was.
         """
-        size = self.sizes[bisect_left(self.sizes, n)]
+        size = self.sizes[bisect_left(self.sizes, n)] if n <= self.sizes[-1] else n
         graph = self.graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
         return _cut(self._run(size) if graph is None else graph(), n)
@@ -89,6 +89,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
 
     def _captured_by_use(self, size: int) -> Callable[[], Outputs] | None:
         """Graphs are captured in idle moments, or at the `patience`-th use of a size that has none yet."""
+        if size > self.sizes[-1]:
+            return None
         self._uses[size] = self._uses.get(size, 0) + 1
         return None if self._refused or self._uses[size] < self._patience else self._capture(size)
 

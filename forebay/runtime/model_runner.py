@@ -24,8 +24,8 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import KIND_PARTS, Admission, StepPlan, StepResult, TokenLogprob
 from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.decode_step import DecodeInputs, decode_runner
-from forebay.runtime.extend_step import ExtendInputs, extend_runner
-from forebay.runtime.forward import Forward, GreedyTokens, HiddenStates
+from forebay.runtime.extend_step import ExtendInputs, extend_runner, tokens_of
+from forebay.runtime.forward import Batch, Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import check_kinds
@@ -34,7 +34,7 @@ from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties
 from forebay.runtime.row_options import RowOptions, Sampling
 from forebay.runtime.sampler import Wants, draw
-from forebay.runtime.step_inputs import StepInputs
+from forebay.runtime.step_inputs import Shape, StepInputs
 
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
@@ -133,6 +133,7 @@ class ModelRunner:
             page_size=cache.page_size,
             vocab_size=vocab_size,
             num_slots={kind: table.num_rows for kind, table in cache.tables.items()},
+            width=1 + rows.draft_tokens.shape[1],
         )
         self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
         self._forward = Forward(model, ops, rows, cache)
@@ -155,13 +156,14 @@ class ModelRunner:
         for admission in plan.admissions:
             self._options.admit(admission)
             self._penalties.admit(admission)
-        sample_rows = plan.rows if plan.num_extends == 0 else plan.rows[plan.sample_mask]
+        shape = Shape.of(plan)
+        sample_rows = plan.rows[plan.sample_mask] if shape is Shape.TOKENS else plan.rows
         sampling = self._options.sampling(sample_rows)
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
-        inputs = self.inputs.stage(plan, sampling, targets)
+        inputs = self.inputs.stage(plan, shape, sampling, targets)
         chunks: tuple[_Chunk, ...] = ()
-        if plan.num_extends == 0 and 0 < plan.num_seqs <= self.decode.sizes[-1]:
+        if shape is Shape.DECODES:
             decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
             token_ids, logprobs = self._choose(decoded, inputs, sampling)
         else:
@@ -169,7 +171,8 @@ class ModelRunner:
             chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
             every = len(sample_rows) == plan.num_tokens
             last = hidden if every else hidden.index_select(0, inputs["sample_tokens"])
-            decoded = self._forward.greedy(last, inputs["sample_rows"])
+            decoded = self._forward.greedy(last)
+            self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], decoded.token_ids)
             token_ids, logprobs = self._choose(decoded, inputs, sampling)
             token_ids = _of_all(token_ids, finite, inputs)
         return LaunchedStep(
@@ -201,13 +204,14 @@ class ModelRunner:
         """An extend of `length` tokens or one decode of the padding row: its KV goes to the padding pages, its state to
         the padding slot."""
         q_len = length if num_extends else 1
-        lengths, no_tokens = {"S": 1, "T": q_len, "W": q_len}, np.empty(0, dtype=np.int32)
+        lengths, no_tokens = {"S": 1}, np.empty(0, dtype=np.int32)
         by_kind = {kind: (field, part(**part.padding(lengths))) for kind, (field, part) in KIND_PARTS.items()}
         parts: dict[str, Any] = dict(part for kind, part in by_kind.items() if self.cache.has(kind))
         return StepPlan(
             step=step,
             num_extends=num_extends,
             q_lens=np.full(1, q_len, dtype=np.int64),
+            starts=np.zeros(num_extends, dtype=np.int64),
             input_ids=np.zeros(q_len * num_extends, dtype=np.int64),
             sample_mask=np.ones(1, dtype=np.bool_),
             admissions=(Admission(row=PAD, request_id=0, params=params, token_ids=no_tokens, num_prompt=0),),
@@ -219,7 +223,8 @@ class ModelRunner:
         """A step of any shape."""
         if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:
             return self.extend.run(self.inputs.extend_columns(plan, inputs), plan.num_tokens)
-        return self._forward.hidden(self.inputs.tokens(plan, inputs))
+        batch, input_ids = Batch(inputs["req_pool_indices"], inputs["q_start"]), self.inputs.input_ids(plan, inputs)
+        return self._forward.hidden(tokens_of(self._forward, batch, inputs, input_ids, inputs["snap_start"]))
 
     def _choose(self, decoded: GreedyTokens, inputs: Sections, sampling: Sampling) -> tuple[Tensor, _ToHost | None]:
         """The tokens of the sequences that sample: the most likely ones, unless they want others."""
@@ -247,7 +252,8 @@ class ModelRunner:
         return ids, finite
 
     def _draw(self, logits: Tensor, greedy: Tensor, inputs: Sections, wants: Wants) -> Tensor:
-        rows, lens, which = inputs["sample_rows"], inputs["sample_lens"], inputs["drawing"]
+        rows, which = inputs["sample_rows"], inputs["drawing"]
+        lens = self._ops.gather(self.rows.kv_lens, rows)
         if len(which) == len(greedy):
             return draw(self._ops, logits, rows, lens, self.rows, wants)
         logits, rows, lens = (of_all.index_select(0, which) for of_all in (logits, rows, lens))

@@ -54,8 +54,7 @@ class RowOptions:
     def prompt_chunk(self, plan: StepPlan, extend: int) -> tuple[Ids, int]:
         """For an extend, the known tokens after each of its positions (one less than positions where the chunk ends
         the prompt), and the number of alternatives wanted."""
-        row, stop = int(plan.rows[extend]), int(plan.seq_lens[extend])
-        start = stop - int(plan.q_lens[extend])
+        row, start, stop = int(plan.rows[extend]), int(plan.starts[extend]), int(plan.ends[extend])
         return self._prompts[row][start + 1 : stop + 1], self._prompt_top[row]
 
 

@@ -1,13 +1,14 @@
 """A step's plan on its way to the device.
 
-Shape letters: S sequences, T tokens, N sequences that sample, D of them that draw (are not greedy), L of them that want
-log-probabilities, A admissions, X positions of prompts whose log-probabilities are wanted, H pages and slots that are
-saved to the host or loaded from there.
+Shape letters: S sequences, T tokens, N positions that are sampled from, D of them where a token is drawn (not greedy),
+L of them where log-probabilities are wanted, G guessed tokens, A admissions, X positions of prompts whose
+log-probabilities are wanted, H pages and slots that are saved to the host or loaded from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Final
 
 import numpy as np
@@ -19,24 +20,23 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.extend_step import ExtendInputs
-from forebay.runtime.forward import StepTokens
 from forebay.runtime.host_copies import HostCopies, Places
-from forebay.runtime.kinds import DERIVED, arrays_of_kinds, change_kinds, of_step
+from forebay.runtime.kinds import DERIVED, change_kinds, stops_of_decodes, stops_of_tokens
 from forebay.runtime.packing import Array, Packing, Sections
 from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
 from forebay.runtime.row_options import Sampling
 
 # What the device is told besides the plan's own columns.
 _DERIVED: Final = {
-    "q_start": torch.int32,  # [S + 1]
-    "positions": torch.int64,  # [T]
-    "sample_tokens": torch.int64,  # [N], which of the T; of a step with extends
+    "q_start": torch.int32,  # [S + 1], but of a step of decodes of one token
+    "sample_tokens": torch.int64,  # [N], which of the T; of a step of any shape
     "sample_rows": torch.int32,  # [N]
-    "sample_seqs": torch.int64,  # [N], which of the S; of a step with extends
-    "sample_lens": torch.int64,  # [N]
+    "sample_seqs": torch.int64,  # [N], which of the S; of a step of any shape
     "drawing": torch.int64,  # [D], which of the N
     "reporting": torch.int64,  # [L], which of the N
     "targets": torch.int64,  # [X]: the token whose log-probability is wanted
+    "draft_rows": torch.int64,  # [G]
+    "draft_columns": torch.int64,  # [G]
     "copied": torch.int64,  # [H]: of each save, then of each load, what it has of each kind of cache
     "admit_rows": torch.int64,  # [A]
     **{
@@ -45,6 +45,21 @@ _DERIVED: Final = {
     },  # [A] each
 }
 _SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED | DERIVED
+
+
+class Shape(Enum):
+    """What runs a plan: a step of decodes of one token each, of decodes with drafts, or of any tokens."""
+
+    DECODES = auto()
+    DRAFTS = auto()
+    TOKENS = auto()
+
+    @classmethod
+    def of(cls, plan: StepPlan) -> Shape:
+        if plan.num_extends or not plan.num_seqs:
+            return cls.TOKENS
+        return cls.DECODES if plan.num_tokens == plan.num_seqs else cls.DRAFTS
+
 
 # A step of as many sequences as tokens has at most this much for each; whatever needs more makes the buffer grow.
 _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.values())
@@ -58,14 +73,13 @@ class StepInputs:
         self.copies = HostCopies(cache)
         self._packing = Packing(_SECTIONS, rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
-    def stage(self, plan: StepPlan, sampling: Sampling, targets: Ids) -> Sections:
+    def stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids) -> Sections:
         """Send `plan`, and what its sequences want; `targets` are the tokens after each position of the extends in
         `plan.prompt_logprobs`."""
         arrays = dict(zip(ON_DEVICE, arrays_of(plan), strict=True))
         arrays |= {"sample_rows": sampling.rows, "drawing": sampling.drawing, "reporting": sampling.reporting}
         arrays["targets"] = targets
-        arrays |= _of_decodes(plan) if plan.num_extends == 0 else _of_extends(plan)
-        arrays |= arrays_of_kinds(plan, arrays["q_start"])
+        arrays |= _OF_SHAPE[shape](plan)
         if plan.admissions:
             arrays |= _of_admissions(plan.admissions)
         copies = (*plan.host.saves, *plan.host.loads)
@@ -88,22 +102,25 @@ class StepInputs:
             for name in SamplingRows.declared:
                 column = self._rows[name]
                 column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
+        if plan.num_extends:
+            extended = sections["req_pool_indices"][: plan.num_extends].long()
+            self._rows.kv_lens.index_copy_(0, extended, sections["starts"])
+        if "drafts" in sections:
+            at = sections["draft_rows"], sections["draft_columns"]
+            self._rows.draft_tokens.index_put_(at, sections["drafts"])
         change_kinds(self._cache, sections)
         for copy, place in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
             self.copies.load(copy.request_id, place)
 
-    def tokens(self, plan: StepPlan, sections: Sections) -> StepTokens:
-        """What the model is given in a step of any shape."""
-        return StepTokens.of(sections, input_ids=self._input_ids(plan, sections), kinds=of_step(sections))
-
     def extend_columns(self, plan: StepPlan, sections: Sections) -> dict[str, Tensor]:
         """What `ExtendInputs` has a source for."""
-        computed = {"input_ids": self._input_ids(plan, sections), "q_ends": sections["q_start"][1:]}
+        computed = {"input_ids": self.input_ids(plan, sections), "q_ends": sections["q_start"][1:]}
         if "snap_start" in sections:
             computed["snap_stops"] = sections["snap_start"][1:]
         return sections.of(ExtendInputs.columns) | computed
 
-    def _input_ids(self, plan: StepPlan, sections: Sections) -> Tensor:
+    def input_ids(self, plan: StepPlan, sections: Sections) -> Tensor:
+        """Of all tokens of a step whose decodes have one each."""
         known = sections["input_ids"]
         if not plan.num_decodes:
             return known
@@ -111,23 +128,17 @@ class StepInputs:
         return torch.cat([known, self._rows.last_tokens.index_select(0, rows)])
 
 
-def _of_decodes(plan: StepPlan) -> dict[str, Array]:
-    return {
-        "q_start": np.arange(plan.num_seqs + 1),
-        "positions": plan.seq_lens - 1,
-        "sample_lens": plan.seq_lens,
-    }
-
-
-def _of_extends(plan: StepPlan) -> dict[str, Array]:
+def _of_tokens(plan: StepPlan) -> dict[str, Array]:
     ends = np.cumsum(plan.q_lens)
-    return {
-        "q_start": np.concatenate([[0], ends]),
-        "positions": np.arange(plan.num_tokens) + np.repeat(plan.seq_lens - ends, plan.q_lens),
-        "sample_tokens": ends[plan.sample_mask] - 1,
-        "sample_seqs": np.flatnonzero(plan.sample_mask),
-        "sample_lens": plan.seq_lens[plan.sample_mask],
-    }
+    q_start = np.concatenate([[0], ends])
+    sampling = {"sample_tokens": ends[plan.sample_mask] - 1, "sample_seqs": np.flatnonzero(plan.sample_mask)}
+    return {"q_start": q_start, **sampling, **stops_of_tokens(plan, q_start)}
+
+
+_OF_SHAPE: Final[Mapping[Shape, Callable[[StepPlan], dict[str, Array]]]] = {
+    Shape.DECODES: stops_of_decodes,
+    Shape.TOKENS: _of_tokens,
+}
 
 
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:

@@ -15,6 +15,7 @@ from forebay.ops.sampling import Draws
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
 from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch, state_table
+from tests.ops.test_steps import VOCAB, step_of
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
 
 INF, NAN = float("inf"), float("nan")
@@ -82,6 +83,35 @@ def test_activations_equal_the_reference(ops: Ops, reference: Ops, dtype: torch.
     for name, (more, options) in calls.items():
         assert_close(getattr(ops, name)(x, *more, **options), getattr(reference, name)(x, *more, **options))
     assert_close(ops.gelu_and_mul(x), reference.gelu_and_mul(x))
+
+
+# -- around the model -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_where_tokens_stand_and_what_is_accepted_equal_the_reference(ops: Ops, reference: Ops, seed: int) -> None:
+    step = step_of(seed, width=seed % 4, windows=bool(seed % 2))
+    rows, q_start, kv_lens, pages, drafts, last_tokens = step
+    kv_lens[1:3] = torch.tensor([-5, 1 << 40])
+    placed, expected = (o.place_tokens(rows, q_start, kv_lens, pages, step.num_tokens) for o in (ops, reference))
+    for ours, theirs in zip(placed, expected, strict=True):
+        assert_same_bits(ours, theirs)
+    ids = [o.decode_ids(rows, q_start, last_tokens, drafts, step.num_tokens, VOCAB) for o in (ops, reference)]
+    assert_same_bits(*ids)
+    chosen = torch.cat([ids[0][1:], torch.tensor([7])]) if step.num_tokens else ids[0]
+    finite = chosen % 5 > 0
+    slots, lens = torch.arange(len(chosen), dtype=torch.int32), expected.positions + chosen % 2
+    ends = torch.randint(0, len(chosen) + 1, (len(chosen),), generator=torch.Generator().manual_seed(seed)).int()
+    due = [o.due(slots, ends, lens, expected.positions) for o in (ops, reference)]
+    assert_same_bits(*due)
+    results = []
+    for o in (ops, reference):
+        last, far = last_tokens.clone(), kv_lens.clone()
+        num_new = o.accept(chosen, finite, expected.positions, rows, q_start, drafts, last, far)
+        o.advance(far, rows, q_start)
+        results.append((num_new, last[1:], far[1:]))
+    for ours, theirs in zip(*results, strict=True):
+        assert_same_bits(ours, theirs)
 
 
 # -- attention --------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from triton.runtime import driver
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.sampling import Draws
+from forebay.ops.steps import Pages
 from forebay.ops.triton import TritonOps
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.recurrences import state_batch
@@ -120,9 +121,21 @@ def main(arch: int) -> None:
     ops.mul_silu(x, x)
     recurrences(ops, x, weight)
     many_linears(ops)
+    steps(ops)
     ones = torch.ones(3)
     ops.argmax_rows(float32(3, 128_256))
     ops.sample_rows(float32(3, 128_256), Draws(ones, ones.long(), ones, ones, ones.double()))
+
+
+def steps(ops: TritonOps) -> None:
+    rows, starts, longs = int32(2), int32(3), torch.zeros(9, dtype=torch.int64)
+    for window_map in (None, int32(9)):
+        ops.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16, window_map), 9)
+    ops.due(int32(9), int32(9), longs, longs)
+    ops.advance(longs, rows, starts)
+    drafts = torch.zeros(9, 3, dtype=torch.int64)
+    ops.decode_ids(rows, starts, longs, drafts, 9, 128_256)
+    ops.accept(longs, torch.ones(9, dtype=torch.bool), longs, rows, starts, drafts, longs, longs)
 
 
 def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:

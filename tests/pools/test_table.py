@@ -114,7 +114,12 @@ def test_regions_say_where_every_row_lies():
 
 def test_subclasses_add_columns_and_leave_their_parents_as_they_were():
     assert set(SamplingRows.declared) < set(RequestRows.declared)
-    assert set(RequestRows.declared) - set(SamplingRows.declared) == {"req_to_token", "last_tokens"}
+    assert set(RequestRows.declared) - set(SamplingRows.declared) == {
+        "req_to_token",
+        "kv_lens",
+        "last_tokens",
+        "draft_tokens",
+    }
     assert not Table.declared
 
 

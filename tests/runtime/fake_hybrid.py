@@ -22,7 +22,7 @@ from tests.kernels import NATIVE
 from tests.plans import changed
 from tests.pools.caches import cache_types
 from tests.runtime.fake_model import CONTEXT, HIDDEN, NUM_ROWS, PAGE_SIZE, PAGES_PER_ROW, VOCAB, FakeModel
-from tests.runtime.plans import Planner, ids
+from tests.runtime.plans import Decode, Planner, ids
 
 WINDOW = 6
 NUM_WINDOWS = NUM_ROWS * 5  # fewer than pages, so that window pages go round
@@ -174,9 +174,9 @@ class HybridPlanner(Planner):
                 by_place = [tensor.unflatten(0, (-1, PAGE_SIZE)) for tensor in cache.kv(i)[:2]]
             for tensor in by_place:
                 tensor[torch.tensor([place not in held for place in range(len(tensor))])] = float("nan")
-        if cache.windows is not None:
+        if cache.full_to_window is not None:
             lost = [page for page, window in enumerate(self.full_to_window) if not window]
-            cache.windows.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
+            cache.full_to_window[torch.tensor(lost)] = 1 + torch.tensor(lost, dtype=torch.int32) % 5
 
     def _host_copy(self, row: int) -> HostCopy:
         length = int(self.lens[row])
@@ -189,19 +189,22 @@ class HybridPlanner(Planner):
     def plan(
         self,
         extends: Sequence[tuple[int, int]] = (),
-        decodes: Sequence[int] = (),
+        decodes: Sequence[Decode] = (),
         snapshots: Sequence[tuple[int, int, int]] = (),
     ) -> StepPlan:
         """Snapshots are (row, length, slot)."""
         plan = super().plan(extends, decodes)
-        pages, offsets = plan.out_cache_loc // PAGE_SIZE, plan.out_cache_loc % PAGE_SIZE
-        self._take_windows([page for page in dict.fromkeys(pages.tolist()) if page and not self.full_to_window[page]])
-        windows = ids([self.full_to_window[page] for page in pages])
+        stops = self.lens[plan.rows]
+        touched = [
+            int(page)
+            for row, start, stop in zip(plan.rows, stops - plan.q_lens, stops, strict=True)
+            for page in self.pages[row, start // PAGE_SIZE : -(-stop // PAGE_SIZE)]
+        ]
+        self._take_windows([page for page in dict.fromkeys(touched) if page and not self.full_to_window[page]])
         place = {int(row): i for i, row in enumerate(plan.rows)}
         snaps = sorted((place[row], length, slot) for row, length, slot in snapshots)
         plan = changed(
             plan,
-            out_window_loc=windows * PAGE_SIZE + offsets,
             map_pages=ids(self._mapped),
             map_windows=ids([self.full_to_window[page] for page in self._mapped]),
             state_slots=ids([self.slots[row] for row in plan.rows]),
@@ -217,14 +220,15 @@ class HybridPlanner(Planner):
         )
         for done in (self._mapped, self._clears, self._copies, self.saves, self.loads, self.drops):
             done.clear()
-        for row in plan.rows.tolist():
-            self._free_windows(row, max(0, int(self.lens[row]) - WINDOW + 1) // PAGE_SIZE)
+        for i, (row, stop) in enumerate(zip(plan.rows.tolist(), stops.tolist(), strict=True)):
+            certain = stop if i < plan.num_extends else stop - int(plan.q_lens[i]) + 1
+            self._free_windows(row, max(0, certain - WINDOW + 1) // PAGE_SIZE)
         return plan
 
     def launch(
         self,
         extends: Sequence[tuple[int, int]] = (),
-        decodes: Sequence[int] = (),
+        decodes: Sequence[Decode] = (),
         snapshots: Sequence[tuple[int, int, int]] = (),
     ) -> LaunchedStep:
         return self.runner.launch(self.plan(extends, decodes, snapshots))
@@ -232,10 +236,10 @@ class HybridPlanner(Planner):
     def step(
         self,
         extends: Sequence[tuple[int, int]] = (),
-        decodes: Sequence[int] = (),
+        decodes: Sequence[Decode] = (),
         snapshots: Sequence[tuple[int, int, int]] = (),
     ) -> StepResult:
-        return self.launch(extends, decodes, snapshots).result()
+        return self.settle(plan := self.plan(extends, decodes, snapshots), self.runner.launch(plan).result())
 
     def _take_windows(self, pages: Sequence[int]) -> None:
         for page in pages:

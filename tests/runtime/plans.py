@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -10,6 +11,8 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan, StepResult
 from forebay.runtime import LaunchedStep, ModelRunner
 from tests.plans import plan_of
+
+Decode = int | tuple[int, Sequence[int] | int]
 
 
 def ids(values: Sequence[int]) -> np.ndarray:
@@ -50,23 +53,19 @@ class Planner:
             Admission(row=row, request_id=row, params=params, token_ids=known(tokens), num_prompt=count)
         )
 
-    def plan(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> StepPlan:
-        """Extends are (row, number of tokens)."""
-        q_lens = [n for _, n in extends] + [1] * len(decodes)
-        rows = [row for row, _ in extends] + list(decodes)
-        locations: list[int] = []
-        input_ids: list[int] = []
-        for i, (row, n) in enumerate(zip(rows, q_lens, strict=True)):
-            start, stop = int(self.lens[row]), int(self.lens[row]) + n
-            if i < len(extends):
-                input_ids += self.prompts[row][start:stop]
-            for position in range(start, stop):
-                page, offset = divmod(position, self.page_size)
-                if offset == 0 or (position == start and start == 0):
-                    self._writes.append((row, page, int(self.pages[row, page])))
-                locations.append(int(self.pages[row, page]) * self.page_size + offset)
-            self.lens[row] = stop
-        seq_lens = self.lens[rows] if rows else ids([])
+    def plan(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> StepPlan:
+        """Extends are (row, number of tokens); decodes a row, or (row, its drafts), or (row, the number of those that
+        are on the device already)."""
+        known = [(row, []) if isinstance(row, int) else row for row in decodes]
+        counts = [drafts if isinstance(drafts, int) else len(drafts) for _, drafts in known]
+        rows, q_lens = [row for row, _ in extends] + [row for row, _ in known], [n for _, n in extends]
+        q_lens += [1 + n for n in counts]
+        starts = self.lens[rows] if rows else ids([])
+        for row, start, n in zip(rows, starts.tolist(), q_lens, strict=True):
+            columns = range(-(-start // self.page_size), -(-(start + n) // self.page_size))
+            self._writes += [(row, column, int(self.pages[row, column])) for column in columns]
+            self.lens[row] = start + n
+        brought = (self.prompts[row][start : start + n] for (row, n), start in zip(extends, starts, strict=False))
         sampled = [int(self.lens[row]) == len(self.prompts[row]) for row, _ in extends] + [True] * len(decodes)
         writes, self._writes = self._writes, []
         admissions, self._admissions = tuple(self._admissions), []
@@ -76,9 +75,9 @@ class Planner:
             num_extends=len(extends),
             rows=ids(rows),
             q_lens=ids(q_lens),
-            seq_lens=seq_lens.copy(),
-            out_cache_loc=ids(locations),
-            input_ids=ids(input_ids),
+            starts=starts[: len(extends)].copy(),
+            input_ids=ids(list(chain(*brought))),
+            drafts=ids([token for _, drafts in known if not isinstance(drafts, int) for token in drafts]),
             sample_mask=np.array(sampled, dtype=np.bool_),
             write_rows=ids([row for row, _, _ in writes]),
             write_columns=ids([column for _, column, _ in writes]),
@@ -87,8 +86,14 @@ class Planner:
             prompt_logprobs=tuple(i for i, (row, _) in enumerate(extends) if row in self.wanting_prompt_logprobs),
         )
 
-    def launch(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> LaunchedStep:
+    def launch(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> LaunchedStep:
         return self.runner.launch(self.plan(extends, decodes))
 
-    def step(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[int] = ()) -> StepResult:
-        return self.launch(extends, decodes).result()
+    def step(self, extends: Sequence[tuple[int, int]] = (), decodes: Sequence[Decode] = ()) -> StepResult:
+        return self.settle(plan := self.plan(extends, decodes), self.runner.launch(plan).result())
+
+    def settle(self, plan: StepPlan, result: StepResult) -> StepResult:
+        """Rows are as long as their accepted tokens say."""
+        if result.num_new is not None:
+            self.lens[plan.rows] -= plan.q_lens - ids(result.num_new)
+        return result

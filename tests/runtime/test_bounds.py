@@ -22,8 +22,7 @@ PLAN = plan_of(
     num_extends=1,
     rows=ids([1, 2]),
     q_lens=ids([2, 1]),
-    seq_lens=ids([2, 8]),
-    out_cache_loc=ids([4, 5, 19]),
+    starts=ids([6]),
     input_ids=ids([0, 96]),
     sample_mask=np.array([True, True]),
     write_rows=ids([2]),
@@ -32,12 +31,11 @@ PLAN = plan_of(
 )
 HYBRID_PLAN = changed(
     PLAN,
-    out_window_loc=ids([4, 5, 15]),
     map_pages=ids([1, 4]),
     map_windows=ids([0, 3]),
     state_slots=ids([1, 8]),
     snap_seqs=ids([0, 0, 1]),
-    snap_lens=ids([1, 2, 8]),
+    snap_lens=ids([7, 8, 3]),
     snap_slots=ids([2, 3, 4]),
     clears=ids([5, 6]),
     copy_src=ids([4, 4]),
@@ -45,15 +43,13 @@ HYBRID_PLAN = changed(
 )
 LARGEST = {
     "rows": 2,
-    "out_cache_loc": 19,
-    "seq_lens": 8,
+    "starts": 6,
     "input_ids": 96,
     "write_rows": 2,
     "write_columns": 1,
     "write_pages": 4,
 }
 LARGEST_HYBRID = {
-    "out_window_loc": 15,
     "map_pages": 4,
     "map_windows": 3,
     "state_slots": 8,
@@ -73,9 +69,9 @@ def with_last(plan: StepPlan, field: str, value: int) -> StepPlan:
 
 def test_a_plan_inside_its_pools_passes_and_so_does_one_without_what_is_optional():
     PLAIN.check(PLAN)
-    PLAIN.check(changed(PLAN, input_ids=ids([]), write_rows=ids([]), write_columns=ids([]), write_pages=ids([])))
+    PLAIN.check(changed(PLAN, write_rows=ids([]), write_columns=ids([]), write_pages=ids([])))
     HYBRID.check(HYBRID_PLAN)
-    HYBRID.check(changed(PLAN, out_window_loc=ids([0, 0, 0]), state_slots=ids([0, 0])))
+    HYBRID.check(changed(PLAN, state_slots=ids([0, 0])))
 
 
 @pytest.mark.parametrize("field", LARGEST)
@@ -122,29 +118,68 @@ def test_many_padded_sequences_may_name_slot_zero_and_one_source_many_destinatio
     check_kinds(changed(HYBRID_PLAN, state_slots=ids([0, 0])))
 
 
-@pytest.mark.parametrize("lens", [[0, 2, 8], [1, 3, 8], [2, 1, 8], [1, 1, 8], [1, 2, 7], [1, 2, 9]])
+@pytest.mark.parametrize("lens", [[6, 8, 3], [7, 9, 3], [8, 7, 3], [7, 7, 3]])
 def test_snapshots_lie_inside_what_the_step_computes_and_in_order(lens):
     with pytest.raises(IndexOutOfPool, match="snap_lens"):
         check_kinds(changed(HYBRID_PLAN, snap_lens=ids(lens)))
 
 
-@pytest.mark.parametrize("field", ["out_window_loc", "state_slots"])
 @pytest.mark.parametrize("count", [0, 1])
-def test_a_column_that_the_model_reads_must_be_whole(field, count):
-    with pytest.raises(IndexOutOfPool, match=field):
-        HYBRID.check(changed(HYBRID_PLAN, **{field: ids([1] * count)}))
+def test_a_column_that_the_model_reads_must_be_whole(count):
+    with pytest.raises(IndexOutOfPool, match="state_slots"):
+        HYBRID.check(changed(HYBRID_PLAN, state_slots=ids([1] * count)))
 
 
-@pytest.mark.parametrize("field", ["q_lens", "seq_lens", "write_columns", "map_windows", "snap_lens", "copy_dst"])
+@pytest.mark.parametrize("field", ["q_lens", "write_columns", "map_windows", "snap_lens", "copy_dst"])
 def test_columns_of_one_length_are_equally_long(field):
     with pytest.raises(IndexOutOfPool, match=f"{field} of a plan has 0 entries"):
         HYBRID.check(changed(HYBRID_PLAN, **{field: ids([])}))
 
 
 def test_a_plan_names_nothing_that_the_model_does_not_have():
-    for field, values in (("state_slots", [0, 0]), ("out_window_loc", [0, 0, 0])):
-        with pytest.raises(IndexOutOfPool, match=field):
-            PLAIN.check(changed(PLAN, **{field: ids(values)}))
+    with pytest.raises(IndexOutOfPool, match="state_slots"):
+        PLAIN.check(changed(PLAN, state_slots=ids([0, 0])))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"q_lens": [2, 2]}, "q_lens"),  # a decode beside a prompt has one token
+        ({"q_lens": [2, 0]}, "q_lens"),
+        ({"q_lens": [3, 1]}, "extends of"),
+        ({"q_lens": [0, 1], "input_ids": []}, "q_lens"),
+        ({"starts": []}, "0 starts"),
+        ({"drafts": [5]}, "drafts"),
+    ],
+)
+def test_a_plan_has_the_tokens_that_its_sequences_compute(columns, said):
+    with pytest.raises(IndexOutOfPool, match=said):
+        PLAIN.check(changed(PLAN, **{name: ids(values) for name, values in columns.items()}))
+
+
+def test_a_decode_is_no_wider_than_the_rows_have_room_for_drafts():
+    decodes = plan_of(
+        step=1,
+        num_extends=0,
+        rows=ids([1, 2]),
+        q_lens=ids([3, 1]),
+        starts=ids([]),
+        input_ids=ids([]),
+        sample_mask=np.array([True, True]),
+        drafts=ids([5, 6]),
+    )
+    wide = replace(PLAIN, width=3)
+    wide.check(decodes)
+    wide.check(changed(decodes, drafts=ids([])))  # they are on the device
+    for columns, said in (({"q_lens": [4, 1]}, "q_lens"), ({"drafts": [5]}, "drafts"), ({"drafts": [5, 97]}, "drafts")):
+        with pytest.raises(IndexOutOfPool, match=said):
+            wide.check(changed(decodes, **{name: ids(values) for name, values in columns.items()}))
+
+
+def test_a_decode_has_one_snapshot_at_most_and_it_may_be_beyond_the_step():
+    check_kinds(changed(HYBRID_PLAN, snap_lens=ids([7, 8, 99])))
+    with pytest.raises(IndexOutOfPool, match="one snapshot at most"):
+        check_kinds(changed(HYBRID_PLAN, snap_seqs=ids([0, 1, 1]), snap_lens=ids([7, 2, 3])))
 
 
 @pytest.mark.parametrize("field", ["saves", "loads"])

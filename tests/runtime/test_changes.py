@@ -13,17 +13,19 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forebay.config.engine_config import CacheTypes
+from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.step_plan import HostCopy, StepPlan
-from forebay.runtime.forward import StepTokens
+from forebay.runtime.forward import Forward, StepTokens
 from forebay.runtime.row_options import Sampling
 from forebay.runtime.sampler import Wants
-from forebay.runtime.step_inputs import StepInputs
+from forebay.runtime.step_inputs import Shape, StepInputs
 from tests.plans import changed
+from tests.runtime.fake_model import FakeModel
 from tests.runtime.plans import ids
-from tests.runtime.test_step_inputs import NUM_ROWS, PAGE_SIZE, PAGES, random_plan
+from tests.runtime.test_step_inputs import NUM_ROWS, PAGE_SIZE, PAGES, random_plan, tokens_on_device
 
 SPECS = (
     RecurrentState(conv=(2, 3), ssm=(2, 2)),
@@ -87,16 +89,16 @@ def random_copy(rng: np.random.Generator, request_id: int) -> HostCopy:
 def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -> StepPlan:
     plan = random_plan(rng, step)
     slots = rng.permutation(NUM_SLOTS) + 1
-    places = [(i, length) for i in range(plan.num_seqs) for length in range(plan.seq_lens[i], 0, -1)]
-    places = [(i, n) for i, n in places if n > plan.seq_lens[i] - plan.q_lens[i] and rng.random() < 0.3]
-    snapshots = np.array(sorted(places), dtype=np.int64).reshape(-1, 2)[:15]
+    places = [(i, n) for i in range(plan.num_extends) for n in range(plan.starts[i] + 1, plan.ends[i] + 1)]
+    places = [place for place in places if rng.random() < 0.3][:10]
+    wishes = [(i, int(rng.integers(1, 4))) for i in range(plan.num_extends, plan.num_seqs) if rng.random() < 0.6]
+    snapshots = np.array(places + wishes, dtype=np.int64).reshape(-1, 2)
     mapped = rng.permutation(NUM_PAGES)[: int(rng.integers(0, 4))] + 1
     cleared, copied = (int(n) for n in rng.integers(0, 3, 2))
     saved = {int(i) for i in rng.integers(0, 9, 2)} - on_host
     there = sorted(on_host | saved)
     return changed(
         plan,
-        out_window_loc=rng.integers(0, (NUM_WINDOWS + 1) * PAGE_SIZE, plan.num_tokens),
         map_pages=mapped,
         map_windows=rng.integers(0, NUM_WINDOWS + 1, len(mapped)),
         state_slots=slots[: plan.num_seqs],
@@ -112,18 +114,23 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
     )
 
 
-def check_tokens(plan: StepPlan, tokens: StepTokens) -> None:
-    states = tokens.kinds.states
-    assert tokens.req_pool_indices.tolist() == plan.rows.tolist()
-    assert tokens.kinds.out_window_loc.tolist() == plan.windows.out_window_loc.tolist()
+def check_tokens(plan: StepPlan, tokens: StepTokens, cache: CachePool, rows: RequestRows) -> None:
+    states, placed = tokens.kinds, tokens.placed
+    pages, inside = placed.out_cache_loc // PAGE_SIZE, placed.out_cache_loc % PAGE_SIZE
+    assert cache.full_to_window is not None
+    windows = cache.full_to_window[pages] * PAGE_SIZE + inside
+    assert placed.out_window_loc.tolist() == windows.tolist()
     assert states.slots.tolist() == plan.states.state_slots.tolist()
-    got = []
-    for i in range(plan.num_seqs):
-        for j in range(int(states.snap_start[i]), int(states.snap_start[i + 1])):
-            before_end = int(states.q_start[i + 1] - states.snap_ends[j])
-            got.append((i, int(plan.seq_lens[i]) - before_end, int(states.snap_slots[j])))
-    planned = plan.states.snap_seqs, plan.states.snap_lens, plan.states.snap_slots
-    assert got == list(zip(*(ids.tolist() for ids in planned), strict=True))
+    got = [
+        (i, int(placed.positions[states.snap_ends[j] - 1]) + 1, int(states.snap_slots[j]))
+        for i in range(plan.num_seqs)
+        for j in range(int(states.snap_start[i]), int(states.snap_start[i + 1]))
+    ]
+    expected = []
+    for i, length, slot in zip(plan.states.snap_seqs, plan.states.snap_lens, plan.states.snap_slots, strict=True):
+        reached = length if i < plan.num_extends else int(rows.kv_lens[plan.rows[i]]) + 1
+        expected.append((i, reached, slot if reached == length else 0))
+    assert got == expected
     assert {getattr(states, field.name).dtype for field in dataclasses.fields(states)} == {torch.int32}
 
 
@@ -140,7 +147,9 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         device="cpu",
     )
     rows = RequestRows(NUM_ROWS, PAGES)
+    rows.kv_lens.copy_(torch.from_numpy(rng.integers(0, 3, NUM_ROWS + 1)))
     staging = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
+    forward = Forward(FakeModel(), Ops(1), rows, cache)
     for step in range(5):
         for entries in (lists.pages, lists.windows, lists.slots):  # as if a model had written everywhere
             entries[:] = rng.integers(1, 1 << 20, len(entries)).astype(float).tolist()
@@ -150,10 +159,10 @@ def test_changes_of_random_plans_in_a_row_are_those_of_lists(seed, max_num_token
         plan = changed(plan, loads=tuple(k for k in plan.host.loads if k.request_id not in plan.host.drops))
         staging.copies.check(plan)
         lists.apply(plan)
-        inputs = staging.stage(plan, Sampling(plan.rows[plan.sample_mask], Wants.GREEDY), ids([]))
-        check_tokens(plan, staging.tokens(plan, inputs))
+        inputs = staging.stage(plan, Shape.TOKENS, Sampling(plan.rows[plan.sample_mask], Wants.GREEDY), ids([]))
+        check_tokens(plan, tokens_on_device(plan, staging, inputs, forward), cache, rows)
         assert rows.req_to_token.tolist() == lists.table.tolist()
-        assert cache.windows.full_to_window.tolist() == list(lists.full_to_window)
+        assert cache.full_to_window.tolist() == list(lists.full_to_window)
         for tensor, expected in tensors(cache, lists):
             assert torch.equal(tensor, expected)
         assert staging.copies.num_bytes == len(lists.on_host) * copy_bytes()

@@ -17,6 +17,7 @@ from forebay.runtime.extend_step import ExtendInputs, Sequences, Stops, Tokens
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.fake_model import fake_runner, planner
 from tests.runtime.graph_steps import poison
 
 LIVE, PADDED = 2, 5
@@ -27,17 +28,14 @@ def live_values(table: type, n: int) -> dict[str, torch.Tensor]:
 
 
 def test_c13_a_padded_row_of_a_decode_step_is_nobodys():
-    inputs = DecodeInputs(PADDED, sizes={"W": 1})
+    inputs = DecodeInputs(PADDED)
     poison(inputs)
     padded = inputs.fill(live_values(DecodeInputs, LIVE), LIVE, PADDED)
     assert {name: set(padded[name][LIVE:].tolist()) for name in padded.declared} == {
         "req_pool_indices": {0},
-        "seq_lens": {1},  # the step's width: a shorter one would have a negative prefix
-        "positions": {0},
-        "out_cache_loc": {0},
-        "out_window_loc": {0},
         "state_slots": {0},
         "mamba_track_indices": {0},
+        "mamba_track_lens": {0},
     }
     assert all((padded[name][:LIVE] == 9).all() for name in padded.declared)
 
@@ -49,15 +47,9 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
     poison(inputs.stops)
     live = live_values(Tokens, LIVE) | live_values(Sequences, LIVE) | live_values(Stops, 1)
     padded = inputs.fill(live, LIVE, PADDED)
-    assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {
-        "input_ids": {0},
-        "positions": {0},
-        "out_cache_loc": {0},
-        "out_window_loc": {0},
-    }
+    assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {"input_ids": {0}}
     assert set(padded.sequences["req_pool_indices"][LIVE:].tolist()) == {0}
     assert set(padded.sequences.q_ends[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all padded tokens"
-    assert set(padded.sequences["seq_lens"][LIVE:].tolist()) == {PADDED - LIVE}, "as long as they are many"
     assert padded.sequences.q_start.tolist() == [0, *padded.sequences.q_ends.tolist()]
     assert set(padded.sequences["state_slots"][LIVE:].tolist()) == {0}
     assert set(padded.stops["snap_slots"][1:].tolist()) == {0}, "no snapshot"
@@ -88,6 +80,24 @@ def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled,
         alone.begin(row, random_ids(4, seed=row))
     alone.step(extends=[(1, 4), (2, 4)])
     assert [alone.step(decodes=[1, 2]).token_ids for _ in range(4)] == [result.token_ids for result in sampled]
+
+
+def test_c14_the_padding_row_grows_in_no_captured_step(native_ops):
+    """Its length is what one step's padding comes to, however often steps are replayed, and whatever it was before."""
+    plans = planner(fake_runner())
+    runner = plans.runner
+    for _ in range(4):
+        runner.rows.kv_lens[PAD] = 7
+        plans.admit(1, [1, 2, 3])
+        plans.step(extends=[(1, 3)])
+        assert runner.rows.kv_lens[PAD] == runner.extend.sizes[0] - 3
+        for _ in range(3):
+            plans.step(decodes=[1])
+        assert runner.rows.kv_lens.tolist()[:2] == [0, 6]
+        runner.decode.sizes = [PADDED]
+        plans.step(decodes=[1])
+        assert runner.rows.kv_lens.tolist()[:2] == [1, 7]
+        runner.decode.sizes = [1]
 
 
 def test_a_capture_computes_nothing(native_ops):

@@ -229,9 +229,10 @@ def test_garbage_in_the_padding_freed_pages_and_unused_entries_changes_no_live_r
 def assert_padding_holds(runner: ModelRunner) -> None:
     """What a step writes there is scratch, a token of the vocabulary and finite KV; everything else holds its pads."""
     for name, column in type(runner.rows).declared.items():
-        if name != "last_tokens":
+        if name not in ("last_tokens", "kv_lens"):
             assert (runner.rows[name][0] == column.pad).all(), name
     assert 0 <= runner.rows.last_tokens[0] < VOCAB
+    assert 0 <= runner.rows.kv_lens[0] <= CONTEXT, "what one step's padding came to: it does not add up"
     for side in runner.cache.kv(0)[:2]:
         assert side[:PAGE_SIZE].isfinite().all()
 

@@ -25,8 +25,7 @@ STEPS = {"falcon_h1": 5000, "qwen3_next": 500, "jamba": 500, "lfm2": 500, "gpt_o
 def padded(plan: StepPlan) -> StepPlan:
     """The same step with sequences of the padding row behind it, which are sampled from as all decodes are."""
     zeros, ones = np.full(NUM_PADDED, PAD, dtype=np.int64), np.ones(NUM_PADDED, dtype=np.int64)
-    columns = {"rows": zeros, "q_lens": ones, "seq_lens": ones, "out_cache_loc": zeros, "sample_mask": ones > 0}
-    columns |= {"out_window_loc": zeros, "state_slots": zeros}
+    columns = {"rows": zeros, "q_lens": ones, "sample_mask": ones > 0, "state_slots": zeros}
     return changed(plan, **{name: np.concatenate([column(plan, name), more]) for name, more in columns.items()})
 
 

@@ -8,16 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.config.engine_config import CacheTypes
+from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission, StepPlan
+from forebay.runtime.extend_step import tokens_of
+from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.packing import Sections
 from forebay.runtime.row_options import Sampling
 from forebay.runtime.sampler import Wants
-from forebay.runtime.step_inputs import StepInputs
+from forebay.runtime.step_inputs import Shape, StepInputs
 from tests.plans import plan_of
+from tests.runtime.fake_model import FakeModel
 from tests.runtime.plans import known
 
 NUM_ROWS, PAGES, PAGE_SIZE = 9, 8, 4
@@ -42,8 +46,7 @@ def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
         num_extends=num_extends,
         rows=rng.permutation(NUM_ROWS)[:num_seqs] + 1,
         q_lens=q_lens,
-        seq_lens=q_lens + rng.integers(0, 20, num_seqs),
-        out_cache_loc=rng.integers(0, 12, int(q_lens.sum())),
+        starts=rng.integers(0, 20, num_extends),
         input_ids=rng.integers(0, 1000, int(q_lens[:num_extends].sum())),
         sample_mask=np.concatenate([rng.random(num_extends) < 0.6, np.ones(num_decodes, np.bool_)]),
         write_rows=cells // PAGES + 1,
@@ -69,33 +72,40 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
     )
 
 
-def check(plan: StepPlan, staging: StepInputs, inputs: Sections, rows: RequestRows) -> None:
+def tokens_on_device(plan: StepPlan, staging: StepInputs, inputs: Sections, forward: Forward) -> StepTokens:
+    """What layers are told in a step of any shape."""
+    batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
+    return tokens_of(forward, batch, inputs, staging.input_ids(plan, inputs), inputs["snap_start"])
+
+
+def check(plan: StepPlan, step: StepTokens, inputs: Sections, rows: RequestRows, table: np.ndarray) -> None:
     """Every field, one token at a time."""
-    q_start, positions, tokens, sampled, sample_rows, sample_lens = [0], [], [], [], [], []
+    q_start, positions, tokens, locations, lens, sampled, sample_rows = [0], [], [], [], [], [], []
     known = iter(plan.input_ids.tolist())
     for i in range(plan.num_seqs):
-        row, length, q_len = int(plan.rows[i]), int(plan.seq_lens[i]), int(plan.q_lens[i])
-        for j in range(q_len):
-            positions.append(length - q_len + j)
+        row, q_len = int(plan.rows[i]), int(plan.q_lens[i])
+        start = int(plan.starts[i]) if i < plan.num_extends else int(rows.kv_lens[row])
+        for position in range(start, start + q_len):
+            positions.append(position)
+            locations.append(int(table[row, position // PAGE_SIZE]) * PAGE_SIZE + position % PAGE_SIZE)
             tokens.append(next(known) if i < plan.num_extends else int(rows.last_tokens[row]))
         q_start.append(q_start[-1] + q_len)
+        lens.append(start + q_len)
         if plan.sample_mask[i]:
             sampled.append(q_start[-1] - 1)
             sample_rows.append(row)
-            sample_lens.append(length)
-    step = staging.tokens(plan, inputs)
-    assert step.q_start.tolist() == q_start
-    assert step.positions.tolist() == positions
+    placed = step.placed
+    assert step.batch.q_start.tolist() == q_start
+    assert placed.positions.tolist() == positions
     assert step.input_ids.tolist() == tokens
-    assert step.req_pool_indices.tolist() == plan.rows.tolist()
-    assert step.seq_lens.tolist() == plan.seq_lens.tolist()
-    assert step.out_cache_loc.tolist() == plan.out_cache_loc.tolist()
-    assert not len(step.kinds.out_window_loc), "no layer has a window"
+    assert step.batch.rows.tolist() == plan.rows.tolist()
+    assert placed.seq_lens.tolist() == lens
+    assert placed.out_cache_loc.tolist() == locations
+    assert not len(placed.out_window_loc), "no layer has a window"
     assert inputs["sample_rows"].tolist() == sample_rows
-    assert inputs["sample_lens"].tolist() == sample_lens
-    assert plan.num_extends == 0 or inputs["sample_tokens"].tolist() == sampled
-    narrow = (step.req_pool_indices, step.q_start, step.seq_lens, inputs["sample_rows"])
-    wide = (step.input_ids, step.positions, step.out_cache_loc, inputs["sample_lens"], inputs["sample_tokens"])
+    assert inputs["sample_tokens"].tolist() == sampled
+    narrow = (step.batch.rows, step.batch.q_start, placed.seq_lens, inputs["sample_rows"])
+    wide = (step.input_ids, placed.positions, placed.out_cache_loc, inputs["sample_tokens"])
     assert {tensor.dtype for tensor in narrow} == {torch.int32}
     assert {tensor.dtype for tensor in wide} == {torch.int64}
 
@@ -107,7 +117,9 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
     rng = np.random.default_rng(seed)
     rows, cache = pools()
     rows.last_tokens.copy_(torch.from_numpy(rng.integers(0, 1000, NUM_ROWS + 1)))
+    rows.kv_lens.copy_(torch.from_numpy(rng.integers(0, PAGES * PAGE_SIZE, NUM_ROWS + 1)))
     staging = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
+    forward = Forward(FakeModel(), Ops(1), rows, cache)
     table = np.zeros((NUM_ROWS + 1, PAGES), dtype=np.int64)
     params: dict[int, SamplingParams] = {}
     for step in range(5):
@@ -119,8 +131,8 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
         sample_rows = plan.rows[plan.sample_mask]
         some = np.flatnonzero(rng.random(len(sample_rows)) < 0.5)
         targets = rng.integers(0, 1000, int(rng.integers(0, 5)))
-        inputs = staging.stage(plan, Sampling(sample_rows, Wants.DRAW, some, some[::2]), targets)
-        check(plan, staging, inputs, rows)
+        inputs = staging.stage(plan, Shape.TOKENS, Sampling(sample_rows, Wants.DRAW, some, some[::2]), targets)
+        check(plan, tokens_on_device(plan, staging, inputs, forward), inputs, rows, table)
         assert inputs["drawing"].tolist() == some.tolist()
         assert inputs["reporting"].tolist() == some[::2].tolist()
         assert inputs["targets"].tolist() == targets.tolist()

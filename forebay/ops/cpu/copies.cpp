@@ -37,18 +37,4 @@ void fb_copy_rows(Pool* pool, char* to, long ld_to, const char* from, long ld_fr
         });
     });
 }
-
-// out[i] = table[rows[i]]
-void fb_gather(Pool* pool, const int64_t* table, const int32_t* rows, int64_t* out, long count) {
-    pool->op([=](Pool&) {
-        for (long i = 0; i < count; ++i) out[i] = table[rows[i]];
-    });
-}
-
-// table[rows[i]] = values[i]; of a row that is named twice (padding) either value may stay.
-void fb_scatter(Pool* pool, int64_t* table, const int32_t* rows, const int64_t* values, long count) {
-    pool->op([=](Pool&) {
-        for (long i = 0; i < count; ++i) table[rows[i]] = values[i];
-    });
-}
 }

@@ -1,0 +1,62 @@
+"""The one rule by which drafts are accepted: what was chosen at a position, as without drafts, is what the next one
+must be. So drafts change no token, drawn ones included.
+
+Shape letters: T tokens, S sequences, R request rows, G most drafts of a row.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class AcceptOps:
+    def accept(
+        self,
+        token_ids: Tensor,
+        finite: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        draft_tokens: Tensor,
+        last_tokens: Tensor,
+        kv_lens: Tensor,
+    ) -> Tensor:
+        """How many tokens each sequence has got: its accepted drafts and the token behind them -> [S] int64.
+
+        Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first draft_tokens
+        [R, G] int64, at positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing where not
+        `finite` [T] bool. A draft is accepted if it is what was chosen before it and all drafts before it are. The last
+        of the sequence's tokens becomes last_tokens[row], and kv_lens[row] ends with the last accepted draft: said of
+        the whole step, so it may be said again with other token_ids. Nothing happens to rows without a token.
+        """
+        seqs, offsets = by_token(q_start, len(token_ids))
+        drafts = drafts_at(draft_tokens, rows.index_select(0, seqs), offsets)
+        before = (torch.arange(len(token_ids), device=rows.device) - 1).clamp(min=0)
+        wrong = (offsets > 0) & ~(finite[before] & (token_ids[before] == drafts))
+        # The first draft that is wrong ends its sequence, and what stands behind it counts no more.
+        num_wrong = torch.zeros(len(token_ids) + 1, dtype=torch.int64, device=rows.device)
+        torch.cumsum(wrong, 0, out=num_wrong[1:])
+        accepted = num_wrong[1:] == num_wrong.index_select(0, q_start[:-1]).index_select(0, seqs)
+        num_new = torch.zeros(len(rows), dtype=torch.int64, device=rows.device).index_add_(0, seqs, accepted.long())
+        if len(token_ids):
+            at, live, wide = (q_start[:-1] + num_new - 1).clamp(min=0), num_new > 0, rows.long()
+            last_tokens.index_copy_(0, wide, torch.where(live, token_ids[at], last_tokens[wide]))
+            kv_lens.index_copy_(0, wide, torch.where(live, positions[at] + 1, kv_lens[wide]))
+        return num_new
+
+
+def by_token(q_start: Tensor, num_tokens: int) -> tuple[Tensor, Tensor]:
+    """Of each token its sequence, and how many of the sequence's tokens stand before it [T]."""
+    tokens = torch.arange(num_tokens, dtype=torch.int32, device=q_start.device)
+    seqs = torch.searchsorted(q_start, tokens, right=True) - 1
+    return seqs, tokens.long() - q_start.index_select(0, seqs)
+
+
+def drafts_at(draft_tokens: Tensor, row_of_token: Tensor, offsets: Tensor) -> Tensor:
+    """The draft that each token is [T]; -1 for a sequence's first, and for those that a row has no room for."""
+    width = draft_tokens.shape[1]
+    if width == 0:
+        return torch.full_like(offsets, -1)
+    found = draft_tokens.index_select(0, row_of_token).gather(1, (offsets - 1).clamp(0, width - 1).unsqueeze(1))
+    return torch.where((offsets > 0) & (offsets <= width), found.squeeze(1), -1)

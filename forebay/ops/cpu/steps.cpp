@@ -1,0 +1,98 @@
+// What surrounds the model: where a step's tokens stand, what they are, and how far their rows have come. A loop over a
+// step's tokens each, of a few nanoseconds: no threads.
+#include <algorithm>
+#include <cstdint>
+
+#include "pool.h"
+
+extern "C" {
+
+// out[i] = table[rows[i]]
+void fb_gather(Pool* pool, const int64_t* table, const int32_t* rows, int64_t* out, long count) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < count; ++i) out[i] = table[rows[i]];
+    });
+}
+
+// table[rows[i]] = values[i]; of a row that is named twice (padding) either value may stay.
+void fb_scatter(Pool* pool, int64_t* table, const int32_t* rows, const int64_t* values, long count) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < count; ++i) table[rows[i]] = values[i];
+    });
+}
+
+// See `StepOps.place_tokens`; window_map and window_locs may be null.
+void fb_place_tokens(Pool* pool, const int32_t* rows, const int32_t* q_start, const int64_t* kv_lens,
+                     const int32_t* page_table, long pages_per_row, long page_size, const int32_t* window_map,
+                     int64_t* positions, int32_t* seq_lens, int64_t* locs, int64_t* window_locs, long num_seqs) {
+    pool->op([=](Pool&) {
+        const int64_t end = pages_per_row * page_size;
+        for (long i = 0; i < num_seqs; ++i) {
+            const long row = rows[i], count = q_start[i + 1] - q_start[i];
+            const int32_t* pages = page_table + row * pages_per_row;
+            const int64_t start = row == 0 ? 0 : std::clamp<int64_t>(kv_lens[row], 0, end);
+            seq_lens[i] = static_cast<int32_t>(std::min(start + count, end));
+            for (long j = 0; j < count; ++j) {
+                const int64_t position = row == 0 ? 0 : start + j, inside = position % page_size;
+                const int32_t page = row == 0 || position >= end ? 0 : pages[position / page_size];
+                const long t = q_start[i] + j;
+                positions[t] = std::min(position, end - 1);
+                locs[t] = page * page_size + inside;
+                if (window_map != nullptr) window_locs[t] = window_map[page] * page_size + inside;
+            }
+        }
+    });
+}
+
+// See `StepOps.due`.
+void fb_due(Pool* pool, const int32_t* slots, const int32_t* ends, const int64_t* lens, const int64_t* positions,
+            int32_t* out, long count) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < count; ++i) {
+            const bool due = ends[i] > 0 && positions[ends[i] - 1] + 1 == lens[i];
+            out[i] = due ? slots[i] : 0;
+        }
+    });
+}
+
+// kv_lens[rows[i]] += the number of its tokens.
+void fb_advance(Pool* pool, int64_t* kv_lens, const int32_t* rows, const int32_t* q_start, long num_seqs) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < num_seqs; ++i) kv_lens[rows[i]] += q_start[i + 1] - q_start[i];
+    });
+}
+
+// See `StepOps.decode_ids`; draft_tokens has `width` of each row.
+void fb_decode_ids(Pool* pool, const int32_t* rows, const int32_t* q_start, const int64_t* last_tokens,
+                   const int64_t* draft_tokens, long width, long vocab, int64_t* ids, long num_seqs) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < num_seqs; ++i) {
+            for (long j = 0; j < q_start[i + 1] - q_start[i]; ++j) {
+                const int64_t id = j == 0       ? last_tokens[rows[i]]
+                                   : j <= width ? draft_tokens[rows[i] * width + j - 1]
+                                                : -1;
+                ids[q_start[i] + j] = id >= 0 && id < vocab ? id : 0;
+            }
+        }
+    });
+}
+
+// See `AcceptOps.accept`.
+void fb_accept(Pool* pool, const int64_t* token_ids, const uint8_t* finite, const int64_t* positions,
+               const int32_t* rows, const int32_t* q_start, const int64_t* draft_tokens, long width,
+               int64_t* last_tokens, int64_t* kv_lens, int64_t* num_new, long num_seqs) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < num_seqs; ++i) {
+            const long row = rows[i], count = q_start[i + 1] - q_start[i];
+            num_new[i] = 0;
+            if (count == 0) continue;
+            const int64_t* drafts = draft_tokens + row * width;
+            long last = q_start[i];
+            for (long j = 0; j < std::min(count - 1, width) && finite[last] && token_ids[last] == drafts[j]; ++j) ++last;
+            num_new[i] = last - q_start[i] + 1;
+            last_tokens[row] = token_ids[last];
+            kv_lens[row] = positions[last] + 1;
+        }
+    });
+}
+}

@@ -1,0 +1,91 @@
+"""The native twins of the ops in steps.py and accept.py: thin calls into the compiled kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from forebay.ops.kernels import Kernels, address
+from forebay.ops.steps import Pages, Placement
+
+
+class NativeSteps:
+    """See `StepOps` and `AcceptOps`. All tensors are contiguous."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._pool = kernels.pool
+        self._gather = kernels.bind("fb_gather")
+        self._scatter = kernels.bind("fb_scatter")
+        self._place_tokens = kernels.bind("fb_place_tokens")
+        self._due = kernels.bind("fb_due")
+        self._advance = kernels.bind("fb_advance")
+        self._decode_ids = kernels.bind("fb_decode_ids")
+        self._accept = kernels.bind("fb_accept")
+
+    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
+        out = torch.empty(rows.shape[0], dtype=torch.int64)
+        self._gather(self._pool, table.data_ptr(), rows.data_ptr(), out.data_ptr(), rows.shape[0])
+        return out
+
+    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        self._scatter(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), rows.shape[0])
+
+    def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
+        table, page_size, window_map = pages
+        num_seqs, num_windows = rows.shape[0], 0 if window_map is None else num_tokens
+        positions, locs, window_locs = (
+            torch.empty(n, dtype=torch.int64) for n in (num_tokens, num_tokens, num_windows)
+        )
+        seq_lens = torch.empty(num_seqs, dtype=torch.int32)
+        self._place_tokens(
+            self._pool,
+            rows.data_ptr(),
+            q_start.data_ptr(),
+            kv_lens.data_ptr(),
+            table.data_ptr(),
+            table.shape[1],
+            page_size,
+            address(window_map),
+            positions.data_ptr(),
+            seq_lens.data_ptr(),
+            locs.data_ptr(),
+            window_locs.data_ptr(),
+            num_seqs,
+        )
+        return Placement(positions, seq_lens, locs, window_locs)
+
+    def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
+        out = torch.empty(slots.shape[0], dtype=torch.int32)
+        columns = slots.data_ptr(), ends.data_ptr(), lens.data_ptr(), positions.data_ptr()
+        self._due(self._pool, *columns, out.data_ptr(), slots.shape[0])
+        return out
+
+    def advance(self, kv_lens: Tensor, rows: Tensor, q_start: Tensor) -> None:
+        self._advance(self._pool, kv_lens.data_ptr(), rows.data_ptr(), q_start.data_ptr(), rows.shape[0])
+
+    def decode_ids(
+        self, rows: Tensor, q_start: Tensor, last_tokens: Tensor, draft_tokens: Tensor, num_tokens: int, vocab: int
+    ) -> Tensor:
+        ids = torch.empty(num_tokens, dtype=torch.int64)
+        known = last_tokens.data_ptr(), draft_tokens.data_ptr(), draft_tokens.shape[1]
+        seqs = rows.data_ptr(), q_start.data_ptr()
+        self._decode_ids(self._pool, *seqs, *known, vocab, ids.data_ptr(), rows.shape[0])
+        return ids
+
+    def accept(
+        self,
+        token_ids: Tensor,
+        finite: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        q_start: Tensor,
+        draft_tokens: Tensor,
+        last_tokens: Tensor,
+        kv_lens: Tensor,
+    ) -> Tensor:
+        num_new = torch.empty(rows.shape[0], dtype=torch.int64)
+        chosen = token_ids.data_ptr(), finite.data_ptr(), positions.data_ptr()
+        seqs = rows.data_ptr(), q_start.data_ptr(), draft_tokens.data_ptr(), draft_tokens.shape[1]
+        tables = last_tokens.data_ptr(), kv_lens.data_ptr()
+        self._accept(self._pool, *chosen, *seqs, *tables, num_new.data_ptr(), rows.shape[0])
+        return num_new

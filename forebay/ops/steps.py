@@ -1,0 +1,97 @@
+"""The ops around the model: where a step's tokens stand, what they are, and how far their rows have come.
+
+Lengths are the device's to know: `kv_lens` says by request row how many tokens have KV, and a step computes all else
+from it.
+
+Shape letters: T tokens, S sequences, N snapshots, R request rows, P pages per row, G most drafts of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from forebay.ops.accept import AcceptOps, by_token, drafts_at
+
+_PAD: Final = 0  # the padding row, page and slot
+
+
+class Pages(NamedTuple):
+    """`table` names the pages of each row; `window_map`, where layers have windows, where their part of a page is."""
+
+    table: Tensor  # [R, P] int32
+    page_size: int
+    window_map: Tensor | None = None  # [pages + 1] int32
+
+
+class Placement(NamedTuple):
+    """Where a step's tokens stand, and how long their sequences are with all of them."""
+
+    positions: Tensor  # [T] int64
+    seq_lens: Tensor  # [S] int32
+    out_cache_loc: Tensor  # [T] int64
+    out_window_loc: Tensor  # [T] int64, empty without windows
+
+
+class StepOps(AcceptOps):
+    """Rows are [S] int32, `q_start` [S + 1] int32: sequence i has tokens q_start[i]..q_start[i + 1], which may be none.
+    Of a row that is named twice (the padding row) either's value may stay."""
+
+    def gather(self, table: Tensor, rows: Tensor) -> Tensor:
+        """table[rows]: table [R] int64 -> [S] int64."""
+        return table.index_select(0, rows)
+
+    def scatter(self, table: Tensor, rows: Tensor, values: Tensor) -> None:
+        """table[rows] = values: table [R] and values [S] int64."""
+        table.index_copy_(0, rows.long(), values)
+
+    def place_tokens(self, rows: Tensor, q_start: Tensor, kv_lens: Tensor, pages: Pages, num_tokens: int) -> Placement:
+        """The `num_tokens` tokens, which are q_start's last, behind the kv_lens [R] int64 tokens of their rows.
+
+        Whatever kv_lens holds, all is inside the pools: positions end where the table does, and what lies beyond goes
+        to page 0. Of the padding row positions and locations are 0, and it has no tokens but the step's.
+        """
+        end = pages.table.shape[1] * pages.page_size
+        seqs, offsets = by_token(q_start, num_tokens)
+        starts = torch.where(rows == _PAD, 0, kv_lens.index_select(0, rows).clamp(0, end))
+        positions = starts.index_select(0, seqs) + offsets
+        row_of_token = rows.index_select(0, seqs).long()
+        columns = (positions // pages.page_size).clamp(max=pages.table.shape[1] - 1)
+        page_ids = torch.where(positions < end, pages.table[row_of_token, columns], _PAD)
+        inside = positions % pages.page_size
+        real = row_of_token != _PAD
+
+        def location(of: Tensor) -> Tensor:
+            return torch.where(real, of.long() * pages.page_size + inside, 0)
+
+        window = pages.window_map
+        return Placement(
+            positions=torch.where(real, positions.clamp(max=end - 1), 0),
+            seq_lens=(starts + q_start.diff()).clamp(max=end).int(),
+            out_cache_loc=location(page_ids),
+            out_window_loc=positions[:0] if window is None else location(window.index_select(0, page_ids)),
+        )
+
+    def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:
+        """Which snapshots are taken: slots [N] int32 where the state behind token ends - 1 (ends [N] int32) is that of
+        lens [N] int64 tokens, PAD elsewhere; tokens stand at positions [T]."""
+        at = positions.index_select(0, (ends - 1).clamp(min=0)) if len(positions) else lens - 1
+        return torch.where(at + 1 == lens, slots, _PAD)
+
+    def advance(self, kv_lens: Tensor, rows: Tensor, q_start: Tensor) -> None:
+        """kv_lens[rows] += the number of each sequence's tokens."""
+        kv_lens.index_add_(0, rows, q_start.diff().long())
+
+    def decode_ids(
+        self, rows: Tensor, q_start: Tensor, last_tokens: Tensor, draft_tokens: Tensor, num_tokens: int, vocab: int
+    ) -> Tensor:
+        """What decodes compute, [T] int64: of each row last_tokens [R], then its first draft_tokens [R, G] int64. What
+        is no token of the vocabulary becomes 0."""
+        seqs, offsets = by_token(q_start, num_tokens)
+        row_of_token = rows.index_select(0, seqs)
+        ids = last_tokens.index_select(0, row_of_token)
+        drafts = drafts_at(draft_tokens, row_of_token, offsets)
+        ids = torch.where(offsets == 0, ids, drafts)
+        return torch.where((ids >= 0) & (ids < vocab), ids, 0)
