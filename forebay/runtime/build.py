@@ -42,6 +42,7 @@ def build_runner(
         types,
         page_size=sizes.page_size,
         num_slots=sizes.num_slots,
+        num_scratch=sizes.num_scratch,
         device=device,
     )
     rows = RequestRows(sizes.max_running_requests, ceil_div(sizes.context_length, sizes.page_size), device=device)
