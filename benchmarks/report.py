@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.rows import Row
+from benchmarks.rows import Bound, Row
 
 OURS = "Forebay"
 NOISE = 0.05
@@ -67,6 +67,11 @@ class Report:
         shares = [row.ratio(row.figure(run.result), row.figure(run.ideal)) for run in self._with_floor(row)]
         return statistics.median(shares) if shares else None
 
+    def _of_bound(self, row: Row, bound: Bound) -> float | None:
+        """Of our quiet runs; None where there are none."""
+        runs = [run for run in self._of(row, OURS).values() if not run.is_noisy]
+        return statistics.median(row.figure(run.result) / bound.of(run.result) for run in runs) if runs else None
+
     def _with_floor(self, row: Row) -> list[Run]:
         """Quiet runs, where there are any."""
         runs = [run for run in self._of(row, OURS).values() if run.ideal]
@@ -119,8 +124,11 @@ class Report:
         return figure
 
     def _goals(self, row: Row) -> str:
-        """Each with what it came to against the best format of that peer."""
+        """Each with what it came to, of a peer against the best of its formats."""
         words = []
+        if row.bound:
+            value, limit = self._of_bound(row, row.bound), f"{row.bound.limit(self._needs):g}{row.bound.unit}"
+            words.append(f"at most {limit}" if value is None else f"{value:.2f} of at most {limit}")
         for goal in row.goals:
             formats = [peer for peer in self.servers if peer.startswith(goal.peer) and self._of(row, peer)]
             found = [self.ratios(row, peer) for peer in formats]

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import cache, partial
@@ -142,6 +142,8 @@ def measure(
 ) -> Iterator[Run]:
     """Starts first, one server at a time: their memory must not be shared, nor their cores."""
     if any(row.load is None for row in rows):
+        for kind in servers:  # the first start compiles, and reads files that are in memory from then on
+            start_figures(kind)
         yield from rounds(servers, arguments.repeats, arguments.attempts, lambda: measure_start)
     with Fleet() as fleet:
         for number, row in enumerate(rows):
@@ -251,11 +253,22 @@ def say(run: Run, rows: Sequence[Row]) -> None:
     print(f"{run.server}, run {run.repeat + 1}: {', '.join(figures)}{noise}", file=sys.stderr, flush=True)
 
 
+def by_lines(facts: Mapping[str, Any], versions: Mapping[str, str], runs: Sequence[Run]) -> str:
+    """As JSON with a line for each run, so that what a new one changes can be seen; six digits of a figure count."""
+    lines = ",\n".join(json.dumps(rounded(asdict(run))) for run in runs)
+    return f'{{"machine": {json.dumps(facts)},\n"versions": {json.dumps(versions)},\n"runs": [\n{lines}\n]}}\n'
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: rounded(part) for name, part in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
 def write(stem: Path, report: Report, runs: Sequence[Run], servers: Sequence[Kind], caption: str) -> None:
     stem.parent.mkdir(parents=True, exist_ok=True)
     versions = {kind.title: kind.version for kind in servers}
-    record = {"machine": machine.facts(), "versions": versions, "runs": [asdict(run) for run in runs]}
-    stem.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    stem.with_suffix(".json").write_text(by_lines(machine.facts(), versions, runs))
     stem.with_suffix(".md").write_text(f"{caption}\n\n{report.markdown()}")
     stem.with_suffix(".svg").write_text(svg(report, caption))
 

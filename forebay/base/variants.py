@@ -56,6 +56,7 @@ VARIANTS: Final = (  # best first
     _AVX2.more("avx2vnni", {"avx_vnni"}, ("-mavxvnni", "-DFOREBAY_VNNI"), _INTEGERS),
     _AVX2,
 )
+AMX: Final = VARIANTS[0].name  # its kernels open codes, and round no inputs
 
 
 @lru_cache

@@ -29,7 +29,7 @@ from forebay.config.engine_config import (
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
-from forebay.config.rules import OPTIONAL, RULES, Facts, kv_cache_bytes, weight_bytes
+from forebay.config.rules import OPTIONAL, RULES, Facts, kv_cache_bytes, weight_bytes, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.families.checkpoint import open_checkpoint
@@ -270,6 +270,8 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         yield f"{asked('kernels')} and {asked('device')}: triton is for cuda, all other kernels are for cpu"
     if settled["activation_bits"] not in (8, 16):
         yield f"{asked('activation_bits')}: use 8 or 16"
+    if settled["activation_bits"] == 8 and (why := why_not_rounded(facts, settled)):
+        yield f"{asked('activation_bits')}: {why}: leave it out, or use other --kernels or --quantization"
     if kv_dtype == "float32" != dtype:
         yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
     if kv_dtype != dtype and device == "cuda":

@@ -10,7 +10,7 @@ from typing import Final
 
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import VARIANTS, variants_for
+from forebay.base.variants import AMX, VARIANTS, variants_for
 from forebay.config import kinds
 from forebay.config.engine_config import CacheIsolation, KernelBackend
 from forebay.config.flag import Decision, Settled
@@ -87,6 +87,21 @@ def _quantization(facts: Facts, settled: Settled) -> Decision:
     if settled["kernels"] == KernelBackend.TORCH:
         return Decision(Quantization.NONE.value, "the torch kernels are fastest without")
     return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
+
+
+def why_not_rounded(facts: Facts, settled: Settled) -> str:
+    """Why no layer rounds its inputs to `activation_bits`; empty where some do."""
+    if settled["quantization"] == Quantization.NONE:
+        return "no weights are held in codes"
+    kernels = str(settled["kernels"])
+    if kernels == KernelBackend.NATIVE:
+        kernels = next((variant.name for variant in variants_for(facts.cpu_flags)), KernelBackend.TORCH.value)
+    exact = kernels in (AMX, KernelBackend.TORCH, KernelBackend.TRITON)
+    return f"the {kernels} kernels multiply inputs as they are" if exact else ""
+
+
+def _activation_bits(facts: Facts, settled: Settled) -> Decision:
+    return Decision(16, why_not_rounded(facts, settled) or "loses nothing that can be measured")
 
 
 def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
@@ -187,6 +202,7 @@ RULES: Final[dict[str, Rule]] = {
     "num_threads": lambda facts, settled: Decision(facts.cores.value, facts.cores.why),
     "kernels": _kernels,
     "quantization": _quantization,
+    "activation_bits": _activation_bits,
     "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
     "kv_cache_dtype": _kv_cache_dtype,
     **kinds.RULES,

@@ -100,7 +100,6 @@ _MEMORY: Final = in_group(
         COUNT,
         "16 or 8: bits that inputs of weights in codes are rounded to, by groups of 32, where the CPU has no AMX; 8 is "
         "faster for many tokens and changes answers a little",
-        default=16,
         low=8,
         high=16,
     ),

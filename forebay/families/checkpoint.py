@@ -70,7 +70,8 @@ def open_checkpoint(path: str | Path, *, draft_head: bool = False) -> Checkpoint
 def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     files = _opened(path)
     config = config_from_folder(path)
-    names = family(config.model_type).names
+    own = family(config.model_type)
+    names = own.names
     tensors: dict[str, StoredTensor] = {}
     packed: dict[str, U8] = {}
     layers: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
@@ -78,6 +79,8 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     for file in files:
         for stored in file.tensors:
             name = names.here(stored, config.num_layers)
+            if own.unused(config, name):
+                continue
             if not name and (of_head := names.in_draft_head(stored, config.num_layers)):
                 has_draft_head, name = True, of_head if draft_head else ""
             if names.is_packed(name):

@@ -76,16 +76,21 @@ def nothing(shape: Shape) -> dict[str, Any]:
     return {}
 
 
+def none_unused(config: ModelConfig, name: str) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """What a folder's `config.py` offers, as `FAMILY`: how its fields are read; those of a small model beside the sizes
     of all; which fields that it does not ask for change nothing of what it computes (see `options`); what safetensors
-    files call its tensors."""
+    files call its tensors; which of these, by our names, are of no use to a model of such a configuration."""
 
     parse: Callable[[Fields], ModelConfig]
     small: Callable[[Shape], dict[str, Any]] = nothing
     harmless: frozenset[str] = frozenset()
     names: TensorNames = AS_STORED
+    unused: Callable[[ModelConfig, str], bool] = none_unused
 
 
 def family(model_type: str) -> Family:

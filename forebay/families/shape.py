@@ -11,6 +11,7 @@ _WIDE: Final = 512  # from here on heads have 64 dimensions, below 32
 class Shape(NamedTuple):
     hidden_size: int
     num_layers: int
+    vocab_size: int
 
     @property
     def head_dim(self) -> int:

@@ -21,7 +21,7 @@ def small_config(model_type: str, *, hidden_size: int, num_layers: int, vocab_si
     """ConfigError for a type that there is none of, and a hidden size that does not divide into heads."""
     if model_type not in TYPES:
         raise ConfigError(f"there is no small model like {model_type!r}; there are {', '.join(TYPES)}")
-    shape = Shape(hidden_size, num_layers)
+    shape = Shape(hidden_size, num_layers, vocab_size)
     if hidden_size % shape.head_dim or hidden_size <= 0:
         raise ConfigError(f"a hidden size of {hidden_size} does not divide into heads of {shape.head_dim}")
     return {

@@ -35,7 +35,9 @@ class AttentionSpec:
     head's output is multiplied by sigmoid(gate_proj(x)), one gate per head. `output_gate`: each entry of the output is
     multiplied by the sigmoid of its own gate, which `q_proj` has behind each head's q. The input, k and the output are
     multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
-    neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one.
+    neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
+    is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
+    they are normed, then.
     """
 
     name: str
@@ -56,6 +58,8 @@ class AttentionSpec:
     output_gate: bool = False
     interleaved: bool = False
     qkv_name: str = ""
+    value_norm: bool = False
+    values_from_keys: bool = False
     output_name: str = "o_proj"
     norm_name: str = "norm"
     input_scale: float = 1.0
@@ -83,10 +87,11 @@ class Attention:
         scales = ((spec.hidden_size, spec.output_scale),)
         self._output = parts.linear({spec.output_name: spec.hidden_size}, spec.q_size, bias=spec.o_bias, scales=scales)
         self._norms = _norms(spec, parts)
+        self._plain = parts.ones(spec.head_dim) if spec.value_norm else None
         self._gate = parts.linear({"gate_proj": spec.num_heads}, spec.hidden_size) if spec.head_gate else None
         self._attend = PagedAttention(
             parts,
-            _cache_spec(spec),
+            parts.keep(_cache_spec(spec)),
             scale=spec.scale or spec.head_dim**-0.5,
             rope=spec.rope,
             window=spec.sliding_window,
@@ -108,14 +113,17 @@ class Attention:
         """x [T, H] -> q [T, Hq, D], k and v [T, Hk, D], normed where the family does so, and the gates [T, Hq * D]
         where there are any, or [T, 0]."""
         spec, ops = self._spec, self._ops
-        gates = spec.q_size if spec.output_gate else 0
-        q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, spec.kv_size, gates], dim=-1)
+        gates, values = spec.q_size if spec.output_gate else 0, 0 if spec.values_from_keys else spec.kv_size
+        q, k, v, gate = torch.split(self._qkv(ctx, x), [spec.q_size, spec.kv_size, values, gates], dim=-1)
+        v = k if spec.values_from_keys else v
         if spec.qk_norm is QkNorm.FULL:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
         q = q.view(len(x), spec.num_heads, spec.head_dim)
         k, v = (part.view(len(x), spec.num_kv_heads, spec.head_dim) for part in (k, v))
         if spec.qk_norm is QkNorm.HEAD:
             q, k = (ops.rms_norm(part, weight, spec.norm_eps) for part, weight in zip((q, k), self._norms, strict=True))
+        if self._plain is not None:
+            v = ops.rms_norm(v, self._plain, spec.norm_eps)
         return q, k, v, gate
 
 
@@ -137,8 +145,9 @@ def _cache_spec(spec: AttentionSpec) -> CacheSpec:
 def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
     """Of q, k, v and, with an `output_gate`, the gates."""
     q, kv = spec.q_size, spec.kv_size
-    outputs = {"q_proj": (1 + spec.output_gate) * q, "k_proj": kv, "v_proj": kv}
-    scales = ((q, 1.0), (kv, spec.key_scale), (kv, 1.0))
+    values = {} if spec.values_from_keys else {"v_proj": kv}
+    outputs = {"q_proj": (1 + spec.output_gate) * q, "k_proj": kv, **values}
+    scales = ((q, 1.0), (kv, spec.key_scale), *((rows, 1.0) for rows in values.values()))
     return parts.linear(
         {spec.qkv_name: sum(outputs.values())} if spec.qkv_name else outputs,
         spec.hidden_size,

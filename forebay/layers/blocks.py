@@ -6,10 +6,11 @@ Shape letters: T tokens, H hidden size.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
-from forebay.layers.build import Block, Parts, PartSpec
+from forebay.layers.build import Block, Part, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.params import TensorParam
 
@@ -22,14 +23,26 @@ class SublayerSpec:
     before: TensorParam | None = None
     after: TensorParam | None = None
 
+    def build(self, parts: Parts) -> Sublayer:
+        norms = (None if param is None else parts.weights.tensor(param) for param in (self.before, self.after))
+        return Sublayer(self.part.build(parts), *norms)
+
+
+class Sublayer(NamedTuple):
+    part: Part
+    before: Tensor | None
+    after: Tensor | None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResidualSpec:
-    """One sublayer after the other, mostly a mixer and an MLP; what each adds is multiplied by `multiplier`."""
+    """One sublayer after the other, mostly a mixer and an MLP; what each adds is multiplied by `multiplier`. In the end
+    the residual stream is multiplied by the weight `scale`, one number, "" for none."""
 
     sublayers: tuple[SublayerSpec, ...]
     norm_eps: float
     multiplier: float = 1.0
+    scale: str = ""
 
     def build(self, parts: Parts) -> Block:
         return ResidualBlock(self, parts)
@@ -38,13 +51,8 @@ class ResidualSpec:
 class ResidualBlock:
     def __init__(self, spec: ResidualSpec, parts: Parts) -> None:
         self._ops, self._eps, self._multiplier = parts.ops, spec.norm_eps, spec.multiplier
-
-        def norm(param: TensorParam | None) -> Tensor | None:
-            return None if param is None else parts.weights.tensor(param)
-
-        built = [sublayer.part.build(parts) for sublayer in spec.sublayers]
-        both = zip(built, spec.sublayers, strict=True)
-        self._sublayers = [(part, norm(sublayer.before), norm(sublayer.after)) for part, sublayer in both]
+        self._scale = parts.number(spec.scale) if spec.scale else 1.0
+        self._sublayers = [sublayer.build(parts) for sublayer in spec.sublayers]
 
     def __call__(self, ctx: ForwardContext, x: Tensor, residual: Tensor) -> Tensor:
         ops, eps = self._ops, self._eps
@@ -54,4 +62,36 @@ class ResidualBlock:
                 x = ops.rms_norm(x, after, eps)
             if self._multiplier != 1.0:
                 ops.scale_(x, self._multiplier)
+        if self._scale != 1.0:
+            ops.scale_(residual, self._scale)
+            ops.scale_(x, self._scale)
         return x
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BranchesSpec:
+    """Side by side on the same input, each with norms of its own, as an MLP and experts; what they give is added."""
+
+    sublayers: tuple[SublayerSpec, ...]
+    norm_eps: float
+
+    def build(self, parts: Parts) -> Branches:
+        return Branches(self, parts)
+
+
+class Branches:
+    def __init__(self, spec: BranchesSpec, parts: Parts) -> None:
+        self._ops, self._eps = parts.ops, spec.norm_eps
+        self._sublayers = [sublayer.build(parts) for sublayer in spec.sublayers]
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        first, *others = (self._of(ctx, x, sublayer) for sublayer in self._sublayers)
+        for other in others:
+            self._ops.add_(first, other)
+        return first
+
+    def _of(self, ctx: ForwardContext, x: Tensor, sublayer: Sublayer) -> Tensor:
+        ops, (part, before, after) = self._ops, sublayer
+        x = part(ctx, x if before is None else ops.rms_norm(x, before, self._eps))
+        return x if after is None else ops.rms_norm(x, after, self._eps)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
@@ -60,6 +61,14 @@ class Parts:
     ) -> Tensor:
         param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset)
         return self.weights.tensor(param, float32=float32, change=change)
+
+    def number(self, name: str) -> float:
+        """A weight that is one number; 1 where there are only shapes."""
+        return self.weights.number(TensorParam(names=(self.prefix + name,), sizes=(1,)))
+
+    def ones(self, size: int) -> Tensor:
+        """For a norm without a weight."""
+        return torch.ones(size, dtype=self.weights.dtype, device=self.weights.device)
 
     def decays(self, *shape: int) -> Tensor:
         """A = -exp(A_log), float32."""

@@ -17,7 +17,8 @@ class ForwardContext:
 
     A sequence's positions are contiguous and end with its length; attention is causal. `full` is for layers that keep
     all tokens; `window`, whose pages behind the window are not there any more, for those with a sliding window, and the
-    same as `full` where no layer has one. `states` names the recurrent states.
+    same as `full` where no layer has one. `states` names the recurrent states. `per_layer` is what each of L layers is
+    given of each token beside the residual stream, side by side, in models that have such inputs.
     """
 
     positions: Tensor  # [T] int64
@@ -25,3 +26,4 @@ class ForwardContext:
     window: PagedKv
     states: StateBatch
     cache: CachePool
+    per_layer: Tensor | None = None  # [T, L * P]

@@ -50,7 +50,7 @@ class LatentAttentionLayer:
         parts, ops, latent, heads = parts.within(spec.name), parts.ops, spec.latent, spec.num_heads
         self._ops, self._latent, self._heads = ops, latent, heads
         keeps = LatentAttention(rank=latent.rank, rope_dim=latent.rope_dim)
-        self._attend = PagedAttention(parts, keeps, scale=spec.scale)
+        self._attend = PagedAttention(parts, parts.keep(keeps), scale=spec.scale)
         self._cos_sin = None if spec.rope is None else parts.rope(spec.rope)
         self._q_layers = _q_layers(spec, parts)
         self._kv_layer = parts.linear(

@@ -14,6 +14,7 @@ from torch import Tensor
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.linear import Linear
+from forebay.layers.params import TensorParam
 from forebay.layers.routing import Router, RouterSpec
 from forebay.ops import ExpertActivation
 
@@ -75,7 +76,7 @@ class Mlp:
 class MoeSpec:
     """`names`: what the checkpoint calls the layers of an expert, as of an `MlpSpec`. With `latent_size`, which is 0
     for none, experts work on a projection of their inputs to so many entries, and the sum of their outputs is projected
-    back."""
+    back. `norm` is the weight of a norm of what experts are given, but not the router; None for none."""
 
     name: str
     router: RouterSpec
@@ -84,6 +85,8 @@ class MoeSpec:
     names: tuple[str, ...] = GATE_UP_DOWN
     latent_size: int = 0
     latent_bias: bool = False
+    norm: TensorParam | None = None
+    norm_eps: float = 0.0
 
     def expert(self, number: int) -> MlpSpec:
         return MlpSpec(
@@ -101,6 +104,7 @@ class MoeSpec:
 _OF_EXPERTS: Final = {
     Activation.SILU: ExpertActivation.SILU_AND_MUL,
     Activation.RELU2: ExpertActivation.RELU2,
+    Activation.GELU_TANH: ExpertActivation.GELU_AND_MUL,
 }
 
 
@@ -109,6 +113,8 @@ class Moe:
         self._ops = parts.ops
         self._router = Router(spec.router, parts)
         self._latent = _latent(spec, parts.within(spec.name)) if spec.latent_size else None
+        self._norm = None if spec.norm is None else parts.weights.tensor(spec.norm)
+        self._eps = spec.norm_eps
         experts = [Mlp(spec.expert(i), parts) for i in range(spec.router.num_experts)]
         before, down = [expert.before.weight for expert in experts], [expert.down.weight for expert in experts]
         self._experts = parts.ops.pack_experts(before, down, _OF_EXPERTS[spec.activation])
@@ -116,6 +122,8 @@ class Moe:
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]: each token's experts, weighted as its router says."""
         ids, weights = self._router(ctx, x)
+        if self._norm is not None:
+            x = self._ops.rms_norm(x, self._norm, self._eps)
         if self._latent is None:
             return self._ops.fused_experts(x, self._experts, ids, weights)
         into, out_of = self._latent

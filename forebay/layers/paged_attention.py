@@ -10,11 +10,11 @@ from torch import Tensor
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.rotary import RopeSpec
-from forebay.pools.cache_spec import CacheSpec
+from forebay.ops.attention import PagedKv
 
 
 class PagedAttention:
-    """Keeps a layer's keys and values, and attends over all that the rows have of them.
+    """Keeps keys and values as those of `layer`, its number in the `CachePool`, and attends over all that rows have.
 
     `rope`: q and k are rotated first. `window` is the size of a sliding window, 0 for none. `sinks` [Hq] as in
     `AttentionOps.paged_attention`.
@@ -23,7 +23,7 @@ class PagedAttention:
     def __init__(
         self,
         parts: Parts,
-        keeps: CacheSpec,
+        layer: int,
         *,
         scale: float,
         rope: RopeSpec | None = None,
@@ -31,16 +31,30 @@ class PagedAttention:
         sinks: Tensor | None = None,
     ) -> None:
         self._ops = parts.ops
-        self._layer = parts.keep(keeps)
+        self._layer = layer
         self._cos_sin = None if rope is None else parts.rope(rope)
         self._scale, self._window, self._sinks = scale, window, sinks
 
     def __call__(self, ctx: ForwardContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [T, Hq, D], k [T, Hk, D], v [T, Hk, Dv] -> [T, Hq, Dv]. q and k may change."""
-        ops, paged = self._ops, ctx.window if self._window else ctx.full
-        cache = ctx.cache.kv(self._layer)
+        ops, loc, cache = self._ops, self._pages(ctx).out_cache_loc, ctx.cache.kv(self._layer)
         if self._cos_sin is None:
-            ops.store_kv(k, v, cache, paged.out_cache_loc)
+            ops.store_kv(k, v, cache, loc)
         else:
-            ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, cache, paged.out_cache_loc)
-        return ops.paged_attention(q, cache, paged, scale=self._scale, sliding_window=self._window, sinks=self._sinks)
+            ops.rope_and_store_kv(q, k, v, ctx.positions, self._cos_sin, cache, loc)
+        return self._over_kept(ctx, q)
+
+    def read(self, ctx: ForwardContext, q: Tensor) -> Tensor:
+        """Keep nothing: q [T, Hq, D], which may change, over what is there already -> [T, Hq, Dv]."""
+        if self._cos_sin is not None:
+            self._ops.apply_rope(q, q[:, :0], ctx.positions, self._cos_sin)
+        return self._over_kept(ctx, q)
+
+    def _over_kept(self, ctx: ForwardContext, q: Tensor) -> Tensor:
+        cache, pages = ctx.cache.kv(self._layer), self._pages(ctx)
+        return self._ops.paged_attention(
+            q, cache, pages, scale=self._scale, sliding_window=self._window, sinks=self._sinks
+        )
+
+    def _pages(self, ctx: ForwardContext) -> PagedKv:
+        return ctx.window if self._window else ctx.full

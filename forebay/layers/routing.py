@@ -17,7 +17,9 @@ from forebay.ops import Gating
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterSpec:
     """`gating` chooses from the outputs of the linear layer `name`, one for each expert; `correction` is the name of
-    what it adds to the scores for the choice alone, "" for nothing."""
+    what it adds to the scores for the choice alone, "" for nothing, and `factors` of what experts' weights are
+    multiplied by. With a `norm`, the name of its weight, the layer's input is normed; its outputs are multiplied by
+    `scale`."""
 
     name: str
     hidden_size: int
@@ -25,15 +27,28 @@ class RouterSpec:
     gating: Gating
     bias: bool = False
     correction: str = ""
+    factors: str = ""
+    norm: str = ""
+    norm_eps: float = 0.0
+    scale: float = 1.0
 
 
 class Router:
     def __init__(self, spec: RouterSpec, parts: Parts) -> None:
-        self._ops, self._gating = parts.ops, spec.gating
-        count, name = spec.num_experts, spec.correction
-        self._logits = parts.linear({spec.name: count}, spec.hidden_size, bias=spec.bias, min_bits=16).weight
-        self._correction = parts.tensor(name, count, float32=True) if name else None
+        self._ops, self._spec = parts.ops, spec
+        count, size = spec.num_experts, spec.hidden_size
+        self._logits = parts.linear({spec.name: count}, size, bias=spec.bias, min_bits=16).weight
+        self._norm = parts.tensor(spec.norm, size) if spec.norm else None
+        self._correction, self._factors = (
+            parts.tensor(name, count, float32=True) if name else None for name in (spec.correction, spec.factors)
+        )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [T, H] -> the experts' numbers [T, k] int64 and their weights [T, k] float32."""
-        return self._ops.topk_gating(self._ops.linear_f32(x, self._logits), self._gating, self._correction)
+        ops, spec = self._ops, self._spec
+        if self._norm is not None:
+            x = ops.rms_norm(x, self._norm, spec.norm_eps)
+        logits = ops.linear_f32(x, self._logits)
+        if spec.scale != 1.0:
+            ops.scale_(logits, spec.scale)
+        return ops.topk_gating(logits, spec.gating, self._correction, self._factors)

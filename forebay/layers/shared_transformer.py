@@ -76,7 +76,7 @@ class Use:
         self._ops = parts.ops
         self._shared = shared
         cache = FullAttention(num_kv_heads=of.num_kv_heads, head_dim=of.head_dim)
-        self._attend = PagedAttention(parts, cache, scale=(of.head_dim / 2) ** -0.5, rope=of.rope)
+        self._attend = PagedAttention(parts, parts.keep(cache), scale=(of.head_dim / 2) ** -0.5, rope=of.rope)
         self._mlp_adapter = _adapter(spec, parts, "feed_forward.gate_up_proj", size, 2 * of.intermediate_size)
         qkv = zip("qkv", of.qkv_sizes, strict=True) if spec.on_attention else ()
         self._attention_adapters = [

@@ -5,12 +5,10 @@ Shape letters: T tokens, H hidden size, N chosen positions, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from forebay.families.model_config import Experts, ModelConfig
@@ -21,11 +19,12 @@ from forebay.layers.blocks import ResidualSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, Parts, PartSpec
 from forebay.layers.context import ForwardContext
 from forebay.layers.draft_head import DraftHeadSpec
+from forebay.layers.embedding import PerLayerInputsSpec, embedding_table, lookup
 from forebay.layers.mlp import MlpSpec, MoeSpec
 from forebay.layers.params import TensorParam, Weights, vector
 from forebay.layers.rotary import RopeSpec, RopeTables
 from forebay.layers.routing import RouterSpec
-from forebay.ops import Gating, LinearWeight, Ops, Scoring
+from forebay.ops import Gating, Ops, Scoring
 from forebay.pools.cache_spec import CacheSpec
 
 Names = tuple[str | None, str | None]
@@ -34,7 +33,8 @@ Names = tuple[str | None, str | None]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecoderSpec:
     """`tied`: the embedding is used for the logits too. Embeddings are multiplied by `embedding_scale`, logits by
-    `logits_scale`. `draft_head`: None where nobody wants one."""
+    `logits_scale`, and then held within +-`logits_cap`, 0 for no cap. `per_layer`: what layers are given besides.
+    `draft_head`: None where nobody wants one."""
 
     blocks: tuple[BlockSpec, ...]
     embedding: TensorParam
@@ -44,6 +44,8 @@ class DecoderSpec:
     max_positions: int
     embedding_scale: float = 1.0
     logits_scale: float = 1.0
+    logits_cap: float = 0.0
+    per_layer: PerLayerInputsSpec | None = None
     draft_head: DraftHeadSpec | None = None
 
 
@@ -58,12 +60,7 @@ def decoder_spec(
     """What all families have around their layers, under the checkpoint's names."""
     return DecoderSpec(
         blocks=tuple(blocks),
-        embedding=TensorParam(
-            names=(f"{embedding}.weight",),
-            sizes=(config.vocab_size,),
-            inner=(config.hidden_size,),
-            min_bits=HEAD_BITS,
-        ),
+        embedding=embedding_table(f"{embedding}.weight", config.vocab_size, config.hidden_size),
         norm=vector(f"{norm}.weight", config.hidden_size, offset=norm_offset),
         norm_eps=config.rms_norm_eps,
         tied=config.tie_word_embeddings,
@@ -185,7 +182,8 @@ class Model:
         self.weight_bytes = sum(weights.held_bytes.values())
         parts = Parts(ops, weights, RopeTables(num_positions, weights.device))
         table = weights.table(spec.embedding)
-        self._embedding = _lookup(ops, table, weights.dtype)
+        self._embedding = lookup(parts, table)
+        self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)
         if not spec.tied:
             vocab_size, hidden_size = spec.embedding.shape
             self._head = parts.linear({"lm_head": vocab_size}, hidden_size, min_bits=HEAD_BITS).weight
@@ -209,6 +207,8 @@ class Model:
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64, each in the vocabulary -> hidden states after the last norm, [T, H]. Writes KV."""
         x = self._embedded(input_ids)
+        if self._per_layer is not None:
+            ctx = replace(ctx, per_layer=self._per_layer(ctx, input_ids, x))
         residual = self._ops.zeros_like(x)
         for block in self._blocks:
             x = block(ctx, x, residual)
@@ -227,12 +227,8 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, H] -> [N, V] float32."""
-        logits = self._ops.linear_f32(hidden, self._head)
-        return logits if self._spec.logits_scale == 1.0 else self._ops.scale_(logits, self._spec.logits_scale)
-
-
-def _lookup(ops: Ops, table: Tensor | LinearWeight, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """ids [T] -> their rows of the embedding, [T, H]."""
-    if isinstance(table, Tensor):
-        return partial(ops.embedding, table=table)
-    return partial(ops.embedding_packed, table=table, dtype=dtype)
+        ops, spec = self._ops, self._spec
+        logits = ops.linear_f32(hidden, self._head)
+        if spec.logits_scale != 1.0:
+            ops.scale_(logits, spec.logits_scale)
+        return ops.softcap_(logits, spec.logits_cap) if spec.logits_cap else logits

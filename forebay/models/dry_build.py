@@ -62,6 +62,10 @@ class _Shapes:
         self.asked.append(param)
         return torch.empty(param.shape, device=self.device)
 
+    def number(self, param: TensorParam) -> float:
+        self.asked.append(param)
+        return 1.0
+
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
         self.asked += [weight] if bias is None else [weight, bias]
         out_features, in_features = weight.shape

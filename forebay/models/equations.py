@@ -12,14 +12,17 @@ from functools import singledispatch
 from typing import Any, NamedTuple
 
 from forebay.layers.attention import AttentionSpec, QkNorm
-from forebay.layers.blocks import ResidualSpec
+from forebay.layers.blocks import BranchesSpec, ResidualSpec, SublayerSpec
 from forebay.layers.clamped_moe import ClampedMoeSpec
+from forebay.layers.embedding import PerLayerGateSpec
 from forebay.layers.gated_delta import GatedDeltaSpec
 from forebay.layers.kimi_delta import KimiDeltaSpec
 from forebay.layers.latent_attention import LatentAttentionSpec
 from forebay.layers.mamba1 import Mamba1Spec, ScanNorm
 from forebay.layers.mamba2 import Mamba2Spec
 from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
+from forebay.layers.params import TensorParam
+from forebay.layers.query_attention import QueryAttentionSpec
 from forebay.layers.rotary import RopeSpec
 from forebay.layers.routing import RouterSpec
 from forebay.layers.scalar_gate import ScalarGateSpec
@@ -44,12 +47,21 @@ class Term(NamedTuple):
 
 def equations(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> Iterator[str]:
     """Line by line; `kept` is what each block keeps of the tokens it has seen."""
-    vocab, hidden = spec.embedding.sizes[0], spec.embedding.inner[0]
-    yield f"x = {_times(spec.embedding_scale)}embedding[token]  ({vocab:,} x {hidden:,})"
+    yield f"x = {_times(spec.embedding_scale)}embedding[token]  ({_by(spec.embedding)})"
+    if spec.per_layer is not None:
+        own = f"{spec.per_layer.size**0.5:.4g} table[token]"
+        yield f"p = 0.7071 (norm(W x) + {own})  ({_by(spec.per_layer.table)}), a part for each layer"
     for layers, lines in _alike(spec, kept).items():
         yield f"\n{layers}:" if len(spec.blocks) > 1 else "\nall layers:"
         yield from (f"  {line}" for line in lines)
-    yield f"\nlogits = {_times(spec.logits_scale)}head(norm(x))  (at most {spec.max_positions:,} positions)"
+    logits = f"{_times(spec.logits_scale)}head(norm(x))"
+    logits = f"{spec.logits_cap:g} tanh({logits} / {spec.logits_cap:g})" if spec.logits_cap else logits
+    yield f"\nlogits = {logits}  (at most {spec.max_positions:,} positions)"
+
+
+def _by(table: TensorParam) -> str:
+    rows, columns = table.shape
+    return f"{rows:,} x {columns:,}"
 
 
 def _alike(spec: DecoderSpec, kept: Sequence[Iterable[CacheSpec]]) -> dict[str, list[str]]:
@@ -82,11 +94,17 @@ def _(block: ResidualSpec) -> list[str]:
     sums: list[str] = []
     lines: list[str] = []
     for sublayer in block.sublayers:
-        part = term(sublayer.part)
-        added = part.of("x" if sublayer.before is None else "norm(x)")
-        sums.append(f"x += {_times(block.multiplier)}{added if sublayer.after is None else f'norm({added})'}")
+        part = _between_norms(sublayer)
+        sums.append(f"x += {_times(block.multiplier)}{part.of('x')}")
         lines += part.lines
-    return [*sums, *lines]
+    scaled = ("x *= s",) if block.scale else ()
+    return [*sums, *scaled, *lines]
+
+
+def _between_norms(sublayer: SublayerSpec) -> Term:
+    part = term(sublayer.part)
+    call = part.call if sublayer.before is None else part.of(f"norm({_ARGUMENT})")
+    return Term(call if sublayer.after is None else f"norm({call})", part.lines)
 
 
 @singledispatch
@@ -98,6 +116,12 @@ def term(part: Any) -> Term:
 def _(part: SumSpec) -> Term:
     first, second = term(part.first), term(part.second)
     return Term(f"{first.call} + {second.call}", (*first.lines, *second.lines))
+
+
+@term.register
+def _(part: BranchesSpec) -> Term:
+    branches = [_between_norms(sublayer) for sublayer in part.sublayers]
+    return Term(" + ".join(b.call for b in branches), tuple(line for b in branches for line in b.lines))
 
 
 @term.register
@@ -115,14 +139,35 @@ def _(part: AttentionSpec) -> Term:
     gate = "sigmoid(Wg h) " if part.output_gate or part.head_gate else ""
     seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
     by = f"{_times(part.output_scale)}Wo {gate}{out}"
+    value = "Wk h" if part.values_from_keys else "Wv h"
+    value = f"norm({value})" if part.value_norm else value
     return Term(
         f"attention({_times(part.input_scale)}{_ARGUMENT})",
         (
             f"attention(h) = {by}  over {seen}",
-            f"  q = {q}, k = {k}, v = Wv h; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
+            f"  q = {q}, k = {k}, v = {value}; {part.num_heads} heads of {part.head_dim}, {part.num_kv_heads} of KV",
             *_rope(part.rope),
         ),
     )
+
+
+@term.register
+def _(part: QueryAttentionSpec) -> Term:
+    seen = f"the last {part.sliding_window:,} tokens" if part.sliding_window else "all tokens so far"
+    return Term(
+        f"attention({_ARGUMENT})",
+        (
+            f"attention(h) = Wo softmax({part.scale:.4g} q·k) v  over {seen}",
+            f"  q = rope(norm(Wq h)), k and v as layer {part.kept_by} keeps them; "
+            f"{part.num_heads} heads of {part.head_dim}",
+            *_rope(part.rope),
+        ),
+    )
+
+
+@term.register
+def _(part: PerLayerGateSpec) -> Term:
+    return Term(f"gate({_ARGUMENT}, p)", (f"gate(h, p) = W (gelu(Wg h) p)  of {part.size:,}",))
 
 
 @term.register
@@ -236,7 +281,8 @@ def _(part: MlpSpec) -> Term:
 def _(part: MoeSpec) -> Term:
     routed = _mixture(part.router, _inner(part.activation), part.intermediate_size)
     latent = (f"  experts see and give {part.latent_size:,} dimensions",) if part.latent_size else ()
-    return Term(routed.call, (*routed.lines, *latent))
+    normed = ("  experts see norm(h)",) if part.norm is not None else ()
+    return Term(routed.call, (*routed.lines, *latent, *normed))
 
 
 def _inner(activation: Activation, gate_scale: float = 1.0) -> str:
@@ -253,11 +299,12 @@ def _(part: ClampedMoeSpec) -> Term:
 
 
 def _mixture(router: RouterSpec, expert: str, size: int) -> Term:
-    gating = router.gating
+    gating, logits = router.gating, f"{_times(router.scale)}Wr {'norm(h)' if router.norm else 'h'}"
     if gating.scoring is Scoring.SOFTMAX:
-        share = f"softmax over {'those' if gating.normalize else 'all'} of Wr h"
+        share = f"softmax over {'those' if gating.normalize else 'all'} of {logits}"
     else:
-        share = f"{_times(gating.scale)}sigmoid(Wr h){', in shares of their sum' if gating.normalize else ''}"
+        share = f"{_times(gating.scale)}sigmoid({logits}){', in shares of their sum' if gating.normalize else ''}"
+    share += ", each by a factor of its own" if router.factors else ""
     groups = f" in the best {gating.best_groups} of {gating.groups} groups" if gating.groups > 1 else ""
     corrected = ", chosen with a bias" if router.correction else ""
     chosen = f"{gating.num_experts_per_tok} of {router.num_experts}{groups}{corrected}"

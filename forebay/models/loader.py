@@ -110,6 +110,9 @@ class Loader:
         self._report(param)
         return change(result.to(self.device))
 
+    def number(self, param: TensorParam) -> float:
+        return self.tensor(param, float32=True).item()
+
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
         loaded = None if bias is None else self.tensor(bias)
         return self._packed(weight, loaded) or self._ops.pack_linear(self.tensor(weight), loaded)

@@ -88,7 +88,7 @@ def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator,
         steps = _uniform(shape, generator, *map(math.log, _TIME_STEPS)).exp()
         return steps + torch.log(-torch.expm1(-steps))  # softplus of it is the time step
     values = torch.randn(shape, generator=generator)
-    if kind == "D" or ("norm" in kind and len(shape) == 1):
+    if kind == "D" or kind.endswith(("scalar", "scale")) or ("norm" in kind and len(shape) == 1):
         return 1.0 - offset + _NORM_SPREAD * values
     return values * (_BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5)
 

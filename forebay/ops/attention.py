@@ -51,7 +51,8 @@ class PagedKv:
 
 class AttentionOps:
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
-        """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox).
+        """Rotate the first R of D dimensions of q [T, Hq, D] and k [T, Hk, D] in place; halves are paired (neox). There
+        may be no heads of k.
 
         positions [T] int64; cos_sin [max_pos, R] float32, cosines in the first half of a row and sines in the second.
         RoFormer, arXiv 2104.09864, section 3.4.2.

@@ -59,6 +59,11 @@ class ElementwiseOps:
         """x *= factor in place; x, which is contiguous."""
         return x.mul_(factor)
 
+    def softcap_(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap) in place; x, which is float32 and contiguous. An infinity becomes NaN: capped, it would
+        pass for a number."""
+        return x.copy_(torch.where(x.isfinite(), cap * torch.tanh(x / cap), torch.nan))
+
     def zeros_like(self, x: Tensor) -> Tensor:
         """Zeros of the shape and dtype of x."""
         return torch.zeros_like(x, memory_format=torch.contiguous_format)

@@ -50,6 +50,7 @@ class ExpertActivation(StrEnum):
     SILU_AND_MUL = "silu_and_mul"
     CLAMPED_SWIGLU = "clamped_swiglu"
     RELU2 = "relu2"
+    GELU_AND_MUL = "gelu_and_mul"  # in its tanh form
 
 
 class Experts:
@@ -77,11 +78,14 @@ class TorchHeads(HeadWeights):
 
 
 class ExpertOps(TorchLinear, ElementwiseOps):
-    def topk_gating(self, logits: Tensor, gating: Gating, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk_gating(
+        self, logits: Tensor, gating: Gating, correction: Tensor | None = None, factors: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Each token's experts, the best first, and their weights: logits [T, E] float32 -> [T, k] int64 and [T, k]
         float32.
 
-        `correction` [E] float32 is added to the scores for the choice alone. Of equal ones the first is chosen, and NaN
+        `correction` [E] float32 is added to the scores for the choice alone; what an expert weighs is in the end
+        multiplied by its own of `factors` [E] float32. Of equal ones the first is chosen, and NaN
         last; every id is one of E, whatever the logits.
         """
         scores = logits.softmax(dim=-1) if gating.scoring is Scoring.SOFTMAX else logits.sigmoid()
@@ -92,7 +96,8 @@ class ExpertOps(TorchLinear, ElementwiseOps):
         weights = scores.gather(1, ids)
         if gating.normalize:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + gating.epsilon)
-        return ids, weights * gating.scale
+        weights = weights * gating.scale
+        return ids, weights if factors is None else weights * factors[ids]
 
     def pack_experts(
         self,
@@ -112,6 +117,7 @@ class ExpertOps(TorchLinear, ElementwiseOps):
             ExpertActivation.SILU_AND_MUL: self.silu_and_mul,
             ExpertActivation.CLAMPED_SWIGLU: partial(self.clamped_swiglu, alpha=alpha, limit=limit),
             ExpertActivation.RELU2: self.relu2,
+            ExpertActivation.GELU_AND_MUL: self.gelu_and_mul,
         }
         return activations[name]
 

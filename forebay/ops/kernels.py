@@ -58,6 +58,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_mul_silu_{}": _ZIP,
     "fb_mul_sigmoid_{}": [*_ZIP, _L],
     "fb_scale_{}": [_P, _P, _L, _L, _F],
+    "fb_softcap": [_P, _P, _L, _L, _F],
     "fb_copy_blocks": [_P, _P, _P, *([_L] * 7)],
     "fb_delta_gates_{}": [_P, _P, _L, _P, _L, _P, _P, _P, _F, _P, _P, _L, _L, _L],
     "fb_apply_rope_{}": [_P, _P, _L, _L, _P, _L, _L, _L, _P, _P, _L, _L],
@@ -65,7 +66,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_attention_plan_destroy": [_P],
     "fb_attention_plan_make": [_P, _P, _P, _L, _P, _P, _P, _P, *([_L] * 7)],
     "fb_paged_attention_{}_{}": [_P, _P, _P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _F, _P, _P],
-    "fb_topk_gating": [_P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
+    "fb_topk_gating": [_P, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_fused_experts_{}": [_P, _P, _L, _P, _P, _P, _P, _P, *([_L] * 7), _F, _F],
     "fb_linear_heads_{}": [_P, _P, _L, _L, _P, _P, _L, _L, _L, _L],
     "fb_rope_and_store_kv_{}_{}": [
@@ -79,6 +80,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_mamba1_scan_{}_{}": [*_SCAN, _L, _L],
     "fb_mamba2_scan_{}_{}": [*_SCAN, _L, _L, _L, _L, _F, _F],
     "fb_gated_delta_rule_{}_{}": _DELTA,
+    "fb_commit_states": [_P, _P, _L, *([_P] * 7), _L],
 }
 # Of those that return anything.
 RESULTS = {

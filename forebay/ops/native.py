@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from forebay.base.variants import AMX
 from forebay.ops.interface import Ops
 from forebay.ops.kernels import Kernels, address
 from forebay.ops.native_attention import NativeAttention
@@ -27,7 +28,7 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
     def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 16) -> None:
         Ops.__init__(self, num_threads, name=f"native-{variant}")
         self.kernels = kernels = Kernels(path, variant, num_threads)
-        NativeExpertOps.__init__(self, kernels, 0 if variant == "amx" else activation_bits)
+        NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits)
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)

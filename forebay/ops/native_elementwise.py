@@ -24,6 +24,7 @@ class NativeElementwise:
         self._mul_sigmoid = kernels.by_dtype("fb_mul_sigmoid_{}")
         self._add = kernels.by_dtype("fb_add_{}")
         self._scale = kernels.by_dtype("fb_scale_{}")
+        self._softcap = kernels.bind("fb_softcap")
         self._fill = kernels.bind("fb_fill")
         self._copy_blocks = kernels.bind("fb_copy_blocks")
 
@@ -75,6 +76,10 @@ class NativeElementwise:
 
     def scale_(self, x: Tensor, factor: float) -> Tensor:
         self._scale[x.dtype](self._pool, x.data_ptr(), x.shape[0], x.stride(0), factor)
+        return x
+
+    def softcap_(self, x: Tensor, cap: float) -> Tensor:
+        self._softcap(self._pool, x.data_ptr(), x.shape[0], x.stride(0), cap)
         return x
 
     def zeros_like(self, x: Tensor) -> Tensor:

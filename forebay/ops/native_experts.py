@@ -54,11 +54,13 @@ class NativeExpertOps(NativeLinear):
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
         self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")
 
-    def topk_gating(self, logits: Tensor, gating: Gating, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def topk_gating(
+        self, logits: Tensor, gating: Gating, correction: Tensor | None = None, factors: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         tokens, num_experts = logits.shape
         choices = gating.num_experts_per_tok
         ids, weights = (torch.empty(tokens, choices, dtype=dtype) for dtype in (torch.int64, torch.float32))
-        inputs = logits.data_ptr(), address(correction)
+        inputs = logits.data_ptr(), address(correction), address(factors)
         sizes = (tokens, num_experts, choices, gating.groups, gating.best_groups)
         options = (gating.scoring is Scoring.SIGMOID, gating.normalize, gating.epsilon, gating.scale)
         self._topk_gating(self._pool, *inputs, ids.data_ptr(), weights.data_ptr(), *sizes, *options)

@@ -224,12 +224,12 @@ def _scan(table: Tensor, batch: StateBatch, step: Callable[[Tensor, Tensor], Ten
         active = torch.where(lens > t)[0]
         states[active] = step(states[active].float(), starts[active] + t).to(table.dtype)
         due = torch.where(snap_steps == t)[0]
-        _write(table, batch.snap_slots[due].long(), states[snap_seqs[due]])
+        write_states(table, batch.snap_slots[due].long(), states[snap_seqs[due]])
     ran = torch.where(lens > 0)[0]
-    _write(table, batch.write_slots[ran].long(), states[ran])
+    write_states(table, batch.write_slots[ran].long(), states[ran])
 
 
-def _write(table: Tensor, slots: Tensor, states: Tensor) -> None:
+def write_states(table: Tensor, slots: Tensor, states: Tensor) -> None:
     """Slot 0 stays what it is: padded sequences never add up there (C14)."""
     real = slots > 0
     table[slots[real]] = states[real]

@@ -79,6 +79,20 @@ def test_a_goal_is_against_the_best_format_of_a_peer_by_the_instruction_set() ->
     assert "| 2.00 of 1.5x llama.cpp |" in Report(ROWS, runs, frozenset({"avx512_vnni", "amx_bf16"})).markdown()
 
 
+def test_a_bound_of_our_own_is_of_the_same_run_and_needs_no_peer() -> None:
+    steps = [(30.0, 10.0), (18.0, 12.0), (20.0, 10.0)]
+    runs = [
+        run("Forebay", "between-tokens", repeat, p99_itl_ms=p99, median_itl_ms=median)
+        for repeat, (p99, median) in enumerate(steps)
+    ]
+    assert "| 2.00 of at most 2x the median step |" in Report(ROWS, runs).markdown()
+    start = run("Forebay", "start", 0, first_token_s=1.75, idle_pss_mb=300.0)
+    assert "| 1.75 of at most 2 s |" in Report(ROWS, [start]).markdown()
+    assert "| 1.75 of at most 1.5 s |" in Report(ROWS, [start], frozenset({"amx_bf16"})).markdown()
+    disturbed = run("Forebay", "start", 0, other=0.5, first_token_s=1.75, idle_pss_mb=300.0)
+    assert "| at most 2 s |" in Report(ROWS, [disturbed]).markdown()
+
+
 def test_who_was_disturbed_is_not_beaten() -> None:
     runs = rates("Forebay", "streams-1", 100.0, 100.0) + rates(PEER, "streams-1", 1.0, 1.0, other=2 * NOISE)
     report = Report(ROWS, runs)

@@ -39,6 +39,18 @@ def test_a_quick_run_starts_a_server_loads_it_and_writes_its_results(
         assert record["runs"][1]["ideal"]["output_throughput"] > 0
 
 
+def test_results_have_a_line_for_each_run_and_are_read_as_they_were_written(tmp_path: Path) -> None:
+    peaks = {"peaks": {"read": 1234567890.0}, "bound_by": "read"}
+    runs = [
+        Run(server="Forebay", row="a", repeat=i, other_cpu_share=1 / 3, result={"n": i}, ideal=peaks) for i in (0, 1)
+    ]
+    text = targets.by_lines({"cpu": "one"}, {"Forebay": "1"}, runs)
+    assert len(text.splitlines()) == 2 + 1 + len(runs) + 1
+    (tmp_path / "targets.json").write_text(text)
+    first, second = targets.kept(tmp_path / "targets", [])
+    assert (first.other_cpu_share, first.ideal["peaks"]["read"], second.result) == (0.333333, 1234570000.0, {"n": 1})
+
+
 def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(isa: Variant | None) -> kinds.Kind:
         return kinds.Kind(title="Absent", version="1", command=(str(tmp_path / "no"),), models={"default": tmp_path})

@@ -84,6 +84,8 @@ def leaves(part: Any, path: str = "") -> Iterator[tuple[str, object]]:
 
 
 def configuration(**flags: object) -> dict[str, object]:
+    if "kernels" not in flags and "device" not in flags:
+        flags["kernels"] = "avx512bf16"  # what they do not heed is refused on a machine whose kernels are others
     config = resolve(flags, survey=SURVEY)
     return {**dict(leaves(config.engine, "engine")), **dict(leaves(config.server, "server"))}
 

@@ -20,6 +20,8 @@ from forebay.formats.quantized import Quantization
 from tests.models.tiny import make_tiny
 
 KEY = "sk-canary-0123456789"
+# Kernels that round the inputs of codes, on any machine: they are not asked whether they run here.
+ROUNDING = {"kernels": "avx2"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +58,31 @@ def setting(config: Config, name: str) -> tuple[str, str]:
 
 def test_activations_are_rounded_to_eight_bits_or_sixteen() -> None:
     assert resolve({}).engine.activation_bits == 16
-    assert resolve({"activation_bits": 8}).engine.activation_bits == 8
+    assert resolve({"activation_bits": 8, **ROUNDING}).engine.activation_bits == 8
     with pytest.raises(ConfigError, match=r"--activation-bits \(12\): use 8 or 16"):
         resolve({"activation_bits": 12})
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "why"),
+    [
+        ({"kernels": "amx"}, "avx2", "the amx kernels"),
+        ({"kernels": "native"}, "amx", "the amx kernels"),
+        ({"kernels": "native"}, "", "the torch kernels"),
+        ({"kernels": "torch", "quantization": "file"}, "avx2", "the torch kernels"),
+        ({"kernels": "torch"}, "avx2", "no weights are held in codes"),
+        ({"kernels": "avx2", "quantization": "none"}, "avx2", "no weights are held in codes"),
+    ],
+)
+def test_eight_bits_are_refused_where_nothing_is_rounded(
+    flags: dict[str, str], cpu: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs = next((variant.needs for variant in VARIANTS if variant.name == cpu), frozenset[str]())
+    monkeypatch.setattr("forebay.config.resolve.cpu_flags", lambda: needs)
+    with pytest.raises(ConfigError, match=rf"--activation-bits \(8\): {why}.*leave it out"):
+        resolve({"activation_bits": 8, **flags})
+    reason = next(item.reason for item in resolve(flags).settings if item.name == "activation_bits")
+    assert reason.startswith(why)
 
 
 def test_flag_wins_over_environment_over_file_over_rule(tmp_path: Path) -> None:

@@ -38,6 +38,12 @@ NAMES: dict[str, dict[str, str]] = {
         "use_attention_gate": "use_attention_gate",
     },
     "gemma3_text": {"query_pre_attn_scalar": "query_pre_attn_scalar"},
+    "gemma4_text": {
+        "values_from_keys": "attention_k_eq_v",
+        "per_layer_size": "hidden_size_per_layer_input",
+        "per_layer_vocab_size": "vocab_size_per_layer_input",
+        "wide_readers": "use_double_wide_mlp",
+    },
     "gpt_oss": {
         "experts.num_experts": "num_local_experts",
         "experts.per_token": "num_experts_per_tok",
@@ -66,6 +72,7 @@ def read(tmp_path):
 @pytest.mark.parametrize("model_type", TYPES)
 def test_defaults_are_those_of_transformers(model_type, read):
     theirs = AutoConfig.for_model(model_type, **GIVEN, **NEEDED[model_type])
+    theirs.allow_global_per_layer_attribute_access = True  # of those whose layers differ in it, too
     ours = read(model_type)
     assert ours.rms_norm_eps == (theirs.norm_eps if model_type.startswith("lfm") else theirs.rms_norm_eps)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
@@ -79,11 +86,38 @@ def test_defaults_are_those_of_transformers(model_type, read):
         assert attrgetter(path)(ours) == getattr(theirs, name), name
 
 
-@pytest.mark.parametrize("model_type", ["lfm3", "gemma3_text"])
+@pytest.mark.parametrize("model_type", ["lfm3", "gemma3_text", "gemma4_text"])
 def test_each_kind_of_attention_has_its_own_rope(model_type, read):
     theirs = AutoConfig.for_model(model_type, **GIVEN).rope_parameters
     for kind, (theta, scaling) in read(model_type).ropes.items():
         assert {"rope_type": "default", "rope_theta": theta, **(scaling or {})} == theirs[kind]
+
+
+GEMMA4 = {
+    "num_hidden_layers": 7,
+    "num_kv_shared_layers": 4,
+    "layer_types": [SLIDING, FULL, SLIDING, FULL] + [SLIDING] * 3,
+}
+
+
+@pytest.mark.parametrize("from_keys", [False, True])
+def test_gemma4_has_heads_of_two_shapes_as_published_and_as_transformers_saves_them(from_keys, read):
+    published = {"global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": from_keys}
+    config = read("gemma4_text", **GEMMA4, **published)
+    theirs = AutoConfig.for_model("gemma4_text", **GIVEN | GEMMA4, **published)
+    saved = json.loads(theirs.to_json_string())
+    assert config.heads == {SLIDING: (2, 256), FULL: (1 if from_keys else 2, 24)}
+    assert "global_head_dim" not in saved
+    assert read(**saved).heads == config.heads
+    assert [config.heads[kind].dim for kind in config.layer_types] == [c.head_dim for c in theirs.per_layer_config]
+
+
+def test_gemma4_reads_the_kv_of_the_last_layer_of_a_kind_that_keeps_any(read):
+    config = read("gemma4_text", **GEMMA4)
+    assert config.layer_types[-1] == FULL  # whatever the file says
+    assert config.kv_owners == (0, 1, 2, 1, 2, 2, 1)
+    theirs = AutoConfig.for_model("gemma4_text", **GIVEN | GEMMA4).kv_sharing_modes
+    assert [owner != layer for layer, owner in enumerate(config.kv_owners)] == [mode == "reuse" for mode in theirs]
 
 
 def test_old_gemma3_files_name_both_bases_and_one_scaling(read):
@@ -156,6 +190,19 @@ def test_lfm2_adjusts_its_intermediate_size(fields, expected, read):
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ("gemma3_text", {"layer_types": [CONV] * 8}, "layer_types"),
+        ("gemma4_text", {"sliding_window": None}, "sliding_window"),
+        ("gemma4_text", {"hidden_activation": "silu"}, "hidden_activation"),
+        ("gemma4_text", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4_text", {"rope_theta": 1e4}, "rope_theta"),
+        ("gemma4_text", {"num_kv_shared_layers": 3}, "num_kv_shared_layers"),
+        ("gemma4_text", {"num_kv_shared_layers": 9}, "num_kv_shared_layers"),
+        ("gemma4_text", {"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input"),
+        ("gemma4_text", {"final_logit_softcapping": 0}, "final_logit_softcapping"),
+        ("gemma4_text", {"global_head_dim": 15}, "global_head_dim"),
+        ("gemma4_text", {"attention_k_eq_v": True, "num_global_key_value_heads": 3}, "global_head_dim"),
+        ("gemma4_text", {"per_layer_config": {"8": {"head_dim": 16}}}, "per_layer_config"),
+        ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 16}}}, "per_layer_config"),
+        ("gemma4_text", {"per_layer_config": {"5": {"sliding_window": 16}}}, "per_layer_config"),
         ("gpt_oss", {"sliding_window": None}, "sliding_window"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act"),

@@ -7,6 +7,13 @@ from typing import Any
 CONV, FULL, SLIDING = "conv", "full_attention", "sliding_attention"
 _MOE = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
+_GEMMA4 = {
+    "sliding_window": 6,
+    "global_head_dim": 20,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 100,
+}
+
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", {"layer_types": [CONV, FULL, CONV], "block_multiple_of": 8}),
     "lfm2-biases-untied": (
@@ -78,6 +85,47 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma4_text": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "num_hidden_layers": 4,
+            "layer_types": [SLIDING, FULL, SLIDING, FULL],
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gemma4_text-values-from-keys": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "layer_types": [FULL, SLIDING, FULL],
+            "sliding_window": 9,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 0,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "rope_parameters": {
+                FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 5_000.0},
+                SLIDING: {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+    ),
+    "gemma4_text-experts": (
+        "gemma4_text",
+        {
+            **_GEMMA4,
+            "layer_types": [SLIDING, FULL, FULL],
+            "num_kv_shared_layers": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "gemma4_text-pattern": ("gemma4_text", {**_GEMMA4, "num_hidden_layers": 8, "num_kv_shared_layers": 1}),
     "gpt_oss": ("gpt_oss", {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 6}),
     "gpt_oss-full-first": (
         "gpt_oss",

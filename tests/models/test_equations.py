@@ -43,6 +43,15 @@ def test_parts_side_by_side_are_a_sum_and_multipliers_are_seen():
     assert shown[-1].startswith("logits = 0.5 head(norm(x))")
 
 
+def test_a_layer_without_kv_says_whose_it_reads():
+    shown = "\n".join(lines(small("gemma4_text", num_layers=3)))
+    *_, last = shown.split("\n\n")[:-1]
+    assert last.startswith("layer 2:")
+    assert "k and v as layer 1 keeps them" in last
+    assert "keeps KV" not in last
+    assert "30 tanh(head(norm(x)) / 30)" in shown
+
+
 def test_norms_stand_where_they_are():
     after, around = lines(small("olmo2")), lines(small("glm4"))
     assert "  x += norm(attention(x))" in after

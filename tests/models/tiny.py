@@ -135,8 +135,9 @@ def make_random(model_type: str, fields: Mapping[str, Any], *, seed: int) -> Any
     with torch.no_grad():
         for name, tensor in _weights(model):
             values = torch.randn(tensor.shape, generator=generator)
-            # Norms are 1, or stored as differences from it and 0.
-            tensor.copy_(tensor.mean() + 0.3 * values if "norm" in name else 0.15 * values)
+            # Norms are 1, or stored as differences from it and 0, and so are factors.
+            around_mean = "norm" in name or "scal" in name
+            tensor.copy_(tensor.mean() + 0.3 * values if around_mean else 0.15 * values)
     return model
 
 

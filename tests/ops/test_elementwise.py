@@ -26,6 +26,23 @@ def test_sums_and_scales_in_place_equal_the_reference(
     assert_same_bits(ours, reference.scale_(theirs, 0.37))
 
 
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_cap_equals_the_reference_and_lets_nothing_infinite_pass(
+    native: NativeOps, reference: Ops, rows: int, width: int
+) -> None:
+    x = normal((rows, width), torch.float32, seed=1, scale=40)
+    for row, value in enumerate((float("inf"), float("-inf"), float("nan"))[:rows]):
+        x[row, row % width] = value
+    ours, theirs = x.clone(), x.clone()
+    assert native.softcap_(ours, 30.0) is ours
+    finite = x.isfinite()
+    for capped in (ours, reference.softcap_(theirs, 30.0)):
+        assert torch.equal(capped.isnan(), ~finite)
+    assert_close(ours[finite], theirs[finite])
+    assert (ours[finite].abs() <= 30.0).all()
+
+
 @pytest.mark.parametrize("factor", [1.0, 1.0 + 2.0**-8, 1.2345678e-3, 3e38])
 def test_every_instruction_set_rounds_to_bfloat16_alike(native: NativeOps, factor: float) -> None:
     """To nearest even; a NaN keeps its sign; what is no normal number is a zero of its sign."""

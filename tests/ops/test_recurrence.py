@@ -174,27 +174,6 @@ def test_a_snapshot_is_the_state_of_a_step_that_ended_there(
         same(state[slot], shorter[1])
 
 
-def test_a_sequence_that_is_verified_leaves_only_its_snapshots(
-    each_ops: Ops, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
-) -> None:
-    """Behind each of its tokens is the state that a plain step leaves; the ordinary sequence beside it has its own."""
-    same = assert_close if each_ops.name == "torch" else assert_same_bits  # torch's exp is another at a row's end
-    first, other = case.inputs(4, dtype, seed=3), case.inputs(1, dtype, seed=4)
-    table = state_table(case, 10, state_dtype, seed=7)
-    state, plain = table.clone(), table.clone()
-    state[6:] = float("nan")  # of whoever had these rows before
-    snapshots = [[(1, 6), (2, 7), (3, 8), (4, 9)], []]
-    batch = state_batch([4, 1], [1, 2], snapshots, write_slots=[0, 2])
-    out = case.call(each_ops, joined([first, other]), state, batch)
-    assert_same_bits(state[[0, 1, 3, 4, 5]], table[[0, 1, 3, 4, 5]])
-    for t in range(4):
-        same(_alone(each_ops, case, cut(first, t, t + 1), plain), out[t : t + 1])
-        same(state[6 + t], plain[1])
-    expected = case.call(each_ops, other, plain, state_batch([1], [2]))
-    same(out[4:], expected)
-    same(state[2], plain[2])
-
-
 def test_recurrences_do_not_depend_on_the_number_of_threads(
     native: NativeOps, single_threaded: NativeOps, case: Case, dtype: torch.dtype, state_dtype: torch.dtype
 ) -> None:

@@ -29,10 +29,8 @@ def test_gating_equals_the_reference(
     native: NativeOps, reference: Ops, gating: Gating, rows: int, num_experts: int, corrected: bool
 ) -> None:
     logits = normal((rows, num_experts), torch.float32, seed=1, scale=2)
-    correction = _correction(num_experts) if corrected else None
-    (ids, weights), (their_ids, their_weights) = (
-        ops.topk_gating(logits, gating, correction) for ops in (native, reference)
-    )
+    own = (_correction(num_experts), normal((num_experts,), torch.float32, seed=3)) if corrected else ()
+    (ids, weights), (their_ids, their_weights) = (ops.topk_gating(logits, gating, *own) for ops in (native, reference))
     assert_same_bits(ids, their_ids)
     assert_close(weights, their_weights)
 
@@ -50,6 +48,14 @@ def test_of_equal_scores_the_first_experts_are_chosen(each_ops: Ops) -> None:
     ids, weights = each_ops.topk_gating(torch.zeros(2, 12), GROUPED)
     assert ids.tolist() == [[0, 1, 2]] * 2
     assert_close(weights, torch.full((2, 3), 2.5 / 3))
+
+
+def test_what_an_expert_weighs_is_multiplied_by_its_own_factor(each_ops: Ops) -> None:
+    logits, factors = normal((5, 12), torch.float32, seed=1), normal((12,), torch.float32, seed=3)
+    ids, weights = each_ops.topk_gating(logits, GROUPED)
+    same, scaled = each_ops.topk_gating(logits, GROUPED, factors=factors)
+    assert_same_bits(same, ids)
+    assert_close(scaled, weights * factors[ids])
 
 
 def test_all_of_the_experts_can_be_chosen(each_ops: Ops) -> None:

@@ -14,9 +14,10 @@ from forebay.ops.recurrence import GatedNorm
 from forebay.ops.sampling import Draws
 from tests.formats.coded import FORMATS, random_codes, stored
 from tests.ops.helpers import PagedCase, assert_same_bits, no_sequences, normal
-from tests.ops.recurrences import CASES, Conv, cut, joined, state_batch, state_table
+from tests.ops.recurrences import CASES, Conv, joined, state_batch, state_table
 from tests.ops.test_steps import VOCAB, step_of
 from tests.ops.triton_device import HAS_GPU, ON_EACH_DEVICE, OnDevice, TritonOps, assert_close, attention
+from tests.ops.verifying import NUM_SLOTS, RAGGED, STEPS, Verified, batch_of, commit, decode, num_rows, verify
 
 INF, NAN = float("inf"), float("nan")
 
@@ -252,20 +253,27 @@ def test_recurrences_equal_the_reference(
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "wide" not in name])
-def test_a_sequence_that_is_verified_leaves_only_its_snapshots(ops: Ops, name: str) -> None:
-    """Behind each of its tokens is the state that a plain step leaves; the ordinary sequence beside it has its own."""
+def test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it(ops: Ops, name: str) -> None:
     case = CASES[name]
-    first, other = (case.inputs(length, torch.float32, seed=length) for length in (3, 1))
-    table = state_table(case, 9, torch.float32, seed=7)
-    state, plain = table.clone(), table.clone()
-    state[6:] = NAN
-    batch = state_batch([3, 1], [1, 2], [[(1, 6), (2, 7), (3, 8)]], write_slots=[0, 2])
-    out = case.call(ops, joined([first, other]), state, batch)
-    for t in range(3):
-        assert_same_bits(case.call(ops, cut(first, t, t + 1), plain, state_batch([1], [1])), out[t : t + 1])
-        assert_same_bits(state[6 + t], plain[1])
-    case.call(ops, other, plain, state_batch([1], [2]))
-    assert_same_bits(state[:6], torch.cat([table[:2], plain[2:3], table[3:6]]))
+    inputs = [case.inputs(seq.num_tokens, torch.float32, seed=i) for i, seq in enumerate(RAGGED)]
+    verified = state_table(case, num_rows(RAGGED), torch.float32, seed=7)
+    verified[0] = verified[NUM_SLOTS:] = NAN
+    decoded = verified.clone()
+    verify(ops, case, inputs, verified, RAGGED)
+    decode(ops, case, inputs, decoded, RAGGED)
+    assert verified[0].isnan().all()
+    assert_same_bits(verified[1:NUM_SLOTS], decoded[1:NUM_SLOTS])
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
+def test_a_commit_copies_what_the_reference_does(ops: Ops, reference: Ops, step: list[Verified]) -> None:
+    for sizes in ((6, 5000), (7, 40)):  # in items of 4 bytes and of 2
+        ours = [torch.rand(num_rows(step), size).to(torch.bfloat16) for size in sizes]
+        theirs = [table.clone() for table in ours]
+        for which, tables in ((ops, ours), (reference, theirs)):
+            commit(which, tables, batch_of(step), step)
+        for table, expected in zip(ours, theirs, strict=True):
+            assert_same_bits(table, expected)
 
 
 @pytest.mark.parametrize("lens", [[], [0, 0]], ids=str)

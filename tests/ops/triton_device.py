@@ -16,6 +16,7 @@ from torch import Tensor
 from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
 from forebay.ops.recurrence import StateBatch
+from forebay.ops.states import StateColumns
 from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
@@ -83,7 +84,7 @@ def _map(value: Any, function: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {name: _map(part, function) for name, part in value.items()}
-    if isinstance(value, StateBatch | PagedKv):
+    if isinstance(value, StateBatch | PagedKv | StateColumns):
         named = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **_map(named, function))
     return value
@@ -97,3 +98,5 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(part)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
+    elif isinstance(value, StateColumns):
+        yield from value.tables

@@ -27,12 +27,13 @@ void mul_sigmoid(Pool& pool, const T* x, long ldx, const T* gate, long ldg, T* o
     });
 }
 
-template <class T>
-void scale(Pool& pool, T* x, long rows, long n, float factor) {
+// x = f(x), entry by entry.
+template <class T, class F>
+void map_rows(Pool& pool, T* x, long rows, long n, const F& f) {
     pool.run(rows, grain_for(n), [=](long begin, long end) {
         for_each_vector((end - begin) * n, [&](long i, long part) {
             T* at = x + begin * n + i;
-            store_part(at, load_part(at, part) * set1(factor), part);
+            store_part(at, f(load_part(at, part)), part);
         });
     });
 }
@@ -62,13 +63,23 @@ void scale(Pool& pool, T* x, long rows, long n, float factor) {
         pool->op([=](Pool& p) { mul_sigmoid(p, x, ldx, gate, ldg, out, ldo, rows, n, gates); });                      \
     }                                                                                                                 \
     void fb_scale_##suffix(Pool* pool, T* x, long rows, long n, float factor) {                                       \
-        pool->op([=](Pool& p) { scale(p, x, rows, n, factor); });                                                     \
+        pool->op([=](Pool& p) { map_rows(p, x, rows, n, [=](Vec a) { return a * set1(factor); }); });                 \
     }
 
 extern "C" {
 
 FOREBAY_ELEMENTWISE(float, f32)
 FOREBAY_ELEMENTWISE(bf16, bf16)
+
+// cap * tanh(x / cap), the tanh as 2 sigmoid(2 z) - 1; what is not finite becomes NaN.
+void fb_softcap(Pool* pool, float* x, long rows, long n, float cap) {
+    pool->op([=](Pool& p) {
+        map_rows(p, x, rows, n, [=](Vec a) {
+            const Vec tanh = fma(set1(2.0f), sigmoid(a * set1(2.0f / cap)), set1(-1.0f));
+            return fma(a, zero(), tanh * set1(cap));
+        });
+    });
+}
 
 // Block (i, j) of outer x inner, `bytes` long, lies i * outer stride + j * inner stride bytes behind `to` and `from`.
 void fb_copy_blocks(Pool* pool, char* to, const char* from, long to_outer, long to_inner, long from_outer,

@@ -18,7 +18,7 @@ constexpr long kJobRows = 256;    // of a job: few enough to stay in L2
 constexpr long kFewPanels = 4;    // of a piece: under this its start costs more than its help
 constexpr long kPiecesEach = 16;  // for every thread, so that the last ones end together
 
-enum class Activation : long { kSiluAndMul = 0, kClampedSwiglu = 1, kRelu2 = 2 };
+enum class Activation : long { kSiluAndMul = 0, kClampedSwiglu = 1, kRelu2 = 2, kGeluAndMul = 3 };
 
 // Some rows through one layer.
 template <class T>
@@ -137,6 +137,9 @@ void activate(Pool& pool, const Call<T>& call, const T* x, T* out) {
         }
         case Activation::kRelu2:
             return zip_rows(pool, x, ldx, x, ldx, out, n, rows, n, [](Vec a, Vec) { return relu2(a); });
+        case Activation::kGeluAndMul:
+            return zip_rows(pool, x, ldx, x + n, ldx, out, n, rows, n,
+                            [](Vec gate, Vec up) { return gelu_tanh(gate) * up; });
     }
 }
 

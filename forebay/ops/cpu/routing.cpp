@@ -74,7 +74,8 @@ void keep_best_groups(const Gating& gating, float* values, int64_t* spare) {
     }
 }
 
-void gate_row(const Gating& gating, const float* logits, const float* correction, int64_t* ids, float* weights) {
+void gate_row(const Gating& gating, const float* logits, const float* correction, const float* factors, int64_t* ids,
+              float* weights) {
     const long n = gating.experts;
     auto* spare = static_cast<int64_t*>(thread_scratch(2 * gating.groups * sizeof(int64_t) + 2 * n * sizeof(float)));
     float* scores = reinterpret_cast<float*>(spare + 2 * gating.groups);
@@ -90,20 +91,21 @@ void gate_row(const Gating& gating, const float* logits, const float* correction
     for (long j = 0; j < gating.choices; ++j) sum += scores[ids[j]];
     for (long j = 0; j < gating.choices; ++j) {
         weights[j] = (gating.normalize ? scores[ids[j]] / sum : scores[ids[j]]) * gating.scale;
+        if (factors != nullptr) weights[j] *= factors[ids[j]];
     }
 }
 
 }  // namespace
 
-// logits [rows, experts], correction [experts] or null -> ids and weights [rows, choices].
-extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, int64_t* ids, float* weights,
-                               long rows, long experts, long choices, long groups, long best_groups, long sigmoid,
-                               long normalize, float epsilon, float scale) {
+// logits [rows, experts], correction and factors [experts] or null -> ids and weights [rows, choices].
+extern "C" void fb_topk_gating(Pool* pool, const float* logits, const float* correction, const float* factors,
+                               int64_t* ids, float* weights, long rows, long experts, long choices, long groups,
+                               long best_groups, long sigmoid, long normalize, float epsilon, float scale) {
     const Gating gating{experts, choices, groups, best_groups, sigmoid != 0, normalize != 0, epsilon, scale};
     pool->op([=](Pool& p) {
         p.run(rows, grain_for(8 * experts), [=](long begin, long end) {
             for (long r = begin; r < end; ++r) {
-                gate_row(gating, logits + r * experts, correction, ids + r * choices, weights + r * choices);
+                gate_row(gating, logits + r * experts, correction, factors, ids + r * choices, weights + r * choices);
             }
         });
     });

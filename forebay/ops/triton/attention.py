@@ -388,7 +388,7 @@ class TritonAttention:
 
     def apply_rope(self, q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor) -> None:
         half = cos_sin.shape[1] // 2
-        _apply_rope[(q.shape[0], 2)](
+        _apply_rope[(q.shape[0], 2 if k.shape[1] else 1)](
             q,
             k,
             positions,
@@ -402,7 +402,7 @@ class TritonAttention:
             HALF=half,
             HALF_BLOCK=triton.next_power_of_2(half),
             Q_HEADS=triton.next_power_of_2(q.shape[1]),
-            K_HEADS=triton.next_power_of_2(k.shape[1]),
+            K_HEADS=triton.next_power_of_2(max(1, k.shape[1])),
         )
 
     def store_kv(self, k: Tensor, v: Tensor, cache: KvCache, loc: Tensor) -> None:

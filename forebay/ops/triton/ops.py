@@ -11,11 +11,20 @@ from forebay.ops.triton.linear import TritonLinear
 from forebay.ops.triton.recurrence import TritonRecurrence
 from forebay.ops.triton.rowwise import TritonRowwise
 from forebay.ops.triton.sampling import TritonSampling
+from forebay.ops.triton.states import TritonStates
 from forebay.ops.triton.steps import TritonSteps
 
 
 class TritonOps(
-    TritonLinear, TritonRowwise, TritonExpertOps, TritonAttention, TritonRecurrence, TritonSampling, TritonSteps, Ops
+    TritonLinear,
+    TritonRowwise,
+    TritonExpertOps,
+    TritonAttention,
+    TritonRecurrence,
+    TritonStates,
+    TritonSampling,
+    TritonSteps,
+    Ops,
 ):
     """For tensors on `device`. What no class before `Ops` has is the reference's own torch, which waits for the
     GPU nowhere either."""

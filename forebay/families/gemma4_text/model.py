@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forebay.families.gemma4_text.config import Gemma4Config
+from forebay.families.model_config import Experts
+from forebay.families.transformer import SLIDING
+from forebay.layers.attention import QkNorm
+from forebay.layers.blocks import BranchesSpec, SublayerSpec
+from forebay.layers.build import BlockSpec, PartSpec
+from forebay.layers.embedding import PerLayerGateSpec, PerLayerInputsSpec, embedding_table
+from forebay.layers.mlp import Activation, MlpSpec, MoeSpec
+from forebay.layers.params import TensorParam, vector
+from forebay.layers.query_attention import QueryAttentionSpec
+from forebay.layers.rotary import RopeSpec
+from forebay.models.decoder import (
+    DecoderSpec,
+    attention_spec,
+    block_spec,
+    decoder_spec,
+    layer_name,
+    mlp_spec,
+    router_spec,
+)
+from forebay.ops import Scoring
+
+_SCALE = 1.0  # of scores: queries and keys are normed
+
+
+def describe(config: Gemma4Config) -> DecoderSpec:
+    spec = decoder_spec(config, [block(config, layer) for layer in range(config.num_layers)])
+    return replace(
+        spec,
+        embedding_scale=float(config.hidden_size) ** 0.5,
+        logits_cap=config.logits_cap,
+        per_layer=_per_layer_inputs(config) if config.per_layer_size else None,
+    )
+
+
+def block(config: Gemma4Config, layer: int) -> BlockSpec:
+    mlp = _mlp(config, layer)
+    spec = block_spec(
+        config,
+        layer,
+        attention(config, layer, config.kv_owners[layer]),
+        mlp if config.experts is None else _with_experts(config, layer, mlp, config.experts),
+        before=("input_layernorm", None if config.experts else "pre_feedforward_layernorm"),
+        after=("post_attention_layernorm", "post_feedforward_layernorm"),
+    )
+    own = (_per_layer_gate(config, layer),) if config.per_layer_size else ()
+    return replace(spec, sublayers=(*spec.sublayers, *own), scale=f"{layer_name(layer)}.layer_scalar")
+
+
+def attention(config: Gemma4Config, layer: int, owner: int) -> PartSpec:
+    """`owner` is the layer that keeps the KV. All of them attend, so it is its number in the `CachePool`, too."""
+    kind = config.layer_types[layer]
+    heads, rope = config.heads[kind], RopeSpec(config.heads[kind].dim, *config.ropes[kind])
+    own = replace(
+        attention_spec(config, layer, qk_norm=QkNorm.HEAD),
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.dim,
+        rope=rope,
+        scale=_SCALE,
+        value_norm=True,
+        values_from_keys=config.values_from_keys and kind != SLIDING,
+    )
+    if owner == layer:
+        return own
+    return QueryAttentionSpec(
+        name=own.name,
+        kept_by=owner,
+        hidden_size=own.hidden_size,
+        num_heads=own.num_heads,
+        head_dim=own.head_dim,
+        norm_eps=own.norm_eps,
+        rope=rope,
+        sliding_window=own.sliding_window,
+        scale=own.scale,
+        bias=own.qkv_bias,
+    )
+
+
+def _mlp(config: Gemma4Config, layer: int) -> MlpSpec:
+    wide = config.wide_readers and config.kv_owners[layer] != layer
+    size = config.intermediate_size * (2 if wide else 1)
+    return replace(mlp_spec(config, layer), activation=Activation.GELU_TANH, intermediate_size=size)
+
+
+def _with_experts(config: Gemma4Config, layer: int, mlp: MlpSpec, experts: Experts) -> PartSpec:
+    """Beside the MLP, each between norms of its own. The router norms by itself, as if its layer had the norm's weight
+    over sqrt(H)."""
+    name, size, eps = layer_name(layer), config.hidden_size, config.rms_norm_eps
+
+    def norm(of: str) -> TensorParam:
+        return vector(f"{name}.{of}.weight", size)
+
+    router = replace(
+        router_spec(config, experts, f"{name}.router.proj", Scoring.SOFTMAX, normalize=True),
+        factors=f"{name}.router.per_expert_scale",
+        norm=f"{name}.router.scale",
+        norm_eps=eps,
+        scale=size**-0.5,
+    )
+    mixture = MoeSpec(
+        name=name,
+        router=router,
+        intermediate_size=experts.intermediate_size,
+        activation=Activation.GELU_TANH,
+        norm=norm("pre_feedforward_layernorm_2"),
+        norm_eps=eps,
+    )
+    return BranchesSpec(
+        sublayers=(
+            SublayerSpec(
+                part=mlp, before=norm("pre_feedforward_layernorm"), after=norm("post_feedforward_layernorm_1")
+            ),
+            SublayerSpec(part=mixture, after=norm("post_feedforward_layernorm_2")),
+        ),
+        norm_eps=eps,
+    )
+
+
+def _per_layer_inputs(config: Gemma4Config) -> PerLayerInputsSpec:
+    name, size = "model.embed_tokens_per_layer.weight", config.per_layer_size
+    return PerLayerInputsSpec(
+        table=embedding_table(name, config.per_layer_vocab_size, config.num_layers * size),
+        projection="model.per_layer_model_projection",
+        norm=vector("model.per_layer_projection_norm.weight", size),
+        norm_eps=config.rms_norm_eps,
+        hidden_size=config.hidden_size,
+    )
+
+
+def _per_layer_gate(config: Gemma4Config, layer: int) -> SublayerSpec:
+    name = layer_name(layer)
+    gate = PerLayerGateSpec(name=name, layer=layer, size=config.per_layer_size, hidden_size=config.hidden_size)
+    return SublayerSpec(part=gate, after=vector(f"{name}.post_per_layer_input_norm.weight", config.hidden_size))

@@ -1,0 +1,51 @@
+"""Attention with queries alone, over keys and values that another layer keeps (Gemma 4).
+
+Shape letters: T tokens, H hidden size, Hq query heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from forebay.layers.build import Parts
+from forebay.layers.context import ForwardContext
+from forebay.layers.paged_attention import PagedAttention
+from forebay.layers.rotary import RopeSpec
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueryAttentionSpec:
+    """`name` is the checkpoint's prefix; `kept_by` the number, in the `CachePool`, of the layer that keeps the KV, as
+    of the same window. Queries are normed, each head by itself."""
+
+    name: str
+    kept_by: int
+    hidden_size: int
+    num_heads: int
+    head_dim: int
+    norm_eps: float
+    rope: RopeSpec
+    sliding_window: int
+    scale: float
+    bias: bool = False
+
+    def build(self, parts: Parts) -> QueryAttention:
+        return QueryAttention(self, parts)
+
+
+class QueryAttention:
+    def __init__(self, spec: QueryAttentionSpec, parts: Parts) -> None:
+        parts, size = parts.within(spec.name), spec.num_heads * spec.head_dim
+        self._spec, self._ops = spec, parts.ops
+        self._queries = parts.linear({"q_proj": size}, spec.hidden_size, bias=spec.bias)
+        self._norm = parts.tensor("q_norm.weight", spec.head_dim)
+        self._output = parts.linear({"o_proj": spec.hidden_size}, size, bias=spec.bias)
+        self._attend = PagedAttention(parts, spec.kept_by, scale=spec.scale, rope=spec.rope, window=spec.sliding_window)
+
+    def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
+        """x [T, H] -> [T, H]."""
+        q = self._queries(ctx, x).view(len(x), self._spec.num_heads, self._spec.head_dim)
+        q = self._ops.rms_norm(q, self._norm, self._spec.norm_eps)
+        return self._output(ctx, self._attend.read(ctx, q).flatten(1))
