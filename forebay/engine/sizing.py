@@ -22,7 +22,7 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddin
         **asdict(replace(memory, context_length=min(memory.context_length, max_position_embeddings))),
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,
-        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling),
+        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling, width=1),
     )
 
 

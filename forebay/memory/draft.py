@@ -26,6 +26,7 @@ class Draft:
         self.clears: list[int] = []  # slots that the step begins by making zeros
         self.copies: list[tuple[int, int]] = []  # slots that it begins by copying: from, to
         self.copies_at: list[tuple[int, int, int]] = []  # row, KV length, and a slot for what the step leaves there
+        self.num_drafts: Ids | None = None  # draft tokens of each decode, where any has some
         self.reads: list[Holding] = []  # what it reads: let go of when it has committed, and not before
 
     def write_row(self, row: int, start: int, pages: Ids) -> None:

@@ -14,12 +14,14 @@ from torch import Tensor
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
+from forebay.ops.states import StateColumns
 from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState
 from forebay.pools.table import Column, Region, Table
 
 
 class StateLayer(NamedTuple):
-    """Per slot, `[slots + 1, ...]`: the convolution's last inputs, and the scan's state. Empty where there is none."""
+    """Per slot and scratch row, `[slots + 1 + scratch, ...]`: the convolution's last inputs, and the scan's state.
+    Empty where there is none."""
 
     conv: Tensor
     ssm: Tensor
@@ -36,6 +38,9 @@ class CachePool:
 
     `num_slots` are without the padding page or slot; of kinds that it does not name there is nothing else. Where layers
     have windows, which have fewer pages, `full_to_window` says where a page's is.
+
+    Where layers have states, `num_scratch` rows lie behind the slots, from `first_scratch` on: a step that verifies
+    leaves a state behind each token there, and nothing lives there from one step to the next. No plan names them.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class CachePool:
         *,
         page_size: int,
         num_slots: Mapping[str, int],
+        num_scratch: int = 0,
         device: torch.device | str,
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
@@ -53,12 +59,15 @@ class CachePool:
             for name, per, shape, dtype in spec.columns(types):
                 shape = shape if per is Per.SLOT else (page_size, *shape)
                 columns[per][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
-        self.tables: dict[str, Table] = {
-            per: Table(num_slots.get(per, 0) + 1, columns=columns[per], device=device) for per in Per
-        }
-        num_pages = self.tables[Per.TOKEN].num_rows
+        # With the padding page or slot.
+        self.num_ids: dict[str, int] = {per: num_slots.get(per, 0) + 1 for per in Per}
+        self.num_scratch = num_scratch if self.has(Per.SLOT) else 0
+        self.first_scratch = self.num_ids[Per.SLOT]
+        rows = {per: self.num_ids[per] + (self.num_scratch if per is Per.SLOT else 0) for per in Per}
+        self.tables: dict[str, Table] = {per: Table(rows[per], columns=columns[per], device=device) for per in Per}
+        self.states = StateColumns(tuple(self.tables[Per.SLOT].tensors))
         windows = self.has(Per.WINDOW_TOKEN)
-        self.full_to_window = WindowPages(num_pages, device=device).full_to_window if windows else None
+        self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], device=device).full_to_window if windows else None
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
             of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}
@@ -66,7 +75,7 @@ class CachePool:
 
     def has(self, kind: str) -> bool:
         """Whether there is more of it than padding."""
-        return self.tables[kind].num_rows > 1
+        return self.num_ids[kind] > 1
 
     def _column(self, per: Per, name: str) -> Tensor:
         """By slot, or by location, wherever pages begin."""

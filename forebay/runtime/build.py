@@ -43,6 +43,7 @@ def build_runner(
         types,
         page_size=sizes.page_size,
         num_slots=sizes.num_slots,
+        num_scratch=sizes.num_scratch,
         device=device,
     )
     pages_per_row = ceil_div(sizes.context_length, sizes.page_size)

@@ -132,7 +132,7 @@ class ModelRunner:
             pages_per_row=rows.req_to_token.shape[1],
             page_size=cache.page_size,
             vocab_size=vocab_size,
-            num_slots={kind: table.num_rows for kind, table in cache.tables.items()},
+            num_slots=cache.num_ids,
             width=1 + rows.draft_tokens.shape[1],
         )
         self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens)

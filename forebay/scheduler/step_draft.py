@@ -22,7 +22,6 @@ class StepDraft(Draft):
     def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
         super().__init__(step, rows)
         self.chunks: list[Chunk] = []
-        self.num_drafts: Ids | None = None  # of each decode, where any has some
         self.draft_tokens: list[int] = []  # of host proposers, in the order of the decodes
         self.saves: list[HostCopy] = []
         self.loads: list[HostCopy] = []

@@ -7,6 +7,7 @@ import socket
 import time
 import zlib
 from dataclasses import asdict, fields, replace
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -148,29 +149,47 @@ class PrefixRunner:
         pages_per_row = -(-config.context_length // config.page_size)
         self._table = np.zeros((config.max_running_requests + 1, pages_per_row), dtype=np.int64)
         self._last = np.zeros(config.max_running_requests + 1, dtype=np.int64)
+        self._kv_lens = np.zeros(config.max_running_requests + 1, dtype=np.int64)
 
     def launch(self, plan: StepPlan) -> Launched:
         time.sleep(self._step_s)
         self.plans.append(plan)
         self._table[plan.writes.write_rows, plan.writes.write_columns] = plan.writes.write_pages
-        self._kv[plan.out_cache_loc] = [*plan.input_ids, *self._last[plan.rows[plan.num_extends :]]]
-        sampled: list[int] = []
-        for row, seq_len in zip(plan.rows[plan.sample_mask], plan.seq_lens[plan.sample_mask], strict=True):
-            position = np.arange(seq_len)
-            pages = self._table[row, position // self._page_size]
-            self._last[row] = next_token(
-                self._kv[pages * self._page_size + position % self._page_size].tolist(), self._vocab_size
-            )
-            sampled.append(int(self._last[row]))
+        self._kv_lens[plan.rows[: plan.num_extends]] = plan.starts
+        known, drafts, sampled = iter(plan.input_ids.tolist()), iter(plan.drafts.tolist()), []
+        for i, (row, q_len) in enumerate(zip(plan.rows.tolist(), plan.q_lens.tolist(), strict=True)):
+            if i >= plan.num_extends:
+                sampled.append(self._verify(row, [int(self._last[row]), *islice(drafts, q_len - 1)]))
+                continue
+            tokens = self._extend(row, list(islice(known, q_len)))
+            sampled += [tokens] if plan.sample_mask[i] else []
         return Sampled(sampled)
+
+    def _verify(self, row: int, tokens: list[int]) -> list[int]:
+        """Compute tokens as long as each is what was sampled in front of it; what was sampled behind them."""
+        sampled: list[int] = []
+        for token in tokens:
+            if sampled and token != sampled[-1]:
+                break
+            sampled += self._extend(row, [token])
+        return sampled
+
+    def _extend(self, row: int, tokens: list[int]) -> list[int]:
+        """Compute the row's next tokens; what is sampled behind them."""
+        start, position = self._kv_lens[row], np.arange(self._kv_lens[row] + len(tokens))
+        at = self._table[row, position // self._page_size] * self._page_size + position % self._page_size
+        self._kv[at[start:]] = tokens
+        self._kv_lens[row] += len(tokens)
+        self._last[row] = next_token(self._kv[at].tolist(), self._vocab_size)
+        return [int(self._last[row])]
 
 
 class Sampled:
-    def __init__(self, token_ids: list[int]) -> None:
+    def __init__(self, token_ids: list[list[int]]) -> None:
         self._token_ids = token_ids
 
     def result(self) -> StepResult:
-        return StepResult(token_ids=self._token_ids)
+        return StepResult(token_ids=[*chain(*self._token_ids)], num_new=[len(tokens) for tokens in self._token_ids])
 
 
 def next_token(tokens: list[int], vocab_size: int) -> int:

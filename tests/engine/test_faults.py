@@ -130,8 +130,8 @@ def fail_with(engine: Engine, guilty: set[int], *, when: str, after: int = 0) ->
     launch = engine.runner.launch
 
     def is_hit(plan: StepPlan) -> bool:
-        reqs = [engine.scheduler.held.table.residents[row] for row in plan.rows.tolist()]
-        return any(req.id in guilty and n > after for req, n in zip(reqs, plan.seq_lens.tolist(), strict=True) if req)
+        table = engine.scheduler.held.table
+        return any(table.request_id[row] in guilty and table.kv_bound[row] > after for row in plan.rows.tolist())
 
     def failing(plan: StepPlan) -> Any:
         hit = is_hit(plan)
@@ -282,7 +282,7 @@ def run_with_a_line_failing(engine: Engine, function: Callable[..., Any], line: 
     assert kth.calls >= 1
 
 
-@pytest.mark.parametrize("line", prepared_lines(Scheduler._append, "req.tokens.append(token)"))
+@pytest.mark.parametrize("line", prepared_lines(Scheduler._append, "req.tokens.extend("))
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_token_is_told_once_with_all_that_belongs_to_it_whatever_fails(line: int, nth: int) -> None:
     engine = Engine(CONFIGS["both"])
@@ -329,7 +329,7 @@ def test_nothing_of_a_step_that_was_not_finite_is_kept_if_taking_it_in_fails() -
         step = launch(plan)
         result = step.result
         if plan.step == 1:
-            step.result = lambda **_: result(poisoned=tuple(range(plan.num_extends)))  # type: ignore[method-assign]
+            step.result = lambda **_: result(poisoned=dict.fromkeys(range(plan.num_extends), 0))  # type: ignore[method-assign]
         return step
 
     def finishing(*args: Any, **more: Any) -> Update:

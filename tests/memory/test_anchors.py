@@ -123,6 +123,17 @@ def test_steps_in_flight_that_may_come_to_the_same_length_share_a_wish():
     assert tracking.wish(3, 24) == 6
 
 
+def test_a_length_that_a_step_in_flight_may_pass_without_the_wish_is_not_wished_for():
+    """It would be taken for there although no step that has the wish came to it."""
+    tracking = Tracking(1, [5, 6], [])
+    assert tracking.wish(1, 8) == 5
+    assert tracking.wish(2, 16) is None, "the first is still being written"
+    tracking.complete(1, 8)
+    assert tracking.wish(3, 16, too_late=True) is None
+    assert tracking.wish(3, 24) == 6
+    assert tracking.wish(4, 24, too_late=True) == 6, "the step before has it as well"
+
+
 def test_c18_a_snapshot_is_ready_only_when_its_step_has_committed():
     tracking = Tracking(1, [], [Anchor(4, Reason.RESUME), Anchor(9, Reason.END)])
     assert tracking.to_come == [4, 9]

@@ -25,14 +25,14 @@ SCHEDULING = {field.name for field in fields(SchedulingOptions)}
 DEMAND = {field.name for field in fields(MemoryDemand)} - {"kinds"}
 
 
-def with_kinds(demand: MemoryDemand, *, window: int = 256, **changes: Any) -> MemoryDemand:
+def with_kinds(demand: MemoryDemand, *, window: int = 256, width: int = 1, **changes: Any) -> MemoryDemand:
     """With other values, and of kinds what `sizes` says, their options and those of the scheduler."""
     demand = replace(demand, **{name: value for name, value in changes.items() if name in DEMAND})
     sizes = {name: changes.pop(name) for name in ("window_bytes_per_token", "state_bytes") if name in changes}
     scheduling = SchedulingOptions(**{name: value for name, value in changes.items() if name in SCHEDULING})
     options = KindOptions(**{n: value for n, value in changes.items() if n not in SCHEDULING | DEMAND})
     kinds = make_demands(
-        CacheSizes(demand.kv_bytes_per_token, **sizes, window=window), demand.page_size, options, scheduling
+        CacheSizes(demand.kv_bytes_per_token, **sizes, window=window), demand.page_size, options, scheduling, width
     )
     return replace(demand, kinds=kinds)
 
@@ -87,6 +87,7 @@ demands = st.builds(
         max_mamba_cache_size=st.none() | st.integers(1, 10_000),
         mamba_full_memory_ratio=st.floats(0.01, 100),
         swa_full_tokens_ratio=st.floats(0.01, 1),
+        width=st.sampled_from([1, 2, 4, 8]),
     ),
     st.sampled_from([0, 0, 100, 1 << 16]),
 )
@@ -197,6 +198,36 @@ def test_fewer_requests_run_when_their_states_do_not_fit(changes: dict[str, Any]
 def test_one_request_runs_even_where_its_states_are_more_than_their_share() -> None:
     budget = divide_memory(HYBRID(state_bytes=15 * MIB, mamba_full_memory_ratio=0.01))
     assert (budget.max_running_requests, budget.num_slots["state"]) == (1, 3)
+
+
+def test_requests_that_guess_have_a_scratch_slot_for_each_token_of_a_step() -> None:
+    budget = divide_memory(HYBRID(max_running_requests=8, width=4))
+    assert budget.num_scratch == 32
+    assert budget.num_bytes["state"] == (budget.num_slots["state"] + 1 + 32) * 64 * KIB
+    assert reasons(budget)["tokens verified per step"] == "4 tokens of 8 requests in one step"
+    assert divide_memory(HYBRID()).num_scratch == divide_memory(WINDOWED(width=4)).num_scratch == 0
+
+
+def test_scratch_slots_are_bounded_by_a_share_of_the_memory() -> None:
+    budget = divide_memory(HYBRID(width=4))
+    assert budget.num_scratch == 8 * MIB // (64 * KIB)
+    assert reasons(budget)["tokens verified per step"] == (
+        "lowered from 256: 8.0 MiB of 64.0 MiB has room for no more, at 64.0 KiB each"
+    )
+
+
+@pytest.mark.parametrize(("state_bytes", "num_scratch", "guessed"), [(3 * MIB, 2, 1), (5 * MIB, 0, 0)])
+def test_less_is_guessed_where_scratch_slots_do_not_fit(state_bytes: int, num_scratch: int, guessed: int) -> None:
+    budget = divide_memory(HYBRID(state_bytes=state_bytes, width=4))
+    assert budget.num_scratch == num_scratch
+    assert f"a step guesses {guessed} tokens of a request at most, not 3" in reasons(budget)["tokens verified per step"]
+    assert [kind.most_width(4) for kind in budget.demand.kinds] == [guessed + 1]
+
+
+def test_scratch_slots_keep_no_request_from_running() -> None:
+    budget = divide_memory(HYBRID(state_bytes=4 * MIB, kv_bytes_per_token=1400 * KIB, width=2))
+    assert (budget.max_running_requests, budget.num_scratch) == (1, 0)
+    assert "the memory has room for no more" in reasons(budget)["tokens verified per step"]
 
 
 def test_a_configured_size_that_is_too_small_is_raised_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:

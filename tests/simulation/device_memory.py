@@ -41,13 +41,16 @@ class SlotBytes:
 
 
 class Touched:
-    """Slots that a launched step writes, each for a request that must go on holding it, and slots that it reads."""
+    """Slots that a launched step writes, each for a request that must go on holding it, and slots that it reads, of
+    these `generations` if they were taken some time ago."""
 
-    def __init__(self, slots: Slots, what: str, written: I64, writers: I64, read: I64) -> None:
+    def __init__(
+        self, slots: Slots, what: str, written: I64, writers: I64, read: I64, generations: I64 | None = None
+    ) -> None:
         self.slots, self.what = slots, what
         self.written, self.writers = written, writers
         self.read = read
-        self.generations: I64 = slots.generation[read]
+        self.generations: I64 = slots.generation[read] if generations is None else generations
 
     def check(self, step: int) -> None:
         """Raise unless all of it is still held by whom it was held by at the launch, or by the cache if it is only

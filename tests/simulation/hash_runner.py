@@ -4,31 +4,29 @@ table, those of its last window, read through the window map, and its recurrent 
 A wrong, stale or unwritten page or slot, a wrong position, a missing row write or a wrong prefix hit changes the
 tokens. What could stay unseen by luck is an error by itself: see `RunnerError`.
 
-Shape letters: S sequences in the step, E of them extends, T tokens, L longest sequence.
+Shape letters: S sequences in the step, X of them extends, T tokens, Q of them that are sampled from, L longest
+sequence, P its pages, W width.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.kinds.window import Windows
-from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.parts import I64
+from forebay.memory.slots import CACHE, PAD
+from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TokenLogprob
-from forebay.scheduler.residency import Residencies
-from tests.kinds_of import states_of, windows_of
-from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_unique
+from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_unique
+from tests.simulation.hash_step import HashStep, Pools
 from tests.simulation.hashing import (
     KEY,
     PLACE,
     STATE_KEY,
+    STATE_WEIGHT,
     U64,
     WEIGHT,
     HashModel,
@@ -38,89 +36,45 @@ from tests.simulation.hashing import (
     seed_of,
 )
 from tests.simulation.host_memory import HostMemory
+from tests.simulation.row_lengths import RowLengths
 from tests.simulation.state_memory import StateMemory
-from tests.simulation.window_memory import WindowMemory, WindowReads
+from tests.simulation.window_memory import WindowMemory
 
 NO_TOKEN: Final = -1
 _NONE: Final = np.empty(0, dtype=np.int64)
 _NO_WORDS: Final = np.empty(0, dtype=np.uint64)
-Mask = npt.NDArray[np.bool_]
+
+Propose = Callable[[int, int, int], list[int]]
+"""Of a request's id: so many tokens that may stand from this position on."""
 
 
 class StepFailed(RuntimeError):
     """An injected fault: this step did not complete."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pools:
-    """The scheduler's pools: read to check who owns what, never to compute."""
-
-    kv: Slots
-    rows: Slots
-    windows: Windows | None = None
-    states: Slots | None = None
-
-    @classmethod
-    def of(cls, held: Residencies) -> Self:
-        return cls(
-            kv=held.kv,
-            rows=held.rows.slots,
-            windows=windows_of(held) if windows_of(held) else None,
-            states=states_of(held).pool if states_of(held) else None,
-        )
-
-
-class HashStep:
-    """A launched step. Its KV is written and its tokens are sampled when `result` is called, not before: whoever
-    believes that a launched step has completed will find poison."""
-
-    def __init__(
-        self,
-        runner: HashRunner,
-        plan: StepPlan,
-        locations: I64,
-        mask: Mask,
-        saved_lens: list[int],
-        windows: WindowReads | None,
-    ) -> None:
-        self.plan, self.locations, self.mask, self.saved_lens, self.windows = plan, locations, mask, saved_lens, windows
-        self._runner = runner
-        ps, kv, rows = runner.page_size, runner.pools.kv, runner.pools.rows
-        self.tenants: I64 = runner.tenant[plan.rows]
-        written, writers = plan.out_cache_loc // ps, np.repeat(self.tenants, plan.q_lens)
-        self.touched = [
-            Touched(kv, "pages", written, writers, np.unique((locations // ps)[mask])),
-            Touched(rows, "rows", plan.rows, rows.owner[plan.rows], plan.rows),
-        ]
-        self.touched += [windows.touched] if windows else []
-        for load in plan.host.loads:
-            self._comes_back(kv, "pages", load.request_id, load.slots["kv"])
-            if runner.pools.windows:
-                self._comes_back(runner.pools.windows.slots, "window pages", load.request_id, load.slots["window"])
-
-    def _comes_back(self, slots: Slots, what: str, request_id: int, ids: I64) -> None:
-        self.touched.append(Touched(slots, what, ids, np.full(len(ids), request_id, dtype=np.int64), ids))
-
-    def result(self, *, fails: bool = False, poisoned: tuple[int, ...] = ()) -> StepResult:
-        """What the step sampled; with `fails` it raises StepFailed instead and leaves garbage behind. The sequences
-        `poisoned` turn out not finite."""
-        return self._runner.execute(self, fails=fails, poisoned=poisoned)
-
-
 class HashRunner:
     """`requests.step_plan.Runner` in numpy. Device state changes by plans only.
 
     `salt` gives the salt of a request's namespace: what the adapter or the weights' version would be to a real model.
+    `propose` is there where draft tokens are made on the device.
     """
 
-    def __init__(self, config: SchedulerConfig, pools: Pools, model: HashModel, *, salt: Callable[[int], int]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pools: Pools,
+        model: HashModel,
+        *,
+        salt: Callable[[int], int],
+        propose: Propose | None = None,
+    ) -> None:
         ps, rows = config.page_size, config.max_running_requests + 1
         self.page_size, self.pools, self.model = ps, pools, model
         self.table = np.zeros((rows, -(-config.context_length // ps)), dtype=np.int32)
         self.pages = SlotBytes(pools.kv, ps)
         self.kv = self.pages.words
         self.windows = WindowMemory(pools.windows, pools.kv, ps, config.context_length) if pools.windows else None
-        self.states = StateMemory(pools.states) if pools.states else None
+        self.states = StateMemory(pools.states, config.kinds.num_scratch) if pools.states else None
         self.host = HostMemory(self.pages, self.windows, self.states)
         self.last_tokens = np.full(rows, NO_TOKEN, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
@@ -130,32 +84,36 @@ class HashRunner:
         self.wants_logprob = np.zeros(rows, dtype=bool)
         self.tenant = np.zeros(rows, dtype=np.int64)
         self.row_of: dict[int, int] = {}
-        self.kv_len = np.zeros(rows, dtype=np.int64)
+        self.lengths = RowLengths(rows)
+        self.draft_tokens = np.full((rows, config.speculation.num_draft_tokens - 1), NO_TOKEN, dtype=np.int64)
         self.sampling = np.zeros(rows, dtype=bool)
         self.broken: set[int] = set()  # requests with garbage in their KV or state: their tokens must never be seen
         self.cached: dict[int, int] = {}  # where the first extend of each request began
         self.in_flight: deque[HashStep] = deque()
-        self._salt = salt
+        self._salt, self._propose = salt, propose
         self._ladder = np.arange(config.context_length + ps, dtype=np.int64)
 
     # -- launching: in the order of the plans, before the earlier ones completed ---------------------------------------
 
     def launch(self, plan: StepPlan) -> HashStep:
-        saved_lens = [int(self.kv_len[self.row_of[save.request_id]]) for save in plan.host.saves]
+        saved_rows = [self.row_of[save.request_id] for save in plan.host.saves]
+        self._check_sequences(plan)
         self._write_table(plan)
         if self.windows:
             self.windows.write_map(plan)
         self._move_in(plan)
-        self._check_lengths(plan)
-        locations, mask = self._read_table(plan)
+        self._check_turns(plan)
         tenants = self.tenant[plan.rows]
-        self._check_owners(plan, locations, mask, tenants)
-        windows = self.windows.launch(plan, self.table, tenants) if self.windows else None
-        step = HashStep(self, plan, locations, mask, saved_lens, windows)
+        span = self.lengths.launch(plan, tenants)
+        pages = self.table[plan.rows, : -(-int(span.ends.max()) // self.page_size)].astype(np.int64)
+        step = HashStep(self, plan, span, pages, saved_rows)
+        self._check_owners(step)
+        if self.windows:
+            step.windows = self.windows.launch(plan, span, self.table)
         if self.states:
             new = {admission.row for admission in plan.admissions}
             admitted = np.array([row in new for row in plan.rows.tolist()])
-            step.touched.append(self.states.launch(plan, tenants, admitted))
+            step.others.append(self.states.launch(plan, span, admitted))
         if plan.host.loads:
             self.host.check_loads(plan, self.table, self.row_of)
         self.in_flight.append(step)
@@ -170,7 +128,23 @@ class HashRunner:
             num_windows = int(part * (len(plan.windows.map_pages) + 1))
             self.windows.full_to_window[plan.windows.map_pages[:num_windows]] = plan.windows.map_windows[:num_windows]
 
+    def _check_sequences(self, plan: StepPlan) -> None:
+        """Each row once, every one with tokens; of a decode the drafts are here if the host proposes, and only
+        then."""
+        rows, q_lens = plan.rows, plan.q_lens
+        if len(set(rows.tolist())) != len(rows) or rows.min() <= PAD:
+            raise RunnerError(f"step {plan.step} has a row twice, or the padding row: {rows}")
+        most = self.draft_tokens.shape[1] + 1 if not plan.num_extends else 1
+        if (q_lens <= 0).any() or (q_lens[plan.num_extends :] > most).any():
+            raise RunnerError(f"step {plan.step} has wrong query lengths: {q_lens}")
+        drafted = 0 if self._propose else int((q_lens[plan.num_extends :] - 1).sum())
+        vocab = self.model.vocab
+        if len(plan.drafts) != drafted or not all(0 <= token < vocab for token in plan.drafts.tolist()):
+            raise RunnerError(f"step {plan.step} has {drafted} drafts of a vocabulary of {vocab}: {plan.drafts}")
+
     def _write_table(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self.table[admission.row] = PAD  # whatever its tenant has not been given
         rows, columns, pages = plan.writes.write_rows, plan.writes.write_columns, plan.writes.write_pages
         if not len(rows):
             return
@@ -182,57 +156,42 @@ class HashRunner:
             raise RunnerError(f"one table entry is written twice in a step: rows {rows}, columns {columns}")
 
     def _move_in(self, plan: StepPlan) -> None:
+        extends = plan.rows[: plan.num_extends].tolist()
         for admission in plan.admissions:
             row = admission.row
             self.tenant[row] = admission.request_id
             self.row_of[admission.request_id] = row
             self.broken.discard(admission.request_id)  # it begins with what is trusted
             self.sampling[row] = False
-            self.kv_len[row] = -1
-            if list(plan.rows[: plan.num_extends]).count(row) != 1:
+            if row not in extends:
                 raise RunnerError(f"request {admission.request_id} was admitted and has no extend in step {plan.step}")
+            self.cached.setdefault(admission.request_id, int(plan.starts[extends.index(row)]))
 
-    def _check_lengths(self, plan: StepPlan) -> None:
-        rows, starts = plan.rows, plan.seq_lens - plan.q_lens
-        if len(set(rows.tolist())) != len(rows) or rows.min() <= PAD:
-            raise RunnerError(f"step {plan.step} has a row twice, or the padding row: {rows}")
-        if (plan.q_lens <= 0).any() or (plan.q_lens[plan.num_extends :] != 1).any():
-            raise RunnerError(f"step {plan.step} has wrong query lengths: {plan.q_lens}")
-        for row, start in zip(rows[: plan.num_extends].tolist(), starts.tolist(), strict=False):
-            if self.kv_len[row] < 0:
-                self.kv_len[row] = start
-                self.cached.setdefault(int(self.tenant[row]), start)
-        if (starts != self.kv_len[rows]).any():
-            raise RunnerError(f"step {plan.step} begins at {starts}, the device has KV up to {self.kv_len[rows]}")
+    def _check_turns(self, plan: StepPlan) -> None:
+        """Who has a sampled token decodes, and nobody else."""
+        rows = plan.rows
         if self.sampling[rows[: plan.num_extends]].any() or not self.sampling[rows[plan.num_extends :]].all():
             raise RunnerError(f"step {plan.step}: a decode without a sampled token, or an extend after one")
-        self.kv_len[rows] = plan.seq_lens
         self.sampling[rows] = plan.sample_mask
 
-    def _read_table(self, plan: StepPlan) -> tuple[I64, Mask]:
-        """Where the KV of each sequence lies, up to the step's end: locations and mask, [S, L]."""
-        longest = int(plan.seq_lens.max())
-        pages = self.table[plan.rows, : -(-longest // self.page_size)].astype(np.int64)
+    def locations(self, pages: I64) -> I64:
+        """Where the KV lies of the tokens [S, L] that belong into pages [S, P]."""
         if self.page_size == 1:
-            locations = pages
-        else:
-            inside = self._ladder[: self.page_size]
-            locations = (pages[:, :, None] * self.page_size + inside).reshape(len(pages), -1)[:, :longest]
-        position = self._ladder[:longest]
-        mask = position < plan.seq_lens[:, None]
-        fresh = mask & (position >= (plan.seq_lens - plan.q_lens)[:, None])
-        if not np.array_equal(locations[fresh], plan.out_cache_loc):
-            raise RunnerError(f"out_cache_loc {plan.out_cache_loc} is not the page table's {locations[fresh]}")
-        return locations, mask
+            return pages
+        locations: I64 = pages[:, :, None] * self.page_size + self._ladder[: self.page_size]
+        return locations.reshape(len(pages), -1)
 
-    def _check_owners(self, plan: StepPlan, locations: I64, mask: Mask, tenants: I64) -> None:
-        owner, written = self.pools.kv.owner, plan.out_cache_loc // self.page_size
-        writers = np.repeat(tenants, plan.q_lens)
-        if (owner[written] != writers).any():
-            raise RunnerError(f"step {plan.step} writes pages {written} of {owner[written]} for requests {writers}")
-        check_unique("a location", plan.out_cache_loc)
-        of = owner[locations // self.page_size]
-        if (mask & (of != CACHE) & (of != tenants[:, None])).any():
+    def _check_owners(self, step: HashStep) -> None:
+        """Of the pages that the step may write or read."""
+        plan, span, owner = step.plan, step.span, self.pools.kv.owner
+        of, tenants = owner[step.locations // self.page_size], step.tenants[:, None]
+        position = self._ladder[: of.shape[1]]
+        read = position < span.ends[:, None]
+        written = read & (position >= span.least[:, None])
+        if (written & (of != tenants)).any():
+            raise RunnerError(f"step {plan.step} writes pages {step.pages} that {step.tenants} do not hold")
+        check_unique("a location", step.locations[written])
+        if (read & (of != CACHE) & (of != tenants)).any():
             raise RunnerError(f"step {plan.step} reads pages that neither its request nor the cache holds")
 
     # -- what others must leave alone ---------------------------------------------------------------------------------
@@ -259,14 +218,16 @@ class HashRunner:
 
     # -- executing: in the order of the launches ----------------------------------------------------------------------
 
-    def execute(self, step: HashStep, *, fails: bool, poisoned: tuple[int, ...]) -> StepResult:
+    def execute(self, step: HashStep, *, fails: bool, poisoned: Mapping[int, int]) -> StepResult:
         if self.in_flight.popleft() is not step:
             raise RunnerError(f"the result of step {step.plan.step} was asked for before those of earlier steps")
         plan = step.plan
+        saved_lens = self.lengths.kv_lens[step.saved_rows].tolist()
         self._settle(plan)
+        step.begin(self.lengths.begin(plan))
         if fails:
             self._fail(step)
-        self.host.save(plan, step.saved_lens, self.broken)
+        self.host.save(plan, saved_lens, self.broken)
         self.host.drop(plan)
         if self.states:
             self.states.begin(plan)
@@ -276,67 +237,87 @@ class HashRunner:
     def _settle(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
             row, tokens = admission.row, admission.token_ids
-            self.last_tokens[row] = NO_TOKEN
+            self.last_tokens[row] = self.draft_tokens[row] = NO_TOKEN
             self.seeds[row] = seed_of(admission.params)
             self.salts[row] = self._salt(admission.request_id)
             self.counts[row] = KEY[tokens].sum(dtype=np.uint64)
             self.known[row] = tokens.tolist()
             self.wants_logprob[row] = admission.params.logprobs >= 0
 
-    def _forward(self, step: HashStep, poisoned: tuple[int, ...]) -> StepResult:
-        """The model: write what the step's tokens leave, read what is there then, sample."""
-        plan = step.plan
-        rows, ends = plan.rows, np.cumsum(plan.q_lens)
-        tokens = np.concatenate([plan.input_ids, self.last_tokens[rows[plan.num_extends :]]])
+    def _forward(self, step: HashStep, poisoned: Mapping[int, int]) -> StepResult:
+        """The model: write what the step's tokens leave, read what is there then, sample, and go on from what is
+        accepted."""
+        plan, starts, which = step.plan, step.starts, step.which
+        tokens = self._tokens(step)
         bad = np.zeros(plan.num_seqs, dtype=bool)
-        bad[plan.num_extends :] = tokens[len(plan.input_ids) :] == NO_TOKEN
-        which = np.repeat(self._ladder[: plan.num_seqs], plan.q_lens)
-        inside = np.arange(len(which), dtype=np.int64) - (ends - plan.q_lens)[which]
-        digest = self.counts[rows] + self.seeds[rows]
-        hidden = chain = self._chain(step, tokens, which, inside, ends)
+        bad[which[tokens == NO_TOKEN]] = True
+        of, position = which[step.sampled], (starts[which] + step.inside)[step.sampled]
+        digest = self._known(step, tokens)[step.sampled]
+        hidden = chain = self._chain(step, tokens)
         if self.model.full:
-            self.kv[plan.out_cache_loc] = chain
+            self.kv[step.out_cache_loc] = chain
             self.pages.poison_padding()
             slots = self.kv[step.locations]
-            bad |= ((slots == POISON) & step.mask).any(axis=1)
-            digest += (slots * WEIGHT[: slots.shape[1]] * step.mask).sum(axis=1, dtype=np.uint64)
+            ladder, weight = self._ladder[: slots.shape[1]], WEIGHT[: slots.shape[1]]
+            bad |= ((slots == POISON) & (ladder < (starts + plan.q_lens)[:, None])).any(axis=1)
+            digest += (slots[of] * weight * (ladder <= position[:, None])).sum(axis=1, dtype=np.uint64)
         if self.windows and step.windows:
-            read, more, gone = self.windows.compute(plan, step.windows, chain)
+            read, more, gone = self.windows.compute(step, chain, position)
             bad |= gone
             digest += more
             self._check_windows(step, read)
         if self.states:
-            bad |= self.states.bad(plan)
-            keys = STATE_KEY[tokens] * (self.salts[rows] | np.uint64(1))[which]
-            after, more = self.states.compute(plan, keys, inside, which, ends)
-            digest += more
-            hidden = chain if self.model.full or self.model.window else after
+            bad |= self.states.bad(plan, starts)
+            keys = STATE_KEY[tokens] * (self.salts[plan.rows] | np.uint64(1))[which]
+            step.states = self.states.scan(plan, keys, step.inside, which)
+            digest += step.states[step.sampled] * np.uint64(STATE_WEIGHT)
+            hidden = chain if self.model.full or self.model.window else step.states
         garbage = set(step.tenants[bad].tolist()) - self.broken
         if garbage:
             raise RunnerError(
                 f"step {plan.step} reads poison, no token or a state of another length for requests {sorted(garbage)}"
             )
-        return self._sample(step, digest, hidden, ends, poisoned)
+        return self._sample(step, tokens, mix_array(digest), hidden, poisoned)
 
-    def _chain(self, step: HashStep, tokens: I64, which: I64, inside: I64, ends: I64) -> U64:
+    def _tokens(self, step: HashStep) -> I64:
+        """The tokens that the step computes [T]."""
+        plan, decoded = step.plan, slice(len(step.plan.input_ids), None)
+        rows, inside = plan.rows[step.which[decoded]], step.inside[decoded]
+        tokens, drafted = self.last_tokens[rows], inside > 0
+        if self._propose:
+            tokens[drafted] = self.draft_tokens[rows[drafted], inside[drafted] - 1]
+        else:
+            tokens[drafted] = plan.drafts
+        return np.concatenate([plan.input_ids, tokens])
+
+    def _known(self, step: HashStep, tokens: I64) -> U64:
+        """Of each token [T], the counts of what is known behind it, drafts up to it among that, and the seed."""
+        known = (self.counts + self.seeds)[step.plan.rows][step.which]
+        if step.plan.width > 1:
+            keys = np.where(step.inside > 0, KEY[tokens], np.uint64(0))
+            keys[: len(step.plan.input_ids)] = 0
+            total = np.cumsum(keys, dtype=np.uint64)
+            known += total - total[step.firsts][step.which]
+        return known
+
+    def _chain(self, step: HashStep, tokens: I64) -> U64:
         """The chain values of the step's tokens [T], from what the model keeps of the token before."""
-        plan = step.plan
-        starts = plan.seq_lens - plan.q_lens
+        plan, starts, which = step.plan, step.starts, step.which
         if self.model.full:
             previous = self.kv[step.locations[self._ladder[: plan.num_seqs], np.maximum(starts - 1, 0)]]
         elif self.windows and step.windows:
-            previous = self.windows.chain_before(plan, step.windows)
+            previous = self.windows.chain_before(step.windows, starts)
         else:
             return _NO_WORDS
         before = np.where(starts > 0, previous, self.salts[plan.rows])
-        total = np.cumsum(KEY[tokens] * PLACE[starts[which] + inside], dtype=np.uint64)
-        offset = before - np.concatenate([np.zeros(1, dtype=np.uint64), total[ends[:-1] - 1]])
+        keys = KEY[tokens] * PLACE[starts[which] + step.inside]
+        total = np.cumsum(keys, dtype=np.uint64)
+        offset = before - (total - keys)[step.firsts]
         return total + offset[which]
 
     def _check_windows(self, step: HashStep, read: U64) -> None:
         plan = step.plan
-        for i in range(plan.num_extends):
-            start = int(plan.seq_lens[i] - plan.q_lens[i])
+        for i, start in enumerate(plan.starts.tolist()):
             if start and int(step.tenants[i]) not in self.broken:
                 assert self.windows is not None
                 assert step.windows is not None
@@ -344,44 +325,79 @@ class HashRunner:
                 right = chain_values(np.array(self.known[row][:start]), 0, int(self.salts[row]))
                 self.windows.check_content(step.windows, i, start, right, read)
 
-    def _sample(self, step: HashStep, digest: U64, hidden: U64, ends: I64, poisoned: tuple[int, ...]) -> StepResult:
+    def _accept(self, step: HashStep, tokens: I64, chosen: I64) -> I64:
+        """How many of each sequence's tokens count [S]: of a decode's drafts those that were sampled in front of
+        them."""
         plan = step.plan
-        rows = plan.rows[plan.sample_mask]
-        values = mix_array(digest[plan.sample_mask])
+        accepted = plan.q_lens.copy()
+        if plan.width > 1:
+            for i in range(plan.num_seqs):  # there are no extends
+                mine = slice(step.firsts[i], step.firsts[i] + plan.q_lens[i])
+                wrong = np.flatnonzero(tokens[mine][1:] != chosen[mine][:-1])
+                accepted[i] = wrong[0] + 1 if len(wrong) else plan.q_lens[i]
+        return accepted
+
+    def _sample(self, step: HashStep, tokens: I64, values: U64, hidden: U64, poisoned: Mapping[int, int]) -> StepResult:
+        """Sample from `values` [Q]; rows go on from what of it counts."""
+        plan, which = step.plan, step.which
         chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
-        self.last_tokens[rows] = chosen
-        self.counts[rows] += KEY[chosen]
-        for i in poisoned:
-            self._spoil(step, i, slice(ends[i] - plan.q_lens[i], ends[i]))
+        accepted = self._accept(step, tokens, chosen)
+        kept = (step.inside < accepted[which])[step.sampled]
+        kept[: plan.num_extends] = plan.sample_mask[: plan.num_extends]
+        rows, chosen, values = plan.rows[which[step.sampled]][kept], chosen[kept], values[kept]
+        self.last_tokens[rows] = chosen  # where a row has several the last one stays
+        np.add.at(self.counts, rows, KEY[chosen])
+        self._forget(step, step.inside >= accepted[which])
+        if self.states:
+            self.states.advance(step, accepted)
+        failed = tuple(i for i, at in poisoned.items() if at < accepted[i])
+        for i in failed:
+            self._spoil(step, i)
+        self._advance(step, accepted)
+        self._draft(step)
         return StepResult(
             token_ids=chosen.tolist(),
-            failed=poisoned,
+            num_new=accepted.tolist() if plan.width > 1 else None,
+            failed=failed,
             logprobs=self._logprobs(rows, chosen, values),
-            prompt_logprobs=self._prompt_logprobs(plan, hidden, ends),
+            prompt_logprobs=self._prompt_logprobs(step, hidden),
         )
+
+    def _advance(self, step: HashStep, accepted: I64) -> None:
+        self.lengths.advance(step.span, accepted, [later.span for later in self.in_flight])
+
+    def _draft(self, step: HashStep) -> None:
+        """Propose what follows the last token of each sequence that has one."""
+        plan = step.plan
+        for i in np.flatnonzero(plan.sample_mask).tolist() if self._propose else ():
+            at = int(self.lengths.kv_lens[plan.rows[i]]) + 1
+            self.draft_tokens[plan.rows[i]] = self._propose(int(step.tenants[i]), at, self.draft_tokens.shape[1])
 
     # -- what goes wrong ----------------------------------------------------------------------------------------------
 
-    def _spoil(self, step: HashStep, i: int, tokens: slice) -> None:
+    def _forget(self, step: HashStep, tokens: Mask) -> None:
+        """Nobody may read again what the step wrote of these tokens [T]."""
+        self.kv[step.out_cache_loc[tokens]] = POISON
+        if self.windows and step.windows:
+            self.windows.bytes.words[step.out_window_loc[tokens]] = POISON
+
+    def _spoil(self, step: HashStep, i: int) -> None:
         """Sequence i turned out not finite: garbage wherever the step wrote for it."""
-        plan = step.plan
-        self.kv[plan.out_cache_loc[tokens]] = POISON
-        if self.windows:
-            self.windows.bytes.words[plan.windows.out_window_loc[tokens]] = POISON
+        self._forget(step, step.which == i)
         if self.states:
-            self.states.spoil(np.append(plan.states.snap_slots[plan.states.snap_seqs == i], plan.states.state_slots[i]))
+            self.states.spoil(step, np.array([i]))
         self.broken.add(int(step.tenants[i]))
 
     def _fail(self, step: HashStep) -> None:
         """The step stops halfway: whatever it was to write may hold anything."""
         plan = step.plan
-        self.kv[plan.out_cache_loc] = POISON
-        if self.windows:
-            self.windows.bytes.words[plan.windows.out_window_loc] = POISON
+        self._forget(step, step.inside >= 0)
         if self.states:
-            self.states.spoil(np.concatenate([plan.states.state_slots, plan.states.snap_slots, plan.states.copy_dst]))
+            self.states.spoil(step, np.arange(plan.num_seqs))
+            self.states.spoil_slots(plan.states.copy_dst)
         self.host.spoil(plan)
         self.broken.update(step.tenants.tolist())
+        self._advance(step, np.where(step.span.decodes, 1, plan.q_lens))
         raise StepFailed(f"step {plan.step} failed")
 
     # -- log-probabilities --------------------------------------------------------------------------------------------
@@ -395,16 +411,17 @@ class HashRunner:
             for token, value, asked in zip(chosen.tolist(), values.tolist(), wanted.tolist(), strict=True)
         ]
 
-    def _prompt_logprobs(self, plan: StepPlan, hidden: U64, ends: I64) -> dict[int, list[TokenLogprob | None]] | None:
+    def _prompt_logprobs(self, step: HashStep, hidden: U64) -> dict[int, list[TokenLogprob | None]] | None:
+        plan = step.plan
         if not plan.prompt_logprobs:
             return None
         entries: dict[int, list[TokenLogprob | None]] = {}
         for i in plan.prompt_logprobs:
             tokens = self.known[int(plan.rows[i])]
-            stop, count = int(plan.seq_lens[i]), int(plan.q_lens[i])
-            values = hidden[ends[i] - count : ends[i]].tolist()
+            start, first = int(plan.starts[i]), int(step.firsts[i])
+            values = hidden[first : first + int(plan.q_lens[i])].tolist()
             entries[i] = [
                 TokenLogprob(tokens[p + 1], logprob_of(value), 1) if p + 1 < len(tokens) else None
-                for p, value in zip(range(stop - count, stop), values, strict=True)
+                for p, value in enumerate(values, start)
             ]
         return entries

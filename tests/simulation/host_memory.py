@@ -85,8 +85,7 @@ class HostMemory:
             copy = self.copies.pop(load.request_id, None)
             if copy is None:
                 raise RunnerError(f"step {plan.step} loads request {load.request_id}; the host has nothing of it")
-            at = plan.rows == row_of[load.request_id]
-            start = int((plan.seq_lens - plan.q_lens)[at][0])
+            start = int(plan.starts[plan.rows[: plan.num_extends] == row_of[load.request_id]][0])
             pages, windows = load.slots["kv"], load.slots.get("window", ())
             if (start, len(pages), len(windows)) != (copy.length, len(copy.kv), len(copy.windows)):
                 raise RunnerError(f"request {load.request_id} goes on at {start}, {copy.length} tokens were saved")

@@ -249,7 +249,7 @@ def what_has_not_come_back_from_the_host_is_adopted(patch: Patch) -> None:
 
     def mutated(self, req, *args):
         admit(self, req, *args)
-        req.residency.kv_committed = req.residency.kv_len
+        req.residency.kv_committed = req.residency.kv_bound
 
     patch.setattr(Residencies, "admit", mutated)
 

@@ -17,7 +17,7 @@ from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler import admission
 from forebay.scheduler.scheduler import Scheduler
-from tests.simulation.hash_runner import HashStep
+from tests.simulation.hash_step import HashStep
 
 
 class Violation(AssertionError):
@@ -188,7 +188,7 @@ class Liveness:
         used = int(plan.q_lens[: plan.num_extends].sum())
         # Whoever starts counts with all that it has to compute, wherever its first chunk has to end.
         for req in started:
-            used += max(0, req.residency.extend_target - req.residency.kv_len)
+            used += max(0, req.residency.extend_target - req.residency.kv_bound)
         return min(most, self._config.chunked_prefill_size) - used
 
     def _pages(self, num_tokens: int) -> int:
@@ -197,9 +197,10 @@ class Liveness:
     def _pages_short(self) -> int:
         """Pages that the next tokens open, less those that can be had or that steps in flight will release."""
         scheduler, held = self._scheduler, self._scheduler.held
-        lens = scheduler.running.seq_lens_cpu
-        growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(lens), dtype=bool)
-        wanted = int(np.count_nonzero(growing & (lens % self._config.page_size == 0)))
+        rows = scheduler.running.req_pool_indices_cpu
+        room = np.count_nonzero(held.rows.req_to_token[rows], axis=1) * self._config.page_size
+        growing = scheduler.running.tokens_left > 0 if scheduler.flights else np.ones(len(rows), dtype=bool)
+        wanted = int(np.count_nonzero(growing & (held.table.kv_bound[rows] >= room)))
         leaving = sum(len(it.pages) + (it.pin.num_pages if it.pin else 0) for it in held.deferred)
         leaving += sum(req.residency.num_pages for req in scheduler.finishing)
         return wanted - held.kv.num_free - held.cache.num_evictable - leaving

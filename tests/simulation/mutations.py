@@ -154,7 +154,7 @@ def what_a_failed_request_computed_is_adopted(patch: Patch) -> None:
     release = Residencies.release
 
     def mutated(self, req, num_committed=None):
-        release(self, req, min(req.residency.kv_len, len(req.tokens)) if num_committed is None else num_committed)
+        release(self, req, min(req.residency.kv_bound, len(req.tokens)) if num_committed is None else num_committed)
 
     patch.setattr(Residencies, "release", mutated)
 

@@ -56,15 +56,17 @@ class Tracked:
         """Check one update against everything that was promised."""
         who = f"request {self.id}"
         require(self.finish is None, f"{who} heard {update} after it had ended with {self.finish}")
-        require(len(update.token_ids) <= 1, f"{who}: one step brought {update.token_ids}")
+        most = self.config.speculation.num_draft_tokens
+        require(len(update.token_ids) <= most, f"{who}: one step brought {update.token_ids}")
         first = not self.received
-        for token in update.token_ids:
-            self._take_token(token, update)
+        for i, token in enumerate(update.token_ids):
+            self._take_token(token, update, i)
         if first and update.token_ids:
             self._check_first(update, cached)
         self._check_finish(update)
 
-    def _take_token(self, token: int, update: Update) -> None:
+    def _take_token(self, token: int, update: Update, i: int) -> None:
+        require(not (self._is_stopped or self._is_full), f"request {self.id} got a token behind its last one: {update}")
         right = next(self.expected)
         require(
             token == right.token_id,
@@ -72,8 +74,11 @@ class Tracked:
         )
         self.received.append(token)
         if self.params.logprobs >= 0:
-            heard = [entry.logprob for entry in update.logprobs or []]
-            require(heard == [right.logprob], f"request {self.id}: log-probability {heard}, not {right.logprob}")
+            heard = [(entry.token_id, entry.logprob) for entry in update.logprobs or []]
+            require(
+                len(heard) == len(update.token_ids) and heard[i] == (token, right.logprob),
+                f"request {self.id}: log-probabilities {heard}, token {i}'s is {right.logprob}",
+            )
         else:
             require(update.logprobs is None, f"request {self.id} did not ask for {update.logprobs}")
 
@@ -132,9 +137,16 @@ class Tracked:
             f"request {self.id}: {report} is not where its prompt leaves another",
         )
 
+    @property
+    def _is_stopped(self) -> bool:
+        return bool(self.received) and self.received[-1] in self.params.stop_token_ids
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.received) == self.params.max_new_tokens
+
     def _check_finish(self, update: Update) -> None:
-        stopped = bool(update.token_ids) and self.received[-1] in self.params.stop_token_ids
-        full = len(self.received) == self.params.max_new_tokens
+        stopped, full = bool(update.token_ids) and self._is_stopped, self._is_full
         self.finish = update.finish
         allowed = {
             None: bool(update.token_ids) and not stopped and not full,

@@ -8,21 +8,23 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.scheduler.admission import MAX_RETRACTIONS
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.simulation.liveness import Liveness
 
 
 class RetractingScheduler(Scheduler):
     """Takes the memory of the last in rank in every `every`-th plan, needed or not; 0 for never. It spares whoever has
-    been retracted as often as the scheduler promises at most.
+    been retracted as often as the scheduler promises at most, and waits until the host knows how long its row is.
 
     Where `skips`, whose row has changed sits a step out while others decode, as it would if pages were short: what the
     plan tells the device is then about a request that is not in it.
     """
 
-    def __init__(self, config: SchedulerConfig, *, every: int = 0, skips: bool = False) -> None:
-        super().__init__(config)
-        self.every, self.skips, self._num_plans = every, skips, 0
+    def __init__(
+        self, config: SchedulerConfig, proposer: Proposer | None = None, *, every: int = 0, skips: bool = False
+    ) -> None:
+        super().__init__(config, proposer)
+        self.every, self.skips, self._num_plans, self._due = every, skips, 0, False
         self.liveness: Liveness | None = None
 
     def retract(self, req: Request) -> None:
@@ -33,11 +35,16 @@ class RetractingScheduler(Scheduler):
     def _who_decodes(self) -> tuple[Ids | None, bool]:
         active, roomy = super()._who_decodes()
         self._num_plans += 1
+        due, self._due = self._due or (self.every > 0 and self._num_plans % self.every == 0), False
         here = [r for r in [*self.running.reqs, *self.extending] if r.num_retractions < MAX_RETRACTIONS]
-        if self.every and here and self._num_plans % self.every == 0:
-            super().retract(max(here, key=self.rank))
+        if due and here:
+            last = max(here, key=self.rank)
             if self.liveness:
                 self.liveness.forced()
+            self._due = last.residency.num_drafts > 0
+            if self._due:
+                return self._without(last, active), False
+            super().retract(last)
             active, _ = super()._who_decodes()
             roomy = False  # as after any other retraction
         roomy = roomy or not self.num_running
@@ -48,3 +55,7 @@ class RetractingScheduler(Scheduler):
         here = np.arange(len(self.running)) if active is None else active
         others = here[~changed[here]]
         return (others if len(others) else active), roomy
+
+    def _without(self, req: Request, active: Ids | None) -> Ids:
+        everyone = np.arange(len(self.running)) if active is None else active
+        return np.setdiff1d(everyone, [self.running.reqs.index(req)])

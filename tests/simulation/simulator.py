@@ -31,12 +31,22 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission
+from forebay.scheduler.scheduler import Proposer
 from tests.kinds_of import states_of, windows_of
-from tests.simulation.hash_runner import HashRunner, HashStep, Pools, StepFailed
-from tests.simulation.hashing import salt_of
+from tests.simulation.hash_runner import HashRunner, StepFailed
+from tests.simulation.hash_step import HashStep, Pools
+from tests.simulation.hashing import salt_of, seed_of
 from tests.simulation.oracles import Oracles, Tracked, require
+from tests.simulation.proposers import DeviceProposer, HostProposer, References
 from tests.simulation.retracting import RetractingScheduler
-from tests.simulation.workload import Conversations, Faults, Traffic, random_config, random_traffic
+from tests.simulation.workload import (
+    Conversations,
+    Faults,
+    Traffic,
+    random_config,
+    random_traffic,
+    with_speculation,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +58,8 @@ class Outcome:
     refused: int = 0
     steps: int = 0
     tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     hits: int = 0
     retractions: int = 0
     recomputed: int = 0
@@ -67,13 +79,15 @@ class Outcome:
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
-SchedulerFactory = Callable[[SchedulerConfig], RetractingScheduler]
+_NONE: Final = np.empty(0, dtype=np.int64)
+SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
 
 
 class Simulation:
     """One scheduler, one hash runner, and the loop that the engine turns: plan, launch, commit with `depth` in flight.
 
-    `tick` lets traffic and faults happen and turns the loop once; `drain` turns it until nothing is left.
+    `tick` lets traffic and faults happen and turns the loop once; `drain` turns it until nothing is left. Where tokens
+    are drafted, `widths` decides how many and how well.
     """
 
     def __init__(
@@ -83,15 +97,22 @@ class Simulation:
         rng: Random,
         *,
         make_scheduler: SchedulerFactory = RetractingScheduler,
+        widths: Random | None = None,
     ) -> None:
         self.config, self.traffic, self.rng = config, traffic, rng
-        self.scheduler = make_scheduler(config)
+        self.widths, self.most_width = widths or Random(0), config.speculation.num_draft_tokens
+        model, algorithm = traffic.model(config), config.speculation.algorithm
+        self.references = References(model)
+        propose = DeviceProposer(self.widths, self.references)
+        self.proposer = HostProposer(self.widths, propose) if self.most_width > 1 and not algorithm.on_device else None
+        self.scheduler = make_scheduler(config, self.proposer)
         self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
         self.runner = HashRunner(
             config,
             Pools.of(self.scheduler.held),
-            traffic.model(config),
+            model,
             salt=self.salts.__getitem__,
+            propose=propose if algorithm.on_device else None,
         )
         self.oracles = Oracles(config, self.scheduler, self.runner)
         self.scheduler.liveness = self.oracles.liveness
@@ -127,7 +148,8 @@ class Simulation:
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
-        self.salts[self.num_added] = salt_of(namespace)
+        self.salts[self.num_added] = salt = salt_of(namespace)
+        self.references.add(self.num_added, prompt, salt=salt, seed=seed_of(params))
         req = Request(
             self.num_added,
             prompt,
@@ -212,9 +234,15 @@ class Simulation:
         self.oracles.check()
         return landing or plan is not None
 
+    def width(self) -> int:
+        """Of the next step."""
+        return self.widths.randint(1, self.most_width) if self.most_width > 1 else 1
+
     def launch(self) -> StepPlan | None:
-        plan = self.scheduler.plan(self.now)
-        self.oracles.liveness.planned(plan, self.now)
+        width = self.width()
+        plan = self.scheduler.plan(self.now, width)
+        if not (self.proposer and self.flights and width > 1):  # else nothing was decided: tokens must come first
+            self.oracles.liveness.planned(plan, self.now)
         self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.draft.saves])
         if plan is None:
             return None
@@ -223,8 +251,8 @@ class Simulation:
         if self.rng.random() < self._launch_fails(plan):
             self.runner.launch_in_part(plan, self.rng.random())
             for admission in plan.admissions:
-                at = plan.rows == admission.row
-                self.runner.cached.setdefault(admission.request_id, int((plan.seq_lens - plan.q_lens)[at][0]))
+                at = plan.rows[: plan.num_extends] == admission.row
+                self.runner.cached.setdefault(admission.request_id, int(plan.starts[at][0]))
             while self.flights:  # steps end in the order they were planned
                 if not self.land():
                     return plan  # void with the one that failed
@@ -251,10 +279,10 @@ class Simulation:
         """Commit the oldest step; False where it failed."""
         plan, step = self.flights.popleft()
         rng, faults = self.rng, self.faults
-        not_finite = ()
+        not_finite = {}
         if rng.random() < faults.not_finite:
-            not_finite = (rng.randrange(plan.num_seqs),)
-            self._of(int(step.tenants[not_finite[0]]), "may_break")
+            i = rng.randrange(plan.num_seqs)
+            not_finite[i] = self.widths.randrange(int(plan.q_lens[i]))
         left = any(self._is_waiting(request_id) for request_id in step.tenants.tolist())
         fails = rng.random() < faults.result_fails * (4 if left else 1)
         try:
@@ -262,6 +290,8 @@ class Simulation:
         except StepFailed:
             self._fail(plan, step.tenants.tolist())
             return False
+        for i in result.failed:
+            self._of(int(step.tenants[i]), "may_break")
         self.scheduler.commit(plan, result, self.now)
         self.oracles.liveness.computed(plan, step, self.now)
         self._heard(self.scheduler.take_news())
@@ -294,12 +324,25 @@ class Simulation:
                 self.conversations.failed(ended.prompt, ended.namespace)
 
     def _log_plan(self, plan: StepPlan) -> None:
-        log = self.oracles.log
-        for column in (plan.rows, plan.seq_lens, plan.out_cache_loc, plan.input_ids, plan.writes.write_pages):
+        """The plan, and where it lets the device compute as far as the host knows."""
+        log, held, num_decodes = self.oracles.log, self.scheduler.held, plan.num_decodes
+        ends = np.concatenate([plan.ends, held.table.kv_bound[plan.rows[plan.num_extends :]]])
+        positions = [
+            np.arange(end - count, end) for end, count in zip(ends.tolist(), plan.q_lens.tolist(), strict=True)
+        ]
+        locations = held.rows.locations(np.repeat(plan.rows, plan.q_lens), np.concatenate(positions))
+        for column in (plan.rows, ends, locations, plan.input_ids, plan.writes.write_pages):
             log.update(column.tobytes())
-        if self.config.kinds.num_slots or self.config.kinds.num_window_pages:
+        if self.most_width > 1 and num_decodes:
+            log.update(plan.q_lens.tobytes() + plan.drafts.tobytes())
+        windows = windows_of(held)
+        if self.config.kinds.num_slots or windows:
+            pages, offsets = np.divmod(locations, self.config.page_size)
+            where = (
+                windows.full_to_window[pages].astype(np.int64) * self.config.page_size + offsets if windows else _NONE
+            )
             for column in (
-                plan.windows.out_window_loc,
+                where,
                 plan.states.state_slots,
                 plan.states.snap_lens,
                 plan.states.snap_slots,
@@ -360,6 +403,8 @@ class Simulation:
             refused=self.num_refused,
             steps=self.num_steps,
             tokens=self.oracles.num_tokens,
+            drafted=int(counters["draft_tokens"]),
+            accepted=int(counters["accepted_tokens"]),
             hits=hits,
             retractions=int(counters.get("retractions", 0)),
             recomputed=int(counters.get("recomputed_tokens", 0)),
@@ -374,8 +419,8 @@ class Simulation:
 
 def run_seed(seed: int) -> Outcome:
     """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it."""
-    rng = Random(seed)
-    config = random_config(rng)
+    rng, widths = Random(seed), Random(f"{seed} widths")
+    config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
     try:
         with (
@@ -383,7 +428,8 @@ def run_seed(seed: int) -> Outcome:
             patch.object(admission, "MAX_OVERTAKES", FEW),
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
-            return Simulation(config, random_traffic(rng, config), rng, make_scheduler=make_scheduler).run()
+            load = random_traffic(rng, config)
+            return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")
         raise

@@ -5,41 +5,46 @@ Shape letters: S sequences in the step, T tokens.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.parts import I64
+from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
-from tests.simulation.hashing import STATE_WEIGHT, U64, scan
+from tests.simulation.hashing import U64, scan
+from tests.simulation.row_lengths import Span
 
-Mask = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from tests.simulation.hash_step import HashStep
+
 NO_LEN: Final = -1
 
 
 class StateMemory:
     """One word per slot. Changes by plans only, when a step's turn comes."""
 
-    def __init__(self, slots: Slots) -> None:
-        self.slots = slots
+    def __init__(self, slots: Slots, num_scratch: int) -> None:
+        self.slots, self.num_scratch = slots, num_scratch
         self.bytes = SlotBytes(slots)
         self.states = self.bytes.words
         self.lens = np.full(slots.num_rows, NO_LEN, dtype=np.int64)
 
     # -- launching ------------------------------------------------------------------------------------------------
 
-    def launch(self, plan: StepPlan, tenants: I64, admitted: Mask) -> Touched:
+    def launch(self, plan: StepPlan, span: Span, admitted: Mask) -> Touched:
         """Check the step's slots and whose they are. `admitted` [S]: sequences whose request came in with this step."""
-        work = plan.states
+        work, tenants = plan.states, span.tenants
         live, snaps = work.state_slots, work.snap_slots
         if len(live) != plan.num_seqs:
             raise RunnerError(f"step {plan.step} has {plan.num_seqs} sequences and state slots {live}")
         check_ids(self.slots, "state slots", live)
         if len(snaps):
-            self._check_snapshots(plan)
+            self._check_snapshots(plan, span)
+        verified = int(plan.q_lens[span.decodes & (plan.q_lens > 1)].sum())
+        if verified > self.num_scratch:
+            raise RunnerError(f"step {plan.step} verifies {verified} tokens with {self.num_scratch} scratch states")
         used, users = np.concatenate([live, snaps]), np.concatenate([tenants, tenants[work.snap_seqs]])
         check_unique("a state slot", used)
         if (self.slots.owner[used] != users).any():
@@ -51,15 +56,15 @@ class StateMemory:
         writers = np.concatenate([users, self.slots.owner[dst]]) if len(dst) else users
         return Touched(self.slots, "state slots", written, writers, work.copy_src)
 
-    def _check_snapshots(self, plan: StepPlan) -> None:
+    def _check_snapshots(self, plan: StepPlan, span: Span) -> None:
         work = plan.states
         seqs, lens = work.snap_seqs, work.snap_lens
         check_ids(self.slots, "snapshot slots", work.snap_slots)
         if list(zip(seqs, lens, strict=True)) != sorted(zip(seqs, lens, strict=True)):
             raise RunnerError(f"step {plan.step}: snapshots out of order: {seqs} {lens}")
-        ends = plan.seq_lens[seqs]
-        if (lens > ends).any() or (lens <= ends - plan.q_lens[seqs]).any():
+        if (lens > span.ends[seqs]).any() or (lens <= span.least[seqs]).any():
             raise RunnerError(f"step {plan.step}: snapshots at {lens} outside of what its sequences compute")
+        check_unique("a snapshot of a decode", seqs[span.decodes[seqs]])
 
     def _check_beginnings(self, plan: StepPlan, tenants: I64, admitted: Mask) -> None:
         """Each new request's slot becomes zeros, a copy, or what is loaded from the host; exactly one of these, and
@@ -100,27 +105,35 @@ class StateMemory:
         """What was saved on the host comes back."""
         self.states[slot], self.lens[slot] = state, length
 
-    def bad(self, plan: StepPlan) -> Mask:
+    def bad(self, plan: StepPlan, starts: I64) -> Mask:
         """Sequences whose state is poison or has consumed another number of tokens than came before. [S]"""
         live = plan.states.state_slots
-        return (self.lens[live] != plan.seq_lens - plan.q_lens) | (self.states[live] == POISON)
+        return (self.lens[live] != starts) | (self.states[live] == POISON)
 
-    def compute(self, plan: StepPlan, keys: U64, inside: I64, which: I64, ends: I64) -> tuple[U64, U64]:
-        """Consume the step's tokens and take its snapshots; see `hashing.scan`. Returns the state after each token [T],
-        and the digests of the last ones [S]."""
-        work = plan.states
-        live, snaps = work.state_slots, work.snap_slots
-        after = scan(keys, self.states[live], inside, which, ends)
-        last = after[ends - 1]
-        self.states[live] = last
-        self.lens[live] = plan.seq_lens
-        if len(snaps):
-            ends_of = ends[work.snap_seqs]
-            self.states[snaps] = after[ends_of - 1 - (plan.seq_lens[work.snap_seqs] - work.snap_lens)]
-            self.lens[snaps] = work.snap_lens
+    def scan(self, plan: StepPlan, keys: U64, inside: I64, which: I64) -> U64:
+        """The state after each of the step's tokens [T], in scratch memory; see `hashing.scan`."""
+        return scan(keys, self.states[plan.states.state_slots], inside, which, np.cumsum(plan.q_lens))
+
+    def advance(self, step: HashStep, accepted: I64) -> None:
+        """Of each sequence `accepted` tokens [S] count: its state is that behind them, and of its snapshots those are
+        taken that lie within them."""
+        work, starts = step.plan.states, step.starts
+        live, seqs = work.state_slots, work.snap_seqs
+        self.states[live] = step.states[step.firsts + accepted - 1]
+        self.lens[live] = starts + accepted
+        if len(seqs):
+            inside = work.snap_lens - starts[seqs]
+            taken = (inside > 0) & (inside <= accepted[seqs])
+            snaps = work.snap_slots[taken]
+            self.states[snaps] = step.states[(step.firsts[seqs] + inside - 1)[taken]]
+            self.lens[snaps] = work.snap_lens[taken]
         self.states[PAD], self.lens[PAD] = POISON, NO_LEN
-        return after, last * np.uint64(STATE_WEIGHT)
 
-    def spoil(self, slots: I64) -> None:
-        """A step that did not complete, or went wrong, leaves garbage."""
+    def spoil(self, step: HashStep, seqs: I64) -> None:
+        """Of these sequences the step did not complete, or went wrong: garbage in whatever it may have written."""
+        work = step.plan.states
+        mine = np.isin(work.snap_seqs, seqs) & (work.snap_lens > step.starts[work.snap_seqs])
+        self.spoil_slots(np.append(work.snap_slots[mine], work.state_slots[seqs]))
+
+    def spoil_slots(self, slots: I64) -> None:
         self.states[slots], self.lens[slots] = POISON, NO_LEN

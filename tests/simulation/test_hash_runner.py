@@ -68,8 +68,6 @@ class Device:
         first = tenant.num_tokens == 0
         start = tenant.num_tokens if start is None else start
         extends = start < len(tenant.prompt)
-        at = np.arange(start, stop)
-        pages = tenant.pages[at // PAGE]
         tenant.num_tokens, self.num_steps = stop, self.num_steps + 1
         count = len(tenant.pages) if first else 0
         known = {
@@ -77,9 +75,7 @@ class Device:
             "num_extends": int(extends),
             "rows": ids(tenant.row),
             "q_lens": ids(stop - start),
-            "seq_lens": ids(stop),
-            "out_cache_loc": pages * PAGE + at % PAGE,
-            "out_window_loc": self.windows.full_to_window[pages] * PAGE + at % PAGE,
+            "starts": ids(start) if extends else ids(),
             "input_ids": ids(*tenant.prompt[start:stop]),
             "sample_mask": np.array([stop >= len(tenant.prompt)]),
             "write_rows": np.full(count, tenant.row),
@@ -242,8 +238,8 @@ def test_states_and_windows_of_others_and_of_nobody_are_found():
     device = Device()
     first, _ = conversation(device)
     _, plan = hit(device, first)
-    wrong = device.windows.full_to_window[first.pages[:3]].astype(np.int64) * PAGE
-    refused(device, changed(plan, out_window_loc=wrong[2:]), "is not the map's")
+    wrong = device.windows.full_to_window[first.pages[2:3]].astype(np.int64)
+    refused(device, changed(plan, map_windows=wrong.repeat(len(plan.windows.map_windows))), "windows that are gone")
     device = Device()
     first, _ = conversation(device)
     _, plan = hit(device, first)

@@ -23,7 +23,7 @@ from forebay.requests.step_plan import HostWork
 from forebay.scheduler import residency
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
-from tests.simulation.workload import random_config, random_traffic
+from tests.simulation.workload import random_config, random_traffic, with_speculation
 
 UNWRITTEN = -1
 
@@ -92,18 +92,20 @@ class IndexKeys(Kind):
 
 
 class Following(RetractingScheduler):
-    """Each step finds the keys of all tokens before it where they were written, and writes those of its own."""
+    """Each step finds the keys of all tokens before it where they were written, and writes those of its own, however
+    many of them may count."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.on_host: dict[int, Ids] = {}
 
-    def plan(self, now):
-        plan = super().plan(now)
+    def plan(self, now, width=1):
+        plan = super().plan(now, width)
         (keys,) = (kind for kind in self.held.kinds if isinstance(kind, IndexKeys))
         if plan:
             self._copy(plan.host, keys)
-        for row, width, length in zip(plan.rows, plan.q_lens, plan.seq_lens, strict=True) if plan else ():
+        ends = [*plan.ends, *self.held.table.kv_bound[plan.rows[plan.num_extends :]]] if plan else ()
+        for row, width, length in zip(plan.rows, plan.q_lens, ends, strict=True) if plan else ():
             at = np.arange(length)
             pages = self.held.rows.req_to_token[row, at // keys.positions.shape[1]]
             slots, offsets = keys.of_page[pages], at % keys.positions.shape[1]
@@ -132,14 +134,14 @@ def hits(seeds: range, kind: type[IndexKeys]) -> tuple[int, int]:
 
 
 def run(seed: int, kind: type[IndexKeys]) -> Simulation:
-    rng = Random(seed)
-    config = random_config(rng)
+    rng, widths = Random(seed), Random(f"{seed} widths")
+    config = with_speculation(widths, random_config(rng))
     slot_bytes = {**config.kinds.slot_bytes, "keys": 20 * config.page_size}
     config = replace(config, kinds=replace(config.kinds, slot_bytes=slot_bytes))
     traffic = random_traffic(rng, config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(residency, "make_kinds", lambda config, rows: (*make_kinds(config, rows), kind(config, rows)))
-        sim = Simulation(config, traffic, rng, make_scheduler=Following)
+        sim = Simulation(config, traffic, rng, make_scheduler=Following, widths=widths)
     sim.run()
     return sim
 

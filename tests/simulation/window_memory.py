@@ -1,40 +1,69 @@
 """The KV of windowed layers on the hash model's device: pages of their own, found through its `full_to_window`.
 
-Shape letters: S sequences in the step, T tokens, W positions of the longest stretch that one of them reads.
+Shape letters: S sequences in the step, T tokens, Q of them that are sampled from, W positions of the longest stretch
+that one sequence reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
-from forebay.requests.parts import I64
+from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
 from tests.simulation.hashing import U64, WINDOW_WEIGHT, unwindowed, windowed
+from tests.simulation.row_lengths import Span
 
-Mask = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    from tests.simulation.hash_step import HashStep
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowReads:
-    """What a launched step reads: from the window of its first token on. [S, W] all, `mask` where there is a token, and
-    `last` where the last token's window is."""
+class Reads:
+    """What a launched step may read and write: the pages [S, W] of the tokens at `positions` [S, W], from the window of
+    a sequence's first token on, and their locations. Positions run on behind a sequence's end; the page does not."""
 
-    first: I64  # [S]
+    memory: WindowMemory
+    span: Span
     positions: I64
+    pages: I64
     locations: I64
-    mask: Mask
-    last: Mask
-    touched: Touched
+    generations: I64
+
+    def within(self, starts: I64, ends: I64) -> Mask:
+        """Which positions [S, W] are read by tokens that begin behind `starts` and come up to `ends` [S]."""
+        first = np.maximum(starts - self.memory.window + 1, 0)
+        return (self.positions >= first[:, None]) & (self.positions < ends[:, None])
+
+    def at(self, which: I64, positions: I64) -> I64:
+        """The locations of tokens at these positions [T] of sequences `which` [T]."""
+        locations: I64 = self.locations[which, positions - self.positions[which, 0]]
+        return locations
+
+    @property
+    def touched(self) -> Touched:
+        """What the step may still write or read."""
+        read = self.within(self.span.least, self.span.ends)
+        written = read & (self.positions >= self.span.least[:, None])
+        writers = np.broadcast_to(self.span.tenants[:, None], read.shape)[written]
+        return Touched(
+            self.memory.bytes.slots,
+            "window pages",
+            self.pages[written],
+            writers,
+            self.pages[read],
+            self.generations[read],
+        )
 
 
 class WindowMemory:
-    """Changes by plans only: the map by `map_pages` and `map_windows`, the KV at `out_window_loc`."""
+    """Changes by plans only, the map by `map_pages` and `map_windows`."""
 
     def __init__(self, pool: Windows, kv_slots: Slots, page_size: int, context: int) -> None:
         self._pool, self._kv_slots = pool, kv_slots
@@ -53,65 +82,59 @@ class WindowMemory:
             raise RunnerError(f"window pages outside the pool: {windows}")
         self.full_to_window[pages] = windows
 
-    def launch(self, plan: StepPlan, table: npt.NDArray[np.int32], tenants: I64) -> WindowReads:
-        """Find what the step reads and writes, and check whose it is; `table` is `req_to_token`."""
-        starts, ends = plan.seq_lens - plan.q_lens, plan.seq_lens[:, None]
-        first = np.maximum(starts - self.window + 1, 0)
-        width = int((plan.seq_lens - first).max())
-        positions = np.minimum(first[:, None] + self._ladder[:width], ends - 1)
-        mask = self._ladder[:width] < (ends - first[:, None])
-        pages = table[plan.rows[:, None], positions // self.page_size]
-        windows = self.full_to_window[pages].astype(np.int64)
-        if (mask & ((windows == PAD) | (windows != self._pool.full_to_window[pages]))).any():
-            raise RunnerError(f"step {plan.step} reads windows that are gone: {windows} of pages {pages}")
-        locations = windows * self.page_size + positions % self.page_size
-        fresh = mask & (positions >= starts[:, None])
-        if not np.array_equal(locations[fresh], plan.windows.out_window_loc):
-            raise RunnerError(f"out_window_loc {plan.windows.out_window_loc} is not the map's {locations[fresh]}")
-        check_unique("a window location", plan.windows.out_window_loc)
-        self._check_owners(plan, windows, pages, mask, tenants)
-        return WindowReads(
-            first=first,
+    def launch(self, plan: StepPlan, span: Span, table: npt.NDArray[np.int32]) -> Reads:
+        """Find what the step may read and write, and check whose it is; `table` is `req_to_token`."""
+        first = np.maximum(span.least - self.window + 1, 0)
+        positions = first[:, None] + self._ladder[: int((span.ends - first).max())]
+        full = table[plan.rows[:, None], np.minimum(positions, span.ends[:, None] - 1) // self.page_size]
+        pages = self.full_to_window[full].astype(np.int64)
+        reads = Reads(
+            memory=self,
+            span=span,
             positions=positions,
-            locations=locations,
-            mask=mask,
-            last=mask & (positions >= ends - self.window),
-            touched=Touched(
-                self._pool.slots,
-                "window pages",
-                plan.windows.out_window_loc // self.page_size,
-                np.repeat(tenants, plan.q_lens),
-                np.unique(windows[mask]),
-            ),
+            pages=pages,
+            locations=pages * self.page_size + positions % self.page_size,
+            generations=self._pool.slots.generation[pages],
         )
+        read = reads.within(span.least, span.ends)
+        if (read & ((pages == PAD) | (pages != self._pool.full_to_window[full]))).any():
+            raise RunnerError(f"step {plan.step} reads windows that are gone: {pages} of pages {full}")
+        self._check_owners(plan, reads, read, full)
+        return reads
 
-    def _check_owners(self, plan: StepPlan, windows: I64, pages: I64, mask: Mask, tenants: I64) -> None:
-        of = self._pool.slots.owner[windows]
-        if (mask & (of != CACHE) & (of != tenants[:, None])).any():
+    def _check_owners(self, plan: StepPlan, reads: Reads, read: Mask, full: I64) -> None:
+        pages, tenants = reads.pages, reads.span.tenants[:, None]
+        of = self._pool.slots.owner[pages]
+        if (read & (of != CACHE) & (of != tenants)).any():
             raise RunnerError(f"step {plan.step} reads window pages that neither its request nor the cache holds")
-        if (mask & (of != self._kv_slots.owner[pages])).any():
-            raise RunnerError(f"step {plan.step}: a window page is not whose its full page is: {windows} of {pages}")
-        written, writers = plan.windows.out_window_loc // self.page_size, np.repeat(tenants, plan.q_lens)
-        if (self._pool.slots.owner[written] != writers).any():
-            raise RunnerError(f"step {plan.step} writes window pages {written} that are not its requests' {writers}")
+        if (read & (of != self._kv_slots.owner[full])).any():
+            raise RunnerError(f"step {plan.step}: a window page is not whose its full page is: {pages} of {full}")
+        written = read & (reads.positions >= reads.span.least[:, None])
+        if (written & (of != tenants)).any():
+            raise RunnerError(f"step {plan.step} writes window pages {pages} that are not its requests' {tenants}")
+        check_unique("a window location", reads.locations[written])
 
-    def chain_before(self, plan: StepPlan, reads: WindowReads) -> U64:
+    def chain_before(self, reads: Reads, starts: I64) -> U64:
         """The chain value in front of each sequence's first token, where that is not the first of all. [S]"""
-        at = np.maximum(plan.seq_lens - plan.q_lens - 1 - reads.first, 0)
-        return unwindowed(self.bytes.words[reads.locations[self._ladder[: plan.num_seqs], at]])
+        return unwindowed(self.bytes.words[reads.at(self._ladder[: len(starts)], np.maximum(starts - 1, 0))])
 
-    def compute(self, plan: StepPlan, reads: WindowReads, chain: U64) -> tuple[U64, U64, Mask]:
-        """Write the step's KV, chain [T]; returns what is read [S, W], the last windows' digests [S], and which
-        sequences read poison [S]."""
-        self.bytes.words[plan.windows.out_window_loc] = windowed(chain)
+    def compute(self, step: HashStep, chain: U64, position: I64) -> tuple[U64, U64, Mask]:
+        """Write the step's KV, chain [T]; returns what is read [S, W], the digests of the windows of the tokens that
+        are sampled from, which are at `position` [Q], and which sequences read poison [S]."""
+        reads, of = step.windows, step.which[step.sampled]
+        assert reads is not None
+        self.bytes.words[step.out_window_loc] = windowed(chain)
         self.bytes.poison_padding()
         read = self.bytes.words[reads.locations]
-        digest = (read * WINDOW_WEIGHT[reads.positions] * reads.last).sum(axis=1, dtype=np.uint64)
-        return read, digest, ((read == POISON) & reads.mask).any(axis=1)
+        at = reads.positions[of]
+        seen = (at <= position[:, None]) & (at > position[:, None] - self.window)
+        digest = (read[of] * WINDOW_WEIGHT[at] * seen).sum(axis=1, dtype=np.uint64)
+        used = reads.within(step.starts, step.starts + step.plan.q_lens)
+        return read, digest, ((read == POISON) & used).any(axis=1)
 
-    def check_content(self, reads: WindowReads, i: int, start: int, right: U64, read: U64) -> None:
+    def check_content(self, reads: Reads, i: int, start: int, right: U64, read: U64) -> None:
         """An extend's first tokens may look at places that its last one does not: `right` are all chain values in front
         of `start`, `read` what `compute` returned."""
-        first = int(reads.first[i])
+        first = int(reads.positions[i, 0])
         if not np.array_equal(windowed(right[first:]), read[i, : start - first]):
             raise RunnerError(f"the window [{first}, {start}) holds other tokens' KV")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Final
 
 from forebay.config.engine_config import (
     EvictionPolicy,
@@ -12,12 +13,17 @@ from forebay.config.engine_config import (
     Ledger,
     SchedulePolicy,
     SchedulerConfig,
+    SpeculationOptions,
+    SpeculativeAlgorithm,
     StateStrategy,
 )
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.hashing import HashModel
+
+MOST_WIDTH: Final = 8
+PROPOSED_ON: Final = (SpeculativeAlgorithm.NGRAM, SpeculativeAlgorithm.EAGLE)  # the host, the device
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,22 @@ def random_config(rng: Random) -> SchedulerConfig:
         state = _with_windows(rng, config, state)
     mixed = max(1, config.chunked_prefill_size // 3) if config.num_pages % 2 else config.chunked_prefill_size
     return replace(config, kinds=state, mixed_chunk_size=mixed)
+
+
+def with_speculation(rng: Random, config: SchedulerConfig) -> SchedulerConfig:
+    """For half of the configurations, with room for its windows and states: what all decodes verify at most, or much
+    less. Nothing else changes."""
+    algorithm = rng.choice([SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.OFF, *PROPOSED_ON])
+    if algorithm is SpeculativeAlgorithm.OFF:
+        return config
+    width, rows, kinds = rng.randint(2, MOST_WIDTH), config.max_running_requests, config.kinds
+    more = rows * -(-(config.overlap_depth + 1) * (width - 1) // config.page_size) if kinds.num_window_pages else 0
+    kinds = replace(
+        kinds,
+        num_window_pages=kinds.num_window_pages + more,
+        num_scratch=rng.choice([width, rows * width, rows * width]) if kinds.num_slots else 0,
+    )
+    return replace(config, kinds=kinds, speculation=SpeculationOptions(algorithm=algorithm, num_draft_tokens=width))
 
 
 def _num_slots(rng: Random, config: SchedulerConfig, strategy: StateStrategy) -> int:

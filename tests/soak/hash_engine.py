@@ -14,7 +14,8 @@ from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per
 from forebay.requests.step_plan import Launched, StepPlan
 from forebay.scheduler.scheduler import Scheduler
 from tests.integration.threaded import ThreadedEngine
-from tests.simulation.hash_runner import HashRunner, Pools
+from tests.simulation.hash_runner import HashRunner
+from tests.simulation.hash_step import Pools
 from tests.simulation.hashing import HashModel
 
 VOCAB: Final = 600

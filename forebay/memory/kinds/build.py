@@ -46,9 +46,10 @@ class CacheSizes(NamedTuple):
 
 
 def make_demands(
-    sizes: CacheSizes, page_size: int, options: KindOptions, scheduling: SchedulingOptions, *, width: int = 1
+    sizes: CacheSizes, page_size: int, options: KindOptions, scheduling: SchedulingOptions, width: int
 ) -> tuple[KindDemand, ...]:
-    """Of the kinds that layers keep; decodes have up to `width` tokens. Without a prefix cache nothing is tracked."""
+    """Of the kinds that layers keep, where a step computes up to `width` tokens of a decode. Without a prefix cache
+    nothing is tracked."""
     demands: list[KindDemand] = []
     depth, tracks = scheduling.overlap_depth, options.strategy is StateStrategy.EXTRA_BUFFER and scheduling.radix_cache
     if sizes.window_bytes_per_token:
@@ -72,6 +73,7 @@ def make_demands(
                 cached=scheduling.radix_cache,
                 configured=options.max_mamba_cache_size,
                 ratio=options.mamba_full_memory_ratio,
+                width=width,
             )
         )
     return tuple(demands)

@@ -54,12 +54,13 @@ class Tracking:
         """A step that is being planned writes a snapshot, or wishes to."""
         self.pending.append(snapshot)
 
-    def wish(self, step: int, length: int) -> int | None:
+    def wish(self, step: int, length: int, *, too_late: bool = False) -> int | None:
         """The slot for the state at `length`, which a decode in `step` may come to; None while there is none. A step in
-        flight that may have come there has the same wish: one of them fulfils it."""
+        flight that may have come there has the same wish: one of them fulfils it. Where there is one that has not, it
+        is `too_late`."""
         slot = next((wish.slot for wish in self.pending if wish.length == length and wish.slot in self.buffers), None)
         if slot is None:
-            slot = self.next_buffer()
+            slot = None if too_late else self.next_buffer()
         else:
             self.pending = [wish for wish in self.pending if wish.slot != slot]
         if slot is not None:
@@ -198,12 +199,13 @@ class States(CachedStates):
         least = bound - table.num_drafts[rows]
         lengths = -(-least // interval) * interval
         due = lengths <= bound
-        for row, length in zip(rows[due].tolist(), lengths[due].tolist(), strict=True):
+        before = bound - 1 - (0 if draft.num_drafts is None else draft.num_drafts)
+        for row, length, most in zip(rows[due].tolist(), lengths[due].tolist(), before[due].tolist(), strict=True):
             held = table.resident(row)
             tracking = self.tracking(held)
             tracking.complete(committed, held.kv_committed)
             num_pending = len(tracking.pending)
-            slot = tracking.wish(draft.step, length)
+            slot = tracking.wish(draft.step, length, too_late=length <= most)
             if slot is not None:
                 draft.copies_at.append((row, length, slot))
                 self.num_taken += len(tracking.pending) - num_pending

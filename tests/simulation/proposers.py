@@ -1,0 +1,67 @@
+"""Who proposes draft tokens in a simulation: what the reference will say, or something else, by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from random import Random
+
+from forebay.requests.request import Request, Status
+from tests.simulation.hashing import Generated, HashModel
+from tests.simulation.liveness import require
+
+
+class References:
+    """What the model says after each request's prompt, as far as somebody has asked; by request id, and also of those
+    that have ended."""
+
+    def __init__(self, model: HashModel) -> None:
+        self.vocab = model.vocab
+        self._model = model
+        self._known: dict[int, list[int]] = {}
+        self._more: dict[int, Iterator[Generated]] = {}
+
+    def add(self, request_id: int, prompt: Sequence[int], *, salt: int, seed: int) -> None:
+        self._known[request_id] = list(prompt)
+        self._more[request_id] = self._model.generate(prompt, salt=salt, seed=seed)
+
+    def tokens(self, request_id: int, start: int, stop: int) -> list[int]:
+        """The request's tokens at positions [start, stop)."""
+        known, more = self._known[request_id], self._more[request_id]
+        while len(known) < stop:
+            known.append(next(more).token_id)
+        return known[start:stop]
+
+
+class DeviceProposer:
+    """Right up to a point that chance decides, and wrong there. With `chance` all are right, and so often none is."""
+
+    def __init__(self, rng: Random, references: References) -> None:
+        self._rng, self._references = rng, references
+        self._chance = rng.choice([0.1, 0.3, 0.6])
+
+    def __call__(self, request_id: int, start: int, count: int) -> list[int]:
+        """`count` tokens for the positions from `start` on."""
+        rng, vocab = self._rng, self._references.vocab
+        tokens = self._references.tokens(request_id, start, start + count)
+        if rng.random() >= self._chance:
+            at = rng.choice([0, rng.randrange(count)])
+            tokens[at] = (tokens[at] + rng.randrange(1, vocab)) % vocab
+        return tokens
+
+
+class HostProposer:
+    """The same for a scheduler that asks: sometimes fewer than it could use, or none. It forgets who has ended."""
+
+    def __init__(self, rng: Random, propose: DeviceProposer) -> None:
+        self._rng, self._propose = rng, propose
+        self.known: set[int] = set()
+
+    def propose(self, req: Request, most: int) -> Sequence[int]:
+        require(req.status is Status.DECODING, f"drafts are wanted for {req}")
+        self.known.add(req.id)
+        count = self._rng.choice([most, most, self._rng.randint(0, most)])
+        return self._propose(req.id, len(req.tokens), count) if count else ()
+
+    def ended(self, req: Request) -> None:
+        require(req.status is Status.FINISHED, f"{req} has not ended")
+        self.known.discard(req.id)
