@@ -87,6 +87,10 @@ class Table:
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]
 
+    def replace(self, name: str, tensor: Tensor) -> None:
+        """Let a column, as it is, lie where the caller says."""
+        self._tensors[name] = tensor
+
     def head(self, n: int) -> Self:
         """A view of the first n rows."""
         view = object.__new__(type(self))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from forebay.pools.table import Table
-from forebay.runtime.forward import Batch, Forward, GreedyTokens, StepTokens
+from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import TRACKED, of_decodes
@@ -31,21 +31,19 @@ class DecodeStep:
         self._forward = forward
         self._counts = torch.arange(most + 1, dtype=torch.int32, device=forward.rows.last_tokens.device)
 
-    def __call__(self, inputs: DecodeInputs) -> GreedyTokens:
+    def __call__(self, inputs: DecodeInputs) -> Decoded:
         n = inputs.num_rows
         forward, batch = self._forward, Batch(inputs["req_pool_indices"], self._counts[: n + 1])
         placed = forward.place(batch, n)
         input_ids = forward.ops.gather(forward.rows.last_tokens, batch.rows)
         kinds = of_decodes(inputs, batch.q_start, positions=placed.positions, ops=forward.ops, cache=forward.cache)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
-        chosen = forward.greedy(forward.model.forward(forward.context(tokens), input_ids))
-        forward.accept(chosen, placed.positions, batch)
-        return chosen
+        return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
 
 
 def decode_runner(
     forward: Forward, *, sizes: Sequence[int], backend: GraphBackend
-) -> GraphRunner[DecodeInputs, GreedyTokens]:
+) -> GraphRunner[DecodeInputs, Decoded]:
     rows = forward.rows
     most = max(rows.num_rows, *sizes)
     inputs = DecodeInputs(most, device=rows.last_tokens.device)

@@ -7,8 +7,7 @@ Shape letters: T tokens, S sequences, both padding included.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, Self
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from forebay.runtime.forward import Batch, Forward, HiddenStates, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import STOPS, Columns, of_prompts
-from forebay.runtime.plan_columns import padded
+from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
 
 _PATIENCE: Final = 2  # steps of a size that come once only are not worth a capture, which runs the step on padding
 # Steps between the numbers of tokens that are captured, the fine one up to a bound: a padded token costs its share.
@@ -34,19 +33,12 @@ class Tokens(Table):
 class Sequences(Table):
     """The first padded sequence has all padded tokens and all snapshots that are none, the others have nothing."""
 
-    declared = padded("S")
-    q_ends = Column(torch.int32, pad="T")  # the token after each sequence's last; T of a padded one
+    declared = RAGGED
     snap_stops = Column(torch.int32, pad="T")  # the snapshot after each sequence's last
 
     def __init__(self, num_rows: int, *, device: torch.device | str = "cpu") -> None:
         super().__init__(num_rows, device=device, sizes={"T": 0})
-        self.q_start, self.snap_start = self._from_zero("q_ends"), self._from_zero("snap_stops")
-
-    def _from_zero(self, ends: str) -> Tensor:
-        """[S + 1], 0 and then the column `ends`."""
-        bounds = torch.cat([self[ends].new_zeros(1), self[ends]])
-        self._tensors[ends] = bounds[1:]
-        return bounds
+        self.q_start, self.snap_start = from_zero(self, "q_ends"), from_zero(self, "snap_stops")
 
 
 class Stops(Table):
@@ -55,33 +47,12 @@ class Stops(Table):
     declared = STOPS
 
 
-class ExtendInputs:
-    """Tables that are filled together; `num_rows` are the tokens. There is room for one sequence more than may run, so
-    that a padded token always has one to belong to."""
-
+class ExtendInputs(RaggedInputs):
     columns = (*Tokens.declared, *Sequences.declared, *Stops.declared)
 
     def __init__(self, tokens: Tokens, sequences: Sequences, stops: Stops) -> None:
+        super().__init__(tokens, sequences, stops)
         self.tokens, self.sequences, self.stops = tokens, sequences, stops
-
-    @property
-    def num_rows(self) -> int:
-        return self.tokens.num_rows
-
-    def fill(self, values: Mapping[str, Tensor], n: int, padded: int) -> Self:
-        """Columns of tokens have n values, those of sequences and of snapshots as many as there are."""
-        for table, rows in ((self.sequences, self.sequences.num_rows), (self.stops, padded)):
-            own = {name: value for name, value in values.items() if name in table.declared}
-            table.fill(own, len(next(iter(own.values()), ())), rows, T=padded)
-        self.tokens.fill({name: value for name, value in values.items() if name in Tokens.declared}, n, padded)
-        return self.head(padded)
-
-    def __getitem__(self, name: str) -> Tensor:
-        table = next(t for t in (self.tokens, self.sequences, self.stops) if name in t.declared)
-        return table[name]
-
-    def head(self, n: int) -> Self:
-        return type(self)(self.tokens.head(n), self.sequences, self.stops.head(n))
 
 
 class ExtendStep:

@@ -5,9 +5,11 @@ Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+import torch
 from torch import Tensor
 
 from forebay.layers.context import ForwardContext
@@ -18,6 +20,8 @@ from forebay.ops.steps import Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
 from forebay.runtime.kinds import KindTokens, of_layers, pages_of
+
+FAILED: Final = -1  # instead of a token id, where the logits were not finite
 
 
 class Batch(NamedTuple):
@@ -49,6 +53,26 @@ class GreedyTokens(NamedTuple):
     token_ids: Tensor
     finite: Tensor
     logits: Tensor
+
+    def or_failed(self) -> Tensor:
+        """The tokens, FAILED where they are not finite."""
+        return torch.where(self.finite, self.token_ids, FAILED)
+
+
+class Decoded(NamedTuple):
+    """What decodes choose behind each of their tokens, as `GreedyTokens` has it, and what a proposer goes on from."""
+
+    token_ids: Tensor  # [T]
+    finite: Tensor  # [T]
+    logits: Tensor  # [T, V]
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    hidden: Tensor  # [T, H]
+    num_new: Tensor  # [S] int64
+
+    @property
+    def greedy(self) -> GreedyTokens:
+        return GreedyTokens(self.token_ids, self.finite, self.logits)
 
 
 class Forward:
@@ -84,6 +108,12 @@ class Forward:
         """Behind hidden [N, H]."""
         logits = self.model.logits(hidden)
         return GreedyTokens(*self.ops.argmax_rows(logits), logits)
+
+    def decode(self, tokens: StepTokens, settle: Callable[[GreedyTokens], Tensor]) -> Decoded:
+        """Of decodes; `settle` is given what they choose and says how many tokens of each sequence that makes [S]."""
+        hidden = self.model.forward(self.context(tokens), tokens.input_ids)
+        chosen = self.greedy(hidden)
+        return Decoded(*chosen, tokens.input_ids, tokens.placed.positions, hidden, settle(chosen))
 
     def accept(self, chosen: GreedyTokens, positions: Tensor, batch: Batch) -> Tensor:
         """See `Ops.accept`."""

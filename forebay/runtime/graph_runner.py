@@ -67,13 +67,14 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self._patience = patience or (1 if backend.captures_quickly else _PATIENCE)
 
     def run(self, values: Mapping[str, Tensor], n: int) -> Outputs:
-        """The step's outputs for n rows, valid until the next run. `values` are the columns that this step has a source
-        for, `[n, ..]` each; a column without one is padded whole, never left as it was.
+        """The step's outputs for n rows, the first n of each, valid until the next run. `values` are the columns that
+        this step has a source for, `[n, ..]` each; a column without one is padded whole, never left as it was.
         """
         size = self.sizes[bisect_left(self.sizes, n)] if n <= self.sizes[-1] else n
         graph = self.graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
-        return _cut(self._run(size) if graph is None else graph(), n)
+        outputs = self._run(size) if graph is None else graph()
+        return outputs if n == size else _cut(outputs, n)
 
     def capture_next(self) -> bool:
         """Capture the largest size that has no graph yet; False when there is none left.

@@ -17,6 +17,7 @@ from forebay.memory.slots import PAD
 from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
+from forebay.ops.states import Wishes
 from forebay.ops.steps import Pages, Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
@@ -32,6 +33,8 @@ DERIVED: Final = {
     "snap_lens": torch.int64,  # [K]
     "mamba_track_indices": torch.int32,  # [S], of a step that only decodes
     "mamba_track_lens": torch.int64,  # [S]
+    "write_slots": torch.int32,  # [S], of a step that verifies
+    "scratch_slots": torch.int32,  # [T], of a step that verifies
 }
 # Inputs of captured decode steps: where the state goes too, PAD for nowhere, once it is that of so many tokens. The
 # field's `mamba_track_mask` is where the two meet.
@@ -45,6 +48,9 @@ STOPS: Final[Mapping[str, Column]] = {
     "snap_lens": Column(torch.int64, pad=0),
     "snap_slots": Column(torch.int32, pad=PAD),
 }
+# Inputs of captured steps that verify: where the model leaves the state of a sequence, and where that behind a token.
+WRITTEN: Final[Mapping[str, Column]] = {"write_slots": Column(torch.int32, pad=PAD), **TRACKED}
+SCRATCH: Final[Mapping[str, Column]] = {"scratch_slots": Column(torch.int32, pad=PAD)}
 # What layers are told of a step's tokens besides where KV lies.
 KindTokens = StateBatch
 
@@ -54,14 +60,30 @@ class Columns(Protocol):
 
 
 def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
-    """Of a step that only decodes, where there are any: a sequence has one at most, and it is a wish."""
+    """Of a step of decodes of one token, where there are any."""
+    return _wishes(plan) if len(plan.states.snap_seqs) else {}
+
+
+def _wishes(plan: StepPlan) -> dict[str, Array]:
+    """Of a step that only decodes: a sequence has one at most."""
     work = plan.states
-    if not len(work.snap_seqs):
-        return {}
     arrays = {name: np.zeros(plan.num_seqs, dtype=np.int64) for name in TRACKED}
     arrays["mamba_track_indices"][work.snap_seqs] = work.snap_slots
     arrays["mamba_track_lens"][work.snap_seqs] = work.snap_lens
     return arrays
+
+
+def stops_of_drafts(plan: StepPlan, cache: CachePool) -> dict[str, Array]:
+    """Of a step of decodes with drafts: the state behind each token of a sequence that has some goes to scratch, and
+    its slot is written when it is known which of them stay."""
+    work = plan.states
+    if not len(work.state_slots):
+        return {}
+    verified = plan.q_lens > 1
+    tokens = np.repeat(verified, plan.q_lens)
+    written = np.where(verified, PAD, work.state_slots)
+    scratch = np.where(tokens, cache.first_scratch - 1 + np.cumsum(tokens), PAD)
+    return {"write_slots": written, "scratch_slots": scratch, **_wishes(plan)}
 
 
 def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
@@ -102,12 +124,16 @@ def of_layers(cache: CachePool, full: PagedKv, placed: Placement, tokens: KindTo
     return {"window": window, "states": tokens}
 
 
-def check_kinds(plan: StepPlan) -> None:
+def check_kinds(plan: StepPlan, num_scratch: int) -> None:
     """Raise IndexOutOfPool unless the model and the copies before it write each state slot at most once, never the
-    padding slot, and snapshots lie inside what the step computes, in order."""
+    padding slot, snapshots lie inside what the step computes, in order, and no more tokens are verified than there are
+    scratch slots for."""
     work = plan.states
     if not len(work.state_slots):
         return
+    verified = plan.q_lens[plan.num_extends :]
+    if (num_tokens := verified[verified > 1].sum()) > num_scratch:
+        raise IndexOutOfPool(f"a plan verifies {num_tokens} tokens; there are {num_scratch} scratch slots")
     if len(work.clears) or len(work.copy_dst):
         _once("copy_src, clears and copy_dst", np.unique(work.copy_src), work.clears, work.copy_dst)
     if not len(work.snap_seqs):
@@ -157,6 +183,27 @@ def of_decodes(columns: Columns, counts: Tensor, *, positions: Tensor, ops: Ops,
         snap_ends=counts[1:],
         snap_slots=ops.due(slots, counts[1:], lens, positions) if cache.has(Per.SLOT) else slots,
     )
+
+
+def of_drafts(columns: Columns, q_start: Tensor, counts: Tensor) -> KindTokens:
+    """Of tokens that are verified; `counts` are 0, 1, 2 and so on up to their number."""
+    return StateBatch(
+        slots=columns["state_slots"],
+        write_slots=columns["write_slots"],
+        q_start=q_start,
+        snap_start=q_start,
+        snap_ends=counts[1:],
+        snap_slots=columns["scratch_slots"],
+    )
+
+
+def settle_kinds(
+    columns: Columns, tokens: KindTokens, positions: Tensor, num_new: Tensor, *, ops: Ops, cache: CachePool
+) -> None:
+    """Let what sequences keep follow their accepted tokens; may be said again with other ones."""
+    if cache.has(Per.SLOT):
+        wishes = Wishes(columns["mamba_track_lens"], columns["mamba_track_indices"])
+        ops.commit_states(cache.states, tokens, positions, num_new, wishes)
 
 
 def _once(name: str, *slots: Array) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.memory.slots import Ids
 from forebay.requests.step_plan import Admission
 
 
@@ -21,26 +24,51 @@ class _RowState:
         output = tokens[admission.num_prompt :]
         self.counts = torch.zeros(vocab_size, device=device)  # of each token in the output
         self.counts.index_add_(0, output, torch.ones(len(output), device=device))
-        self.seen = torch.zeros(vocab_size, dtype=torch.bool, device=device).index_fill_(0, tokens, True)
+        self.brought = torch.zeros(vocab_size, dtype=torch.bool, device=device).index_fill_(0, tokens, True)
 
-    def apply(self, logits: Tensor) -> None:
+    def apply(self, logits: Tensor, guessed: Tensor) -> None:
+        """Adjust logits [n, V], in place, behind the output and the first of the n - 1 tokens guessed to follow it."""
+        counts = self.counts
+        for j, at in enumerate(logits):
+            self._adjust(at, counts)
+            if j < len(guessed):
+                counts = counts.index_add(0, guessed[j : j + 1], counts.new_ones(1))
+
+    def _adjust(self, logits: Tensor, counts: Tensor) -> None:
         """Repetition (over prompt and output; arXiv 1909.05858, section 4.1), presence and frequency (over the output
-        alone; OpenAI's definition), then logit bias, to logits [V] in place."""
+        alone; OpenAI's definition), then logit bias, to logits [V] in place; counts [V] are those of the output."""
         params = self.params
         if params.repetition_penalty != 1.0:
             factor = params.repetition_penalty
             penalized = torch.where(logits > 0, logits / factor, logits * factor)
-            logits.copy_(torch.where(self.seen, penalized, logits))
+            logits.copy_(torch.where(self.brought | (counts > 0), penalized, logits))
         if params.frequency_penalty != 0.0:
-            logits.sub_(self.counts * params.frequency_penalty)
+            logits.sub_(counts * params.frequency_penalty)
         if params.presence_penalty != 0.0:
-            logits.sub_((self.counts > 0) * params.presence_penalty)
+            logits.sub_((counts > 0) * params.presence_penalty)
         logits.index_add_(0, self.bias_ids, self.bias)
 
-    def record(self, token: Tensor) -> None:
-        """The next token of the output, [1]."""
-        self.counts.index_add_(0, token, self.counts.new_ones(1))
-        self.seen.index_fill_(0, token, True)
+    def record(self, token_ids: Tensor, num_new: Tensor | None) -> None:
+        """Count the first num_new [] of token_ids [n], or all of them."""
+        if num_new is None:
+            new = self.counts.new_ones(len(token_ids))
+        else:
+            new = (torch.arange(len(token_ids), device=token_ids.device) < num_new).to(self.counts.dtype)
+        self.counts.index_add_(0, token_ids, new)
+
+
+class Span(NamedTuple):
+    """A row's entries of the positions that are sampled from."""
+
+    row: int
+    first: int
+    stop: int
+
+
+def spans_of(rows: Ids, q_lens: Ids | None = None) -> list[Span]:
+    """Of rows with as many entries each, or with one."""
+    stops = range(1, len(rows) + 1) if q_lens is None else np.cumsum(q_lens).tolist()
+    return [Span(row, first, stop) for row, first, stop in zip(rows.tolist(), (0, *stops), stops, strict=False)]
 
 
 class Penalties:
@@ -57,16 +85,19 @@ class Penalties:
         if admission.params.adjusts:
             self._states[admission.row] = _RowState(admission, self._vocab_size, self._device)
 
-    def apply(self, logits: Tensor, rows: Sequence[int]) -> Tensor:
-        """logits [N, V] of `rows`, adjusted, as a copy: log-probabilities are those of the model's own."""
+    def apply(self, logits: Tensor, spans: Sequence[Span], input_ids: Tensor | None = None) -> Tensor:
+        """logits [N, V] of the spans, adjusted, as a copy: log-probabilities are those of the model's own. A span's
+        entries behind its first are those of guessed tokens, input_ids [N]."""
         logits = logits.clone()
-        for i, row in enumerate(rows):
+        for row, first, stop in spans:
             if row in self._states:
-                self._states[row].apply(logits[i])
+                guessed = logits.new_empty(0) if input_ids is None else input_ids[first + 1 : stop]
+                self._states[row].apply(logits[first:stop], guessed)
         return logits
 
-    def record(self, token_ids: Tensor, rows: Sequence[int]) -> None:
-        """token_ids [N], just sampled for `rows`, belong to their outputs from now on."""
-        for i, row in enumerate(rows):
+    def record(self, token_ids: Tensor, spans: Sequence[Span], num_new: Tensor | None = None) -> None:
+        """token_ids [N], just sampled for the spans, belong to their outputs from now on; of each span the first
+        num_new [spans], where not all do."""
+        for i, (row, first, stop) in enumerate(spans):
             if row in self._states:
-                self._states[row].record(token_ids[i : i + 1])
+                self._states[row].record(token_ids[first:stop], None if num_new is None else num_new[i])

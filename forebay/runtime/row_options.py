@@ -14,14 +14,19 @@ from forebay.runtime.sampler import Wants
 
 
 class Sampling(NamedTuple):
-    """How the N sequences in `rows` choose their tokens: what any of them wants, and which of them (by index) draw;
-    which want log-probabilities, and of each of those how many alternatives."""
+    """How tokens are chosen at N positions, each of a row in `rows`: what any of them wants, and at which of them (by
+    index) one is drawn; where log-probabilities are wanted, and of how many alternatives each."""
 
     rows: Ids
     wants: Wants
     drawing: Ids = NO_IDS
     reporting: Ids = NO_IDS
     num_top: Ids = NO_IDS
+
+    @property
+    def otherwise(self) -> bool:
+        """Whether any of them wants other than the most likely token."""
+        return bool(self.wants & (Wants.ADJUST | Wants.DRAW))
 
 
 class RowOptions:

@@ -7,7 +7,7 @@ log-probabilities are wanted, H pages and slots that are saved to the host or lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
 
@@ -21,10 +21,11 @@ from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
 from forebay.runtime.extend_step import ExtendInputs
 from forebay.runtime.host_copies import HostCopies, Places
-from forebay.runtime.kinds import DERIVED, change_kinds, stops_of_decodes, stops_of_tokens
+from forebay.runtime.kinds import DERIVED, change_kinds, stops_of_decodes, stops_of_drafts, stops_of_tokens
 from forebay.runtime.packing import Array, Packing, Sections
 from forebay.runtime.plan_columns import ON_DEVICE, arrays_of, dtype_of
 from forebay.runtime.row_options import Sampling
+from forebay.runtime.verify_step import VerifyInputs
 
 # What the device is told besides the plan's own columns.
 _DERIVED: Final = {
@@ -79,7 +80,7 @@ class StepInputs:
         arrays = dict(zip(ON_DEVICE, arrays_of(plan), strict=True))
         arrays |= {"sample_rows": sampling.rows, "drawing": sampling.drawing, "reporting": sampling.reporting}
         arrays["targets"] = targets
-        arrays |= _OF_SHAPE[shape](plan)
+        arrays |= self._derived(plan, shape)
         if plan.admissions:
             arrays |= _of_admissions(plan.admissions)
         copies = (*plan.host.saves, *plan.host.loads)
@@ -112,9 +113,22 @@ class StepInputs:
         for copy, place in zip(plan.host.loads, places[len(plan.host.saves) :], strict=True):
             self.copies.load(copy.request_id, place)
 
-    def extend_columns(self, plan: StepPlan, sections: Sections) -> dict[str, Tensor]:
+    def _derived(self, plan: StepPlan, shape: Shape) -> dict[str, Array]:
+        match shape:
+            case Shape.DECODES:
+                return stops_of_decodes(plan)
+            case Shape.DRAFTS:
+                return _of_drafts(plan) | stops_of_drafts(plan, self._cache)
+            case Shape.TOKENS:
+                return _of_tokens(plan)
+
+    def verify_columns(self, sections: Sections) -> dict[str, Tensor]:
+        """What `VerifyInputs` has a source for."""
+        return sections.of(VerifyInputs.columns) | {"q_ends": sections["q_start"][1:]}
+
+    def extend_columns(self, sections: Sections, input_ids: Tensor) -> dict[str, Tensor]:
         """What `ExtendInputs` has a source for."""
-        computed = {"input_ids": self.input_ids(plan, sections), "q_ends": sections["q_start"][1:]}
+        computed = {"input_ids": input_ids, "q_ends": sections["q_start"][1:]}
         if "snap_start" in sections:
             computed["snap_stops"] = sections["snap_start"][1:]
         return sections.of(ExtendInputs.columns) | computed
@@ -135,10 +149,13 @@ def _of_tokens(plan: StepPlan) -> dict[str, Array]:
     return {"q_start": q_start, **sampling, **stops_of_tokens(plan, q_start)}
 
 
-_OF_SHAPE: Final[Mapping[Shape, Callable[[StepPlan], dict[str, Array]]]] = {
-    Shape.DECODES: stops_of_decodes,
-    Shape.TOKENS: _of_tokens,
-}
+def _of_drafts(plan: StepPlan) -> dict[str, Array]:
+    q_start = np.concatenate([[0], np.cumsum(plan.q_lens)])
+    if not len(plan.drafts):
+        return {"q_start": q_start}
+    counts = plan.q_lens - 1
+    columns = np.arange(len(plan.drafts)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return {"q_start": q_start, "draft_rows": np.repeat(plan.rows, counts), "draft_columns": columns}
 
 
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:

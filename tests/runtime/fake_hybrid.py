@@ -66,7 +66,7 @@ def _advance(ctx: ForwardContext, x: Tensor) -> Tensor:
     """The states' part of each token's logits; slot 0 is read and never written."""
     tables, batch, out = ctx.cache.state(2), ctx.states, torch.zeros_like(x)
     weights = torch.arange(1.0, 1 + HIDDEN)
-    for i, slot in enumerate(batch.slots.tolist()):
+    for i, (slot, written) in enumerate(zip(batch.slots.tolist(), batch.write_slots.tolist(), strict=True)):
         conv, ssm = tables.conv[slot], tables.ssm[slot]
         snapshots = range(int(batch.snap_start[i]), int(batch.snap_start[i + 1]))
         for t in range(int(batch.q_start[i]), int(batch.q_start[i + 1])):
@@ -74,10 +74,10 @@ def _advance(ctx: ForwardContext, x: Tensor) -> Tensor:
             conv = torch.cat([conv[:, 1:], x[t].unsqueeze(1)], dim=1)
             out[t] = (ssm[0] * weights).roll(2) + ssm[1] * 2 + (conv[:, 0] - conv[:, 1]) * 0.5
             for j in snapshots:
-                if int(batch.snap_ends[j]) == t + 1:
+                if int(batch.snap_ends[j]) == t + 1 and int(batch.snap_slots[j]) != PAD:
                     tables.conv[int(batch.snap_slots[j])], tables.ssm[int(batch.snap_slots[j])] = conv, ssm
-        if slot != PAD:
-            tables.conv[slot], tables.ssm[slot] = conv, ssm
+        if written != PAD:
+            tables.conv[written], tables.ssm[written] = conv, ssm
     return out
 
 
@@ -89,18 +89,21 @@ def hybrid_runner(
     ssm_dtype: torch.dtype = torch.float32,
     ops: Ops | None = None,
     device: str = "cpu",
+    width: int = 1,
     **graphs: Any,
 ) -> ModelRunner:
     return build_runner(
         model or FakeHybrid(),
         sizes=PoolSizes(
             num_slots={"kv": NUM_ROWS * PAGES_PER_ROW, "window": NUM_WINDOWS, "state": NUM_SLOTS},
+            num_scratch=NUM_ROWS * width if width > 1 else 0,
             page_size=PAGE_SIZE,
             max_running_requests=NUM_ROWS,
             context_length=CONTEXT,
         ),
         ops=ops or make_ops(NATIVE, 2),
         max_num_tokens=64,
+        width=width,
         vocab_size=vocab_size,
         types=cache_types(dtype, ssm_dtype),
         device=device,
@@ -127,9 +130,9 @@ class HybridPlanner(Planner):
         self._saved_lens: dict[int, int] = {}
         self._shared: set[int] = set()
 
-    def begin(self, row: int, tokens: Sequence[int]) -> None:
+    def begin(self, row: int, tokens: Sequence[int], params: SamplingParams = WISH) -> None:
         """A new request, whose state begins with zeros."""
-        self.admit(row, tokens, WISH)
+        self.admit(row, tokens, params)
         self._clears.append(self.slots[row])
 
     def begin_from(self, row: int, tokens: Sequence[int], source: int, length: int, slot: int) -> None:

@@ -64,7 +64,7 @@ class FakeModel:
         return total
 
 
-def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None) -> ModelRunner:
+def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None, width: int = 1) -> ModelRunner:
     return build_runner(
         model or FakeModel(),
         sizes=PoolSizes(
@@ -75,6 +75,7 @@ def fake_runner(model: FakeModel | None = None, *, ops: Ops | None = None) -> Mo
         ),
         ops=ops or make_ops(NATIVE, 2),
         max_num_tokens=64,
+        width=width,
         vocab_size=VOCAB,
         types=CacheTypes(),
         device="cpu",

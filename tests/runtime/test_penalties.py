@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import Admission
-from forebay.runtime.penalties import Penalties
+from forebay.runtime.penalties import Penalties, Span, spans_of
 from tests.runtime.plans import known
 
 V = 23
@@ -36,6 +36,10 @@ def oracle(logits: torch.Tensor, params: SamplingParams, prompt: list[int], outp
     return result
 
 
+def one(row: int) -> list[Span]:
+    return [Span(row, 0, 1)]
+
+
 def random_logits(rows: int, seed: int) -> torch.Tensor:
     return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 4
 
@@ -58,14 +62,14 @@ def test_every_row_is_penalized_for_what_it_said_and_no_other(requests, steps, s
     for step in range(steps + 1):
         logits = random_logits(len(rows), seed + step)
         untouched = logits.clone()
-        adjusted = penalties.apply(logits, rows.tolist())
+        adjusted = penalties.apply(logits, spans_of(rows))
         assert torch.equal(logits, untouched)
         for i, row in enumerate(rows):
             params, prompt, _ = requests[row - 1]
             expected = torch.tensor(oracle(logits[i], params, prompt, outputs[row - 1]))
             torch.testing.assert_close(adjusted[i], expected, rtol=1e-5, atol=1e-4)
         tokens = torch.from_numpy(rng.integers(0, V, len(rows)))
-        penalties.record(tokens, rows.tolist())
+        penalties.record(tokens, spans_of(rows))
         for row, token in zip(rows, tokens.tolist(), strict=True):
             outputs[row - 1].append(token)
 
@@ -78,28 +82,59 @@ def test_a_request_that_comes_back_after_a_retraction_has_the_logits_it_would_ha
     steady.admit(admission(1, params, prompt, []))
     retracted.admit(admission(4, params, prompt, []))
     for token in output:
-        steady.record(torch.tensor([token]), [1])
+        steady.record(torch.tensor([token]), one(1))
     for token in output[:2]:
-        retracted.record(torch.tensor([token]), [4])
+        retracted.record(torch.tensor([token]), one(4))
     retracted.admit(admission(2, params, prompt, output))
     logits = random_logits(1, 0)
-    assert torch.equal(steady.apply(logits, [1]), retracted.apply(logits, [2]))
+    assert torch.equal(steady.apply(logits, one(1)), retracted.apply(logits, one(2)))
 
 
 def test_a_rows_next_tenant_inherits_nothing():
     penalties = Penalties(V, torch.device("cpu"))
-    penalties.admit(admission(1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}), [1, 2], [3]))
+    penalties.admit(admission(1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}), [1, 2], one(3)))
     penalties.admit(admission(1, SamplingParams(), [4], []))
     logits = random_logits(1, 1)
-    penalties.record(torch.tensor([3]), [1])
-    assert torch.equal(penalties.apply(logits, [1]), logits)
+    penalties.record(torch.tensor(one(3)), one(1))
+    assert torch.equal(penalties.apply(logits, one(1)), logits)
 
 
 def test_penalties_make_no_row_finite_that_was_not():
     penalties = Penalties(4, torch.device("cpu"))
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=2.0, logit_bias={0: -100.0, 1: -100.0})
-    penalties.admit(admission(1, params, [0], [1]))
-    adjusted = penalties.apply(torch.tensor([[float("inf"), float("nan"), 0.0, float("-inf")]]), [1])
+    penalties.admit(admission(1, params, [0], one(1)))
+    adjusted = penalties.apply(torch.tensor([[float("inf"), float("nan"), 0.0, float("-inf")]]), one(1))
     assert adjusted[0, 0] == float("inf")
     assert adjusted[0, 1].isnan()
     assert adjusted[0, 3] == float("-inf")
+
+
+@settings(max_examples=60)
+@given(
+    params=PARAMS,
+    prompt=TOKENS,
+    output=TOKENS,
+    guessed=st.lists(st.integers(0, V - 1), min_size=1, max_size=4),
+    num_new=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted(
+    params, prompt, output, guessed, num_new, seed
+):
+    """C16: each position's logits are those that it has when the tokens before it were sampled one by one."""
+    penalties = Penalties(V, torch.device("cpu"))
+    penalties.admit(admission(1, params, prompt, output))
+    n = len(guessed) + 1
+    logits, spans = random_logits(n + 1, seed), [Span(2, 0, 1), Span(1, 1, n + 1)]
+    adjusted = penalties.apply(logits, spans, torch.tensor([9, 9, *guessed]))
+    assert torch.equal(adjusted[0], logits[0]), "another row, which has no penalties"
+    for j in range(n):
+        alone = Penalties(V, torch.device("cpu"))
+        alone.admit(admission(1, params, prompt, output + guessed[:j]))
+        assert torch.equal(adjusted[1 + j], alone.apply(logits[1 + j : 2 + j], one(1))[0])
+    sampled = [*guessed, 3]
+    num_new = min(num_new, n)
+    penalties.record(torch.tensor([0, *sampled]), spans, torch.tensor([1, num_new]))
+    alone = Penalties(V, torch.device("cpu"))
+    alone.admit(admission(1, params, prompt, output + sampled[:num_new]))
+    assert torch.equal(penalties.apply(logits[:1], one(1)), alone.apply(logits[:1], one(1)))

@@ -1,0 +1,64 @@
+"""What rows choose that want other than the most likely token.
+
+Shape letters: N positions that are sampled from, S sequences, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from forebay.ops import Ops
+from forebay.pools.request_rows import RequestRows
+from forebay.runtime.forward import GreedyTokens
+from forebay.runtime.launched import ToHost
+from forebay.runtime.logprobs import token_logprobs
+from forebay.runtime.packing import Sections
+from forebay.runtime.penalties import Penalties, Span
+from forebay.runtime.row_options import Sampling
+from forebay.runtime.sampler import Wants, draw
+
+
+class Chooser:
+    def __init__(self, ops: Ops, rows: RequestRows, penalties: Penalties) -> None:
+        self._ops, self._rows, self._penalties = ops, rows, penalties
+
+    def choose(
+        self,
+        raw: GreedyTokens,
+        inputs: Sections,
+        sampling: Sampling,
+        lens: Tensor,
+        *,
+        settle: Callable[[GreedyTokens], Tensor | None],
+        spans: Sequence[Span],
+        input_ids: Tensor | None = None,
+    ) -> tuple[GreedyTokens, Tensor | None]:
+        """What is chosen instead of `raw`, and what `settle` says of it: how many of each span's tokens [S] that makes,
+        or None where each span has one. lens [N] are the positions of the tokens chosen; `spans` and `input_ids` as for
+        `Penalties.apply`."""
+        (ids, finite, logits), wants = raw, sampling.wants
+        if wants & Wants.ADJUST:
+            logits = self._penalties.apply(logits, spans, input_ids)
+            ids, finite = self._ops.argmax_rows(logits)
+        if wants & Wants.DRAW:
+            ids = self._draw(logits, ids, lens, inputs, wants)
+        num_new = settle(chosen := GreedyTokens(ids, finite, logits))
+        if wants & Wants.ADJUST:
+            self._penalties.record(ids, spans, num_new)
+        return chosen, num_new
+
+    def logprobs(self, raw: Tensor, chosen: GreedyTokens, inputs: Sections, sampling: Sampling) -> ToHost | None:
+        """Of the chosen tokens where somebody asked, by the model's own logits `raw` [N, V]."""
+        if not len(sampling.reporting):
+            return None
+        which, k = inputs["reporting"], int(sampling.num_top.max())
+        return ToHost(token_logprobs(raw.index_select(0, which), chosen.token_ids.index_select(0, which), k))
+
+    def _draw(self, logits: Tensor, greedy: Tensor, lens: Tensor, inputs: Sections, wants: Wants) -> Tensor:
+        rows, which = inputs["sample_rows"], inputs["drawing"]
+        if len(which) == len(greedy):
+            return draw(self._ops, logits, rows, lens, self._rows, wants)
+        logits, rows, lens = (of_all.index_select(0, which) for of_all in (logits, rows, lens))
+        return greedy.index_copy(0, which, draw(self._ops, logits, rows, lens, self._rows, wants))

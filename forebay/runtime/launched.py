@@ -1,0 +1,113 @@
+"""A step whose tokens are on their way to the host, and what becomes of them there.
+
+Shape letters: S sequences, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import compress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD, Ids
+from forebay.requests.step_plan import StepResult, TokenLogprob
+from forebay.runtime.logprobs import unpack
+from forebay.runtime.row_options import Sampling
+
+
+class ToHost:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.is_cuda:
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait(self) -> npt.NDArray[Any]:
+        if self._event is not None:
+            self._event.synchronize()
+        array: npt.NDArray[Any] = self._host.numpy()
+        return array
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """The log-probabilities of one extend's positions: the tokens asked about, and the blocks they come in."""
+
+    extend: int
+    num_positions: int
+    targets: Ids
+    num_top: int
+    blocks: list[ToHost]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step whose sampled tokens are on their way: one of each sequence; or, where `q_lens` are given, one behind each
+    of as many tokens, and then how many of those count."""
+
+    vocab_size: int
+    token_ids: ToHost  # [S], or [T + S]
+    sample_mask: npt.NDArray[np.bool_] | None  # [S]; None where all of them sample
+    sampling: Sampling
+    logprobs: ToHost | None
+    chunks: tuple[PromptChunk, ...] = ()
+    q_lens: Ids | None = None  # [S]
+
+    def result(self) -> StepResult:
+        """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
+        has failed."""
+        array = self.token_ids.wait()
+        if self.q_lens is not None:
+            return self._accepted(array, self.q_lens)
+        token_ids = array.tolist()
+        failed: tuple[int, ...] = ()
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < self.vocab_size):
+            failed = tuple(np.flatnonzero((array < 0) | (array >= self.vocab_size)).tolist())
+            token_ids = [PAD if i in failed else token for i, token in enumerate(token_ids)]
+        if self.sample_mask is not None:
+            token_ids = list(compress(token_ids, self.sample_mask.tolist()))
+        return StepResult(
+            token_ids=token_ids,
+            failed=failed,
+            logprobs=None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait()),
+            prompt_logprobs={chunk.extend: _prompt_entries(chunk) for chunk in self.chunks} or None,
+        )
+
+    def _accepted(self, array: npt.NDArray[Any], q_lens: Ids) -> StepResult:
+        seqs = np.repeat(np.arange(len(q_lens)), q_lens)
+        num_new, ids = array[len(seqs) :], array[: len(seqs)]
+        counted = np.arange(len(seqs)) - np.repeat(np.cumsum(q_lens) - q_lens, q_lens) < num_new[seqs]
+        broken = (ids < 0) | (ids >= self.vocab_size)
+        token_ids = np.where(broken, PAD, ids).tolist()
+        entries = None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait())
+        return StepResult(
+            token_ids=list(compress(token_ids, counted)),
+            num_new=num_new.tolist(),
+            failed=tuple(np.unique(seqs[counted & broken]).tolist()),
+            logprobs=None if entries is None else list(compress(entries, counted)),
+        )
+
+    def _reported(self, token_ids: list[int], packed: npt.NDArray[Any]) -> list[TokenLogprob | None]:
+        entries: list[TokenLogprob | None] = [None] * len(token_ids)
+        which, num_top = self.sampling.reporting.tolist(), self.sampling.num_top.tolist()
+        for i, entry in zip(which, unpack(packed, [token_ids[i] for i in which], num_top), strict=True):
+            entries[i] = entry
+        return entries
+
+
+def _prompt_entries(chunk: PromptChunk) -> list[TokenLogprob | None]:
+    entries: list[TokenLogprob | None] = []
+    for block in chunk.blocks:
+        packed = block.wait()
+        known = chunk.targets[len(entries) : len(entries) + len(packed)].tolist()
+        entries += unpack(packed, known, [chunk.num_top] * len(packed))
+    return entries + [None] * (chunk.num_positions - len(entries))
