@@ -49,8 +49,10 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
     padded = inputs.fill(live, LIVE, PADDED)
     assert {name: set(padded.tokens[name][LIVE:].tolist()) for name in Tokens.declared} == {"input_ids": {0}}
     assert set(padded.sequences["req_pool_indices"][LIVE:].tolist()) == {0}
-    assert set(padded.sequences.q_ends[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all padded tokens"
-    assert padded.sequences.q_start.tolist() == [0, *padded.sequences.q_ends.tolist()]
+    assert set(padded.sequences["q_ends"][LIVE:].tolist()) == {PADDED}, (
+        "the first padded sequence has all padded tokens"
+    )
+    assert padded.sequences.q_start.tolist() == [0, *padded.sequences["q_ends"].tolist()]
     assert set(padded.sequences["state_slots"][LIVE:].tolist()) == {0}
     assert set(padded.stops["snap_slots"][1:].tolist()) == {0}, "no snapshot"
     assert set(padded.sequences.snap_stops[LIVE:].tolist()) == {PADDED}, "the first padded sequence has all of those"

@@ -92,17 +92,17 @@ def test_a_request_that_comes_back_after_a_retraction_has_the_logits_it_would_ha
 
 def test_a_rows_next_tenant_inherits_nothing():
     penalties = Penalties(V, torch.device("cpu"))
-    penalties.admit(admission(1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}), [1, 2], one(3)))
+    penalties.admit(admission(1, SamplingParams(repetition_penalty=2.0, logit_bias={3: 50.0}), [1, 2], [3]))
     penalties.admit(admission(1, SamplingParams(), [4], []))
     logits = random_logits(1, 1)
-    penalties.record(torch.tensor(one(3)), one(1))
+    penalties.record(torch.tensor([3]), one(1))
     assert torch.equal(penalties.apply(logits, one(1)), logits)
 
 
 def test_penalties_make_no_row_finite_that_was_not():
     penalties = Penalties(4, torch.device("cpu"))
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=2.0, logit_bias={0: -100.0, 1: -100.0})
-    penalties.admit(admission(1, params, [0], one(1)))
+    penalties.admit(admission(1, params, [0], [1]))
     adjusted = penalties.apply(torch.tensor([[float("inf"), float("nan"), 0.0, float("-inf")]]), one(1))
     assert adjusted[0, 0] == float("inf")
     assert adjusted[0, 1].isnan()
