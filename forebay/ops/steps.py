@@ -67,11 +67,12 @@ class StepOps(AcceptOps):
             return torch.where(real, of.long() * pages.page_size + inside, 0)
 
         window = pages.window_map
+        window_ids = page_ids if window is None else torch.where(page_ids == _PAD, _PAD, window[page_ids.long()])
         return Placement(
             positions=torch.where(real, positions.clamp(max=end - 1), 0),
             seq_lens=(starts + q_start.diff()).clamp(max=end).int(),
             out_cache_loc=location(page_ids),
-            out_window_loc=positions[:0] if window is None else location(window.index_select(0, page_ids)),
+            out_window_loc=positions[:0] if window is None else location(window_ids),
         )
 
     def due(self, slots: Tensor, ends: Tensor, lens: Tensor, positions: Tensor) -> Tensor:

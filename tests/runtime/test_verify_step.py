@@ -60,13 +60,11 @@ def test_c16_drafts_change_no_bit_of_what_a_model_says_and_keeps(case, dtype, na
 
     params = {1: WISHES["greedy"], 2: WISHES["drawn"], 4: WISHES["everything"]}
     plain = plainly(make(1), PROMPTS, params, STEPS)
-    for seed, (draft, options) in enumerate(
-        (draft, options) for draft in DRAFTERS.values() for options in ({}, {"graphs": Eager()})
-    ):
+    for seed, (draft, options) in enumerate([*((name, {}) for name in DRAFTERS), ("mixed", {"graphs": Eager()})]):
         plans = make(WIDTH, **options)
         if not options:
             plans.runner.verify.sizes = [5, 14]
-        said = with_drafts(plans, PROMPTS, params, plain, draft, seed)
+        said = with_drafts(plans, PROMPTS, params, plain, DRAFTERS[draft], seed)
         assert_same(plans, said, plain, PROMPTS)
 
 
@@ -238,7 +236,7 @@ def test_c13_padded_tokens_of_a_verify_are_nobodys():
         assert set(padded[name][2:].tolist()) == {PAD}, name
 
 
-@pytest.mark.parametrize("wished", [8, 9, 10, 11, 99])
+@pytest.mark.parametrize("wished", [8, 9, 10, 11, 30])
 def test_c18_a_wished_state_is_taken_if_the_accepted_tokens_come_to_its_length(wished):
     """At exactly that length, of rows with and without drafts; else the slot stays what it was."""
     prompts, params = {1: prompt(1, 7), 2: prompt(2, 7)}, {1: GREEDY, 2: EVERYTHING}

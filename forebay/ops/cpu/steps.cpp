@@ -38,7 +38,8 @@ void fb_place_tokens(Pool* pool, const int32_t* rows, const int32_t* q_start, co
                 const long t = q_start[i] + j;
                 positions[t] = std::min(position, end - 1);
                 locs[t] = page * page_size + inside;
-                if (window_map != nullptr) window_locs[t] = window_map[page] * page_size + inside;
+                const int32_t window = window_map == nullptr || page == 0 ? 0 : window_map[page];
+                if (window_map != nullptr) window_locs[t] = window * page_size + inside;
             }
         }
     });

@@ -48,7 +48,7 @@ def _place_tokens(
         tl.store(positions + first + j, tl.minimum(position, end - 1), mask=live)
         tl.store(locs + first + j, page * page_size + inside, mask=live)
         if HAS_WINDOWS:
-            window = tl.load(window_map + page, mask=live, other=0).to(tl.int64)
+            window = tl.load(window_map + page, mask=page > 0, other=0).to(tl.int64)
             tl.store(window_locs + first + j, window * page_size + inside, mask=live)
 
 
