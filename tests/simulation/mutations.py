@@ -26,6 +26,7 @@ from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.fairness_mutations import FAIRNESS_MUTATIONS
 from tests.simulation.hybrid_mutations import HYBRID_MUTATIONS
 from tests.simulation.simulator import run_seed
+from tests.simulation.width_mutations import WIDTH_MUTATIONS
 
 Patch = pytest.MonkeyPatch
 Mutation = Callable[[Patch], None]
@@ -423,7 +424,7 @@ def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
     patch.setattr(Windows, "start_over", lambda self, draft: None)
 
 
-MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS
+MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS | WIDTH_MUTATIONS
 
 
 def main() -> int:

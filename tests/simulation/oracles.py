@@ -15,6 +15,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
 from forebay.scheduler.scheduler import Scheduler
 from tests.kinds_of import states_of, windows_of
+from tests.simulation.event_log import logged
 from tests.simulation.hash_runner import HashRunner
 from tests.simulation.hashing import (
     U64,
@@ -198,7 +199,7 @@ class Oracles:
                 ended.append(self.live.pop(tracked.id))
                 self.runner.cached.pop(tracked.id, None)
                 self.num_finished += 1
-            self.log.update(_logged(update).encode())
+            self.log.update(logged(update).encode())
         self.liveness.heard(updates, now)
         return ended
 
@@ -290,15 +291,6 @@ class Oracles:
             require(pool.num_locked == 0 and not pool.locks.any(), "a window is locked although nobody runs")
         require(self.runner.host.copies.keys() <= set(held.draft.drops), "the host keeps what nobody will come for")
         require(held.offloaded.num_bytes == 0, "host memory is booked although nobody is retracted")
-
-
-def _logged(update: Update) -> str:
-    """An update as the log has it, so that its hash tells of what happened and not of how a report is laid out."""
-    if update.cache is None:
-        return repr(update)
-    at = update.cache.resumable
-    by_kind = f"window_tokens={at.get('window')}, state_tokens={at.get('state')}"
-    return repr(update).replace(f"resumable={at}", by_kind)
 
 
 def reference_output(prompt: list[int], count: int, *, vocab: int, seed: int = 0, namespace: str = "") -> list[int]:

@@ -33,33 +33,40 @@ class References:
 
 
 class DeviceProposer:
-    """Right up to a point that chance decides, and wrong there. With `chance` all are right, and so often none is."""
+    """Right up to a place that chance decides, and wrong there; or `right` so often and then wrong."""
 
     def __init__(self, rng: Random, references: References) -> None:
         self._rng, self._references = rng, references
         self._chance = rng.choice([0.1, 0.3, 0.6])
+        self.right: int | None = None
 
     def __call__(self, request_id: int, start: int, count: int) -> list[int]:
         """`count` tokens for the positions from `start` on."""
-        rng, vocab = self._rng, self._references.vocab
+        vocab, at = self._references.vocab, self._first_wrong(count)
         tokens = self._references.tokens(request_id, start, start + count)
-        if rng.random() >= self._chance:
-            at = rng.choice([0, rng.randrange(count)])
-            tokens[at] = (tokens[at] + rng.randrange(1, vocab)) % vocab
+        if at < count:
+            tokens[at] = (tokens[at] + self._rng.randrange(1, vocab)) % vocab
         return tokens
+
+    def _first_wrong(self, count: int) -> int:
+        if self.right is not None:
+            return self.right
+        rng = self._rng
+        return count if rng.random() < self._chance else rng.choice([0, rng.randrange(count)])
 
 
 class HostProposer:
-    """The same for a scheduler that asks: sometimes fewer than it could use, or none. It forgets who has ended."""
+    """The same for a scheduler that asks: by `shy` fewer than it could use, or none. It forgets who has ended."""
 
     def __init__(self, rng: Random, propose: DeviceProposer) -> None:
         self._rng, self._propose = rng, propose
+        self.shy = 0.3
         self.known: set[int] = set()
 
     def propose(self, req: Request, most: int) -> Sequence[int]:
         require(req.status is Status.DECODING, f"drafts are wanted for {req}")
         self.known.add(req.id)
-        count = self._rng.choice([most, most, self._rng.randint(0, most)])
+        count = self._rng.randint(0, most) if self._rng.random() < self.shy else most
         return self._propose(req.id, len(req.tokens), count) if count else ()
 
     def ended(self, req: Request) -> None:

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from random import Random
 
-from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
+from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, SpeculativeAlgorithm, StateStrategy
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
-from tests.simulation.workload import Traffic
+from tests.simulation.workload import Traffic, speculating
 
 HYBRIDS = ("extra_buffer", "no_buffer", "windows", "both")
 WINDOW = 6
@@ -43,6 +43,17 @@ def simulation_of(
     asked: SchedulerConfig, seed: int = 0, *, make_scheduler=RetractingScheduler, load: Traffic | None = None
 ) -> Simulation:
     return Simulation(asked, load or traffic(), Random(seed), make_scheduler=make_scheduler)
+
+
+def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes) -> Simulation:
+    """Decodes as wide as they can be, whose drafts are all right."""
+    algorithm = {"host": SpeculativeAlgorithm.NGRAM, "device": SpeculativeAlgorithm.EAGLE}[proposed_on]
+    sim = simulation_of(speculating(asked, algorithm, width, num_scratch=width * asked.max_running_requests), **changes)
+    sim.width = lambda: width
+    sim.propose.right = width
+    if sim.proposer:
+        sim.proposer.shy = 0.0
+    return sim
 
 
 def greedy(max_new_tokens: int) -> SamplingParams:

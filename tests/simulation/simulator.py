@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 from random import Random
 from typing import Final
@@ -33,6 +33,7 @@ from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission
 from forebay.scheduler.scheduler import Proposer
 from tests.kinds_of import states_of, windows_of
+from tests.simulation.event_log import Outcome, log_plan
 from tests.simulation.hash_runner import HashRunner, StepFailed
 from tests.simulation.hash_step import HashStep, Pools
 from tests.simulation.hashing import salt_of, seed_of
@@ -48,38 +49,10 @@ from tests.simulation.workload import (
     with_speculation,
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What a run did. `digest` is the hash of its event log (B-7), of several runs their exclusive or."""
-
-    seeds: int = 1
-    requests: int = 0
-    refused: int = 0
-    steps: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    hits: int = 0
-    retractions: int = 0
-    recomputed: int = 0
-    offloaded: int = 0
-    state_hits: int = 0
-    window_hits: int = 0
-    states_taken: int = 0
-    evicted_states: int = 0
-    digest: str = "0" * 64
-
-    def __add__(self, other: Outcome) -> Outcome:
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
-        return Outcome(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
-
-
 # Prompts here are too short, and queues too small, for what is worth it in earnest.
 CLOSE: Final = 4  # tokens between anchors
 FEW: Final = 3  # overtakings
 SHARED: Final = 6  # tokens of a prompt under way that are waited for
-_NONE: Final = np.empty(0, dtype=np.int64)
 SchedulerFactory = Callable[[SchedulerConfig, Proposer | None], RetractingScheduler]
 
 
@@ -103,8 +76,9 @@ class Simulation:
         self.widths, self.most_width = widths or Random(0), config.speculation.num_draft_tokens
         model, algorithm = traffic.model(config), config.speculation.algorithm
         self.references = References(model)
-        propose = DeviceProposer(self.widths, self.references)
-        self.proposer = HostProposer(self.widths, propose) if self.most_width > 1 and not algorithm.on_device else None
+        self.propose = DeviceProposer(self.widths, self.references)
+        host = self.most_width > 1 and not algorithm.on_device
+        self.proposer = HostProposer(self.widths, self.propose) if host else None
         self.scheduler = make_scheduler(config, self.proposer)
         self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
         self.runner = HashRunner(
@@ -112,7 +86,7 @@ class Simulation:
             Pools.of(self.scheduler.held),
             model,
             salt=self.salts.__getitem__,
-            propose=propose if algorithm.on_device else None,
+            propose=self.propose if algorithm.on_device else None,
         )
         self.oracles = Oracles(config, self.scheduler, self.runner)
         self.scheduler.liveness = self.oracles.liveness
@@ -247,7 +221,7 @@ class Simulation:
         if plan is None:
             return None
         self.num_steps += 1
-        self._log_plan(plan)
+        log_plan(self.oracles.log, plan, self.scheduler.held, self.config)
         if self.rng.random() < self._launch_fails(plan):
             self.runner.launch_in_part(plan, self.rng.random())
             for admission in plan.admissions:
@@ -323,33 +297,6 @@ class Simulation:
             if ended.may_fail and ended.finish is FinishReason.ERROR:
                 self.conversations.failed(ended.prompt, ended.namespace)
 
-    def _log_plan(self, plan: StepPlan) -> None:
-        """The plan, and where it lets the device compute as far as the host knows."""
-        log, held, num_decodes = self.oracles.log, self.scheduler.held, plan.num_decodes
-        ends = np.concatenate([plan.ends, held.table.kv_bound[plan.rows[plan.num_extends :]]])
-        positions = [
-            np.arange(end - count, end) for end, count in zip(ends.tolist(), plan.q_lens.tolist(), strict=True)
-        ]
-        locations = held.rows.locations(np.repeat(plan.rows, plan.q_lens), np.concatenate(positions))
-        for column in (plan.rows, ends, locations, plan.input_ids, plan.writes.write_pages):
-            log.update(column.tobytes())
-        if self.most_width > 1 and num_decodes:
-            log.update(plan.q_lens.tobytes() + plan.drafts.tobytes())
-        windows = windows_of(held)
-        if self.config.kinds.num_slots or windows:
-            pages, offsets = np.divmod(locations, self.config.page_size)
-            where = (
-                windows.full_to_window[pages].astype(np.int64) * self.config.page_size + offsets if windows else _NONE
-            )
-            for column in (
-                where,
-                plan.states.state_slots,
-                plan.states.snap_lens,
-                plan.states.snap_slots,
-                plan.states.copy_src,
-            ):
-                log.update(column.tobytes())
-
     # -- whole runs ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Outcome:
@@ -381,6 +328,8 @@ class Simulation:
         for used in range(limit):
             if self.scheduler.idle:
                 self.oracles.check_drained()
+                known = self.proposer.known if self.proposer else set()
+                require(not known, f"whoever proposes drafts was not told that requests {known} have ended")
                 return used
             self.turn()
         raise AssertionError(f"not drained after {limit} steps: {list(self.scheduler.requests.values())}")

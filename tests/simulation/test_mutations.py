@@ -16,13 +16,16 @@ FOUND_AT = {
     "a_copied_state_is_let_go_before_its_step_ran": 118,
     "a_copy_that_a_failed_step_was_to_make_is_relied_on": 37,
     "a_hit_begins_with_the_state_of_a_shorter_prefix": 23,
+    "a_length_is_wished_for_that_a_step_in_flight_may_pass": 844,
     "a_pinned_leaf_is_evicted": 19,
     "a_prompt_waits_for_another_tenants": 856,
     "a_request_retracted_often_never_starts_again": 24,
     "a_retracted_request_has_all_the_time": 36,
     "a_retracted_request_is_queued_anew": 29,
     "a_retracted_request_waits_for_a_step_that_may_never_come": 15,
+    "a_stop_token_within_the_accepted_is_ignored": 35,
     "a_tracked_state_is_adopted_with_all_that_is_committed": 25,
+    "a_victims_length_is_taken_from_the_bound": 55,
     "an_abort_goes_by_the_ids_beginning": 165,
     "an_abort_is_lost_while_a_prompt_is_under_way": 18,
     "an_evicted_state_is_still_found": 24,
@@ -36,7 +39,9 @@ FOUND_AT = {
     "the_queue_counts_as_time_without_a_token": 29,
     "timeouts_are_not_noticed": 29,
     "tracking_slots_do_not_take_turns": 25,
+    "what_a_draft_was_is_sampled_behind_a_rejected_one": 20,
     "what_has_not_come_back_from_the_host_is_adopted": 94,
+    "what_was_accepted_behind_the_end_is_adopted": 70,
 }
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.simulator import Outcome, main, run_seed
+from tests.simulation.event_log import Outcome
+from tests.simulation.simulator import main, run_seed
 
 SEEDS_PER_CHUNK, REPLAYED = 100, 14
 QUICK, ALL = 15, 100  # chunks: what every run of the suite does, and what the long tier does (B-1)
