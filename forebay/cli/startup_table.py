@@ -21,6 +21,7 @@ SHOWN: Final = (
     "max_running_requests",
     "chunked_prefill_size",
     "kv_cache_bytes",
+    "speculative_algorithm",
     "cache_isolation",
 )
 SECTION: Final = "settings"

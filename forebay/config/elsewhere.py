@@ -24,7 +24,25 @@ ABSENT: Final = _by_name(
         "code in checkpoints is never run; the models that are served are built in": "trust_remote_code",
         "a checkpoint is read as it is stored (GGUF Q4_1, safetensors, ...) and computed in --dtype": "load_format",
         "keys and values have one type: --kv-cache-dtype": "cache_type_k cache_type_v",
-        "speculative decoding is not in this version": "speculative_* draft_* model_draft",
+        "guesses are accepted exactly where the ordinary sampler draws them: sampled tokens are the same as without, "
+        "and as many are accepted: leave it out": (
+            "speculative_use_rejection_sampling speculative_accept_threshold_single speculative_accept_threshold_acc "
+            "draft_p_min draft_p_split spec_draft_p_min"
+        ),
+        "matches of any length are used, each for as many tokens as it has: set --speculative-ngram-max-trie-depth": (
+            "speculative_ngram_* spec_ngram_* ngram_prompt_lookup_max ngram_prompt_lookup_min draft_min "
+            "spec_draft_n_min"
+        ),
+        "widths follow from what pays with --speculative-algorithm auto": (
+            "speculative_adaptive* speculative_disable_by_batch_size"
+        ),
+        "use --speculative-algorithm and --speculative-num-draft-tokens": "speculative_config spec_* lookup_cache_*",
+        "the draft model has the device, types and kernels of the model": (
+            "speculative_draft_* draft_* ctx_size_draft gpu_layers_draft threads_draft device_draft"
+        ),
+        "speculation is set by --speculative-algorithm, -num-draft-tokens, -draft-model-path and the -ngram- ones": (
+            "speculative_*"
+        ),
         "prefill and decode share one server in this version": "disaggregation_* kv_transfer_config",
         "metrics are always on, at /metrics: leave it out": "enable_metrics metrics",
         "the prefix cache is on unless --disable-radix-cache: leave it out": "enable_prefix_caching cache_prompt",
@@ -46,6 +64,15 @@ ABSENT: Final = _by_name(
         "KV, windows and states have pools of their own: --mamba-full-memory-ratio divides the memory": (
             "enable_unified_memory disable_hybrid_swa_memory disable_hybrid_kv_cache_manager swa_full"
         ),
+    }
+)
+# Values of --speculative-algorithm that the field knows.
+ABSENT_ALGORITHMS: Final = _by_name(
+    {
+        "heads that guess a block of tokens at once are not in this version: use NGRAM, or NEXTN if there is a head": (
+            "DFLASH DSPARK"
+        ),
+        "guessing with an adapter of the model itself is not in this version, which has none: use NGRAM": "UNO",
     }
 )
 # Values of --dtype that the field knows.

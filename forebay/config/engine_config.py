@@ -55,7 +55,6 @@ class SpeculativeAlgorithm(StrEnum):
     """Who guesses. The field's names."""
 
     OFF = "off"
-    AUTO = "auto"  # MTP where the checkpoint has a head, else NGRAM, as far as it pays
     NGRAM = "NGRAM"  # what followed before: in the request itself, then in recent outputs
     NEXTN = "NEXTN"  # MTP: a head inside the checkpoint
     EAGLE = "EAGLE"  # a head beside it, fed with the model's last hidden states
@@ -151,14 +150,15 @@ class SpeculationOptions:
     """How tokens are guessed ahead of the model, which then verifies several in one step.
 
     `num_draft_tokens` is W, the most tokens that one decode step computes of a request: the one that is certain, and up
-    to W - 1 guesses behind it; 1 for none.
+    to W - 1 guesses behind it; 1 for none. `adaptive`: steps take the width up to it that pays, 1 included.
     """
 
     algorithm: SpeculativeAlgorithm = SpeculativeAlgorithm.OFF
+    adaptive: bool = False
     num_draft_tokens: int = 1
     draft_model_path: str | None = None  # of EAGLE, EAGLE3, FROZEN_KV_MTP and STANDALONE
-    ngram_max_trie_depth: int = 18  # tokens: the longest sequence that the trie of recent outputs knows
-    ngram_capacity: int = 1 << 20  # tokens in all tries together
+    ngram_max_trie_depth: int = 18  # tokens: the longest match, and the most that one is trusted for
+    ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 40 MB at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +191,7 @@ class EngineConfig:
     memory: MemoryOptions
     scheduling: SchedulingOptions
     kinds: KindOptions
+    speculation: SpeculationOptions = SpeculationOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -146,7 +146,7 @@ class Flag:
 
         `origin` names where it was written. ConfigError for what is no such value, or out of bounds.
         """
-        if isinstance(raw, str) and raw.strip() == "auto" and self.default is AUTO:
+        if isinstance(raw, str) and raw.strip() == "auto" and (self.default is AUTO or "auto" in self.choices):
             return AUTO
         try:
             value = self.kind.parse(raw) if isinstance(raw, str) else self._typed(raw)

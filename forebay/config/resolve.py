@@ -13,7 +13,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT, cpu_flags
-from forebay.config import kinds, machine
+from forebay.config import kinds, machine, speculation
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
@@ -26,6 +26,7 @@ from forebay.config.engine_config import (
     SchedulingOptions,
     ServerConfig,
     Setting,
+    SpeculationOptions,
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
@@ -41,6 +42,13 @@ from forebay.formats.weight_shapes import WeightShapes
 MAX_KEY_FILE_BYTES: Final = 1 << 16
 MIN_KEY_CHARS: Final = 8
 _ENUMS: Final = {flag.name: type(flag.choices[0]) for flag in FLAGS if flag.choices}  # or plain text
+_GROUPS: Final = {
+    "types": CacheTypes,
+    "memory": MemoryOptions,
+    "scheduling": SchedulingOptions,
+    "kinds": KindOptions,
+    "speculation": SpeculationOptions,
+}
 _REASONS: Final = {"flag": "the command line", "env": "the environment", "file": "the configuration file"}
 
 log = get_logger("config")
@@ -100,9 +108,9 @@ def resolve(
         raise ConfigError(problem)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
-    groups = {"types": CacheTypes, "memory": MemoryOptions, "scheduling": SchedulingOptions, "kinds": KindOptions}
+    values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
     return Config(
-        engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in groups.items()}),
+        engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in _GROUPS.items()}),
         server=_build(
             ServerConfig,
             values,
@@ -164,6 +172,8 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
     page_size = given["page_size"].value if written("page_size") else None
     radix_cache = given["disable_radix_cache"].value is not True
     for clashing in kinds.clashes(given["mamba_scheduler_strategy"].value, page_size, radix_cache=radix_cache):
+        clash(*clashing)
+    for clashing in speculation.clashes({name: item.value for name, item in given.items()}, written):
         clash(*clashing)
     over("context_length", "max_total_tokens", "one request could not fit: raise the second")
     over("page_size", "max_total_tokens", "not a single page fits")
@@ -298,6 +308,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     if interval % page:
         near = ceil_div(interval, page) * page
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
+    yield from speculation.problems(settled, asked)
 
 
 def _what_would_fit(facts: Facts, settled: Settled) -> str:

@@ -11,8 +11,8 @@ from typing import Final
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
 from forebay.base.variants import AMX, VARIANTS, variants_for
-from forebay.config import kinds
-from forebay.config.engine_config import CacheIsolation, KernelBackend
+from forebay.config import kinds, speculation
+from forebay.config.engine_config import CacheIsolation, KernelBackend, SpeculativeAlgorithm
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
@@ -176,6 +176,8 @@ def _cuda_graph_max_bs(facts: Facts, settled: Settled) -> Decision:
 
 
 def _overlap_depth(facts: Facts, settled: Settled) -> Decision:
+    if speculation.algorithm_of(settled) is SpeculativeAlgorithm.NGRAM:
+        return Decision(0, "guesses continue the last token, which the host must know")
     if facts.gpu is not None:
         return Decision(1, "the host plans the next step while the GPU computes")
     return Decision(0, "host and model share the CPU's cores, nothing to overlap")
@@ -213,6 +215,7 @@ RULES: Final[dict[str, Rule]] = {
     "chunked_prefill_size": _chunked_prefill_size,
     "mixed_chunk_size": _mixed_chunk_size,
     "cuda_graph_max_bs": _cuda_graph_max_bs,
+    **speculation.RULES,
     "overlap_depth": _overlap_depth,
     "max_queued_tokens": _max_queued_tokens,
     "cache_isolation": _cache_isolation,
@@ -223,6 +226,7 @@ OPTIONAL: Final = {
     "chat_template": "the checkpoint's own",
     "max_total_tokens": "what the memory holds",
     **kinds.OPTIONAL,
+    **speculation.OPTIONAL,
     "api_key": "none: only this machine can connect",
     "api_key_file": "none: only this machine can connect",
     "admin_api_key": "none: the admin routes are absent",

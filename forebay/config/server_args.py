@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config import kinds
+from forebay.config import kinds, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS
 from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
@@ -276,7 +276,18 @@ _LOGGING: Final = in_group(
     ),
 )
 
-FLAGS: Final = (*_MODEL, *_MEMORY, *kinds.FLAGS, *_SCHEDULING, *_CACHE, *_HTTP, *_SECURITY, *_LIMITS, *_LOGGING)
+FLAGS: Final = (
+    *_MODEL,
+    *_MEMORY,
+    *kinds.FLAGS,
+    *_SCHEDULING,
+    *speculation.FLAGS,
+    *_CACHE,
+    *_HTTP,
+    *_SECURITY,
+    *_LIMITS,
+    *_LOGGING,
+)
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 
 CONFIG_VARIABLE: Final = "FOREBAY_CONFIG"  # `--config`: the file itself is no setting of it

@@ -19,7 +19,7 @@ from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
 from forebay.base.variants import cpu_flags, lacks
-from forebay.config.engine_config import EngineConfig, SchedulerConfig
+from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
@@ -57,6 +57,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     begin = time.monotonic()
     if config.types.dtype not in DTYPES:
         raise ConfigError(f"dtype {config.types.dtype!r}: use {' or '.join(DTYPES)}")
+    _check_speculation(config.speculation)
     dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
@@ -93,6 +94,14 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     ready = _ready(core.scheduler.config, budget, checkpoint, report, load_seconds)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
+
+
+def _check_speculation(options: SpeculationOptions) -> None:
+    if options.algorithm is not SpeculativeAlgorithm.OFF:
+        draft = f" with {options.draft_model_path}" if options.draft_model_path else ""
+        raise ConfigError(
+            f"--speculative-algorithm {options.algorithm}{draft}: this version verifies no guesses yet: leave it out"
+        )
 
 
 def _name_unknown_options(model: ModelConfig) -> None:

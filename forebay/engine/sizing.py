@@ -22,7 +22,7 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddin
         **asdict(replace(memory, context_length=min(memory.context_length, max_position_embeddings))),
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,
-        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling, width=1),
+        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling, config.speculation.num_draft_tokens),
     )
 
 
@@ -35,6 +35,7 @@ def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: i
         num_pages=budget.num_pages,
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
+        speculation=config.speculation,
         kinds=KindConfig(
             **asdict(config.kinds),
             **limits,

@@ -7,6 +7,9 @@ checkpoints may have a head that drafts tokens. `gguf.py`, where llama.cpp has t
 type, says what its files call things (`ARCHITECTURES`). A new one is one such folder and a tiny configuration in
 `tests/models/`, which compares it with transformers. What several families share stands with the first of them, and the
 others import it from there; what layers are built with, in `mixers.py`.
+
+Those called `.._assistant` draft for models of another type, and cannot be served alone. Their `model.py` has
+`assistant(config, target) -> AssistantSpec`.
 """
 
 from __future__ import annotations
@@ -14,4 +17,8 @@ from __future__ import annotations
 import pkgutil
 from typing import Final
 
-TYPES: Final = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg))
+_FOLDERS: Final = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+_ASSISTANT: Final = "_assistant"
+
+ASSISTANTS: Final = tuple(name for name in _FOLDERS if name.endswith(_ASSISTANT))
+TYPES: Final = tuple(name for name in _FOLDERS if not name.endswith(_ASSISTANT))

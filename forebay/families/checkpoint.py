@@ -92,7 +92,9 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
             if not name or name in packed:
                 continue
             found = (
-                _experts_of(file, stored, name, config) if names.is_stack(name) else {name: _PlainTensor(file, stored)}
+                _experts_of(file, stored, name, config)
+                if names.is_stack(name)
+                else {name: _PlainTensor(file, stored, whole=name in names.whole)}
             )
             if not tensors.keys().isdisjoint(found.keys()):  # of views it is the smaller one that is gone through
                 raise ModelError(f"{file.path}: tensor {stored!r} is in another file of the checkpoint as well")
@@ -183,8 +185,8 @@ class _PlainTensor:
 
     codes = None
 
-    def __init__(self, file: SafetensorsFile, name: str) -> None:
-        self._file = file
+    def __init__(self, file: SafetensorsFile, name: str, *, whole: bool) -> None:
+        self._read = file.packed if whole else file.view
         self._tensor = file.tensors[name]
         self.shape = self._tensor.shape
         self.bfloat16 = self._tensor.dtype == "BF16"
@@ -192,7 +194,7 @@ class _PlainTensor:
         self.storage = self._tensor.dtype
 
     def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        view = self._file.view(self._tensor.name)
+        view = self._read(self._tensor.name)
         yield view.reshape(math.prod(self.shape[:-1]), -1) if view.size else view.reshape(0, 0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families import TYPES
+from forebay.families import ASSISTANTS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options
@@ -121,7 +121,7 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     """Of a config.json's fields; `where` is what errors call it."""
     raw = _text_config(raw, where)
     model_type = raw.get("model_type")
-    if not isinstance(model_type, str) or model_type not in TYPES:
+    if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS):
         raise ModelError(f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(TYPES)}")
     own, fields = family(model_type), Fields.of_file(raw, where)
     config = own.parse(fields)
@@ -138,14 +138,17 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
 
 
 def _text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """The language model's part of a multimodal configuration, of which only text is served; any other as it is."""
+    """The language model's part of a multimodal configuration, of which only text is served, or all of an assistant's
+    with that part; any other as it is."""
     outer = raw.get("model_type")
     text_type = f"{outer}_text"
-    if text_type not in TYPES:
+    if text_type not in TYPES and outer not in ASSISTANTS:
         return raw
     inner = raw.get("text_config")
     if not isinstance(inner, dict):
         raise ModelError(f"{where}: text_config is {brief(inner)}; a {outer} model has its sizes there")
+    if outer in ASSISTANTS:
+        return {**inner, **{name: value for name, value in raw.items() if name != "text_config"}}
     model_type = inner.get("model_type", text_type)
     if model_type != text_type:
         raise ModelError(f"{where}: text_config is of type {brief(model_type)}, not {text_type}")

@@ -23,7 +23,8 @@ class TensorNames:
     behind the model's own are for drafting. `draft_head`: how the names of its tensors begin, and what takes
     the place of that, in which {0} is the number of the first layer behind the model's own, {1} of the next; what is
     for drafting and begins otherwise is not served. `mxfp4`: weights may be packed in that format.
-    `stacks`: what files call these stacks, of gate with up and of down, where experts are in nothing else."""
+    `stacks`: what files call these stacks, of gate with up and of down, where experts are in nothing else.
+    `whole`: our names of tensors that hold whole numbers, below 2^24, and no weights."""
 
     renamed: tuple[tuple[str, str], ...] = ()
     unused: tuple[str, ...] = ()
@@ -32,6 +33,7 @@ class TensorNames:
     draft_head: tuple[tuple[str, str], ...] = ()
     mxfp4: bool = False
     stacks: tuple[str, str] | None = None
+    whole: tuple[str, ...] = ()
 
     def here(self, name: str, num_layers: int) -> str:
         """What `name` is called here; "" for a tensor without use to the model."""

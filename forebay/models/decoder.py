@@ -206,7 +206,7 @@ class Model:
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64, each in the vocabulary -> hidden states after the last norm, [T, H]. Writes KV."""
-        x = self._embedded(input_ids)
+        x = self.embed(input_ids)
         if self._per_layer is not None:
             ctx = replace(ctx, per_layer=self._per_layer(ctx, input_ids, x))
         residual = self._ops.zeros_like(x)
@@ -219,9 +219,10 @@ class Model:
         [T, H] and whose position is in `ctx` -> what stands for the hidden states of next_ids, [T, H]: their logits are
         guesses at the tokens behind these. Writes the draft head's KV."""
         assert self._draft_head is not None, "a model that was loaded without its draft head"
-        return self._draft_head(ctx, self._embedded(next_ids), hidden)
+        return self._draft_head(ctx, self.embed(next_ids), hidden)
 
-    def _embedded(self, input_ids: Tensor) -> Tensor:
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """input_ids [T] int64 -> [T, H], as the first layer is given them."""
         x = self._embedding(input_ids)
         return x if self._spec.embedding_scale == 1.0 else self._ops.scale_(x, self._spec.embedding_scale)
 

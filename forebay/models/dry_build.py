@@ -6,16 +6,16 @@ with them (see `Change`): the first such computation would take a second, in whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from forebay.base.errors import ModelError
-from forebay.layers.params import Change, TensorParam, unchanged
+from forebay.layers.params import Change, TensorParam, Weights, unchanged
 from forebay.models.decoder import DecoderSpec, Model
-from forebay.ops import LinearWeight, make_ops
+from forebay.ops import LinearWeight, Ops, make_ops
 from forebay.pools.cache_spec import CacheSpec
 
 _MOST_ELEMENTS = 1 << 56  # torch counts bytes in 63 bits
@@ -35,9 +35,16 @@ class Needs:
 
 def dry_build(spec: DecoderSpec) -> Needs:
     """Reads nothing and takes no memory for weights. ModelError where there could be no such tensor."""
+    built: list[Model] = []
+    params = asked_by(lambda ops, weights: built.append(Model(spec, ops, weights, num_positions=1)))
+    return Needs(params, built[0].kept_by_block)
+
+
+def asked_by(build: Callable[[Ops, Weights], object]) -> tuple[TensorParam, ...]:
+    """The weights that whatever is built asks for, each once."""
     shapes = _Shapes()
-    model = Model(spec, make_ops("torch", 1), shapes, num_positions=1)
-    return Needs(tuple(shapes.asked), model.kept_by_block)
+    build(make_ops("torch", 1), shapes)
+    return tuple(shapes.asked)
 
 
 @dataclass(frozen=True, slots=True)

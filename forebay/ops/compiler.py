@@ -2,10 +2,12 @@
 
 The library's name holds a hash of the sources, the flags and the compiler, so a change of any of them compiles anew and
 nothing is ever overwritten. Objects are kept likewise, each by what it is made of: a change compiles what it touches.
+Whoever compiles drops what nobody has used for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
@@ -25,7 +27,10 @@ from forebay.base.variants import PREBUILT, Variant
 
 SOURCES = Path(__file__).parent / "cpu"
 CACHE = cache_folder("ops")
-KEEP_OBJECTS_S = 7 * 24 * 3600.0  # since a library was last made of them
+DAY_S = 24 * 3600.0
+KEEP_OBJECTS_S = 7 * DAY_S  # since a library was last made of them
+KEEP_LIBRARIES_S = 30 * DAY_S  # since one was last asked for
+MANY_LIBRARIES = 16  # of a megabyte each; more are kept for a day
 
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-w")
 _INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
@@ -48,7 +53,7 @@ def library(variant: Variant) -> Path:
     for folder in (PREBUILT,) if compiler else (PREBUILT, CACHE):
         compiled = sorted(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime)
         if compiled:
-            return compiled[-1]
+            return _used(compiled[-1])
     if compiler is None:
         raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)}): install g++ 11 or later")
     return _built(CACHE / f"{name}-{_version(compiler)}.so", variant, compiler)
@@ -66,13 +71,13 @@ def prebuild(variant: Variant, folder: Path) -> Path:
 
 def _built(target: Path, variant: Variant, compiler: str) -> Path:
     if target.exists():
-        return target
+        return _used(target)
     objects = CACHE / "objects"
     try:
         objects.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE, prefix=".build-") as scratch:
             os.replace(_compile(variant, compiler, objects, Path(scratch)), target)
-        _drop_old(objects)
+        _drop_old()
     except OSError as error:
         raise BuildError(f"cannot write the compiled kernels under {CACHE}: {error}") from error
     _log.info(event("compiled_ops", variant=variant.name, path=target))
@@ -148,10 +153,32 @@ def _compile(variant: Variant, compiler: str, objects: Path, scratch: Path) -> P
     return linked
 
 
-def _drop_old(objects: Path) -> None:
-    for path in objects.glob("*.o"):
-        if time.time() - path.stat().st_mtime > KEEP_OBJECTS_S:
+def _used(library: Path) -> Path:
+    with contextlib.suppress(OSError):  # where it is another's, it is for them to drop
+        library.touch()
+    return library
+
+
+def _drop_old() -> None:
+    """Safe beside other processes: who is about to open a library has touched it, and who has it open keeps it."""
+    for age_s, path in _ages(CACHE / "objects", "*.o"):
+        if age_s > KEEP_OBJECTS_S:
             path.unlink(missing_ok=True)
+    for place, (age_s, path) in enumerate(_ages(CACHE, "*.so")):
+        if age_s > (KEEP_LIBRARIES_S if place < MANY_LIBRARIES else DAY_S):
+            path.unlink(missing_ok=True)
+    for age_s, path in _ages(CACHE, ".build-*"):  # of who was killed
+        if age_s > DAY_S:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _ages(folder: Path, pattern: str) -> list[tuple[float, Path]]:
+    """Seconds since each was last used, the last used first."""
+    ages = []
+    for path in folder.glob(pattern):
+        with contextlib.suppress(FileNotFoundError):
+            ages.append((time.time() - path.stat().st_mtime, path))
+    return sorted(ages)
 
 
 def _run(leash: Leash, command: list[str]) -> None:

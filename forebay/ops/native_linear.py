@@ -14,9 +14,9 @@ from torch import Tensor
 from forebay.formats.quantized import GROUP, PANEL, StoredCodes
 from forebay.ops.kernels import Kernels
 from forebay.ops.linear import LinearWeight
+from forebay.ops.weight_memory import LINE, WeightMemory
 
 _STEP = 32  # inputs, kStep of cpu/linear.h
-_LINE = 64  # bytes
 
 LinearKernels = Mapping[tuple[torch.dtype, torch.dtype], Any]
 """By the dtypes of x and of the result."""
@@ -58,6 +58,7 @@ class NativeLinear:
 
     def __init__(self, kernels: Kernels, activation_bits: int) -> None:
         self._pool = kernels.pool
+        self._memory = WeightMemory()
         self.activation_bits = activation_bits
         self._pack = kernels.by_dtype("fb_pack_{}")
         self._pack_quantized = kernels.bind("fb_pack_q")
@@ -73,7 +74,7 @@ class NativeLinear:
         weight = weight.contiguous()
         out_features, in_features = weight.shape
         depth = in_features if weight.dtype == torch.float32 else -(-in_features // _STEP) * _STEP
-        packed = torch.empty(_width(out_features) * depth, dtype=weight.dtype)
+        packed = self._memory.take(_width(out_features) * depth * weight.itemsize).view(weight.dtype)
         self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         panels = {weight.dtype: self._panels[weight.dtype]}
         return _packed(packed, bias, in_features, out_features, self._linear, panels)
@@ -81,7 +82,7 @@ class NativeLinear:
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> NativeLinearWeight:
         out_features, in_features = weight.shape
         parts, num_bytes = self._parts(weight)
-        packed = _aligned_bytes(num_bytes)
+        packed = self._memory.take(num_bytes)
         header = torch.tensor([self.activation_bits, len(parts), *itertools.chain(*parts)])
         packed[: header.nbytes] = header.view(torch.uint8)
         for i, (part, (_, run)) in enumerate(zip(parts, weight.runs, strict=True)):
@@ -99,7 +100,7 @@ class NativeLinear:
     def _parts(self, weight: StoredCodes) -> tuple[list[CodePart], int]:
         """The parts of a weight as it is packed, and its bytes with the header."""
         runs, parts = weight.runs, []
-        end = -(-8 * (2 + len(runs) * len(CodePart._fields)) // _LINE) * _LINE
+        end = -(-8 * (2 + len(runs) * len(CodePart._fields)) // LINE) * LINE
         for form, rows in runs:
             number = self._code_format(form.bits, form.minimums, form.factors, form.levels)
             assert number >= 0, form
@@ -159,13 +160,6 @@ def _linear_kernels(kernels: Kernels, pattern: str) -> LinearKernels:
 
 def _width(out_features: int) -> int:
     return -(-out_features // PANEL) * PANEL
-
-
-def _aligned_bytes(size: int) -> Tensor:
-    """Bytes that begin on a cache line: otherwise a group's codes would straddle one line more."""
-    memory = torch.empty(size + _LINE, dtype=torch.uint8)
-    first = -memory.data_ptr() % _LINE
-    return memory[first : first + size]
 
 
 def _packed(

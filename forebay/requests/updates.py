@@ -10,7 +10,7 @@ from forebay.base.errors import ForebayError
 from forebay.memory.miss_reason import MissReason
 from forebay.requests.step_plan import TokenLogprob
 
-__all__ = ["CacheReport", "Failure", "FinishReason", "MissReason", "Update"]
+__all__ = ["CacheReport", "Failure", "FinishReason", "MissReason", "SpeculationReport", "Update"]
 
 
 class FinishReason(StrEnum):
@@ -50,6 +50,14 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return cls(type(error).__name__, error.code, error.message)
 
 
+class SpeculationReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What guessing ahead did for a request: its tokens by the decode steps that brought them, 1 where no guess was
+    right, and how much sooner it had them than without, by what steps without guesses took meanwhile."""
+
+    accepted_per_step: float
+    net_speedup: float
+
+
 class Update(msgspec.Struct, array_like=True, gc=False):
     """News of one request after one step.
 
@@ -66,3 +74,4 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     matched_stop: int | None = None  # the stop or end token that ended it
+    speculation: SpeculationReport | None = None  # with the last, where something was guessed

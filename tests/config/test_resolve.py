@@ -16,6 +16,7 @@ from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve, written_values
 from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
+from forebay.config.speculation import PREFIX
 from forebay.formats.quantized import Quantization
 from tests.models.tiny import make_tiny
 
@@ -107,19 +108,19 @@ def test_nothing_below_is_auto() -> None:
     engine = flat(config.engine)
     assert not any(isinstance(value, Auto) for value in (*engine.values(), *flat(config.server).values()))
     absent = {name for name, value in engine.items() if value is None}
-    assert absent == {"max_total_tokens", "max_mamba_cache_size"}  # no limit of its own
+    assert absent == {"max_total_tokens", "max_mamba_cache_size", "draft_model_path"}  # no limit of its own; none
 
 
 def test_every_auto_has_a_rule_or_may_be_absent() -> None:
-    autos = {flag.name for flag in FLAGS if flag.default is AUTO}
+    autos = {flag.name for flag in FLAGS if flag.default is AUTO or "auto" in flag.choices}
     assert autos == set(RULES) | set(OPTIONAL)
 
 
 def test_every_field_of_the_configuration_has_a_flag() -> None:
-    derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys"}
+    derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive"}
     config = resolve()
     wanted = (flat(config.engine).keys() | flat(config.server).keys()) - derived
-    assert wanted <= {flag.field for flag in FLAGS}
+    assert wanted <= {flag.field.removeprefix(PREFIX) for flag in FLAGS}
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -190,6 +192,30 @@ def test_what_was_compiled_once_needs_no_compiler(monkeypatch: pytest.MonkeyPatc
     compiled.unlink()
     with pytest.raises(BuildError, match="no C\\+\\+ compiler found"):
         library(variant)
+
+
+@needs_native
+def test_who_compiles_drops_what_nobody_has_used_for_long(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sources(monkeypatch, tmp_path, pool="int answer() { return 42; }")
+    cache, now = tmp_path / "cache", time.time()
+    (cache / "objects").mkdir(parents=True)
+
+    def left(name: str, days: float) -> Path:
+        path = cache / name
+        path.mkdir() if name.startswith(".build") else path.touch()
+        os.utime(path, (now - days * compiler.DAY_S,) * 2)
+        return path
+
+    old = [left("avx2-old.so", 31), left("objects/old.o", 8), left(".build-killed", 2)]
+    recent = [left("avx2-recent.so", 29), left("objects/recent.o", 6), left(".build-running", 0.5)]
+    variant = Variant(name="pool", needs=frozenset(), flags=())
+    used = library(variant)
+    assert [path for path in old + recent if path.exists()] == recent
+    many = [left(f"avx2-{i}.so", 0.5) for i in range(compiler.MANY_LIBRARIES)]
+    os.utime(used, (now - 2 * compiler.DAY_S,) * 2)
+    assert library(variant) == used  # which is a use
+    library(Variant(name="another", needs=frozenset(), flags=("-DANOTHER",)))
+    assert [path for path in [*many, used, *recent] if path.exists()] == [*many, used, *recent[1:]]
 
 
 @needs_native

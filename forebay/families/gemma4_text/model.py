@@ -5,7 +5,7 @@ from dataclasses import replace
 from forebay.families.gemma4_text.config import Gemma4Config
 from forebay.families.model_config import Experts
 from forebay.families.transformer import SLIDING
-from forebay.layers.attention import QkNorm
+from forebay.layers.attention import AttentionSpec, QkNorm
 from forebay.layers.blocks import BranchesSpec, SublayerSpec
 from forebay.layers.build import BlockSpec, PartSpec
 from forebay.layers.embedding import PerLayerGateSpec, PerLayerInputsSpec, embedding_table
@@ -28,21 +28,21 @@ _SCALE = 1.0  # of scores: queries and keys are normed
 
 
 def describe(config: Gemma4Config) -> DecoderSpec:
-    spec = decoder_spec(config, [block(config, layer) for layer in range(config.num_layers)])
+    blocks = [block(config, layer, _attention(config, layer)) for layer in range(config.num_layers)]
     return replace(
-        spec,
+        decoder_spec(config, blocks),
         embedding_scale=float(config.hidden_size) ** 0.5,
         logits_cap=config.logits_cap,
         per_layer=_per_layer_inputs(config) if config.per_layer_size else None,
     )
 
 
-def block(config: Gemma4Config, layer: int) -> BlockSpec:
+def block(config: Gemma4Config, layer: int, attention: PartSpec) -> BlockSpec:
     mlp = _mlp(config, layer)
     spec = block_spec(
         config,
         layer,
-        attention(config, layer, config.kv_owners[layer]),
+        attention,
         mlp if config.experts is None else _with_experts(config, layer, mlp, config.experts),
         before=("input_layernorm", None if config.experts else "pre_feedforward_layernorm"),
         after=("post_attention_layernorm", "post_feedforward_layernorm"),
@@ -51,29 +51,37 @@ def block(config: Gemma4Config, layer: int) -> BlockSpec:
     return replace(spec, sublayers=(*spec.sublayers, *own), scale=f"{layer_name(layer)}.layer_scalar")
 
 
-def attention(config: Gemma4Config, layer: int, owner: int) -> PartSpec:
-    """`owner` is the layer that keeps the KV. All of them attend, so it is its number in the `CachePool`, too."""
+def _attention(config: Gemma4Config, layer: int) -> PartSpec:
+    owner, own = config.kv_owners[layer], own_attention(config, layer)
+    return own if owner == layer else reading(own, owner)
+
+
+def own_attention(config: Gemma4Config, layer: int) -> AttentionSpec:
+    """Of a layer that keeps its KV."""
     kind = config.layer_types[layer]
-    heads, rope = config.heads[kind], RopeSpec(config.heads[kind].dim, *config.ropes[kind])
-    own = replace(
+    heads = config.heads[kind]
+    return replace(
         attention_spec(config, layer, qk_norm=QkNorm.HEAD),
         num_kv_heads=heads.num_kv_heads,
         head_dim=heads.dim,
-        rope=rope,
+        rope=RopeSpec(heads.dim, *config.ropes[kind]),
         scale=_SCALE,
         value_norm=True,
         values_from_keys=config.values_from_keys and kind != SLIDING,
     )
-    if owner == layer:
-        return own
+
+
+def reading(own: AttentionSpec, layer: int) -> QueryAttentionSpec:
+    """The same over the KV that another `layer` keeps, whose number in the `CachePool` that is: all layers attend."""
+    assert own.rope is not None
     return QueryAttentionSpec(
         name=own.name,
-        kept_by=owner,
+        kept_by=layer,
         hidden_size=own.hidden_size,
         num_heads=own.num_heads,
         head_dim=own.head_dim,
         norm_eps=own.norm_eps,
-        rope=rope,
+        rope=own.rope,
         sliding_window=own.sliding_window,
         scale=own.scale,
         bias=own.qkv_bias,

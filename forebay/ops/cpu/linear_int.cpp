@@ -12,7 +12,7 @@
 
 namespace {
 
-constexpr long kFetchAhead = 4096;  // bytes of a panel that are fetched ahead of what is read
+constexpr long kFetchAhead = 8192;  // bytes of a panel that are fetched ahead of what is read
 
 // ROWS rows by W outputs of a stripe -> sums [ROWS][kPanel].
 template <class C, int PLANES, int ROWS>

@@ -1,0 +1,195 @@
+"""How wide decode steps are: the width that pays, 1 among them. Outside the scheduler, and without a clock of its own.
+
+Widths are compared by how much time they save, by the number of running requests: what a step's tokens are worth is the
+time that they would have taken at width 1, and its gain is that less the time it took.
+
+What `auto` can lose. Each width w > 1 has a moving average E of its steps' gains, from 0, with weight a for the
+newest, and is chosen only while E > 0. A step moves E by a x (gain - E). So all gains of a width together are E / a
+and the sum of the E that its steps found. That sum has nothing negative from steps that were chosen, whatever comes
+and however often it changes: by the time a width is given up it has lost no more than it had gained. Only trials,
+steps of a width that is not the chosen one, can lose. They are paid for in advance: of what each step's tokens are
+worth `TRIAL_SHARE` is set aside, a trial waits until what it is expected to lose is there, and what it did lose is
+taken away, below nothing if need be. So `auto` loses that share at most, but for the last trial, and as far as plain
+steps take what they took before.
+
+A first look at a width costs little where steps are cheap and is rare where they are not, which a number of steps could
+not say: at one running request a wider step without a right guess costs a fifteenth more, at sixty-four up to twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from forebay.config.engine_config import SpeculationOptions
+from forebay.requests.updates import SpeculationReport
+
+TRIAL_SHARE: Final = 0.015  # of what the time would be without guesses: what trials may lose
+MOST_SAVED_STEPS: Final = 4.0  # of width 1: what is set aside for trials at most
+STEPS_BETWEEN_TRIALS: Final = 4
+FIRST_STEPS: Final = 4  # of width 1, before anything else is tried
+FEW_STEPS: Final = 3  # of a width: no ground to choose it
+MEMORY_STEPS: Final = 32  # 1 / a
+SWITCH_GAIN: Final = 1.03  # how much faster a width must be to take the place of another
+OUTLIER: Final = 4.0  # a step that takes so many times what it should counts as that: the machine did something else
+FIXED_STEPS: Final = 64  # where the width is given, every so many steps one of width 1 tells what it gains
+
+
+class Pace:
+    """Moving averages, over the steps of one width, of what their tokens are worth and of the time they took."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.worth_s = 0.0
+        self.seconds = 0.0
+
+    def ended(self, worth_s: float, seconds: float) -> None:
+        self.num_steps += 1
+        self.worth_s += (worth_s - self.worth_s) / MEMORY_STEPS
+        self.seconds += (seconds - self.seconds) / MEMORY_STEPS
+
+    @property
+    def gain_s(self) -> float:
+        """E of the module's text."""
+        return self.worth_s - self.seconds
+
+    @property
+    def speedup(self) -> float:
+        return self.worth_s / self.seconds if self.seconds else 1.0
+
+    @property
+    def step_s(self) -> float:
+        """The average as of now, without the 0 that it began with."""
+        return self.seconds / (1 - (1 - 1 / MEMORY_STEPS) ** self.num_steps) if self.num_steps else 0.0
+
+
+class Bucket:
+    """What was learned of steps with about as many running requests, and the width that they take."""
+
+    def __init__(self, widths: tuple[int, ...]) -> None:
+        self.widths = widths
+        self.paces = [Pace() for _ in widths]
+        self.chosen = 0  # an index of `widths`, like all that follow
+        self._saved_s = 0.0
+        self._wait_steps = 0
+        self._turn = 0
+
+    @property
+    def plain_s(self) -> float:
+        """Of a step of width 1; 0 while that is not known."""
+        return self.paces[0].step_s
+
+    def next(self) -> int:
+        """The chosen one, or in turn of its next narrower, its next wider and 1, the one to be tried."""
+        if self.paces[0].num_steps < FIRST_STEPS:
+            return 0
+        self._wait_steps -= 1
+        near = [i for i in (self.chosen + 1, self.chosen - 1, 0) if 0 <= i < len(self.widths) and i != self.chosen]
+        tried = near[self._turn % len(near)]
+        if self._wait_steps > 0 or self._saved_s < self._expected_loss_s(tried):
+            return self.chosen
+        self._turn += 1
+        self._wait_steps = STEPS_BETWEEN_TRIALS
+        return tried
+
+    def _expected_loss_s(self, tried: int) -> float:
+        """Of a step, against the chosen width. One that was never seen is taken to bring what the widest seen brings,
+        and to take as much longer as that takes longer than the one before it, for each token of a request."""
+        seen = tried
+        while not self.paces[seen].num_steps:
+            seen -= 1
+        pace, step_s = self.paces[seen], self.paces[seen].step_s
+        if seen < tried:
+            before, wider = (self.paces[seen - 1].step_s, self.widths[seen - 1]) if seen else (0.0, 0)
+            slope = max(0.0, step_s - before) / (self.widths[seen] - wider)
+            step_s += slope * (self.widths[tried] - self.widths[seen])
+        loss_s = step_s - pace.step_s * pace.speedup / self.paces[self.chosen].speedup
+        return min(loss_s, MOST_SAVED_STEPS * self.plain_s)
+
+    def ended(self, index: int, tokens_each: float, seconds: float) -> None:
+        """`tokens_each`: of a running request."""
+        if self.plain_s:
+            seconds = min(seconds, OUTLIER * self.plain_s * max(1.0, self.widths[index] / 2))
+            worth_s = tokens_each * self.plain_s if index else seconds
+            lost_s = max(0.0, seconds - worth_s / self.paces[self.chosen].speedup) if index != self.chosen else 0.0
+            self._saved_s = min(self._saved_s + TRIAL_SHARE * worth_s - lost_s, MOST_SAVED_STEPS * self.plain_s)
+        elif index:
+            return  # nothing to compare it with
+        else:
+            worth_s = seconds
+        self.paces[index].ended(worth_s, seconds)
+        self._choose()
+
+    def _choose(self) -> None:
+        best = self.chosen if self.paces[self.chosen].gain_s > 0 else 0
+        for index, pace in enumerate(self.paces):
+            known = pace.gain_s > 0 and pace.num_steps > FEW_STEPS
+            if known and pace.speedup > SWITCH_GAIN * self.paces[best].speedup:
+                best = index
+        self.chosen = best
+
+
+class Mark(NamedTuple):
+    """Sums over all steps of decodes alone until some moment: how many, their time, and what each would have taken at
+    width 1. `num_mixed` are the steps that had prompts too, in which each decode has one token."""
+
+    num_steps: int = 0
+    num_mixed: int = 0
+    seconds: float = 0.0
+    plain_s: float = 0.0
+
+
+class Widths:
+    """Which width the next step has, and what speculation gained until now.
+
+    `options.adaptive`: the one that pays, of 1, 2, 4, ... and `num_draft_tokens`. Otherwise that always, but for a step
+    of width 1 now and then, without which nobody could say what it gains.
+    """
+
+    def __init__(self, options: SpeculationOptions) -> None:
+        most = options.num_draft_tokens
+        self._adaptive = options.adaptive
+        self._widths = (*(1 << i for i in range((most - 1).bit_length())), most)
+        self._buckets: dict[int, Bucket] = {}
+        self.now = Mark()
+        self.current = 1
+        self._num_asked = 0
+
+    def width(self, num_running: int) -> int:
+        """Of the next step of decodes, of so many requests."""
+        self._num_asked += 1
+        if self._adaptive:
+            self.current = self._widths[self._bucket(num_running).next()]
+        else:
+            self.current = 1 if self._num_asked % FIXED_STEPS == 0 else self._widths[-1]
+        return self.current
+
+    def ended(self, num_running: int, width: int, tokens: int, seconds: float) -> None:
+        """A step of decodes alone has taken `seconds` and brought `tokens`; `width` is what was asked for it."""
+        bucket = self._bucket(num_running)
+        plain_s = bucket.plain_s if width > 1 and bucket.plain_s else seconds
+        now = self.now
+        self.now = Mark(now.num_steps + 1, now.num_mixed, now.seconds + seconds, now.plain_s + plain_s)
+        bucket.ended(self._widths.index(width), tokens / num_running, seconds)
+
+    def mixed_ended(self) -> None:
+        """A step with prompts, whose decodes had one token each."""
+        self.now = self.now._replace(num_mixed=self.now.num_mixed + 1)
+
+    def report(self, begin: Mark, num_tokens: int) -> SpeculationReport | None:
+        """Of a request that had `num_tokens` in the steps since `begin`; None where it had none of decodes alone."""
+        now = self.now
+        steps, seconds = now.num_steps - begin.num_steps, now.seconds - begin.seconds
+        tokens = num_tokens - (now.num_mixed - begin.num_mixed)
+        if steps < 1 or tokens < 1 or seconds <= 0:
+            return None
+        each = tokens / steps
+        return SpeculationReport(accepted_per_step=each, net_speedup=each * (now.plain_s - begin.plain_s) / seconds)
+
+    def _bucket(self, num_running: int) -> Bucket:
+        """One for each number below 8, then a few for each doubling."""
+        shift = max(0, num_running.bit_length() - 3)
+        key = num_running >> shift << shift
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = Bucket(self._widths)
+        return bucket
