@@ -31,7 +31,7 @@ RUNTIME = (
         _PADDED_DECODE,
     ),
     _pad("`input_ids` of extend steps", _EXTEND, "input_ids = Column(torch.int64", "0", "1", _PADDED_EXTEND),
-    _pad("`q_ends`", _EXTEND, "q_ends = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
+    _pad("`q_ends`", "runtime/ragged.py", '"q_ends": Column(torch.int32', '"T"', "0", _PADDED_EXTEND),
     _pad("`snap_stops`", _EXTEND, "snap_stops = Column(torch.int32", '"T"', "0", _PADDED_EXTEND),
     _pad("`snap_slots`", "runtime/kinds.py", '"snap_slots": Column(torch.int32', "PAD", "1", _PADDED_EXTEND),
     Mutant(
@@ -241,15 +241,15 @@ RUNTIME = (
     ),
     Mutant(
         "C11 a decode step reads back its sampled tokens and nothing else",
-        "runtime/model_runner.py",
-        "        return torch.where(finite, ids, _FAILED), logprobs",
-        "        return torch.where(finite, ids, _FAILED) if finite.all().item() else ids, logprobs",
+        "runtime/forward.py",
+        "        return torch.where(self.finite, self.token_ids, FAILED)",
+        "        return torch.where(self.finite, self.token_ids, FAILED) if self.finite.all().item() else self.token_ids",
         "runtime/test_readbacks.py::test_a_decode_step_reads_back_its_sampled_tokens_and_nothing_else",
     ),
     Mutant(
         "C30 a chunk that samples nothing is looked at as well",
         "runtime/model_runner.py",
-        "    return token_ids.masked_fill(bounds[1:] != bounds[:-1], _FAILED)",
+        "    return token_ids.masked_fill(bounds[1:] != bounds[:-1], FAILED)",
         "    return token_ids",
         "runtime/test_not_finite.py::test_a_chunk_that_samples_nothing_is_looked_at_as_well",
     ),
@@ -262,9 +262,9 @@ RUNTIME = (
     ),
     Mutant(
         "C27 logits that are not finite fail their own request",
-        "runtime/model_runner.py",
-        "        return torch.where(finite, ids, _FAILED), logprobs",
-        "        return ids, logprobs",
+        "runtime/forward.py",
+        "        return torch.where(self.finite, self.token_ids, FAILED)",
+        "        return self.token_ids",
         "runtime/test_model_runner.py::test_a_decode_whose_logits_are_not_finite_fails_alone",
     ),
     Mutant(
@@ -283,9 +283,9 @@ RUNTIME = (
     ),
     Mutant(
         "C28 a row that draws nothing stays greedy beside those that draw",
-        "runtime/model_runner.py",
-        "        return greedy.index_copy(0, which, draw(self._ops, logits, rows, lens, self.rows, wants))",
-        "        return draw(self._ops, logits, rows, lens, self.rows, wants)[:1].expand(len(greedy))",
+        "runtime/chooser.py",
+        "        return greedy.index_copy(0, which, draw(self._ops, logits, rows, lens, self._rows, wants))",
+        "        return draw(self._ops, logits, rows, lens, self._rows, wants)[:1].expand(len(greedy))",
         "runtime/test_model_runner.py::test_a_request_gets_the_same_tokens_and_logprobs_alone_and_in_company",
     ),
     Mutant(
