@@ -72,8 +72,9 @@ class Bucket:
 
     def __init__(self, widths: tuple[int, ...], nearest: Bucket | None = None) -> None:
         self.widths = widths
-        self.paces = [Pace(), *(copy(pace) for pace in nearest.paces[1:])] if nearest else [Pace() for _ in widths]
-        self.chosen = nearest.chosen if nearest else 0  # an index of `widths`, like all that follow
+        learned = [copy(pace) for pace in nearest.paces[1:]] if nearest else [Pace() for _ in widths[1:]]
+        self.paces: list[Pace] = [Pace(), *learned]
+        self.chosen: int = nearest.chosen if nearest else 0  # an index of `widths`, like all that follow
         self._credit_steps = 0 if nearest else FIRST_CREDIT_STEPS
         self._saved_s = 0.0
         self._wait_steps = 0
