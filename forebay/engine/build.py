@@ -156,6 +156,12 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST_RESULT_BYTES)
 
 
+def give_back_freed_memory() -> None:
+    """What glibc keeps, for good where the engine is gone: an engine that runs on has it mapped anew."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
     graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
