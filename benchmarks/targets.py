@@ -142,7 +142,7 @@ def measure(
 ) -> Iterator[Run]:
     """Starts first, one server at a time: their memory must not be shared, nor their cores."""
     if any(row.load is None for row in rows):
-        for kind in servers:  # the first start compiles, and reads files that are in memory from then on
+        for kind in () if arguments.quick else servers:  # the first compiles, and reads files that then are in memory
             start_figures(kind)
         yield from rounds(servers, arguments.repeats, arguments.attempts, lambda: measure_start)
     with Fleet() as fleet:
