@@ -13,7 +13,7 @@ from forebay.ops.recurrence import StateBatch
 from forebay.ops.states import StateColumns, Wishes
 from tests.ops.recurrences import Case, Inputs, cut, joined, state_batch
 
-NUM_SLOTS = 12  # with the padding slot; scratch rows are behind
+NUM_SLOTS = 13  # with the padding slot; scratch rows are behind
 
 
 class Verified(NamedTuple):
@@ -35,6 +35,7 @@ RAGGED = [
     Verified(slot=6, start=2, num_tokens=0, num_new=0, wish=2, wish_slot=8),
     Verified(slot=2, start=15, num_tokens=4, num_new=1, wish=17, wish_slot=7),  # its wish is not come to
     Verified(slot=4, start=16, num_tokens=2, num_new=1, wish=16, wish_slot=8),  # nor this one, which is past
+    Verified(slot=12, start=3, num_tokens=2, num_new=0),  # nothing of it stays
     Verified(slot=0, start=0, num_tokens=3, num_new=2),  # padding
     Verified(slot=0, start=0, num_tokens=0, num_new=0),
 ]

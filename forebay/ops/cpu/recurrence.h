@@ -11,6 +11,7 @@
 
 #include "pool.h"
 #include "simd.h"
+#include "stream.h"
 
 struct StateBatch {
     const int32_t* slots;        // [num_seqs]
@@ -94,9 +95,15 @@ class StateBlock {
     long stride() const { return stride_; }
 
     void copy_to(long slot) const {
+        for (long r = 0; r < shape_.rows; ++r) std::copy_n(at_ + r * stride_, shape_.columns, row(slot, r));
+    }
+
+    // As copy_to, for a slot that nobody reads soon.
+    void stream_to(long slot) const {
         for (long r = 0; r < shape_.rows; ++r) {
-            std::copy_n(at_ + r * stride_, shape_.columns, table_ + slot * slot_entries_ + r * shape_.stride);
+            stream_copy(row(slot, r), at_ + r * stride_, shape_.columns * static_cast<long>(sizeof(S)));
         }
+        end_streams();
     }
 
     // Puts the block where the sequence's state goes.
@@ -105,6 +112,8 @@ class StateBlock {
     }
 
   private:
+    S* row(long slot, long r) const { return table_ + slot * slot_entries_ + r * shape_.stride; }
+
     S* table_;
     long slot_entries_;
     BlockShape shape_;
@@ -146,7 +155,7 @@ void for_each_stretch(const StateBatch& batch, long seq, const Run& run, const S
 // As for_each_stretch, for a state that is a block.
 template <class S, class Run>
 void run_block(const StateBatch& batch, long seq, const StateBlock<S>& block, const Run& run) {
-    for_each_stretch(batch, seq, run, [&](long slot) { block.copy_to(slot); });
+    for_each_stretch(batch, seq, run, [&](long slot) { block.stream_to(slot); });
     block.finish();
 }
 

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "pool.h"
+#include "stream.h"
 
 namespace {
 
@@ -27,7 +28,7 @@ struct Commit {
     void copy(const Place& place, long seq, int64_t count, long to) const {
         const long behind = scratch[q_start[seq] + count - 1], from = behind == 0 ? slots[seq] : behind;
         if (to == 0 || from == to) return;  // C14
-        std::memcpy(place.table + to * place.row_bytes, place.table + from * place.row_bytes, place.row_bytes);
+        stream_copy(place.table + to * place.row_bytes, place.table + from * place.row_bytes, place.row_bytes);
     }
 
     void run(const Place& place, long seq) const {
@@ -49,6 +50,7 @@ extern "C" void fb_commit_states(Pool* pool, const int64_t* places, long num_col
                             num_new, wish_lens, wish_slots, num_seqs};
         p.run(num_columns * num_seqs, 1, [&](long i, long end) {
             for (; i < end; ++i) commit.run(commit.places[i / num_seqs], i % num_seqs);
+            end_streams();
         });
     });
 }
