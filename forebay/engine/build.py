@@ -10,6 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -23,7 +24,7 @@ from forebay.config.engine_config import EngineConfig, SchedulerConfig, Speculat
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Ready
-from forebay.engine.sizing import memory_demand, scheduler_config
+from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
@@ -67,6 +68,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _name_unknown_options(checkpoint.config)
     sizes = cache_sizes(needs_of(checkpoint.config).cache_specs, config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
+    config = replace(config, speculation=within_memory(config.speculation, budget))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits)
     with _within_memory(config):
         model = load(
