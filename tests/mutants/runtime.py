@@ -203,6 +203,35 @@ RUNTIME = (
         "self._copies[request_id], places)",
         "runtime/test_host_copies.py::test_c26_a_copy_is_there_until_it_is_loaded_or_dropped",
     ),
+    # -- states of sequences that are verified ------------------------------------------------------------------------
+    Mutant(
+        "C16 a step that verifies writes no live state",
+        "ops/recurrence.py",
+        "batch.write_slots[ran].long()",
+        "batch.slots[ran].long()",
+        "ops/test_states.py::test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it",
+    ),
+    Mutant(
+        "C16 the live state follows the last token that stays, and no further",
+        "ops/states.py",
+        "(first + count - 1)",
+        "(first + count)",
+        "ops/test_states.py::test_a_commit_copies_rows_of_all_sizes_and_dtypes",
+    ),
+    Mutant(
+        "C18 a wished state is kept only where the tokens that stay come to its length",
+        "ops/states.py",
+        "(wished > 0) & (wished <= num_new)",
+        "(wished > 0)",
+        "ops/test_states.py::test_a_commit_copies_rows_of_all_sizes_and_dtypes",
+    ),
+    Mutant(
+        "C16 scratch rows lie behind the slots",
+        "pools/cache_pool.py",
+        "self.first_scratch = self.num_ids[Per.SLOT]",
+        "self.first_scratch = self.num_ids[Per.SLOT] - 1",
+        "pools/test_cache_pool.py::test_scratch_rows_lie_behind_the_slots_of_states_alone",
+    ),
     Mutant(
         "C18 a wish is granted when it is certain which tokens are accepted, and not before",
         "runtime/verify_step.py",
