@@ -17,7 +17,8 @@ from tests.integration.rig import Engine, Result, Rig
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, shared_tiny
 
-# Of each kind of state one, alone and beside attention; latent attention; windows, with sinks and beside convolutions.
+# Of each kind of state one, alone and beside attention; latent attention; windows, with sinks, beside convolutions and
+# read by several layers.
 MODELS = (
     "falcon_h1",
     "nemotron_h",
@@ -28,7 +29,7 @@ MODELS = (
     "kimi_linear",
     "deepseek_v3",
     "lfm3",
-    "gemma3_text",
+    "gemma4_text",
     "gpt_oss",
 )
 TIGHT = {"num_tokens": 160, "schedule_conservativeness": 0.0}
