@@ -6,7 +6,7 @@ Shape letters: S sequences, T tokens, K snapshots.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -155,6 +155,12 @@ def _check_stops(plan: StepPlan) -> None:
     seqs, lens = seqs[:known], lens[:known]
     if (lens <= plan.starts[seqs]).any() or (lens > plan.ends[seqs]).any():
         raise IndexOutOfPool(f"snap_lens {lens} lie outside of what the step computes, up to {plan.ends[seqs]}")
+
+
+def no_kinds(device: torch.device) -> KindTokens:
+    """Of a step of layers none of which has any."""
+    nothing = torch.empty(0, dtype=torch.int32, device=device)
+    return StateBatch(**{field.name: nothing for field in fields(StateBatch)})
 
 
 def of_prompts(

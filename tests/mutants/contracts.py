@@ -113,7 +113,12 @@ CONTRACTS: Final = {
         "a request's end is told, counted or cached.",
         "ops/accept.py, scheduler/scheduler.py, scheduler/residency.py",
     ),
-    "C17": Contract("One loop for all drafts", "", "", "speculation"),
+    "C17": Contract(
+        "One loop for all drafts",
+        "Whoever proposes, the step that verifies is the same. A query-only assistant reads the model's KV,"
+        " writes none, and sees a fixed prefix while it drafts.",
+        "runtime/frozen_draft.py, models/assistant.py",
+    ),
     "C18": Contract(
         "The prefix cache resumes what is whole",
         "A hit ends where every kind of state can go on. A state is adopted with the length it is valid for, when"

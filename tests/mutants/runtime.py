@@ -160,6 +160,41 @@ RUNTIME = (
         "    v32 = v.float().repeat_interleave(groups, dim=1)\n",
         "ops/test_attention.py::test_what_has_left_the_window_never_influences_a_live_row",
     ),
+    Mutant(
+        "C30 a cap makes no number of an infinite logit",
+        "ops/elementwise.py",
+        "torch.where(x.isfinite(), cap * torch.tanh(x / cap), torch.nan)",
+        "cap * torch.tanh(x / cap)",
+        "ops/test_elementwise.py::test_a_cap_equals_the_reference_and_lets_nothing_infinite_pass",
+    ),
+    Mutant(
+        "C17 an assistant sees no more of a window than is there",
+        "families/gemma4_assistant/model.py",
+        "max(0, own.sliding_window - 1)",
+        "own.sliding_window",
+        "models/test_assistant.py::test_drafts_are_those_of_transformers",
+    ),
+    Mutant(
+        "C17 an assistant does not see the KV that the last token has not got yet",
+        "runtime/frozen_draft.py",
+        "(placed.seq_lens - 1).clamp(min=1)",
+        "placed.seq_lens.clamp(min=1)",
+        "runtime/test_frozen_draft.py::test_a_step_drafts_for_each_row_what_it_would_alone",
+    ),
+    Mutant(
+        "C17 an assistant goes on from the last token that was accepted, not from the last that was verified",
+        "runtime/frozen_draft.py",
+        "(q_start[:-1] + num_new - 1).clamp(min=0)",
+        "q_start[1:] - 1",
+        "runtime/test_frozen_draft.py::test_c16_drafts_go_on_from_what_was_accepted_and_change_no_token",
+    ),
+    Mutant(
+        "C17 an assistant's order of tokens names each of them once",
+        "models/assistant.py",
+        "if not torch.equal(ids.sort().values, torch.arange(len(ids), device=ids.device)):",
+        "if False:",
+        "models/test_assistant.py::test_an_order_that_is_none_is_refused",
+    ),
     # -- the device's side of the pools -------------------------------------------------------------------------------
     Mutant(
         "C6 a cleared slot is zero in every layer",

@@ -1,0 +1,121 @@
+"""Tokens drafted by an assistant over the model's KV: where the model computes, and never seen by the host.
+
+Before a step that verifies, the assistant begins with the embedding of each row's last token and the hidden state that
+this was chosen from, and goes on from what it makes of them: at one position, over KV that nobody adds to, so all of a
+draft is one captured step. Of the step behind it only the hidden state of the last token that stays is kept.
+
+What an assistant drafts, and whatever is kept for it, can cost acceptance and never a token.
+
+Shape letters: B rows that draft, padding included, R request rows, G most drafts of a row, S sequences, T tokens, H
+hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD
+from forebay.models.assistant import Assistant
+from forebay.pools.table import Column, Table
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.forward import Batch, Forward, StepTokens
+from forebay.runtime.graph_backends import GraphBackend
+from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.kinds import no_kinds
+from forebay.runtime.packing import Sections
+
+_HIDDEN: Final = "hidden"
+
+
+class DraftedTokens(NamedTuple):
+    token_ids: Tensor  # [B, drafts] int64, and in `draft_tokens` already
+
+
+class DraftInputs(Table):
+    """The rows that draft; a padded one is row 0, of which an assistant sees page 0."""
+
+    drafting_rows = Column(torch.int32, pad=PAD)
+
+
+class FrozenStep:
+    """Drafts `count` tokens of each row: the first from what is kept of it, each other from the one before."""
+
+    def __init__(self, forward: Forward, assistant: Assistant, kept: Table, *, count: int) -> None:
+        self._forward, self._assistant, self._kept, self._count = forward, assistant, kept, count
+        device = forward.rows.kv_lens.device
+        self._counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
+        self._kinds = no_kinds(device)
+
+    def __call__(self, inputs: DraftInputs) -> DraftedTokens:
+        forward, assistant, rows = self._forward, self._assistant, inputs.drafting_rows
+        batch = Batch(rows, self._counts[: inputs.num_rows + 1])
+        placed = forward.place(batch, inputs.num_rows)
+        # Of the last token there is no KV yet; of the padding row there is none at all.
+        placed = placed._replace(seq_lens=(placed.seq_lens - 1).clamp(min=1))
+        token_ids = forward.ops.gather(forward.rows.last_tokens, rows)
+        tokens = StepTokens(input_ids=token_ids, batch=batch, placed=placed, kinds=self._kinds)
+        ctx, hidden = forward.context(tokens), self._kept[_HIDDEN].index_select(0, rows)
+        x = assistant.forward(ctx, forward.model.embed(token_ids), hidden)
+        drafted = [assistant.token_ids(ctx, x)]
+        while len(drafted) < self._count:
+            x = assistant.forward(ctx, forward.model.embed(drafted[-1]), assistant.hidden(ctx, x))
+            drafted.append(assistant.token_ids(ctx, x))
+        together = torch.stack(drafted, dim=1)
+        forward.rows.draft_tokens[:, : self._count].index_copy_(0, rows.long(), together)
+        return DraftedTokens(together)
+
+
+class FrozenDraft:
+    """A `Proposer`: drafts before steps that verify, and keeps behind every step what it goes on from. Rows of such
+    a step that bring no drafts are drafted for as well, and nobody looks at it."""
+
+    def __init__(self, forward: Forward, assistant: Assistant, *, sizes: Sequence[int], backend: GraphBackend) -> None:
+        rows = self._rows = forward.rows
+        self._ops = forward.ops
+        device = rows.kv_lens.device
+        columns = {_HIDDEN: Column(assistant.dtype, (assistant.backbone_size,), pad=0)}
+        self.kept = Table(rows.num_rows, columns=columns, device=device)
+        self._lens = torch.empty(0, dtype=torch.int64, device=device)  # of the step's rows, before it
+        self._counts = torch.arange(rows.num_rows + 1, dtype=torch.int32, device=device)
+        self.runners = [
+            GraphRunner(
+                FrozenStep(forward, assistant, self.kept, count=count),
+                DraftInputs(max(rows.num_rows, *sizes), device=device),
+                writes=[(rows, "draft_tokens")],
+                sizes=sizes,
+                backend=backend,
+            )
+            for count in range(1, rows.draft_tokens.shape[1] + 1)
+        ]
+
+    def before(self, plan: StepPlan, inputs: Sections) -> None:
+        rows = inputs["req_pool_indices"]
+        self._lens = self._ops.gather(self._rows.kv_lens, rows)
+        self.runners[plan.width - 2].run({"drafting_rows": rows}, plan.num_seqs)
+
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
+        """What is kept is of each row's last token that stays; nothing of a row without any."""
+        rows = inputs["req_pool_indices"]
+        q_start = inputs["q_start"] if "q_start" in inputs else self._counts[: plan.num_seqs + 1]
+        if plan.width > 1:
+            num_new = self._ops.gather(self._rows.kv_lens, rows) - self._lens
+        else:
+            num_new = q_start.diff().long()
+        self.keep(rows, hidden, q_start, num_new)
+
+    def keep(self, rows: Tensor, hidden: Tensor, q_start: Tensor, num_new: Tensor) -> None:
+        """Of each of `rows` [S] int32 what hidden [T, H] has of its `num_new`-th token [S] int64: its tokens begin at
+        q_start [S + 1] int32. Nothing of a row with 0."""
+        if not len(hidden):
+            return
+        wide, kept = rows.long(), self.kept[_HIDDEN]
+        found = hidden.index_select(0, (q_start[:-1] + num_new - 1).clamp(min=0))
+        kept.index_copy_(0, wide, torch.where((num_new > 0).unsqueeze(1), found, kept.index_select(0, wide)))
+
+    def capture_next(self) -> bool:
+        """As `GraphRunner.capture_next`, the longest drafts first."""
+        return any(runner.capture_next() for runner in reversed(self.runners))
