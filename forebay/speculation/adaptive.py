@@ -32,24 +32,26 @@ FIRST_STEPS: Final = 4  # of width 1, before anything else is tried
 FIRST_CREDIT_STEPS: Final = 1  # of width 1: what the first trial of all need not wait for
 FEW_STEPS: Final = 3  # of a width: no ground to choose it
 MEMORY_STEPS: Final = 32  # 1 / a
+PLAIN_MEMORY_STEPS: Final = 16  # of width 1, which are fewer where another width is taken
 SWITCH_GAIN: Final = 1.03  # how much faster a width must be to take the place of another
-OUTLIER: Final = 4.0  # a step that takes so many times what it should counts as that: the machine did something else
+OUTLIER: Final = 1.2  # times what its tokens would take one by one: a step that took more was disturbed, and counts so
 RECENT_STEPS: Final = 512  # what the exported figures are about
-FIXED_STEPS: Final = 64  # where the width is given, every so many steps one of width 1 tells what it gains
+PLAIN_STEPS: Final = 64  # every so many steps of other widths, one of width 1 tells what they gain
 
 
 class Pace:
     """Moving averages, over the steps of one width, of what their tokens are worth and of the time they took."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_steps: int = MEMORY_STEPS) -> None:
         self.num_steps = 0
         self.worth_s = 0.0
         self.seconds = 0.0
+        self._weight = 1 / memory_steps
 
     def ended(self, worth_s: float, seconds: float) -> None:
         self.num_steps += 1
-        self.worth_s += (worth_s - self.worth_s) / MEMORY_STEPS
-        self.seconds += (seconds - self.seconds) / MEMORY_STEPS
+        self.worth_s += (worth_s - self.worth_s) * self._weight
+        self.seconds += (seconds - self.seconds) * self._weight
 
     @property
     def gain_s(self) -> float:
@@ -63,7 +65,7 @@ class Pace:
     @property
     def step_s(self) -> float:
         """The average as of now, without the 0 that it began with."""
-        return self.seconds / (1 - (1 - 1 / MEMORY_STEPS) ** self.num_steps) if self.num_steps else 0.0
+        return self.seconds / (1 - (1 - self._weight) ** self.num_steps) if self.num_steps else 0.0
 
 
 class Bucket:
@@ -73,11 +75,12 @@ class Bucket:
     def __init__(self, widths: tuple[int, ...], nearest: Bucket | None = None) -> None:
         self.widths = widths
         learned = [copy(pace) for pace in nearest.paces[1:]] if nearest else [Pace() for _ in widths[1:]]
-        self.paces: list[Pace] = [Pace(), *learned]
+        self.paces: list[Pace] = [Pace(PLAIN_MEMORY_STEPS), *learned]
         self.chosen: int = nearest.chosen if nearest else 0  # an index of `widths`, like all that follow
         self._credit_steps = 0 if nearest else FIRST_CREDIT_STEPS
         self._saved_s = 0.0
         self._wait_steps = 0
+        self._steps_since_plain = 0
         self._turn = 0
 
     @property
@@ -86,12 +89,14 @@ class Bucket:
         return self.paces[0].step_s
 
     def next(self) -> int:
-        """The chosen one, or in turn of its next narrower, its next wider and 1, the one to be tried."""
-        if self.paces[0].num_steps < FIRST_STEPS:
-            return 0
+        """The chosen one; or in turn of the next wider and the next narrower, the one to be tried; or width 1, which
+        cannot lose."""
         self._wait_steps -= 1
-        near = [i for i in (self.chosen + 1, self.chosen - 1, 0) if 0 <= i < len(self.widths) and i != self.chosen]
-        tried = near[self._turn % len(near)]
+        self._steps_since_plain += 1
+        if self.paces[0].num_steps < FIRST_STEPS or self._steps_since_plain >= PLAIN_STEPS:
+            return 0
+        near = [i for i in (self.chosen + 1, self.chosen - 1) if 0 < i < len(self.widths)]
+        tried = near[self._turn % len(near)] if near else self.chosen
         if self._wait_steps > 0 or self._saved_s < self._expected_loss_s(tried):
             return self.chosen
         self._turn += 1
@@ -115,15 +120,17 @@ class Bucket:
     def ended(self, index: int, tokens_each: float, seconds: float) -> None:
         """`tokens_each`: of a running request."""
         if self.plain_s:
-            seconds = min(seconds, OUTLIER * self.plain_s * max(1.0, self.widths[index] / 2))
+            seconds = min(seconds, OUTLIER * self.plain_s * max(1.5, self.widths[index]))
             worth_s = tokens_each * self.plain_s if index else seconds
-            lost_s = max(0.0, seconds - worth_s / self.paces[self.chosen].speedup) if index != self.chosen else 0.0
+            tried = index not in (0, self.chosen)
+            lost_s = max(0.0, seconds - worth_s / self.paces[self.chosen].speedup) if tried else 0.0
             self._saved_s = min(self._saved_s + TRIAL_SHARE * worth_s - lost_s, MOST_SAVED_STEPS * self.plain_s)
         elif index:
             return  # nothing to compare it with
         else:
             worth_s = seconds
         self.paces[index].ended(worth_s, seconds)
+        self._steps_since_plain = self._steps_since_plain if index else 0
         if self.paces[0].num_steps == FIRST_STEPS:
             self._saved_s += self._credit_steps * self.plain_s
             self._credit_steps = 0
@@ -174,7 +181,7 @@ class Widths:
         if self._adaptive:
             self.current = self._widths[self._bucket(num_running).next()]
         else:
-            self.current = 1 if self._num_asked % FIXED_STEPS == 0 else self._widths[-1]
+            self.current = 1 if self._num_asked % PLAIN_STEPS == 0 else self._widths[-1]
         return self.current
 
     def ended(self, num_running: int, width: int, tokens: int, seconds: float) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from forebay.config.engine_config import SpeculationOptions, SpeculativeAlgorithm
 from forebay.requests.updates import SpeculationReport
-from forebay.speculation.adaptive import FIRST_STEPS, FIXED_STEPS, RECENT_STEPS, STEPS_BETWEEN_TRIALS, Mark, Widths
+from forebay.speculation.adaptive import FIRST_STEPS, PLAIN_STEPS, RECENT_STEPS, STEPS_BETWEEN_TRIALS, Mark, Widths
 
 WIDTH = 8
 LEAST = 0.97  # of the speed without guesses
@@ -130,10 +130,10 @@ def test_a_width_that_was_asked_for_is_kept_but_for_what_measures_its_gain():
     begin = sim.widths.now
     assert begin == Mark()
     assert sim.widths.report(begin, num_tokens=1) is None
-    speedup = sim.run(50 * FIXED_STEPS, lambda step: 4, right=0.7)
-    assert sim.taken == {WIDTH: 50 * (FIXED_STEPS - 1), 1: 50}
-    per_step = sim._plain_s / COSTS["steep"](4) / (50 * FIXED_STEPS)
-    report = sim.widths.report(begin, num_tokens=round(50 * FIXED_STEPS * per_step))
+    speedup = sim.run(50 * PLAIN_STEPS, lambda step: 4, right=0.7)
+    assert sim.taken == {WIDTH: 50 * (PLAIN_STEPS - 1), 1: 50}
+    per_step = sim._plain_s / COSTS["steep"](4) / (50 * PLAIN_STEPS)
+    report = sim.widths.report(begin, num_tokens=round(50 * PLAIN_STEPS * per_step))
     assert report is not None
     assert report.accepted_per_step == pytest.approx(per_step, rel=0.01)
     assert report.net_speedup == pytest.approx(speedup, rel=0.05)
