@@ -255,6 +255,13 @@ MEMORY = (
         "memory/test_anchors.py::test_c18_a_snapshot_is_ready_only_when_its_step_has_committed",
     ),
     Mutant(
+        "C18 a tracked state that was overwritten behind the request's end is given to nobody",
+        "memory/kinds/recurrent.py",
+        "tracking.complete(committed, max(held.kv_committed, ends[-1]))",
+        "tracking.complete(committed, ends[-1])",
+        "scheduler/test_widths.py::test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nobody",
+    ),
+    Mutant(
         "C18 of two tracking slots the one with the complete state is not written",
         "memory/kinds/recurrent.py",
         "        return next((slot for slot in self.buffers if slot != used), self.buffers[0])",

@@ -314,8 +314,8 @@ SCHEDULER = (
     Mutant(
         "C18 C30 a state is adopted when its step has committed",
         "memory/kinds/recurrent.py",
-        "        tracking.complete(committed, ends[-1])\n        if last and",
-        "        tracking.complete(committed + 1, ends[-1])\n        if last and",
+        "        tracking.complete(committed, max(held.kv_committed",
+        "        tracking.complete(committed + 1, max(held.kv_committed",
         "scheduler/test_states.py::"
         "test_c18_of_two_chunks_in_flight_only_the_first_ones_state_is_adopted_when_that_commits",
     ),

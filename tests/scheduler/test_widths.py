@@ -143,3 +143,20 @@ def test_c12_while_a_step_that_guesses_is_in_flight_nobody_knows_the_length():
     assert rig.scheduler.plan(0.0, 4) is None, "who guesses has to know the last token"
     rig.commit()
     assert rig.scheduler.running.seq_lens_cpu.tolist() == [7]
+
+
+def test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nobody():
+    """The accepted tokens come to a length that the stop token among them is before: the only slot for tracked states
+    has the one of that length by then."""
+    token, proposer = [RIGHT], Says()
+    kinds = KindConfig(num_slots=24, num_scratch=8, track_interval=4)
+    rig = Rig(sample=lambda row: token[0], width=4, proposer=proposer, kinds=kinds)
+    req = rig.add(list(range(9)), max_new=30)
+    for _ in range(5):
+        rig.step()
+    token[0], proposer.tokens = 7, (7, 7, 7)
+    plan = rig.step()
+    assert (plan.q_lens.tolist(), plan.states.snap_lens.tolist(), rig.finish_of(req)) == ([4], [16], FinishReason.STOP)
+    turn = rig.add([*range(9), *rig.tokens_of(req), 60], max_new=1)
+    rig.run()
+    assert turn.cache_report.cached_tokens == 8

@@ -228,7 +228,8 @@ class States(CachedStates):
     def ends(self, held: Residency, ends: Sequence[int], committed: int, *, last: bool) -> Sequence[int]:
         """Where snapshots are complete that the cache is to have, and with `last` the latest of all."""
         tracking = self.tracking(held)
-        tracking.complete(committed, ends[-1])
+        # Behind a request's end more may have been accepted: a slot has the state of whatever wish that came to.
+        tracking.complete(committed, max(held.kv_committed, ends[-1]))
         if last and (latest := self._latest(held, tracking, ends[-1])):
             tracking.ready.append(latest)
         return [snapshot.length for snapshot in tracking.ready]
