@@ -14,5 +14,6 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
+from tests.mutants.speculation import SPECULATION
 
-MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *SERVER)
+MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *SERVER, *SPECULATION)
