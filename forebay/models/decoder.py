@@ -178,6 +178,7 @@ class Model:
     def __init__(self, spec: DecoderSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
         self._spec = spec
         self._ops = ops
+        self.hidden_size, self.dtype = spec.embedding.inner[0], weights.dtype
         self.held_bytes = weights.held_bytes
         self.weight_bytes = sum(weights.held_bytes.values())
         parts = Parts(ops, weights, RopeTables(num_positions, weights.device))

@@ -14,6 +14,7 @@ from forebay.base.variants import AMX
 from forebay.ops.interface import Ops
 from forebay.ops.kernels import Kernels, address
 from forebay.ops.native_attention import NativeAttention
+from forebay.ops.native_drafting import NativeDrafting
 from forebay.ops.native_elementwise import NativeElementwise
 from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
@@ -21,7 +22,9 @@ from forebay.ops.native_steps import NativeSteps
 from forebay.ops.sampling import Draws
 
 
-class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence, NativeSteps, Ops):
+class NativeOps(
+    NativeExpertOps, NativeElementwise, NativeAttention, NativeRecurrence, NativeSteps, NativeDrafting, Ops
+):
     """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
     `activation_bits` says. Raises what `Kernels` raises."""
 
@@ -33,6 +36,7 @@ class NativeOps(NativeExpertOps, NativeElementwise, NativeAttention, NativeRecur
         NativeAttention.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)
         NativeSteps.__init__(self, kernels)
+        NativeDrafting.__init__(self, kernels)
         self._rms_norm = kernels.by_dtype("fb_rms_norm_{}")
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
         self._finite_rows = kernels.by_dtype("fb_finite_rows_{}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,6 +15,7 @@ from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
+from forebay.runtime.draft_head import DraftHead
 from forebay.runtime.graph_backends import GraphBackend, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.model_runner import ModelRunner
@@ -30,12 +33,14 @@ def build_runner(
     graphs: GraphBackend | None = None,
     graph_sizes: Sequence[int] = (),
     width: int = 1,
+    draft_head: bool = False,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes.
-    `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes. Sets torch's threads for
-    the whole process: one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
+    `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; with `draft_head` the
+    drafts among them are the model's own, else they come with the plans. Sets torch's threads for the whole process:
+    one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     cache = CachePool(
@@ -49,13 +54,15 @@ def build_runner(
     pages_per_row = ceil_div(sizes.context_length, sizes.page_size)
     rows = RequestRows(sizes.max_running_requests, pages_per_row, num_drafts=width - 1, device=device)
     graphs = graphs or graphs_for(ops, device)
+    graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
+    limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
     return ModelRunner(
         model,
         ops,
         cache=cache,
         rows=rows,
-        vocab_size=vocab_size,
-        max_num_tokens=max_num_tokens,
         graphs=graphs,
-        graph_sizes=graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly),
+        graph_sizes=graph_sizes,
+        proposer=partial(DraftHead, **limits, sizes=graph_sizes, backend=graphs) if draft_head else None,
+        **limits,
     )

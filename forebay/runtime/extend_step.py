@@ -83,11 +83,11 @@ def extend_runner(
     inputs = ExtendInputs(
         Tokens(most, device=device), Sequences(rows.num_rows, device=device), Stops(most, device=device)
     )
-    step, sizes = ExtendStep(forward), _token_counts(most)
+    step, sizes = ExtendStep(forward), token_counts(most)
     return GraphRunner(step, inputs, writes=[(rows, "kv_lens")], sizes=sizes, backend=backend, patience=_PATIENCE)
 
 
-def _token_counts(most: int) -> list[int]:
+def token_counts(most: int) -> list[int]:
     fine = range(_FINE, min(most, _FINE_UP_TO), _FINE)
     coarse = range(_FINE_UP_TO, most, _COARSE)
     return [*fine, *coarse, most]

@@ -78,11 +78,11 @@ class Decoded(NamedTuple):
 class Forward:
     def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool) -> None:
         self.model, self.ops, self.rows, self.cache = model, ops, rows, cache
-        self._pages = pages_of(cache, rows.req_to_token)
+        self.pages = pages_of(cache, rows.req_to_token)
 
     def place(self, batch: Batch, num_tokens: int) -> Placement:
         """Where the step's tokens stand: the first thing that a step does."""
-        return self.ops.place_tokens(*batch, self.rows.kv_lens, self._pages, num_tokens)
+        return self.ops.place_tokens(*batch, self.rows.kv_lens, self.pages, num_tokens)
 
     def context(self, tokens: StepTokens) -> ForwardContext:
         """What the layers are told of a step."""

@@ -26,7 +26,7 @@ from forebay.runtime.forward import Batch, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import no_kinds
-from forebay.runtime.packing import Sections
+from forebay.runtime.packing import Array, Sections
 
 _HIDDEN: Final = "hidden"
 
@@ -70,8 +70,8 @@ class FrozenStep:
 
 
 class FrozenDraft:
-    """A `Proposer`: drafts before steps that verify, and keeps behind every step what it goes on from. Rows of such
-    a step that bring no drafts are drafted for as well, and nobody looks at it."""
+    """A `DeviceProposer`: drafts before steps that verify, and keeps behind every step what it goes on from. Rows of
+    such a step that bring no drafts are drafted for as well, and nobody looks at it."""
 
     def __init__(self, forward: Forward, assistant: Assistant, *, sizes: Sequence[int], backend: GraphBackend) -> None:
         rows = self._rows = forward.rows
@@ -91,6 +91,9 @@ class FrozenDraft:
             )
             for count in range(1, rows.draft_tokens.shape[1] + 1)
         ]
+
+    def arrays(self, plan: StepPlan) -> dict[str, Array]:
+        return {}
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
         rows = inputs["req_pool_indices"]
@@ -119,3 +122,6 @@ class FrozenDraft:
     def capture_next(self) -> bool:
         """As `GraphRunner.capture_next`, the longest drafts first."""
         return any(runner.capture_next() for runner in reversed(self.runners))
+
+    def reset_padding(self) -> None:
+        self.kept.reset_padding()

@@ -76,6 +76,10 @@ class GraphRunner(Generic[Inputs, Outputs]):
         outputs = self._run(size) if graph is None else graph()
         return outputs if n == size else _cut(outputs, n)
 
+    def captured(self, n: int) -> bool:
+        """Whether a run of n rows makes no graph, which would be made where outputs of other graphs lie."""
+        return self._refused or n > self.sizes[-1] or self.sizes[bisect_left(self.sizes, n)] in self.graphs
+
     def capture_next(self) -> bool:
         """Capture the largest size that has no graph yet; False when there is none left.
 

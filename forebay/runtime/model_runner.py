@@ -5,8 +5,8 @@ Shape letters: S sequences, T tokens, N sequences that sample, V vocabulary, H h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from forebay.requests.step_plan import KIND_PARTS, Admission, StepPlan
 from forebay.runtime.bounds import PoolBounds
 from forebay.runtime.chooser import Chooser
 from forebay.runtime.decode_step import DecodeInputs, decode_runner
+from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.extend_step import ExtendInputs, extend_runner, tokens_of
 from forebay.runtime.forward import FAILED, Batch, Decoded, Forward, GreedyTokens, HiddenStates
 from forebay.runtime.graph_backends import GraphBackend
@@ -37,17 +38,6 @@ from forebay.runtime.verify_step import VerifyInputs, VerifyStep, verify_runner
 
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
-
-
-class Proposer(Protocol):
-    """Guesses on the device. `inputs` are the plan's columns there."""
-
-    def before(self, plan: StepPlan, inputs: Sections) -> None:
-        """A step of decodes is about to run: write the guesses that the plan asks for to `RequestRows.draft_tokens`."""
-
-    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
-        """A step has run: its tokens input_ids [T] and what the model made of them, hidden [T, H], valid until the next
-        graph runs. `last_tokens` and `kv_lens` are as it leaves them."""
 
 
 class ModelRunner:
@@ -67,6 +57,7 @@ class ModelRunner:
         max_num_tokens: int,
         graphs: GraphBackend,
         graph_sizes: Sequence[int],
+        proposer: Callable[[Forward], DeviceProposer] | None = None,
     ) -> None:
         self.cache, self.rows = cache, rows
         width = 1 + rows.draft_tokens.shape[1]
@@ -80,8 +71,9 @@ class ModelRunner:
             num_slots=cache.num_ids,
             width=width,
         )
-        self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens)
         self._forward = Forward(model, ops, rows, cache)
+        self.proposer = None if proposer is None else proposer(self._forward)
+        self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens, proposer=self.proposer)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
         self.verify: GraphRunner[VerifyInputs, Decoded] | None = None  # None: no decode has drafts
         most = rows.num_rows * width
@@ -96,7 +88,6 @@ class ModelRunner:
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)
         self._chooser = Chooser(ops, rows, self._penalties)
-        self.proposer: Proposer | None = None
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -193,7 +184,7 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_next(self) -> bool:
         """Capture one more size, in idle time; False when all are. One that is needed sooner does not wait."""
-        runners = self.decode, self.verify, self.extend
+        runners = self.decode, self.verify, self.extend, self.proposer
         return any(runner is not None and runner.capture_next() for runner in runners)
 
     def warm_up(self) -> None:
@@ -209,6 +200,8 @@ class ModelRunner:
         # The last admission left the row greedy; what else the steps wrote is put back.
         self.rows.reset_padding()
         self.cache.reset_padding()
+        if self.proposer is not None:
+            self.proposer.reset_padding()
 
     def _plan_of_padding(self, step: int, params: SamplingParams, num_extends: int, q_len: int) -> StepPlan:
         """An extend or a decode of the padding row: its KV goes to the padding page, its state to the padding slot."""

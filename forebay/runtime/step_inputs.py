@@ -19,6 +19,7 @@ from forebay.memory.slots import Ids
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
+from forebay.runtime.device_proposer import DRAFTING, DeviceProposer
 from forebay.runtime.extend_step import ExtendInputs
 from forebay.runtime.host_copies import HostCopies, Places
 from forebay.runtime.kinds import DERIVED, change_kinds, stops_of_decodes, stops_of_drafts, stops_of_tokens
@@ -45,7 +46,7 @@ _DERIVED: Final = {
         for name, column in SamplingRows.declared.items()
     },  # [A] each
 }
-_SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED | DERIVED
+_SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED | DERIVED | DRAFTING
 
 
 class Shape(Enum):
@@ -69,8 +70,10 @@ _WORDS_PER_TOKEN: Final = sum(-(-dtype.itemsize // 8) for dtype in _SECTIONS.val
 class StepInputs:
     """Carries plans to the device in one copy each, and does there what a plan does before the model runs."""
 
-    def __init__(self, rows: RequestRows, cache: CachePool, *, max_num_tokens: int) -> None:
-        self._rows, self._cache = rows, cache
+    def __init__(
+        self, rows: RequestRows, cache: CachePool, *, max_num_tokens: int, proposer: DeviceProposer | None = None
+    ) -> None:
+        self._rows, self._cache, self._proposer = rows, cache, proposer
         self.copies = HostCopies(cache)
         self._packing = Packing(_SECTIONS, rows.last_tokens.device, num_words=_WORDS_PER_TOKEN * max_num_tokens)
 
@@ -81,6 +84,8 @@ class StepInputs:
         arrays |= {"sample_rows": sampling.rows, "drawing": sampling.drawing, "reporting": sampling.reporting}
         arrays["targets"] = targets
         arrays |= self._derived(plan, shape)
+        if self._proposer is not None:
+            arrays |= self._proposer.arrays(plan)
         if plan.admissions:
             arrays |= _of_admissions(plan.admissions)
         copies = (*plan.host.saves, *plan.host.loads)

@@ -142,3 +142,27 @@ def of_transformers(headed: Headed) -> Callable[[list[int], Tensor], Tensor]:
             return head.forward_layer(0, hidden[None], positions, cache, input_ids=ids)[0]
 
     return drafted
+
+
+_LAST_OF_A_PART: Final = ("o_proj.weight", "out_proj.weight", "dense.weight", "down_proj.weight", "down_proj")
+
+
+def make_right(case: str, folder: Path, *, wrong: float = 0.0) -> Path:
+    """A model whose next token depends on the last one alone, and a draft head that makes the same of it: it is always
+    right. `wrong` is how much noise its join has."""
+    _, names, _ = HEADS[case]
+    make_headed(case, folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    for name, values in tensors.items():
+        if name.endswith(_LAST_OF_A_PART):
+            values.zero_()
+    norm = next(name for name in names if name.endswith(("model.norm", "norm_f")))
+    own = {part: f"{names[part]}.weight" for part in ("enorm", "hnorm", "eh_proj", norm)}
+    size, last = BASE["hidden_size"], tensors[f"{norm}.weight"]
+    noise = wrong * torch.randn(size, 2 * size, generator=torch.Generator().manual_seed(1))
+    tensors[own["enorm"]].fill_(0.0 if names is _QWEN else 1.0)  # stored as a difference from 1
+    tensors[own["eh_proj"]] = torch.eye(size, 2 * size) + noise
+    tensors[own[norm]] = last.clone()
+    save_file(tensors, path, metadata={"format": "pt"})
+    return folder

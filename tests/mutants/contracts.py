@@ -115,9 +115,12 @@ CONTRACTS: Final = {
     ),
     "C17": Contract(
         "One loop for all drafts",
-        "Whoever proposes, the step that verifies is the same. A query-only assistant reads the model's KV,"
-        " writes none, and sees a fixed prefix while it drafts.",
-        "runtime/frozen_draft.py, models/assistant.py",
+        "Whoever drafts, on the host, in the model or beside it: a step verifies what was drafted, accepts what the "
+        "sampler would have chosen, and a draft can cost acceptance alone. A query-only assistant reads the model's "
+        "KV, writes none, and sees a fixed prefix while it drafts.",
+        "scheduler/scheduler.py, runtime/verify_step.py, runtime/device_proposer.py, runtime/draft_head.py, "
+        "runtime/frozen_draft.py, models/assistant.py, ops/accept.py, ops/drafting.py",
+        "EAGLE and a draft model of its own",
     ),
     "C18": Contract(
         "The prefix cache resumes what is whole",

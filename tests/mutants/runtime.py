@@ -390,4 +390,40 @@ RUNTIME = (
         "repr((_FLAGS, version))",
         "ops/test_dispatch.py::test_c31_variants_of_the_same_sources_have_libraries_of_their_own",
     ),
+    # -- draft heads --------------------------------------------------------------------------------------------------
+    Mutant(
+        "C5 C17 a row that drafts fewer tokens than others is the padding row from there on",
+        "ops/drafting.py",
+        "        return torch.where(counts > column + 1, rows, _PAD)\n",
+        "        return rows\n",
+        "runtime/test_draft_head.py::test_a_row_that_drafts_fewer_tokens_writes_nothing_behind_its_pages",
+    ),
+    Mutant(
+        "C17 behind the last accepted token a draft head meets the one that was sampled",
+        "ops/drafting.py",
+        "        last = (tokens == ends.index_select(0, seqs)) | ",
+        "        last = ",
+        "ops/test_drafting.py::test_behind_each_token_stands_the_next_one_and_behind_the_last_that_stays_what_was_sampled",
+    ),
+    Mutant(
+        "C17 behind a chunk a draft head meets the prompt's next token",
+        "runtime/draft_head.py",
+        '        if "chunk_rows" in inputs:\n',
+        "        if not plan.num_seqs:\n",
+        "runtime/test_draft_head.py::test_chunks_and_decodes_in_any_company_leave_the_heads_state",
+    ),
+    Mutant(
+        "C17 a draft head stands where the model's step began",
+        "runtime/draft_head.py",
+        '        head.begin(batch.rows, "starts")\n',
+        "",
+        "runtime/test_draft_head.py::test_chunks_and_decodes_in_any_company_leave_the_heads_state",
+    ),
+    Mutant(
+        "C15 what a graph is fed with is not overwritten by its capture",
+        "runtime/draft_head.py",
+        "        if not self.follow.captured(len(hidden)):\n",
+        "        if not plan.num_seqs:\n",
+        "runtime/test_draft_head.py::test_a_graph_that_is_made_late_is_fed_with_what_the_step_computed",
+    ),
 )

@@ -1,0 +1,43 @@
+"""Whoever drafts tokens where the model computes, as the runner sees them. The host knows how many, and not which."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.packing import Array, Sections
+
+DRAFTING: Final = {
+    "drafting_rows": torch.int32,  # of decodes with drafts
+    "num_drafts": torch.int32,  # of each, at least one
+    "chunk_rows": torch.int32,  # of prompts that go on behind the step
+    "chunk_next": torch.int64,  # their next tokens
+}
+"""What the device is told for its proposer besides the plan's own columns."""
+
+
+class DeviceProposer(Protocol):
+    """Nothing that it does can change a token: a draft is accepted if it is what is chosen in its place."""
+
+    def arrays(self, plan: StepPlan) -> dict[str, Array]:
+        """What of `DRAFTING` this plan has."""
+        ...
+
+    def before(self, plan: StepPlan, inputs: Sections) -> None:
+        """A step of decodes is about to run, whose changes to the page table are made: write the drafts that the plan
+        asks for to `RequestRows.draft_tokens`. Only now do a row's pages reach as far as these."""
+        ...
+
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
+        """A step has run: its tokens input_ids [T] and what the model made of them, hidden [T, H], valid until the next
+        graph runs or is captured. `last_tokens` and `kv_lens` are as it leaves them."""
+        ...
+
+    def capture_next(self) -> bool:
+        """As `ModelRunner.capture_next`."""
+        ...
+
+    def reset_padding(self) -> None: ...

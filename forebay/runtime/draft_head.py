@@ -1,0 +1,199 @@
+"""Tokens drafted by a model's own draft head (MTP, NextN): where the model computes, and never seen by the host.
+
+Behind each step the head runs over the step's tokens, each beside the token that follows it, at the places where these
+stand: so its KV is more layers of the same pages. It leaves one hidden state for each row, of the last token that
+stays. From there the next step begins, if it has drafts: a token is drafted, the head goes on from it, and so on. That
+is done in the step that verifies and not at the end of the one before, because a row's pages reach as far as that step.
+
+What the head drafts, and whatever it keeps, can cost acceptance and never a token.
+
+Shape letters: B rows that draft, T tokens, S sequences, H hidden size, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forebay.memory.slots import PAD
+from forebay.pools.table import Column, Table
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.extend_step import Tokens, token_counts
+from forebay.runtime.forward import Batch, Forward, StepTokens
+from forebay.runtime.graph_backends import GraphBackend
+from forebay.runtime.graph_runner import GraphRunner, default_sizes
+from forebay.runtime.kinds import no_kinds
+from forebay.runtime.packing import Array, Sections
+from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
+
+
+class Drafted(NamedTuple):
+    token_ids: Tensor  # [B] int64, the last ones
+
+
+class Followed(NamedTuple):
+    hidden: Tensor  # [T, H] of the head
+
+
+class DraftInputs(Table):
+    """A padded row drafts nothing."""
+
+    drafting_rows = Column(torch.int32, pad=PAD)
+    num_drafts = Column(torch.int32, pad=0)
+
+
+class Head:
+    """The model's draft head over the pools, and by request row what it goes on from: `hidden`, and the number of
+    tokens with KV before the next step (`starts`) and before a drafted token (`lens`)."""
+
+    def __init__(self, forward: Forward, vocab_size: int) -> None:
+        self.forward, self.ops, self.rows = forward, forward.ops, forward.rows
+        self.vocab_size = vocab_size
+        device = forward.rows.kv_lens.device
+        columns = {
+            "hidden": Column(forward.model.dtype, (forward.model.hidden_size,), pad=0),
+            "starts": Column(torch.int64, pad=0),
+            "lens": Column(torch.int64, pad=0),
+        }
+        self.kept = Table(forward.rows.num_rows, columns=columns, device=device)
+        self.counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
+        self._kinds = no_kinds(device)
+
+    def begin(self, rows: Tensor, column: str) -> None:
+        """`column` becomes the length that these rows [S] have now."""
+        self.ops.scatter(self.kept[column], rows, self.ops.gather(self.rows.kv_lens, rows))
+
+    def draft(self, batch: Batch, lens: Tensor, next_ids: Tensor, hidden: Tensor) -> Tensor:
+        """`Model.draft` of the tokens behind the `lens` [R] tokens of their rows, whose hidden states are `hidden`."""
+        placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(hidden))
+        tokens = StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds)
+        return self.forward.model.draft(self.forward.context(tokens), next_ids, hidden)
+
+
+class DraftStep:
+    """Drafts up to `most` tokens of each row, the most likely ones, into `draft_tokens`. From each but the last the
+    head goes on, at the place where the step that follows writes its own KV."""
+
+    def __init__(self, head: Head, *, most: int) -> None:
+        self.head, self._most = head, most
+
+    def __call__(self, inputs: DraftInputs) -> Drafted:
+        head, ops, counts = self.head, self.head.ops, inputs.num_drafts
+        rows, lens = inputs.drafting_rows, head.kept["lens"]
+        head.begin(rows, "lens")
+        hidden = ops.gather_rows(head.kept["hidden"], rows)
+        for column in range(self._most):
+            token_ids, _ = ops.argmax_rows(head.forward.model.logits(hidden))
+            rows = ops.keep_drafts(token_ids, rows, counts, column, head.rows.draft_tokens)
+            if column + 1 < self._most:
+                batch = Batch(rows, head.counts[: inputs.num_rows + 1])
+                hidden = head.draft(batch, lens, token_ids, hidden)
+                ops.advance(lens, *batch)
+        return Drafted(token_ids)
+
+
+class FollowInputs(RaggedInputs):
+    def __init__(self, tokens: Table, sequences: FollowedSequences) -> None:
+        super().__init__(tokens, sequences)
+        self.sequences = sequences
+
+
+class FollowedSequences(Table):
+    declared = RAGGED
+
+    def __init__(self, num_rows: int, *, device: torch.device | str) -> None:
+        super().__init__(num_rows, device=device, sizes={"T": 0})
+        self.q_start = from_zero(self, "q_ends")
+
+
+class FollowStep:
+    """Runs the head over all tokens of a step, each beside the one behind it, once it is known which of them stay."""
+
+    def __init__(self, head: Head) -> None:
+        self.head = head
+
+    def __call__(self, inputs: FollowInputs) -> Followed:
+        head, ops, rows = self.head, self.head.ops, self.head.rows
+        batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
+        starts, hidden = head.kept["starts"], inputs["hidden"]
+        positions = ops.place_tokens(*batch, starts, head.forward.pages, len(hidden)).positions
+        known = rows.last_tokens, rows.kv_lens
+        next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, *known, head.vocab_size)
+        followed = head.draft(batch, starts, next_ids, hidden)
+        ops.scatter_rows(head.kept["hidden"], batch.rows, ops.gather_rows(followed, ends))
+        head.begin(batch.rows, "starts")
+        return Followed(followed)
+
+
+class DraftHead:
+    """A `DeviceProposer`."""
+
+    def __init__(
+        self, forward: Forward, *, vocab_size: int, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
+    ) -> None:
+        self.head = Head(forward, vocab_size)
+        self._prompts: dict[int, npt.NDArray[np.int32]] = {}  # by row: what was known of its request at first
+        most = forward.rows.draft_tokens.shape[1]
+        self.drafts = [self._drafts(num, sizes, backend) for num in range(1, most + 1)]
+        self.follow = self._follow(max_num_tokens, sizes, backend)
+
+    def _drafts(self, most: int, sizes: Sequence[int], backend: GraphBackend) -> GraphRunner[DraftInputs, Drafted]:
+        head = self.head
+        writes = [(head.rows, "draft_tokens"), (head.kept, "hidden"), (head.kept, "lens")]
+        inputs = DraftInputs(head.rows.num_rows, device=head.counts.device)
+        return GraphRunner(DraftStep(head, most=most), inputs, writes=writes, sizes=sizes, backend=backend)
+
+    def _follow(
+        self, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
+    ) -> GraphRunner[FollowInputs, Followed]:
+        head, device = self.head, self.head.counts.device
+        columns = {**Tokens.declared, "hidden": head.kept.columns["hidden"]}
+        tokens = Table(max_num_tokens, columns=columns, device=device)
+        inputs = FollowInputs(tokens, FollowedSequences(head.rows.num_rows, device=device))
+        # A padded sequence must not be longer than a row of the page table.
+        most = min(max_num_tokens, head.rows.req_to_token.shape[1] * head.forward.cache.page_size)
+        of_decodes = default_sizes(max(sizes) * (1 + head.rows.draft_tokens.shape[1]), quickly=backend.captures_quickly)
+        captured = {*of_decodes, *(token_counts(most) if backend.captures_prompts else ())}
+        writes = [(head.kept, "hidden"), (head.kept, "starts")]
+        within = sorted(size for size in captured if size <= most)
+        return GraphRunner(FollowStep(head), inputs, writes=writes, sizes=within, backend=backend)
+
+    def arrays(self, plan: StepPlan) -> dict[str, Array]:
+        self._prompts.update((admission.row, admission.token_ids) for admission in plan.admissions)
+        arrays: dict[str, Array] = {}
+        going_on = np.flatnonzero(~plan.sample_mask[: plan.num_extends])
+        if len(going_on):
+            arrays["chunk_rows"] = rows = plan.rows[going_on]
+            ends = plan.ends[going_on]
+            arrays["chunk_next"] = np.array([self._prompts[row][end] for row, end in zip(rows, ends, strict=True)])
+        if plan.width > 1:
+            wide = plan.q_lens > 1
+            arrays |= {"drafting_rows": plan.rows[wide], "num_drafts": plan.q_lens[wide] - 1}
+        return arrays
+
+    def before(self, plan: StepPlan, inputs: Sections) -> None:
+        columns = inputs.of(DraftInputs.declared)
+        self.drafts[plan.width - 2].run(columns, len(columns["drafting_rows"]))
+
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
+        head, rows = self.head, inputs["req_pool_indices"]
+        if plan.num_extends:
+            head.kept["starts"].index_copy_(0, rows[: plan.num_extends].long(), inputs["starts"])
+        if "chunk_rows" in inputs:
+            head.ops.scatter(head.rows.last_tokens, inputs["chunk_rows"], inputs["chunk_next"])
+        bounds = inputs["q_start"] if "q_start" in inputs else head.counts[: len(rows) + 1]
+        if not self.follow.captured(len(hidden)):
+            input_ids, hidden = input_ids.clone(), hidden.clone()
+        columns = {"input_ids": input_ids, "hidden": hidden, "req_pool_indices": rows, "q_ends": bounds[1:]}
+        self.follow.run(columns, len(hidden))
+
+    def capture_next(self) -> bool:
+        return self.follow.capture_next() or any(runner.capture_next() for runner in self.drafts)
+
+    def reset_padding(self) -> None:
+        self.head.kept.reset_padding()

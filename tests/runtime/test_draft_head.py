@@ -1,0 +1,148 @@
+"""A model's own draft head beside its steps keeps what transformers' head would have, and drafts what it would."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.families.checkpoint import open_checkpoint
+from forebay.runtime.graph_backends import Eager, graphs_for
+from tests.kernels import NATIVE
+from tests.models.heads import Headed, make_headed
+from tests.models.tiny import VOCAB, random_ids
+from tests.runtime.conftest import made
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.fake_model import PAGE_SIZE
+
+WIDTH = 6
+TOLERANCE = {"rtol": 0, "atol": 1e-4}
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory) -> Callable[[str], Headed]:
+    @functools.cache
+    def of(case: str) -> Headed:
+        return make_headed(case, tmp_path_factory.mktemp("headed"))
+
+    return of
+
+
+@pytest.fixture(params=[("torch", False), (NATIVE, False), (NATIVE, True)], ids=["torch", "native", "graphs"])
+def planner(request, headed) -> Callable[[str], HybridPlanner]:
+    backend, captured = request.param
+    ops = made(backend)
+
+    def of(case: str) -> HybridPlanner:
+        checkpoint = open_checkpoint(headed(case).path, draft_head=True)
+        model = models.load(checkpoint, ops=ops, dtype=torch.float32, draft_head=True)
+        graphs = graphs_for(ops, "cpu") if captured else Eager()
+        runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, draft_head=True)
+        return HybridPlanner(runner)
+
+    return of
+
+
+def kept(plans: HybridPlanner, row: int) -> torch.Tensor:
+    return plans.runner.proposer.head.kept["hidden"][row]
+
+
+def expected_state(oracle: Headed, known: list[int]) -> torch.Tensor:
+    """The head's, of the last token but one of those known, beside the last."""
+    hidden, _ = oracle.drafted(known[1:], oracle.hidden(known[:-1]))
+    return hidden[-1]
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_next", "nemotron_h"])
+def test_chunks_and_decodes_in_any_company_leave_the_heads_state(case, planner, headed):
+    plans, oracle = planner(case), headed(case)
+    known = {1: random_ids(13, seed=1), 2: random_ids(9, seed=2)}
+    for row, tokens in known.items():
+        plans.begin(row, tokens)
+    plans.step(extends=[(1, 6), (2, 4)])
+    torch.testing.assert_close(kept(plans, 1), expected_state(oracle, known[1][:7]), **TOLERANCE)
+    torch.testing.assert_close(kept(plans, 2), expected_state(oracle, known[2][:5]), **TOLERANCE)
+    known[2] += plans.step(extends=[(1, 2), (2, 5)]).token_ids
+    known_of_both = plans.step(extends=[(1, 5)], decodes=[2]).token_ids
+    for row, token in zip((1, 2), known_of_both, strict=True):
+        known[row].append(token)
+    for _ in range(3):
+        for row, token in zip((1, 2), plans.step(decodes=[1, 2]).token_ids, strict=True):
+            known[row].append(token)
+            torch.testing.assert_close(kept(plans, row), expected_state(oracle, known[row]), **TOLERANCE)
+
+
+def drafted(oracle: Headed, known: list[int], count: int) -> list[int]:
+    """What transformers' head drafts behind the known tokens."""
+    hidden, next_ids = oracle.hidden(known[:-1]), list(known[1:])
+    for _ in range(count):
+        states, logits = oracle.drafted(next_ids, hidden)
+        next_ids.append(int(logits[-1].argmax()))
+        hidden = torch.cat([hidden, states[-1:]])
+    return next_ids[-count:]
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_5_text"])
+def test_rows_draft_as_many_tokens_as_they_are_to(case, planner, headed):
+    plans, oracle = planner(case), headed(case)
+    known = {1: random_ids(9, seed=3), 2: random_ids(6, seed=4), 3: random_ids(5, seed=5)}
+    for row, tokens in known.items():
+        plans.begin(row, tokens)
+    for row, token in zip(known, plans.step(extends=[(row, len(known[row])) for row in known]).token_ids, strict=True):
+        known[row].append(token)
+    wanted = {1: 3, 2: 1, 3: 2}
+    plan = plans.plan(decodes=list(wanted.items()))
+    plans.runner.launch(plan)
+    for row, count in wanted.items():
+        assert plans.runner.rows.draft_tokens[row, :count].tolist() == drafted(oracle, known[row], count)
+
+
+def test_a_row_that_drafts_fewer_tokens_writes_nothing_behind_its_pages(planner, headed):
+    """Where its line of the page table names another's page."""
+    plans, oracle = planner("deepseek_v3"), headed("deepseek_v3")
+    known = {1: random_ids(8, seed=6), 2: random_ids(6, seed=7)}
+    for row, tokens in known.items():
+        plans.begin(row, tokens)
+    for row, token in zip(known, plans.step(extends=[(row, len(known[row])) for row in known]).token_ids, strict=True):
+        known[row].append(token)
+    plans.runner.rows.req_to_token[2, 2:] = int(plans.pages[1, 0])
+    head = plans.runner.cache.kv(len(plans.runner.cache.specs) - 1)
+    locations = slice(*(int(plans.pages[1, 0]) * PAGE_SIZE + end for end in (0, PAGE_SIZE)))
+    before = head.k[locations].clone()
+    plans.step(decodes=[(1, 5), (2, 1)])
+    assert torch.equal(head.k[locations], before)
+    assert plans.runner.rows.draft_tokens[1].tolist() == drafted(oracle, known[1], 5)
+
+
+class Overwriting(Eager):
+    """A capture computes where the outputs of the last graph lie, as on a GPU."""
+
+    def __init__(self) -> None:
+        self._last: tuple[torch.Tensor, ...] = ()
+
+    def capture(self, step):
+        for tensor in self._last:
+            if tensor.is_floating_point():
+                tensor.fill_(float("nan"))
+
+        def replay():
+            self._last = step()
+            return self._last
+
+        return replay
+
+
+def test_a_graph_that_is_made_late_is_fed_with_what_the_step_computed(headed):
+    oracle, ops = headed("deepseek_v3"), made(NATIVE)
+    model = models.load(open_checkpoint(oracle.path, draft_head=True), ops=ops, dtype=torch.float32, draft_head=True)
+    options = {"vocab_size": VOCAB, "ops": ops, "graphs": Overwriting(), "width": WIDTH, "draft_head": True}
+    plans, known = HybridPlanner(hybrid_runner(model, **options)), random_ids(7, seed=8)
+    plans.begin(1, known)
+    known += plans.step(extends=[(1, 7)]).token_ids
+    for _ in range(3):
+        plans.runner.proposer.follow.graphs.clear()
+        known += plans.step(decodes=[1]).token_ids
+        torch.testing.assert_close(kept(plans, 1), expected_state(oracle, known), **TOLERANCE)
