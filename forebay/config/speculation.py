@@ -21,6 +21,7 @@ _WITH_DRAFT: Final = (
     SpeculativeAlgorithm.FROZEN_KV_MTP,
     SpeculativeAlgorithm.STANDALONE,
 )
+_MAY_HAVE_DRAFT: Final = (*_WITH_DRAFT, SpeculativeAlgorithm.NEXTN)  # an assistant's name for FROZEN_KV_MTP
 
 
 def _parse_algorithm(text: str) -> Value:
@@ -144,10 +145,10 @@ def problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
         )
     if algorithm in _WITH_DRAFT and "speculative_draft_model_path" not in settled:
         yield f"{asked('speculative_algorithm')}: name the model that guesses with --speculative-draft-model-path"
-    if algorithm not in _WITH_DRAFT and "speculative_draft_model_path" in settled:
+    if algorithm not in _MAY_HAVE_DRAFT and "speculative_draft_model_path" in settled:
         yield (
             f"{asked('speculative_draft_model_path')} and {asked('speculative_algorithm')}: a draft model is for "
-            f"{', '.join(_WITH_DRAFT)}"
+            f"{', '.join(_MAY_HAVE_DRAFT)}"
         )
 
 

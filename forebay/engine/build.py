@@ -23,6 +23,7 @@ from forebay.base.variants import cpu_flags, lacks
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
+from forebay.engine.drafting import assistant_of, by_draft_model
 from forebay.engine.frames import Ready
 from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
@@ -60,6 +61,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     begin = time.monotonic()
     if config.types.dtype not in DTYPES:
         raise ConfigError(f"dtype {config.types.dtype!r}: use {' or '.join(DTYPES)}")
+    config = replace(config, speculation=by_draft_model(config.speculation))
     proposer = _proposer(config.speculation)
     dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
@@ -109,8 +111,8 @@ def _core(
 
 
 def _proposer(options: SpeculationOptions) -> Ngram | None:
-    """Who guesses; None where nobody does."""
-    if options.algorithm is SpeculativeAlgorithm.OFF:
+    """Who guesses on the host; None where nobody does."""
+    if options.algorithm in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.FROZEN_KV_MTP):
         return None
     if options.algorithm is SpeculativeAlgorithm.NGRAM:
         return Ngram(options)
@@ -180,6 +182,14 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
         width=width,
+        assistant=assistant_of(
+            config,
+            checkpoint.config,
+            ops,
+            dtype=model.dtype,
+            num_positions=budget.context_length,
+            progress=_progress_log(),
+        ),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,11 +11,15 @@ import torch
 from forebay.base.units import ceil_div
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.budget import PoolSizes
+from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
+from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.draft_head import DraftHead
+from forebay.runtime.forward import Forward
+from forebay.runtime.frozen_draft import FrozenDraft
 from forebay.runtime.graph_backends import GraphBackend, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.model_runner import ModelRunner
@@ -34,13 +38,15 @@ def build_runner(
     graph_sizes: Sequence[int] = (),
     width: int = 1,
     draft_head: bool = False,
+    assistant: Assistant | None = None,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes.
     `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; with `draft_head` the
-    drafts among them are the model's own, else they come with the plans. Sets torch's threads for the whole process:
-    one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
+    drafts among them are the model's own, with an `assistant` they are its, else they come with the plans. Sets
+    torch's threads for the whole process: one beside the native ops, whose own threads would otherwise compete with
+    torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     cache = CachePool(
@@ -56,13 +62,10 @@ def build_runner(
     graphs = graphs or graphs_for(ops, device)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
-    return ModelRunner(
-        model,
-        ops,
-        cache=cache,
-        rows=rows,
-        graphs=graphs,
-        graph_sizes=graph_sizes,
-        proposer=partial(DraftHead, **limits, sizes=graph_sizes, backend=graphs) if draft_head else None,
-        **limits,
-    )
+    proposer: Callable[[Forward], DeviceProposer] | None = None
+    if draft_head:
+        proposer = partial(DraftHead, **limits, sizes=graph_sizes, backend=graphs)
+    elif assistant is not None:
+        proposer = partial(FrozenDraft, assistant=assistant, sizes=graph_sizes, backend=graphs)
+    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "proposer": proposer, **limits}
+    return ModelRunner(model, ops, cache=cache, rows=rows, **own)

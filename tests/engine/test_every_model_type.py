@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.config.engine_config import Config
 from forebay.config.resolve import resolve
 from forebay.engine.build import build_engine
+from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.requests.sampling_params import SamplingParams
 from tests.engine.conftest import greedy
@@ -17,8 +17,7 @@ PROMPTS = [[5, 9, 13, 17, 21, 25, 29], [3, 4], [90, 80, 70, 60, 50, 40, 30, 20, 
 NEW_TOKENS = 12
 
 
-def tokens_through_engine(config: Config, prompts: list[list[int]]) -> list[list[int]]:
-    core, _ = build_engine(config.engine)
+def tokens_of(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
     params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     tokens: dict[int, list[int]] = {}
     for request_id, prompt in enumerate(prompts, start=1):
@@ -45,4 +44,5 @@ def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str)
         }
     )
     # The second time round, the prompts come from the prefix cache as far as it has them.
-    assert tokens_through_engine(config, [*PROMPTS, *PROMPTS]) == [greedy(tiny, p, NEW_TOKENS) for p in PROMPTS] * 2
+    core, _ = build_engine(config.engine)
+    assert tokens_of(core, [*PROMPTS, *PROMPTS]) == [greedy(tiny, p, NEW_TOKENS) for p in PROMPTS] * 2

@@ -1,0 +1,78 @@
+"""A model beside the model that drafts for it: what it is, by its files, and what it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from forebay.base.errors import ConfigError
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import EngineConfig, SpeculationOptions, SpeculativeAlgorithm
+from forebay.families import ASSISTANTS
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.models.assistant import Assistant, load_assistant
+from forebay.ops import Ops
+
+_OF_ASSISTANTS: Final = (
+    SpeculativeAlgorithm.FROZEN_KV_MTP,
+    SpeculativeAlgorithm.NEXTN,
+    SpeculativeAlgorithm.EAGLE,
+)
+
+log = get_logger("engine")
+
+
+def by_draft_model(options: SpeculationOptions) -> SpeculationOptions:
+    """With the algorithm that the draft model is made for: an assistant makes NEXTN and EAGLE frozen-KV MTP.
+    ConfigError for one of another kind, ModelError for what cannot be read."""
+    path, algorithm = options.draft_model_path, options.algorithm
+    if path is None:
+        return options
+    asked, model_type = f"--speculative-algorithm {algorithm} with {path}", _model_type(Path(path))
+    if model_type in ASSISTANTS:
+        if algorithm not in _OF_ASSISTANTS:
+            raise ConfigError(
+                f"{asked}: a {model_type} drafts over the KV that the model keeps: use "
+                f"{SpeculativeAlgorithm.FROZEN_KV_MTP}"
+            )
+        return replace(options, algorithm=SpeculativeAlgorithm.FROZEN_KV_MTP)
+    if algorithm in (SpeculativeAlgorithm.FROZEN_KV_MTP, SpeculativeAlgorithm.NEXTN):
+        raise ConfigError(f"{asked}: a model of type {model_type} is no assistant; there are {', '.join(ASSISTANTS)}")
+    return options
+
+
+def _model_type(path: Path) -> str:
+    config = open_checkpoint(path).config if path.suffix == ".gguf" else config_from_folder(path)
+    return config.model_type
+
+
+def assistant_of(
+    config: EngineConfig,
+    target: ModelConfig,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    num_positions: int,
+    progress: Callable[[int, int], None],
+) -> Assistant | None:
+    """Loaded; None where nobody asked for one."""
+    options = config.speculation
+    if options.algorithm is not SpeculativeAlgorithm.FROZEN_KV_MTP:
+        return None
+    assert options.draft_model_path is not None, "an algorithm of draft models without one"
+    log.info(event("assistant", path=options.draft_model_path, algorithm=options.algorithm))
+    return load_assistant(
+        open_checkpoint(options.draft_model_path),
+        target,
+        ops=ops,
+        dtype=dtype,
+        device=config.device,
+        progress=progress,
+        num_positions=num_positions,
+        quantization=config.quantization,
+    )

@@ -1,0 +1,71 @@
+"""C16, C17 with an assistant beside the model: its drafts change no token, whatever the algorithm was called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ConfigError, ModelError
+from forebay.config.resolve import resolve
+from forebay.engine.build import build_engine
+from tests.engine.conftest import greedy
+from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
+from tests.kernels import NATIVE
+from tests.models.assistants import CENTROIDS, make_assistant
+from tests.models.tiny import shared_tiny
+
+TARGET = "gemma4_text"
+
+
+@pytest.fixture(scope="module", params=[{}, CENTROIDS], ids=["every token", "centroids"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("assistant")
+    make_assistant(folder, **request.param)
+    return folder
+
+
+def flags(draft: Path, algorithm: str, target: str = TARGET, **options: Any) -> dict[str, Any]:
+    return {
+        "model": str(shared_tiny(target).path),
+        "dtype": "float32",
+        "chunked_prefill_size": 5,
+        "page_size": 4,
+        "context_length": 64,
+        "kernels": NATIVE,
+        "speculative_algorithm": algorithm,
+        "speculative_draft_model_path": str(draft),
+        **options,
+    }
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("FROZEN_KV_MTP", {"speculative_num_draft_tokens": 2}),
+        ("NEXTN", {"overlap_depth": 1}),
+        ("EAGLE", {"disable_cuda_graph": True}),
+    ],
+)
+def test_c16_an_assistant_changes_no_token(algorithm: str, options: dict[str, Any], path: Path) -> None:
+    core, _ = build_engine(resolve(flags(path, algorithm, **options)).engine)
+    tiny = shared_tiny(TARGET)
+    assert tokens_of(core, [*PROMPTS, *PROMPTS]) == [greedy(tiny, prompt, NEW_TOKENS) for prompt in PROMPTS] * 2
+    assert core.scheduler.state(0.0).counters["draft_tokens"] > 0
+
+
+def test_an_assistant_is_no_eagle3_head(path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"EAGLE3.*gemma4_assistant drafts over the KV that the model keeps"):
+        build_engine(resolve(flags(path, "EAGLE3")).engine)
+
+
+@pytest.mark.parametrize("algorithm", ["FROZEN_KV_MTP", "NEXTN"])
+def test_what_is_no_assistant_is_named(algorithm: str) -> None:
+    with pytest.raises(ConfigError, match="a model of type llama is no assistant"):
+        build_engine(resolve(flags(shared_tiny("llama").path, algorithm)).engine)
+
+
+def test_an_assistant_of_another_family_is_refused(path: Path) -> None:
+    with pytest.raises(ModelError, match="drafts for gemma4_text"):
+        build_engine(resolve(flags(path, "FROZEN_KV_MTP", target="llama")).engine)
