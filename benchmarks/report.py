@@ -154,9 +154,15 @@ def span(values: Sequence[float]) -> str:
 
 def put_between_marks(page: Path, name: str, text: str) -> None:
     """Replace what stands between the marks of that name in a page. ValueError where these are missing."""
+    before, after = around_marks(page, name)
+    page.write_text(f"{before}\n{text}\n{after}")
+
+
+def around_marks(page: Path, name: str) -> tuple[str, str]:
+    """The page up to the first mark of that name and from the second on, with both. ValueError where one is missing."""
     marks = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, begin, rest = page.read_text().partition(marks[0])
     _, end, after = rest.partition(marks[1])
     if not begin or not end:
         raise ValueError(f"{page} lacks the lines {marks[0]} and {marks[1]} for the table")
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    return before + begin, end + after

@@ -30,7 +30,7 @@ from benchmarks import kinds, machine
 from benchmarks.floors import Peaks, Work, measure_peaks, work_of
 from benchmarks.kinds import VOCAB_SIZE, Kind
 from benchmarks.plot import svg
-from benchmarks.report import NOISE, Report, Run, number, put_between_marks, source
+from benchmarks.report import NOISE, Report, Run, around_marks, number, put_between_marks, source
 from benchmarks.rows import ROWS, Load, Row
 from benchmarks.servers import OtherWork, Server, start_figures, wait_until_quiet
 from forebay.base.variants import VARIANTS, Variant, usable_variants
@@ -54,12 +54,15 @@ def main() -> None:
         raise SystemExit(
             f"{', '.join(missing)}: not installed; python -m benchmarks.peers.install --isa {arguments.isa}"
         )
+    page, name = ROOT / "docs" / "benchmarks.md", f"targets-{arguments.isa}"
+    if arguments.record:
+        around_marks(page, name)  # a table without a place is told of before it is measured
     rows = [row for row in ROWS if row.name in arguments.only and servers[0].serves(row.model)]
     if left_out := set(arguments.only) - {row.name for row in rows}:
         print(f"left out, as `make bench-peers` has yet to make their models: {', '.join(left_out)}", file=sys.stderr)
     used = isa or next(iter(usable_variants()), None)
     caption = machine.caption(arguments.repeats, used.name if used else "no", quick=arguments.quick)
-    stem = arguments.out / f"targets-{arguments.isa}"
+    stem = arguments.out / name
     runs = kept(stem, rows) if arguments.keep else []
     report = Report(ROWS, runs)
     for run in measure(servers, rows, Floors(servers[0], used, flags), arguments):
@@ -71,7 +74,7 @@ def main() -> None:
     if arguments.record:
         picture = f"![Tokens per second by streams, and each row's share of its floor](figures/{stem.name}.svg)"
         text = f"{caption}\n\n{report.markdown()}\n{picture}"
-        put_between_marks(ROOT / "docs" / "benchmarks.md", stem.name, text)
+        put_between_marks(page, name, text)
 
 
 def parse() -> argparse.Namespace:

@@ -61,6 +61,18 @@ def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pyte
         targets.main()
 
 
+def test_a_table_without_a_place_is_told_of_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded_model: Path
+) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "benchmarks.md").write_text("no marks")
+    monkeypatch.setattr(targets, "ROOT", tmp_path)
+    monkeypatch.setattr(targets, "measure", None)
+    monkeypatch.setattr(sys, "argv", ["targets", "--quick", "--record"])
+    with pytest.raises(ValueError, match="lacks the lines <!-- targets-native: begin -->"):
+        targets.main()
+
+
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "wait_until_quiet", lambda limit_s: None)
