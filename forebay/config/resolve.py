@@ -233,6 +233,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         model_path=path,
         model=model,
         weights=weights,
+        draft=_draft_weights(given["speculative_draft_model_path"].value),
         cores=machine.usable_cores(),
         memory=host_memory if gpu is None else machine.Amount(gpu.free, "free on the GPU"),
         host_memory=host_memory,
@@ -241,6 +242,13 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         kernel_folders=(PREBUILT, cache_folder("ops")),
         num_keys=num_keys,
     )
+
+
+def _draft_weights(path: Value | Auto | None) -> WeightShapes:
+    """None where nobody named one, and where there is no model, which the engine says."""
+    named = Path(path) if isinstance(path, str | Path) else None
+    there = named is not None and (named.is_dir() or (named.suffix == ".gguf" and named.exists()))
+    return open_checkpoint(str(named)).weight_shapes() if there else WeightShapes({})
 
 
 def _refuse_pointless_isolation(given: dict[str, Given], keys: tuple[tuple[str, ...], ...]) -> None:

@@ -37,12 +37,13 @@ ITEM_BYTES: Final = {"int8": 1, "bfloat16": 2, "float32": 4}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What the rules may look at: the checkpoint and the machine. `memory` is where the model computes; `gpu` is None
-    unless that is a GPU."""
+    """What the rules may look at: the checkpoint, the weights of what drafts for it, and the machine. `memory` is where
+    the model computes; `gpu` is None unless that is a GPU."""
 
     model_path: Path
     model: ModelConfig
     weights: WeightShapes
+    draft: WeightShapes
     cores: Amount
     memory: Amount
     host_memory: Amount
@@ -112,7 +113,9 @@ def _kv_cache_dtype(facts: Facts, settled: Settled) -> Decision:
 
 
 def weight_bytes(facts: Facts, settled: Settled) -> int:
-    return facts.weights.held_bytes(Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])])
+    """Of the model and of what drafts for it."""
+    quantization, itemsize = Quantization(str(settled["quantization"])), ITEM_BYTES[str(settled["dtype"])]
+    return sum(weights.held_bytes(quantization, itemsize) for weights in (facts.weights, facts.draft))
 
 
 def _mem_fraction_static(facts: Facts, settled: Settled) -> Decision:

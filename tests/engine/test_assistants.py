@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from forebay.base.errors import ConfigError, ModelError
-from forebay.config.resolve import resolve
+from forebay.config.machine import Amount
+from forebay.config.resolve import Survey, resolve
 from forebay.engine.build import build_engine
+from forebay.families.checkpoint import open_checkpoint
 from tests.engine.conftest import greedy
 from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
 from tests.kernels import NATIVE
@@ -69,3 +72,13 @@ def test_what_is_no_assistant_is_named(algorithm: str) -> None:
 def test_an_assistant_of_another_family_is_refused(path: Path) -> None:
     with pytest.raises(ModelError, match="drafts for gemma4_text"):
         build_engine(resolve(flags(path, "FROZEN_KV_MTP", target="llama")).engine)
+
+
+def test_what_an_assistant_weighs_is_not_given_to_the_caches(path: Path) -> None:
+    memory = Survey(memory=lambda: Amount(1 << 32, "given"))
+    with_one, without = (
+        resolve(flags(draft, "FROZEN_KV_MTP", mem_fraction_static=0.25), survey=memory).engine.memory.kv_cache_bytes
+        for draft in (path, path / "nowhere")
+    )
+    weights = sum(math.prod(tensor.shape) for tensor in open_checkpoint(path).tensors.values())
+    assert without - with_one == 4 * weights
