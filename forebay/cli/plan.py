@@ -132,8 +132,8 @@ def _memory(text: str | None) -> Amount:
 def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     """Raises ConfigError where the weights or not a single request would fit, as serving would."""
     read = functools.cache(_read)
-    config = parsed.resolve(Survey(model=lambda path: (read(path).config, read(path).weights), memory=lambda: memory))
-    model, needs, weights = read(Path(config.engine.model_path))
+    config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory))
+    model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
     sizes = cache_sizes(needs.cache_specs, config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model.max_position_embeddings))
@@ -153,11 +153,11 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     )
 
 
-def _read(path: Path) -> Shape:
+def _read(path: Path, draft_head: bool) -> Shape:
     from forebay.models import needs_of  # brings torch, which nothing but this needs here
 
     config = _model_config(path)
-    needs = needs_of(config)
+    needs = needs_of(config, draft_head=draft_head)
     return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))
 
 

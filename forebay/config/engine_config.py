@@ -160,6 +160,11 @@ class SpeculationOptions:
     ngram_max_trie_depth: int = 18  # tokens: the longest match, and the most that one is trusted for
     ngram_capacity: int = 1 << 18  # tokens of recent outputs in all namespaces together; 40 MB at most
 
+    @property
+    def by_own_head(self) -> bool:
+        """Whether the draft head in the checkpoint guesses."""
+        return self.algorithm is SpeculativeAlgorithm.NEXTN and self.draft_model_path is None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(SchedulingOptions):

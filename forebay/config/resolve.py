@@ -27,6 +27,7 @@ from forebay.config.engine_config import (
     ServerConfig,
     Setting,
     SpeculationOptions,
+    SpeculativeAlgorithm,
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
@@ -54,18 +55,18 @@ _REASONS: Final = {"flag": "the command line", "env": "the environment", "file":
 log = get_logger("config")
 
 
-def _read_shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
-    checkpoint = open_checkpoint(path)
+def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes]:
+    checkpoint = open_checkpoint(path, draft_head=draft_head)
     return checkpoint.config, checkpoint.weight_shapes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns the facts it decides by: the model at a path with its weights' shapes, and the memory of the
-    machine and, where that is asked for, of its GPU. `forebay plan` asks about models without their weights, and about
-    other machines."""
+    """How `resolve` learns the facts it decides by: the model at a path with the shapes of its weights, those of its
+    draft head among them where that is to guess, and the memory of the machine and, where that is asked for, of its
+    GPU. `forebay plan` asks about models without their weights, and about other machines."""
 
-    model: Callable[[Path], tuple[ModelConfig, WeightShapes]] = _read_shape
+    model: Callable[[Path, bool], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
     gpu: Callable[[], GpuMemory | None] = gpu_memory
 
@@ -220,7 +221,9 @@ def _read_template(path: Value | None) -> str | None:
 def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
-    model, weights = survey.model(path)
+    by_own_head = given["speculative_algorithm"].value == SpeculativeAlgorithm.NEXTN
+    by_own_head &= not isinstance(given["speculative_draft_model_path"].value, str | Path)
+    model, weights = survey.model(path, by_own_head)
     host_memory, gpu = survey.memory(), None
     if given["device"].value == "cuda":
         gpu = survey.gpu()

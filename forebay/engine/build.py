@@ -66,9 +66,10 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
-    checkpoint = open_checkpoint(config.model_path)
+    draft_head = config.speculation.by_own_head
+    checkpoint = open_checkpoint(config.model_path, draft_head=draft_head)
     _name_unknown_options(checkpoint.config)
-    sizes = cache_sizes(needs_of(checkpoint.config).cache_specs, config.types)
+    sizes = cache_sizes(needs_of(checkpoint.config, draft_head=draft_head).cache_specs, config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     config = replace(config, speculation=within_memory(config.speculation, budget))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits)
@@ -81,6 +82,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
             progress=_progress_log(),
             context_length=budget.context_length,
             quantization=config.quantization,
+            draft_head=draft_head,
         )
         runner = _runner(config, budget, checkpoint, model, ops)
         _keep_freed_memory()
@@ -112,12 +114,13 @@ def _core(
 
 def _proposer(options: SpeculationOptions) -> Ngram | None:
     """Who guesses on the host; None where nobody does."""
-    if options.algorithm in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.FROZEN_KV_MTP):
+    beside = (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.FROZEN_KV_MTP)
+    if options.algorithm in beside or options.by_own_head:
         return None
     if options.algorithm is SpeculativeAlgorithm.NGRAM:
         return Ngram(options)
     draft = f" with {options.draft_model_path}" if options.draft_model_path else ""
-    raise ConfigError(f"--speculative-algorithm {options.algorithm}{draft}: not in this version: use NGRAM")
+    raise ConfigError(f"--speculative-algorithm {options.algorithm}{draft}: not in this version: use NGRAM, or NEXTN")
 
 
 def _name_unknown_options(model: ModelConfig) -> None:
@@ -190,6 +193,7 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
             num_positions=budget.context_length,
             progress=_progress_log(),
         ),
+        draft_head=config.speculation.by_own_head and width > 1,
     )
 
 

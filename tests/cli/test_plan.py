@@ -127,3 +127,15 @@ def test_published_models_have_their_size_and_keep_what_their_papers_say(
 def test_memory_that_does_not_hold_the_weights_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(folder), "--memory", "10GiB"]) != 0
     assert "do not hold" in capsys.readouterr().err
+
+
+def test_a_plan_has_the_layer_and_the_weights_of_a_draft_head_that_guesses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_NEXT_80B_A3B))
+    words = (str(tmp_path), "--memory", "800GiB")
+    plain, headed = plan(capsys, *words), plan(capsys, *words, "--speculative-algorithm", "NEXTN")
+    layers = [sum(row["num_layers"] for row in found["layers"]) for found in (plain, headed)]
+    assert layers[1] == layers[0] + 1
+    assert headed["num_parameters"] > plain["num_parameters"]
+    assert headed["sizes"]["kv_bytes_per_token"] > plain["sizes"]["kv_bytes_per_token"]

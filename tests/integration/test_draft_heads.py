@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from forebay.base.errors import ModelError
+from forebay.config.resolve import resolve
+from forebay.engine.build import build_engine
 from forebay.requests.sampling_params import SamplingParams
 from tests.integration.rig import Engine, Rig
 from tests.integration.test_hybrid_tokens import TIGHT, Known, greedy
 from tests.kernels import NATIVE
 from tests.models.heads import HEADS, make_headed, make_right
-from tests.models.tiny import VOCAB
+from tests.models.tiny import VOCAB, shared_tiny
 
 RIGHT = ("qwen3_next", "nemotron_h", "bailing_hybrid", "deepseek_v3", "qwen3_5_moe_text")
 
@@ -124,3 +127,26 @@ def test_a_head_that_is_not_finite_costs_acceptance_alone(value: float, tmp_path
     tokens, steps = run_steps(engine, 20)
     assert tokens == plain
     assert steps > 10
+
+
+def built(path: Path, **flags: Any) -> Engine:
+    """By a server's flags."""
+    sizes = {"kv_cache_bytes": "8MiB", "context_length": "256", "max_running_requests": "4", "dtype": "float32"}
+    return Engine(build_engine(resolve({"model_path": str(path), **sizes, **flags}).engine)[0])
+
+
+@pytest.mark.parametrize("case", ["qwen3_next", "nemotron_h"])
+def test_an_engine_is_built_with_its_draft_head_where_that_is_asked_for(case: str, tmp_path: Path) -> None:
+    path = make_right(case, tmp_path)
+    plain, _ = run_steps(built(path), 41)
+    engine = built(path, speculative_algorithm="NEXTN", speculative_num_draft_tokens="4")
+    tokens, steps = run_steps(engine, 41)
+    assert tokens == plain
+    assert steps < 30
+    assert engine.count("accepted_tokens") > 0
+
+
+def test_a_checkpoint_without_a_draft_head_is_refused_by_name() -> None:
+    for case, told in (("qwen3_next", "no draft head"), ("llama", "have no draft head")):
+        with pytest.raises(ModelError, match=told):
+            built(shared_tiny(case).path, speculative_algorithm="NEXTN")
