@@ -32,11 +32,12 @@ FIRST_STEPS: Final = 4  # of width 1, before anything else is tried
 FIRST_CREDIT_STEPS: Final = 1  # of width 1: what the first trial of all need not wait for
 FEW_STEPS: Final = 3  # of a width: no ground to choose it
 MEMORY_STEPS: Final = 32  # 1 / a
-PLAIN_MEMORY_STEPS: Final = 16  # of width 1, which are fewer where another width is taken
+PLAIN_SHARE: Final = 0.01  # of the speed, that these may cost
+PLAIN_MEMORY_STEPS: Final = 8  # of width 1, which are fewer where another width is taken
 SWITCH_GAIN: Final = 1.03  # how much faster a width must be to take the place of another
 OUTLIER: Final = 1.2  # times what its tokens would take one by one: a step that took more was disturbed, and counts so
 RECENT_STEPS: Final = 512  # what the exported figures are about
-PLAIN_STEPS: Final = 64  # every so many steps of other widths, one of width 1 tells what they gain
+PLAIN_STEPS: Final = 64  # of other widths, behind which one of width 1 tells what they gain: at most, or an eighth
 
 
 class Pace:
@@ -93,7 +94,7 @@ class Bucket:
         cannot lose."""
         self._wait_steps -= 1
         self._steps_since_plain += 1
-        if self.paces[0].num_steps < FIRST_STEPS or self._steps_since_plain >= PLAIN_STEPS:
+        if self.paces[0].num_steps < FIRST_STEPS or self._steps_since_plain >= self._plain_steps():
             return 0
         near = [i for i in (self.chosen + 1, self.chosen - 1) if 0 < i < len(self.widths)]
         tried = near[self._turn % len(near)] if near else self.chosen
@@ -102,6 +103,11 @@ class Bucket:
         self._turn += 1
         self._wait_steps = STEPS_BETWEEN_TRIALS
         return tried
+
+    def _plain_steps(self) -> float:
+        """Between steps of width 1: the less the chosen width gains, the less they cost and the more they matter."""
+        share = 1 - 1 / max(1.0, self.paces[self.chosen].speedup)
+        return max(PLAIN_STEPS / 8, min(PLAIN_STEPS, share / PLAIN_SHARE))
 
     def _expected_loss_s(self, tried: int) -> float:
         """Of a step, against the chosen width. One that was never seen is taken to bring what the widest seen brings,
