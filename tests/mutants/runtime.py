@@ -144,9 +144,9 @@ RUNTIME = (
     ),
     Mutant(
         "C16 states follow the accepted tokens",
-        "runtime/verify_step.py",
-        "        settle_kinds(columns,",
-        "        _ = (columns,",
+        "runtime/kinds.py",
+        "    if cache.has(Per.SLOT):\n",
+        "    if False:\n",
         f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
     ),
     Mutant(
