@@ -23,7 +23,7 @@ from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, Update
 from forebay.runtime import build_runner
 from forebay.runtime.overlap import OverlappedRunner
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.pools.caches import cache_types
 
 
@@ -139,14 +139,17 @@ class Rig:
         strategy: StateStrategy = StateStrategy.EXTRA_BUFFER,
         track_interval: int = 16,
         retraction_host_bytes: int = 0,
+        width: int = 1,
+        proposer: Proposer | None = None,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
-        those that running requests need, where they have windows as few pages as can do."""
+        those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
+        at most; `proposer` guesses on the host."""
         num_pages = num_tokens // page_size
         types = self._cache_types
         sizes = cache_sizes(self._model.cache_specs(), types)
         slots_per_req = 1 + tracking_slots(radix_cache and strategy is StateStrategy.EXTRA_BUFFER, overlap_depth)
-        per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval)
+        per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval, width=width)
         in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
         state = KindConfig(
             num_slots=max_running_requests * slots_per_req + cached_states if sizes.state_bytes else 0,
@@ -161,15 +164,18 @@ class Rig:
             },
             retraction_host_bytes=retraction_host_bytes,
             recompute_bytes_per_token=1 << 20,
+            num_scratch=3 * width if sizes.state_bytes and width > 1 else 0,
         )
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
                 num_slots={"kv": num_pages, "window": state.num_window_pages, "state": state.num_slots},
+                num_scratch=state.num_scratch,
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 context_length=self._context_length,
             ),
+            width=width,
             ops=self.ops,
             max_num_tokens=chunked_prefill_size + max_running_requests,
             vocab_size=self._vocab_size,
@@ -188,7 +194,8 @@ class Rig:
                 schedule_conservativeness=schedule_conservativeness,
                 ledger=Ledger.RAISE,
                 kinds=state,
-            )
+            ),
+            proposer,
         )
         beside = OverlappedRunner(runner) if overlap_depth else runner
         return Engine(EngineCore(scheduler, beside, vocab_size=self._vocab_size))
