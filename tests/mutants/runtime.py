@@ -117,7 +117,7 @@ RUNTIME = (
     Mutant(
         "C16 penalties count the guesses before a position",
         "runtime/penalties.py",
-        "            if j < len(guessed):\n",
+        "            if j < len(draft_tokens):\n",
         "            if False:\n",
         f"{_PENALTIES}::test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted",
     ),
@@ -303,7 +303,7 @@ RUNTIME = (
         "C11 a decode step reads back its sampled tokens and nothing else",
         "runtime/forward.py",
         "        return torch.where(self.finite, self.token_ids, FAILED)",
-        "        return torch.where(self.finite, self.token_ids, FAILED) if self.finite.all().item() else self.token_ids",
+        "        return torch.where(self.finite, self.token_ids, FAILED + 0 * self.finite.sum().item())",
         "runtime/test_readbacks.py::test_a_decode_step_reads_back_its_sampled_tokens_and_nothing_else",
     ),
     Mutant(
