@@ -43,7 +43,7 @@ class Proposer(Protocol):
     """Guesses on the device. `inputs` are the plan's columns there."""
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
-        """A step of decodes is about to run: write the draft tokens that the plan asks for to `RequestRows.draft_tokens`."""
+        """A step of decodes is about to run: write the draft tokens that the plan asks for to `RequestRows`."""
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
         """A step has run: its tokens input_ids [T] and what the model made of them, hidden [T, H], valid until the next
