@@ -273,10 +273,10 @@ class AsyncEngine:
 
     def _deliver(self, frame: Updates) -> None:
         mailboxes = self._mailboxes
-        for request_id, token_id in zip(frame.request_ids, frame.token_ids, strict=True):
+        for request_id, token_ids in frame.tokens():
             mailbox = mailboxes.get(request_id)
             # None: cut before, its abort is on the way.
-            if mailbox is not None and not mailbox.put_token(token_id):
+            if mailbox is not None and not mailbox.put_tokens(token_ids):
                 self._cut(request_id)
         for update in frame.updates:
             mailbox = mailboxes.get(update.request_id)

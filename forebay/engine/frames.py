@@ -5,6 +5,9 @@ Nothing here can carry code: no pickle, no extension types, no escape type.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import repeat
+
 import msgspec
 
 from forebay.config.engine_config import EngineConfig
@@ -92,39 +95,50 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
-    """The news of all requests after one step. Most sequences have one token and nothing else to tell: theirs are
-    `token_ids[i]` of request `request_ids[i]`, and come before `updates`. Made by `pack`."""
+    """The news of all requests after one step. Most sequences have tokens and nothing else to tell: theirs come before
+    `updates`, for request `request_ids[i]` the next `counts[i]` of `token_ids`, or one each where there are no counts.
+    Made by `pack`, read by `tokens` and `updates`."""
 
     updates: list[Update] = []
     request_ids: list[int] = []
     token_ids: list[int] = []
+    counts: list[int] = []
 
     def __post_init__(self) -> None:
-        if len(self.request_ids) != len(self.token_ids):
-            raise ValueError(f"{len(self.token_ids)} tokens of {len(self.request_ids)} requests")
+        counts = self.counts or [1] * len(self.request_ids)
+        if len(counts) != len(self.request_ids) or sum(counts) != len(self.token_ids) or min(counts, default=1) < 1:
+            raise ValueError(f"{len(self.token_ids)} tokens of {len(self.request_ids)} requests, {self.counts} of each")
 
     @classmethod
     def pack(cls, updates: list[Update]) -> Updates:
         """`updates` in order; each request's stay in order."""
         request_ids: list[int] = []
         token_ids: list[int] = []
+        counts: list[int] = []
         others: list[Update] = []
         told = set()  # requests in `others`
         for update in updates:
-            one_token = (
-                len(update.token_ids) == 1
+            only_tokens = (
+                update.token_ids
                 and update.finish is None
                 and update.cache is None
                 and update.logprobs is None
                 and update.prompt_logprobs is None
             )
-            if one_token and update.request_id not in told:
+            if only_tokens and update.request_id not in told:
                 request_ids.append(update.request_id)
-                token_ids.append(update.token_ids[0])
+                token_ids += update.token_ids
+                counts.append(len(update.token_ids))
             else:
                 others.append(update)
                 told.add(update.request_id)
-        return cls(others, request_ids, token_ids)
+        return cls(others, request_ids, token_ids, counts if len(token_ids) > len(counts) else [])
+
+    def tokens(self) -> Iterator[tuple[int, list[int]]]:
+        """The requests that have tokens and nothing else to tell, each with these."""
+        end = 0
+        for request_id, count in zip(self.request_ids, self.counts or repeat(1), strict=False):
+            yield request_id, self.token_ids[end : (end := end + count)]
 
 
 class Dead(msgspec.Struct, frozen=True, tag="dead"):

@@ -15,8 +15,8 @@ MAX_PENDING: Final = 1 << 16  # tokens and reported alternatives a consumer may 
 class Receiver(Protocol):
     """Takes one request's news in the turn of the event loop in which they arrive, without a task. Must not raise."""
 
-    def token(self, token_id: int) -> None:
-        """One token and nothing else: the most common news by far."""
+    def tokens(self, token_ids: list[int]) -> None:
+        """Tokens and nothing else: the most common news by far."""
 
     def update(self, update: Update) -> None: ...
 
@@ -39,11 +39,11 @@ class Mailbox:
         self._waiter: asyncio.Future[None] | None = None
         self._receiver: Receiver | None = None
 
-    def put_token(self, token_id: int) -> bool:
-        """As `put` of an update that has this token and nothing else."""
+    def put_tokens(self, token_ids: list[int]) -> bool:
+        """As `put` of an update that has these tokens and nothing else."""
         if self._receiver is None:
-            return self.put(Update(self.request_id, [token_id]))
-        self._receiver.token(token_id)
+            return self.put(Update(self.request_id, token_ids))
+        self._receiver.tokens(token_ids)
         return True
 
     def put(self, update: Update) -> bool:
@@ -162,6 +162,7 @@ def merge(first: Update, then: Update) -> Update:
     first.finish = then.finish
     first.failure = then.failure
     first.matched_stop = then.matched_stop
+    first.speculation = then.speculation
     if then.cache is not None:
         first.cache = then.cache
     if then.logprobs is not None:

@@ -97,10 +97,10 @@ class Choice:
         self._detokenizer = Detokenizer(table, order.stop, include_stop=order.include_stop)
         self._pending: list[Scored] = []  # their text is held back
 
-    def feed_token(self, token_id: int) -> str:
-        """The text of one more token of a plain choice."""
-        self.num_tokens += 1
-        return self._detokenizer.push_token(token_id)
+    def feed_tokens(self, token_ids: list[int]) -> str:
+        """The text that more tokens add to a plain choice."""
+        self.num_tokens += len(token_ids)
+        return "".join(map(self._detokenizer.push_token, token_ids))
 
     def feed(self, update: Update) -> Piece:
         """Raises the typed error of a failed request."""
@@ -277,14 +277,14 @@ class _Feed:
         self._choice = choice
         self._sink = sink
 
-    def token(self, token_id: int) -> None:
+    def tokens(self, token_ids: list[int]) -> None:
         generation, choice = self._generation, self._choice
         if not choice.is_plain or generation.first_token_at is None:
-            self.update(Update(choice.stream.request_id, [token_id]))
+            self.update(Update(choice.stream.request_id, token_ids))
         elif not generation.over:
             generation.saw_token()
             try:
-                text = choice.feed_token(token_id)
+                text = choice.feed_tokens(token_ids)
                 if text:
                     self._sink.text(choice, text)
             except Exception as error:

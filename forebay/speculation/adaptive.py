@@ -10,7 +10,8 @@ and however often it changes: by the time a width is given up it has lost no mor
 steps of a width that is not the chosen one, can lose. They are paid for in advance: of what each step's tokens are
 worth `TRIAL_SHARE` is set aside, a trial waits until what it is expected to lose is there, and what it did lose is
 taken away, below nothing if need be. So `auto` loses that share at most, but for the last trial, and as far as plain
-steps take what they took before.
+steps take what they took before. A number of running requests that is new begins with the averages of the nearest
+one: where those mislead, E is moved from there to where it belongs, which takes some dozen steps.
 
 A first look at a width costs little where steps are cheap and is rare where they are not, which a number of steps could
 not say: at one running request a wider step without a right guess costs a fifteenth more, at sixty-four up to twice.
@@ -18,6 +19,7 @@ not say: at one running request a wider step without a right guess costs a fifte
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Final, NamedTuple
 
 from forebay.config.engine_config import SpeculationOptions
@@ -27,10 +29,12 @@ TRIAL_SHARE: Final = 0.015  # of what the time would be without guesses: what tr
 MOST_SAVED_STEPS: Final = 4.0  # of width 1: what is set aside for trials at most
 STEPS_BETWEEN_TRIALS: Final = 4
 FIRST_STEPS: Final = 4  # of width 1, before anything else is tried
+FIRST_CREDIT_STEPS: Final = 1  # of width 1: what the first trial of all need not wait for
 FEW_STEPS: Final = 3  # of a width: no ground to choose it
 MEMORY_STEPS: Final = 32  # 1 / a
 SWITCH_GAIN: Final = 1.03  # how much faster a width must be to take the place of another
 OUTLIER: Final = 4.0  # a step that takes so many times what it should counts as that: the machine did something else
+RECENT_STEPS: Final = 512  # what the exported figures are about
 FIXED_STEPS: Final = 64  # where the width is given, every so many steps one of width 1 tells what it gains
 
 
@@ -63,12 +67,15 @@ class Pace:
 
 
 class Bucket:
-    """What was learned of steps with about as many running requests, and the width that they take."""
+    """What was learned of steps with about as many running requests, and the width that they take. It begins with what
+    was learned of `nearest`, but for steps of width 1, which come first."""
 
-    def __init__(self, widths: tuple[int, ...]) -> None:
+    def __init__(self, widths: tuple[int, ...], nearest: Bucket | None = None) -> None:
         self.widths = widths
-        self.paces = [Pace() for _ in widths]
-        self.chosen = 0  # an index of `widths`, like all that follow
+        learned = [copy(pace) for pace in nearest.paces[1:]] if nearest else [Pace() for _ in widths[1:]]
+        self.paces: list[Pace] = [Pace(), *learned]
+        self.chosen: int = nearest.chosen if nearest else 0  # an index of `widths`, like all that follow
+        self._credit_steps = 0 if nearest else FIRST_CREDIT_STEPS
         self._saved_s = 0.0
         self._wait_steps = 0
         self._turn = 0
@@ -117,6 +124,9 @@ class Bucket:
         else:
             worth_s = seconds
         self.paces[index].ended(worth_s, seconds)
+        if self.paces[0].num_steps == FIRST_STEPS:
+            self._saved_s += self._credit_steps * self.plain_s
+            self._credit_steps = 0
         self._choose()
 
     def _choose(self) -> None:
@@ -129,13 +139,16 @@ class Bucket:
 
 
 class Mark(NamedTuple):
-    """Sums over all steps of decodes alone until some moment: how many, their time, and what each would have taken at
-    width 1. `num_mixed` are the steps that had prompts too, in which each decode has one token."""
+    """Sums over all steps of decodes alone until some moment: how many, the tokens of a request in each, their time,
+    what each would have taken at width 1, and what their tokens are worth. `num_mixed` are the steps that had prompts
+    too, in which each decode has one token."""
 
     num_steps: int = 0
     num_mixed: int = 0
+    tokens_each: float = 0.0
     seconds: float = 0.0
     plain_s: float = 0.0
+    worth_s: float = 0.0
 
 
 class Widths:
@@ -150,9 +163,10 @@ class Widths:
         self._adaptive = options.adaptive
         self._widths = (*(1 << i for i in range((most - 1).bit_length())), most)
         self._buckets: dict[int, Bucket] = {}
+        self._num_asked = 0
+        self._recent = self._before = Mark()
         self.now = Mark()
         self.current = 1
-        self._num_asked = 0
 
     def width(self, num_running: int) -> int:
         """Of the next step of decodes, of so many requests."""
@@ -165,11 +179,18 @@ class Widths:
 
     def ended(self, num_running: int, width: int, tokens: int, seconds: float) -> None:
         """A step of decodes alone has taken `seconds` and brought `tokens`; `width` is what was asked for it."""
-        bucket = self._bucket(num_running)
+        bucket, each, now = self._bucket(num_running), tokens / num_running, self.now
         plain_s = bucket.plain_s if width > 1 and bucket.plain_s else seconds
-        now = self.now
-        self.now = Mark(now.num_steps + 1, now.num_mixed, now.seconds + seconds, now.plain_s + plain_s)
-        bucket.ended(self._widths.index(width), tokens / num_running, seconds)
+        self.now = now._replace(
+            num_steps=now.num_steps + 1,
+            tokens_each=now.tokens_each + each,
+            seconds=now.seconds + seconds,
+            plain_s=now.plain_s + plain_s,
+            worth_s=now.worth_s + each * plain_s,
+        )
+        if self.now.num_steps - self._recent.num_steps >= RECENT_STEPS:
+            self._before, self._recent = self._recent, self.now
+        bucket.ended(self._widths.index(width), each, seconds)
 
     def mixed_ended(self) -> None:
         """A step with prompts, whose decodes had one token each."""
@@ -185,11 +206,23 @@ class Widths:
         each = tokens / steps
         return SpeculationReport(accepted_per_step=each, net_speedup=each * (now.plain_s - begin.plain_s) / seconds)
 
+    @property
+    def recent(self) -> SpeculationReport:
+        """Of the last `RECENT_STEPS` of decodes alone, or up to twice as many."""
+        now, begin = self.now, self._before
+        steps, seconds = now.num_steps - begin.num_steps, now.seconds - begin.seconds
+        if not seconds:
+            return SpeculationReport(accepted_per_step=1.0, net_speedup=1.0)
+        each, worth_s = now.tokens_each - begin.tokens_each, now.worth_s - begin.worth_s
+        return SpeculationReport(accepted_per_step=each / steps, net_speedup=worth_s / seconds)
+
     def _bucket(self, num_running: int) -> Bucket:
         """One for each number below 8, then a few for each doubling."""
         shift = max(0, num_running.bit_length() - 3)
         key = num_running >> shift << shift
         bucket = self._buckets.get(key)
         if bucket is None:
-            bucket = self._buckets[key] = Bucket(self._widths)
+            nearest = min(self._buckets, key=lambda other: abs(other - key), default=None)
+            bucket = Bucket(self._widths, None if nearest is None else self._buckets[nearest])
+            self._buckets[key] = bucket
         return bucket

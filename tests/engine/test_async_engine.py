@@ -109,8 +109,8 @@ class Taker:
     def __init__(self) -> None:
         self.taken: list[Update] = []
 
-    def token(self, token_id: int) -> None:
-        self.taken.append(Update(0, [token_id]))
+    def tokens(self, token_ids: list[int]) -> None:
+        self.taken.append(Update(0, token_ids))
 
     def update(self, update: Update) -> None:
         self.taken.append(update)

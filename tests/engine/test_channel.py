@@ -10,6 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from itertools import starmap
 
 import msgspec
 import pytest
@@ -28,6 +29,7 @@ from forebay.engine.channel import (
 )
 from forebay.engine.frames import AbortRequest, AddRequest, FromEngine, GetState, ToEngine, Updates
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
 
 FRAMES = [
@@ -82,11 +84,35 @@ def test_updates_arrive_equal() -> None:
 def test_a_steps_tokens_travel_as_two_arrays_and_the_rest_as_it_is() -> None:
     first = Update(1, [5], cache=CacheReport(16, MissReason.DIVERGED))
     last = Update(3, [8], finish=FinishReason.LENGTH)
-    several = Update(4, [1, 2])
-    frame = Updates.pack([Update(2, [7]), first, last, several, Update(5, [9]), Update(5, [10])])
-    assert (frame.request_ids, frame.token_ids) == ([2, 5, 5], [7, 9, 10])
-    assert frame.updates == [first, last, several]
+    frame = Updates.pack([Update(2, [7]), first, last, Update(5, [9]), Update(5, [10])])
+    assert (frame.request_ids, frame.token_ids, frame.counts) == ([2, 5, 5], [7, 9, 10], [])
+    assert frame.updates == [first, last]
     assert FrameDecoder[FromEngine](FromEngine).feed(encoded(frame)) == [frame]
+
+
+def test_several_tokens_of_a_request_travel_with_their_number() -> None:
+    scored = Update(3, [8, 9], logprobs=[TokenLogprob(8, -1.0, 1), TokenLogprob(9, -1.0, 1)])
+    frame = Updates.pack([Update(2, [7]), Update(4, [1, 2, 3]), scored, Update(5, [9, 10])])
+    assert (frame.request_ids, frame.token_ids, frame.counts) == ([2, 4, 5], [7, 1, 2, 3, 9, 10], [1, 3, 2])
+    assert list(frame.tokens()) == [(2, [7]), (4, [1, 2, 3]), (5, [9, 10])]
+    assert frame.updates == [scored]
+    assert FrameDecoder[FromEngine](FromEngine).feed(encoded(frame)) == [frame]
+
+
+UPDATES = st.builds(
+    Update,
+    st.integers(1, 4),
+    st.lists(st.integers(0, 99), max_size=3),
+    finish=st.sampled_from([None, None, None, FinishReason.LENGTH]),
+)
+
+
+@given(updates=st.lists(UPDATES, max_size=12))
+def test_each_request_s_news_arrive_whole_and_in_order(updates: list[Update]) -> None:
+    frame = Updates.pack(updates)
+    arrived = [*starmap(Update, frame.tokens()), *frame.updates]
+    for request_id in range(1, 5):
+        assert [u for u in arrived if u.request_id == request_id] == [u for u in updates if u.request_id == request_id]
 
 
 def test_a_requests_news_stay_in_order_when_two_steps_share_a_frame() -> None:
@@ -96,9 +122,10 @@ def test_a_requests_news_stay_in_order_when_two_steps_share_a_frame() -> None:
 
 
 def test_tokens_without_a_request_are_no_frame() -> None:
-    body = msgspec.msgpack.encode({"type": "updates", "request_ids": [1], "token_ids": [1, 2]})
-    with pytest.raises(ChannelError):
-        FrameDecoder[FromEngine](FromEngine).feed(framed(body))
+    for fields in ({"token_ids": [1, 2]}, {"token_ids": [1], "counts": [2]}, {"token_ids": [], "counts": [0]}):
+        body = msgspec.msgpack.encode({"type": "updates", "request_ids": [1], **fields})
+        with pytest.raises(ChannelError):
+            FrameDecoder[FromEngine](FromEngine).feed(framed(body))
 
 
 @settings(max_examples=300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from itertools import starmap
 
 import msgspec
 import pytest
@@ -74,12 +75,8 @@ def news(frames: list[FromEngine]) -> list[Update]:
         update
         for frame in frames
         if isinstance(frame, Updates)
-        for update in [*map(one_token, frame.request_ids, frame.token_ids), *frame.updates]
+        for update in [*starmap(Update, frame.tokens()), *frame.updates]
     ]
-
-
-def one_token(request_id: int, token_id: int) -> Update:
-    return Update(request_id, [token_id])
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from forebay.engine.frames import (
 )
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, SpeculationReport, Update
 from forebay.scheduler.state import PoolState
 from tests.engine.engine_fakes import CONFIG, READY, ScriptedEngine, fake_core, state
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
@@ -56,7 +56,7 @@ NEWS = [
         prompt_logprobs=[None, SCORE],
         cache=CacheReport(3, MissReason.EVICTED, 4, {"state": 4}),
     ),
-    Update(1, [7], finish=FinishReason.STOP, matched_stop=7),
+    Update(1, [7], finish=FinishReason.STOP, matched_stop=7, speculation=SpeculationReport(1.5, 1.25)),
     Update(2, [], finish=FinishReason.ERROR, failure=Failure("EngineError", "step_failed", "a step failed")),
 ]
 POOL = PoolState(name="kv", total=9, free=9, running=0)
@@ -64,6 +64,7 @@ FROM_ENGINE: list[msgspec.Struct] = [
     READY,
     Updates.pack(NEWS),
     Updates.pack(NEWS[:1]),
+    Updates.pack([Update(1, [5, 6, 7]), Update(3, [8])]),
     state(counters={"steps": 1.0}, answers=1, pools=[POOL]),
     Beat(turn_age_s=0.0, step_age_s=0.5, step_limit_s=60.0),
     Dead(failure=Failure("EngineError", "engine_dead", "killed")),

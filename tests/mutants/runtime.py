@@ -303,7 +303,7 @@ RUNTIME = (
         "C11 a decode step reads back its sampled tokens and nothing else",
         "runtime/forward.py",
         "        return torch.where(self.finite, self.token_ids, FAILED)",
-        "        return torch.where(self.finite, self.token_ids, FAILED + 0 * self.finite.sum().item())",
+        "        return torch.where(self.finite, self.token_ids, FAILED if self.finite.all().item() else FAILED)",
         "runtime/test_readbacks.py::test_a_decode_step_reads_back_its_sampled_tokens_and_nothing_else",
     ),
     Mutant(

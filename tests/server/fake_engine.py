@@ -61,27 +61,31 @@ class FakeStream:
         if self._receiver is None:
             self._updates.append(update)
         elif Updates.pack([update]).token_ids:
-            self._receiver.token(update.token_ids[0])
+            self._receiver.tokens(update.token_ids)
         else:
             self._receiver.update(update)
 
     def step(self) -> None:
-        """One token, as the engine would send it."""
-        token = self.tokens.popleft() if self.tokens else 2
+        """A token, or several behind the first where the engine is wide, as the engine would send them."""
         first = self.sent == 0
-        self.sent += 1
-        stops = token in self.params.stop_token_ids or (token == 2 and not self.params.ignore_eos)
+        token_ids, stops = [], False
+        for _ in range(1 if first else self._engine.next_width()):
+            token = self.tokens.popleft() if self.tokens else 2
+            token_ids.append(token)
+            stops = token in self.params.stop_token_ids or (token == 2 and not self.params.ignore_eos)
+            if stops or self.sent + len(token_ids) == self.params.max_new_tokens:
+                break
+        self.sent += len(token_ids)
         full = self.sent >= self.params.max_new_tokens
-        finish = FinishReason.STOP if stops else FinishReason.LENGTH if full else None
         self.put(
             Update(
                 request_id=self.request_id,
-                token_ids=[token],
-                finish=finish,
+                token_ids=token_ids,
+                finish=FinishReason.STOP if stops else FinishReason.LENGTH if full else None,
                 cache=self._engine.cache if first else None,
-                logprobs=[self._score(token)] if self.params.logprobs >= 0 else None,
+                logprobs=[self._score(token) for token in token_ids] if self.params.logprobs >= 0 else None,
                 prompt_logprobs=self._prompt_scores() if first and self.params.prompt_logprobs >= 0 else None,
-                matched_stop=token if stops else None,
+                matched_stop=token_ids[-1] if stops else None,
             )
         )
 
@@ -95,7 +99,8 @@ class FakeStream:
 
 class FakeEngine:
     """Steps all running requests every `interval_s` (0: as fast as the loop turns); `manual` leaves stepping to the
-    test. Beyond `max_running + max_queued` requests it refuses like the real one."""
+    test. Beyond `max_running + max_queued` requests it refuses like the real one. A step brings a request up to `width`
+    tokens, behind its first."""
 
     def __init__(
         self,
@@ -108,8 +113,10 @@ class FakeEngine:
         context_length: int = 8192,
         vocab_size: int = 49152,
         wants_resume_points: bool = False,
+        width: int = 1,
     ) -> None:
         self.script = script
+        self._widths = itertools.cycle(range(width, 0, -1))
         self.dead: Failure | None = None
         self.last_state: State | None = None
         self.last_beat: Beat | None = None
@@ -171,6 +178,9 @@ class FakeEngine:
         if self._stepper is None and not self._manual:
             self._stepper = asyncio.get_running_loop().create_task(self._step_forever())
         return stream
+
+    def next_width(self) -> int:
+        return next(self._widths)
 
     async def _step_forever(self) -> None:
         while self.running:

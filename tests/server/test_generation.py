@@ -6,6 +6,7 @@ import pytest
 
 from forebay.base.errors import Overloaded
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Update
 from forebay.server.generation import Generation, Order, Prompt
 from tests.server.fake_engine import FakeEngine
@@ -18,6 +19,20 @@ def test_c27_a_stop_string_ends_the_request_in_the_engine_too(tokenizer) -> None
     (choice,) = generation.choices
     pieces = [choice.feed(Update(choice.stream.request_id, [token])) for token in tokenizer.encode("hello world")]
     assert ("".join(piece.text for piece in pieces), choice.finish) == ("hello ", "stop")
+    assert engine.running == {}
+
+
+def test_c16_a_stop_string_inside_a_step_s_tokens_ends_the_answer_there(tokenizer) -> None:
+    """Tokens behind it are not scored or counted."""
+    engine = FakeEngine(manual=True)
+    order = Order(params=SamplingParams(logprobs=0), namespace="", author="", stop=("world",))
+    generation = Generation.submit(engine, tokenizer.table, [Prompt(token_ids=[5])], order)
+    (choice,) = generation.choices
+    tokens, behind = tokenizer.encode("hello world"), tokenizer.encode(" again")
+    scores = [TokenLogprob(token, -1.0, 1) for token in tokens + behind]
+    piece = choice.feed(Update(choice.stream.request_id, tokens + behind, logprobs=scores))
+    assert (piece.text, piece.finish, choice.num_tokens) == ("hello ", "stop", len(tokens))
+    assert [scored.token_id for scored in piece.tokens] == tokens  # of which the last begins before the stop string
     assert engine.running == {}
 
 

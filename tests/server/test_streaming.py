@@ -33,6 +33,13 @@ def server(tokenizer) -> Any:
     running.close()
 
 
+@pytest.fixture(scope="module")
+def wide(tokenizer) -> Any:
+    running = start(tokenizer, lambda: FakeEngine(speak, width=4))
+    yield running
+    running.close()
+
+
 def read_stream(lines: list[str]) -> tuple[dict[int, str], dict[int, str], dict[str, Any], dict[int, list[str]]]:
     assert lines[-1] == "data: [DONE]"
     assert lines.count("data: [DONE]") == 1
@@ -62,9 +69,9 @@ def test_stream_equals_whole(server: Running, block: int) -> None:
     server.until(lambda: not server.engine.running)
 
 
-def assert_stream_equals_whole(server: Running, http: httpx.Client, seed: int) -> None:
+def asked(seed: int) -> dict[str, Any]:
     rng = random.Random(seed)
-    body = {
+    return {
         "messages": [{"role": "user", "content": "hello"}],
         "seed": seed,
         "n": rng.randint(1, 3),
@@ -72,6 +79,10 @@ def assert_stream_equals_whole(server: Running, http: httpx.Client, seed: int) -
         "stop": rng.sample(["STOP", "🎉", "world,", " again", "\ufffd"], rng.randint(0, 2)),
         "logprobs": rng.random() < 0.5,
     }
+
+
+def assert_stream_equals_whole(server: Running, http: httpx.Client, seed: int) -> None:
+    body = asked(seed)
     whole = http.post("/v1/chat/completions", json=body).json()
     answer = http.post("/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}})
     texts, ends, usage, tokens = read_stream([line for line in answer.text.split("\n") if line])
@@ -85,6 +96,30 @@ def assert_stream_equals_whole(server: Running, http: httpx.Client, seed: int) -
     assert usage == whole["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def answered(whole: dict[str, Any]) -> Any:
+    return whole["choices"], whole["usage"]
+
+
+def test_c16_what_is_streamed_does_not_depend_on_how_many_tokens_a_step_brings(server: Running, wide: Running) -> None:
+    """Stop strings and ends inside a step's tokens cut them there; nothing behind is shown, scored or counted."""
+    with server.client() as http, wide.client() as several:
+        for seed in range(SEEDS):
+            expected = http.post("/v1/chat/completions", json=asked(seed)).json()
+            answer = several.post("/v1/chat/completions", json=asked(seed)).json()
+            assert answered(answer) == answered(expected)
+            assert_stream_equals_whole(wide, several, seed)
+        wide.until(lambda: not wide.engine.running)
+
+
+def test_a_step_s_tokens_are_one_event(wide: Running) -> None:
+    body = {"prompt": "hello", "max_tokens": 9, "seed": 1, "stream": True, "ignore_eos": True}
+    with wide.client() as http:
+        lines = [line for line in http.post("/v1/completions", json=body).text.split("\n") if line]
+    stream = wide.engine.submitted[-1]
+    assert stream.sent == 9
+    assert len(lines) < 9
 
 
 def test_end_token_is_counted_but_is_no_text(server: Running) -> None:

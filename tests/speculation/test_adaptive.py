@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from forebay.config.engine_config import SpeculationOptions, SpeculativeAlgorithm
-from forebay.speculation.adaptive import FIRST_STEPS, FIXED_STEPS, STEPS_BETWEEN_TRIALS, Mark, Widths
+from forebay.requests.updates import SpeculationReport
+from forebay.speculation.adaptive import FIRST_STEPS, FIXED_STEPS, RECENT_STEPS, STEPS_BETWEEN_TRIALS, Mark, Widths
 
 WIDTH = 8
 LEAST = 0.97  # of the speed without guesses
@@ -147,6 +148,18 @@ def test_a_report_leaves_out_steps_with_prompts():
     report = widths.report(begin, num_tokens=5)
     assert report is not None
     assert (report.accepted_per_step, report.net_speedup) == (4, pytest.approx(2.0))
+
+
+def test_what_is_exported_is_about_recent_steps():
+    widths = Widths(options(adaptive=False))
+    assert widths.recent == SpeculationReport(accepted_per_step=1.0, net_speedup=1.0)
+    for tokens, speedup in ((2, 1.0), (8, 4.0)):
+        for _ in range(2 * RECENT_STEPS):
+            widths.ended(2, 1, 2, 0.01)
+            widths.ended(2, WIDTH, tokens, 0.01)
+        each = (2 + tokens) / 4
+        assert widths.recent.accepted_per_step == pytest.approx(each)
+        assert widths.recent.net_speedup == pytest.approx((1 + speedup) / 2)
 
 
 @pytest.mark.parametrize("most", [2, 3, 4, 7, 8, 16])
