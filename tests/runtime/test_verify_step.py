@@ -212,7 +212,7 @@ def test_a_verify_reads_back_what_was_sampled_and_nothing_else(params, expected)
 
 def test_c14_the_padding_holds_however_often_a_verify_is_replayed(native_ops):
     runner = fake_runner(width=WIDTH)
-    runner.verify.sizes = [9]
+    runner.verify.sizes = [6]
     runner.warm_up()
     plans = planner(runner)
     for row in (1, 2):
