@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
@@ -81,6 +82,16 @@ def stacks_of_a_hang(request: pytest.FixtureRequest) -> Iterator[None]:
     faulthandler.dump_traceback_later(HANGS_S * (20 if request.node.get_closest_marker("slow") else 1))
     yield
     faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What tests leave in the temporary folder, and processes that they kill, goes with pytest's own folders."""
+    folder = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(tempfile, "tempdir", None)  # which is found anew
+        yield folder
 
 
 @pytest.fixture(scope="session")

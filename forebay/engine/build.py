@@ -37,6 +37,8 @@ from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.limits import most_requests
 from forebay.scheduler.scheduler import Scheduler
+from forebay.speculation.adaptive import Widths
+from forebay.speculation.ngram import Ngram
 
 DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
@@ -57,7 +59,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     begin = time.monotonic()
     if config.types.dtype not in DTYPES:
         raise ConfigError(f"dtype {config.types.dtype!r}: use {' or '.join(DTYPES)}")
-    _check_speculation(config.speculation)
+    proposer = _proposer(config.speculation)
     dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
@@ -79,16 +81,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         runner = _runner(config, budget, checkpoint, model, ops)
         _keep_freed_memory()
         runner.warm_up()
-    # A GPU runs beside the host by itself.
-    beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
-    core = EngineCore(
-        Scheduler(scheduler_config(config, budget, model.weight_bytes)),
-        beside,
-        vocab_size=checkpoint.config.vocab_size,
-        eos_token_ids=checkpoint.config.eos_token_ids,
-        clock=clock,
-        in_idle_time=beside.capture_next,
-    )
+    scheduler = Scheduler(scheduler_config(config, budget, model.weight_bytes), proposer)
+    core = _core(config, scheduler, runner, checkpoint.config, clock)
     load_seconds = time.monotonic() - begin
     report = _report(config, budget, model, runner, ops, load_seconds)
     ready = _ready(core.scheduler.config, budget, checkpoint, report, load_seconds)
@@ -96,12 +90,30 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     return core, ready
 
 
-def _check_speculation(options: SpeculationOptions) -> None:
-    if options.algorithm is not SpeculativeAlgorithm.OFF:
-        draft = f" with {options.draft_model_path}" if options.draft_model_path else ""
-        raise ConfigError(
-            f"--speculative-algorithm {options.algorithm}{draft}: this version verifies no guesses yet: leave it out"
-        )
+def _core(
+    config: EngineConfig, scheduler: Scheduler, runner: ModelRunner, model: ModelConfig, clock: Callable[[], float]
+) -> EngineCore:
+    # A GPU runs beside the host by itself.
+    beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
+    return EngineCore(
+        scheduler,
+        beside,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        clock=clock,
+        in_idle_time=beside.capture_next,
+        widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
+    )
+
+
+def _proposer(options: SpeculationOptions) -> Ngram | None:
+    """Who guesses; None where nobody does."""
+    if options.algorithm is SpeculativeAlgorithm.OFF:
+        return None
+    if options.algorithm is SpeculativeAlgorithm.NGRAM:
+        return Ngram(options)
+    draft = f" with {options.draft_model_path}" if options.draft_model_path else ""
+    raise ConfigError(f"--speculative-algorithm {options.algorithm}{draft}: not in this version: use NGRAM")
 
 
 def _name_unknown_options(model: ModelConfig) -> None:
@@ -144,19 +156,28 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _LARGEST_RESULT_BYTES)
 
 
+def give_back_freed_memory() -> None:
+    """What glibc keeps, for good where the engine is gone: an engine that runs on has it mapped anew."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
     graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device)
-    most = min(config.cuda_graph_max_bs, budget.max_running_requests)
+    most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
     return build_runner(
         model,
         sizes=budget,
         ops=ops,
-        max_num_tokens=config.scheduling.chunked_prefill_size + budget.max_running_requests,
+        max_num_tokens=max(
+            config.scheduling.chunked_prefill_size + budget.max_running_requests, budget.max_running_requests * width
+        ),
         vocab_size=checkpoint.config.vocab_size,
         types=config.types,
         device=config.device,
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
+        width=width,
     )
 
 

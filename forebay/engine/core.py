@@ -6,7 +6,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
@@ -19,6 +20,7 @@ from forebay.requests.step_plan import Launched, Runner, StepPlan
 from forebay.requests.updates import Update
 from forebay.scheduler.limits import check_token_ids
 from forebay.scheduler.scheduler import Scheduler
+from forebay.speculation.adaptive import Mark, Widths
 
 EXPIRE_INTERVAL_S: Final = 0.25
 STEP_LIMIT_S: Final = 10.0  # of steps that are expected to be shorter
@@ -52,9 +54,24 @@ class EngineBroken(EngineError):
     default_code = "engine_broken"
 
 
+class InFlight(NamedTuple):
+    plan: StepPlan
+    launched: Launched
+    width: int  # that it was planned with
+
+
+@dataclass(slots=True)
+class Decoding:
+    """A request that has its first token: how many since, and where the steps stood then."""
+
+    begin: Mark
+    num_tokens: int = 0
+
+
 class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
-    says whether there is more.
+    says whether there is more. `widths` says how many tokens decodes compute, and learns what came of it; None where
+    nothing is guessed.
 
     A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
     which ends with a typed error; the others are run again without it and get the same tokens.
@@ -69,16 +86,19 @@ class EngineCore:
         eos_token_ids: Sequence[int] = (),
         clock: Callable[[], float] = time.monotonic,
         in_idle_time: Callable[[], bool] = lambda: False,
+        widths: Widths | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.in_idle_time = in_idle_time
-        self.stats = Stats(clock())
+        self.stats = Stats(clock(), widths)
         self._runner = runner
         self._depth = scheduler.config.overlap_depth
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._clock = clock
-        self._in_flight: deque[tuple[StepPlan, Launched]] = deque()
+        self._in_flight: deque[InFlight] = deque()
+        self._widths = widths
+        self._decoding: dict[int, Decoding] = {}  # by request, where widths are measured
         self._failures_in_a_row = 0
         self._expire_at = 0.0
         self._pace = Pace(scheduler.config.stall_timeout_s)
@@ -136,7 +156,7 @@ class EngineCore:
             self.scheduler.abort(request_id)
         except Exception as error:
             self._recover(error)
-        return self.scheduler.take_news()
+        return self._take_news()
 
     def step(self) -> list[Update]:
         """Plan and launch one step if there is one to do, and commit the oldest when enough more are in flight."""
@@ -146,7 +166,21 @@ class EngineCore:
             raise
         except Exception as error:
             self._recover(error)
-        return self.scheduler.take_news()
+        return self._take_news()
+
+    def _take_news(self) -> list[Update]:
+        """With what speculation did for those that end."""
+        news, widths = self.scheduler.take_news(), self._widths
+        if widths is None:
+            return news
+        for update in news:
+            if update.cache is not None:
+                self._decoding[update.request_id] = Decoding(widths.now)
+            elif decoding := self._decoding.get(update.request_id):
+                decoding.num_tokens += len(update.token_ids)
+            if update.finish is not None and (decoding := self._decoding.pop(update.request_id, None)):
+                update.speculation = widths.report(decoding.begin, decoding.num_tokens)
+        return news
 
     def _turn(self) -> None:
         now = self._clock()
@@ -154,21 +188,23 @@ class EngineCore:
             self._expire_at = now + EXPIRE_INTERVAL_S
             self.scheduler.expire(now)
         fault.point("engine.plan")
-        plan = self.scheduler.plan(now)
+        num_running = len(self.scheduler.running)
+        width = self._widths.width(num_running) if self._widths and num_running else 1
+        plan = self.scheduler.plan(now, width)
         self.stats.host_s += self._clock() - now
-        ahead = [plan, *(launched for launched, _ in self._in_flight)]
+        ahead = [plan, *(step.plan for step in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
         if plan is not None:
-            self._launch(plan)
+            self._launch(plan, width)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()
         self._progressed = plan is not None or bool(self._in_flight) or bool(self.scheduler.news)
         self.stats.busy_s += self._clock() - now
 
-    def _launch(self, plan: StepPlan) -> None:
+    def _launch(self, plan: StepPlan, width: int) -> None:
         try:
             fault.point("engine.launch")
-            self._in_flight.append((plan, self._runner.launch(plan)))
+            self._in_flight.append(InFlight(plan, self._runner.launch(plan), width))
         except Exception as error:
             while self._in_flight:  # steps end in the order they were planned
                 if not self._land():
@@ -177,7 +213,7 @@ class EngineCore:
 
     def _land(self) -> bool:
         """Commit the oldest step; False where it failed, and with it all those in flight."""
-        plan, launched = self._in_flight.popleft()
+        plan, launched, width = self._in_flight.popleft()
         try:
             fault.point("engine.result")
             result = launched.result()
@@ -188,7 +224,12 @@ class EngineCore:
         fault.point("engine.commit")
         self.scheduler.commit(plan, result, now)
         self._failures_in_a_row = 0
-        self._pace.ended(plan.num_tokens, now - self.stats.last_step_at)
+        seconds = now - self.stats.last_step_at
+        self._pace.ended(plan.num_tokens, seconds)
+        if self._widths and plan.num_extends:
+            self._widths.mixed_ended()
+        elif self._widths:
+            self._widths.ended(plan.num_seqs, width, len(result.token_ids), seconds)
         self.stats.steps += 1
         self.stats.last_step_at = now
         self.stats.host_s += self._clock() - now
@@ -219,9 +260,9 @@ class EngineCore:
 
     def _abandon(self) -> None:
         """What is in flight is void, but may write until it has ended."""
-        for _, launched in self._in_flight:
+        for step in self._in_flight:
             with suppress(Exception):
-                launched.result()
+                step.launched.result()
         self._in_flight.clear()
 
     def _count_failure(self, error: Exception) -> None:

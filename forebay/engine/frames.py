@@ -13,7 +13,7 @@ import msgspec
 from forebay.config.engine_config import EngineConfig
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.updates import Failure, Update
+from forebay.requests.updates import Failure, SpeculationReport, Update
 from forebay.scheduler.state import SchedulerState
 
 
@@ -58,11 +58,19 @@ class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop now. Draining is the server's business: it sends this when nothing runs any more or time is up."""
 
 
+class Speculating(msgspec.Struct, frozen=True, kw_only=True):
+    """The width of the last decode step, and what the recent ones brought."""
+
+    width: int
+    recent: SpeculationReport
+
+
 class State(SchedulerState, frozen=True, tag="state", kw_only=True):
     """Where the engine stands. Times are seconds of its monotonic clock; of the counters see `engine/stats.py`, too."""
 
     last_step_age_s: float  # since a step last completed, 0 when idle
     answers: int = 0  # the serial of the frame that asked for it
+    speculation: Speculating | None = None  # where something is guessed
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):

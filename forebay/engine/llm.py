@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from forebay.base.errors import ForebayError, GenerationError, InvalidRequest, from_code
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
-from forebay.engine.build import build_engine
+from forebay.engine.build import build_engine, give_back_freed_memory
 from forebay.engine.frames import AddRequest
 from forebay.engine.stream import merge
 from forebay.requests.sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class LLM:
     """One model, run in the calling thread while a call lasts. Not for several threads at once.
 
     `flags` are those of the command line with underscores. Raises ConfigError and ModelError as the command does.
-    Time-outs and the caps of the queue do not apply: nobody else is waiting.
+    Time-outs and the caps of the queue do not apply: nobody else is waiting. Its memory goes with the last reference.
     """
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
@@ -81,6 +81,11 @@ class LLM:
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
         self._core, self.info = build_engine(patient)
         self._ids = itertools.count(1)
+
+    def __del__(self) -> None:
+        self.__dict__.pop("_core", None)  # absent where it could not be built
+        if not sys.is_finalizing():
+            give_back_freed_memory()
 
     def generate(
         self,

@@ -15,14 +15,16 @@ from __future__ import annotations
 from msgspec.structs import asdict
 
 from forebay.base.log import event
-from forebay.engine.frames import State
+from forebay.engine.frames import Speculating, State
 from forebay.scheduler.scheduler import Scheduler
+from forebay.speculation.adaptive import Widths
 
 
 class Stats:
-    """Counters of one engine; `core` adds to them, having the clock."""
+    """Counters of one engine; `core` adds to them, having the clock. `widths`: where something is guessed."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, widths: Widths | None = None) -> None:
+        self._widths = widths
         self.refused = 0
         self.step_failures = 0
         self.steps = 0
@@ -44,7 +46,9 @@ class Stats:
         }
         age_s = 0.0 if scheduler.idle else now - self.last_step_at
         known = asdict(state) | {"counters": {**state.counters, **own}}
-        return State(**known, last_step_age_s=age_s, answers=answers)
+        widths = self._widths
+        speculation = None if widths is None else Speculating(width=widths.current, recent=widths.recent)
+        return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation)
 
     def worked_s(self) -> float:
         """Seconds of work since the last `line`."""
@@ -67,4 +71,5 @@ class Stats:
             hit_rate=f"{counters['cached_tokens'] / max(1, counters['prompt_tokens']):.0%}",
             prefill_tok_s=prefill,
             decode_tok_s=decode,
+            **({"spec_net_speedup": self._widths.recent.net_speedup} if self._widths else {}),
         )

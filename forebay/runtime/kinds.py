@@ -205,7 +205,7 @@ def of_drafts(columns: Columns, q_start: Tensor, counts: Tensor) -> KindTokens:
 def settle_kinds(
     columns: Columns, tokens: KindTokens, positions: Tensor, num_new: Tensor, *, ops: Ops, cache: CachePool
 ) -> None:
-    """Let what sequences keep follow their accepted tokens; may be said again with other ones."""
+    """Let what sequences keep follow their accepted tokens, once."""
     if cache.has(Per.SLOT):
         wishes = Wishes(columns["mamba_track_lens"], columns["mamba_track_indices"])
         ops.commit_states(cache.states, tokens, positions, num_new, wishes)

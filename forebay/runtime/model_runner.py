@@ -140,18 +140,19 @@ class ModelRunner:
         assert self.verify is not None, "its bounds let no drafts pass"
         decoded = self.verify.run(self.inputs.verify_columns(inputs), plan.num_tokens)
         chosen, num_new = decoded.greedy, decoded.num_new[: plan.num_seqs]
+        batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
         if sampling.otherwise:
-            batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
             chosen, settled = self._chooser.choose(
                 chosen,
                 inputs,
                 sampling,
                 decoded.positions + 1,
-                settle=lambda others: self._verify_step.settle(others, decoded.positions, batch, inputs),
+                settle=lambda others: self._forward.accept(others, decoded.positions, batch),
                 spans=spans_of(plan.rows, plan.q_lens),
                 input_ids=decoded.input_ids,
             )
             num_new = num_new if settled is None else settled
+        self._verify_step.settle_kinds(inputs, batch, decoded.positions, num_new)
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
         ids = ToHost(torch.cat([chosen.or_failed(), num_new]))
         launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, q_lens=plan.q_lens)

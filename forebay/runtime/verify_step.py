@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from forebay.pools.table import Table
-from forebay.runtime.forward import Batch, Decoded, Forward, GreedyTokens, StepTokens
+from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
 from forebay.runtime.kinds import SCRATCH, WRITTEN, Columns, KindTokens, of_drafts, settle_kinds
@@ -55,23 +55,18 @@ class VerifyStep:
         placed = forward.place(batch, num_tokens)
         tables = forward.rows.last_tokens, forward.rows.draft_tokens
         input_ids = forward.ops.decode_ids(*batch, *tables, num_tokens, self._vocab_size)
-        kinds = self.kinds(inputs, batch, num_tokens)
+        kinds = self._kinds(inputs, batch, num_tokens)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
-        return forward.decode(tokens, lambda chosen: self._settle(chosen, batch, placed.positions, kinds, inputs))
+        return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
 
-    def kinds(self, columns: Columns, batch: Batch, num_tokens: int) -> KindTokens:
-        return of_drafts(columns, batch.q_start, self._counts[: num_tokens + 1])
-
-    def settle(self, chosen: GreedyTokens, positions: Tensor, batch: Batch, columns: Columns) -> Tensor:
-        """Accept by what was chosen instead, behind the step: its columns, without padding."""
-        return self._settle(chosen, batch, positions, self.kinds(columns, batch, len(positions)), columns)
-
-    def _settle(
-        self, chosen: GreedyTokens, batch: Batch, positions: Tensor, kinds: KindTokens, columns: Columns
-    ) -> Tensor:
-        num_new = self._forward.accept(chosen, positions, batch)
+    def settle_kinds(self, columns: Columns, batch: Batch, positions: Tensor, num_new: Tensor) -> None:
+        """Let states follow the accepted tokens, once it is certain which those are: behind the step, of its columns
+        without padding. What is copied to a slot that was wished for cannot be taken back."""
+        kinds = self._kinds(columns, batch, len(positions))
         settle_kinds(columns, kinds, positions, num_new, ops=self._forward.ops, cache=self._forward.cache)
-        return num_new
+
+    def _kinds(self, columns: Columns, batch: Batch, num_tokens: int) -> KindTokens:
+        return of_drafts(columns, batch.q_start, self._counts[: num_tokens + 1])
 
 
 def verify_runner(

@@ -6,10 +6,9 @@ and commits come in the order of the plans. Time is an argument. The same calls 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Sequence
-from itertools import compress
-from typing import Protocol
+from itertools import compress, islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,21 +21,12 @@ from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits, check_room, overdue
+from forebay.scheduler.proposer import Proposer, draft_tokens
 from forebay.scheduler.queues import Flight, Queues
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
 from forebay.scheduler.state import SchedulerState, page_map, pool_state
 
-
-class Proposer(Protocol):
-    """Guesses on the host what requests generate next. What it says costs time at most, never a token."""
-
-    def propose(self, req: Request, most: int) -> Sequence[int]:
-        """Up to `most` tokens that may follow those of `req`, all of which are known."""
-        ...
-
-    def ended(self, req: Request) -> None:
-        """The request has ended."""
-        ...
+T = TypeVar("T")
 
 
 class Scheduler(Queues):
@@ -146,25 +136,13 @@ class Scheduler(Queues):
         return np.setdiff1d(everyone, youngest), roomy
 
     def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
-        """Find draft tokens for these requests, which the step decodes: as many as each may still come to, as memory
-        has room for the states behind them, and, where the host guesses, as it can think of."""
-        table, room = (
-            self.held.table,
-            self.config.kinds.num_scratch if self.config.kinds.num_slots else len(rows) * width,
-        )
+        """Find draft tokens for these requests, which the step decodes: no more than each may still come to, and than
+        memory has room for the states behind them."""
+        table, kinds = self.held.table, self.config.kinds
+        room = kinds.num_scratch if kinds.num_slots else len(rows) * width
         most = np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1)
-        draft_tokens: list[int] = []
-        counts = np.zeros(len(rows), dtype=np.int64)
-        for i, (req, limit) in enumerate(zip(reqs, most.tolist(), strict=True)):
-            if (limit := min(limit, room - 1)) <= 0:
-                continue
-            if self.proposer:
-                with blamed_on(req):
-                    draft_tokens += (proposed := self.proposer.propose(req, limit))
-                limit = len(proposed)
-            counts[i] = limit
-            room -= limit + 1 if limit else 0
-        if counts.any() and self.held.add_drafts(rows, counts, draft_tokens):
+        counts, tokens = draft_tokens(self.proposer, reqs, most, room)
+        if counts.any() and self.held.add_drafts(rows, counts, tokens):
             self.counters["draft_tokens"] += int(counts.sum())
 
     def retract(self, req: Request) -> None:
@@ -288,25 +266,24 @@ class Scheduler(Queues):
 
     def _take_tokens(self, flight: Flight, result: StepResult, now: float) -> None:
         """Tell each request's tokens; those of requests that ended while the step was in flight count for nothing."""
-        plan, num_generated, num_told, at = flight.plan, 0, 0, 0
+        plan, num_generated, num_told = flight.plan, 0, 0
         sampled = compress(flight.reqs, plan.sample_mask.tolist()) if plan.num_extends else flight.reqs
-        for i, req in enumerate(sampled):
-            tokens = slice(at, at := at + (result.num_new[i] if result.num_new else 1))
+        tokens = _by_sequence(result.token_ids, result.num_new)
+        logprobs = _by_sequence(result.logprobs, result.num_new) if result.logprobs else [None] * len(tokens)
+        for req, own, entries in zip(sampled, tokens, logprobs, strict=True):
             if req.status is not Status.FINISHED:
-                logprobs = result.logprobs[tokens] if result.logprobs else None
-                num_generated += self._append(req, result.token_ids[tokens], logprobs, now)
+                num_generated += self._append(req, own, entries, now)
                 num_told += 1
-        assert at == len(result.token_ids), f"{len(result.token_ids)} tokens of step {plan.step}, which has {at}"
         self.counters["generated_tokens"] += num_generated
         self.counters["accepted_tokens"] += num_generated - num_told
 
     def _append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
         """Add tokens to the request and to its update, up to that with which it ends; how many. Where memory runs out
         neither happens, so that no token is told twice: what allocates comes first."""
-        left, end = req.max_kv_len + 1 - len(req.tokens), 0
+        left, end, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
         for token in tokens:
             end += 1
-            if token in req.stop_ids or end == left:
+            if ended := (token in req.stop_ids or end == left):
                 tokens = tokens[:end]
                 break
         told = [entry for entry in logprobs[:end] if entry] if logprobs else None
@@ -317,7 +294,7 @@ class Scheduler(Queues):
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
         self.news.append(update)
         try:
-            req.tokens.extend(array("i", tokens))
+            req.tokens.fromlist(tokens)  # all or none
         except Exception:
             self.news.pop()
             raise
@@ -326,10 +303,10 @@ class Scheduler(Queues):
             req.prompt_logprobs = []
         if req.status is Status.WAITING:
             self.num_waiting_tokens += end
-        if tokens[-1] in req.stop_ids:
+        if ended and tokens[-1] in req.stop_ids:
             update.matched_stop = tokens[-1]
             self.finish(req, FinishReason.STOP, update=update)
-        elif end == left:
+        elif ended:
             self.finish(req, FinishReason.LENGTH, update=update)
         return end
 
@@ -389,6 +366,14 @@ class Scheduler(Queues):
             counters={**self.counters, **self.held.counters},
             map=page_map(self.held.kv),
         )
+
+
+def _by_sequence(items: list[T], counts: list[int] | None) -> Sequence[list[T]]:
+    """What each sequence has of `items`: so many, in order; None: one."""
+    if counts is None:
+        return [[item] for item in items]
+    rest = iter(items)
+    return [list(islice(rest, count)) for count in counts]
 
 
 def _not_finite(req: Request) -> NumericalError:

@@ -308,6 +308,17 @@ class _Watch:
             self._then()
 
 
+def _gained(generation: Generation) -> dict[str, float]:
+    """What guessing did for the choices, on average."""
+    reports = [choice.speculation for choice in generation.choices if choice.speculation is not None]
+    if not reports:
+        return {}
+    return {
+        "spec_net_speedup": sum(report.net_speedup for report in reports) / len(reports),
+        "accepted_per_step": sum(report.accepted_per_step for report in reports) / len(reports),
+    }
+
+
 def _count(server: ServerContext, context: RequestContext, generation: Generation) -> None:
     """One line and the metrics of an ended request."""
     now = time.monotonic()
@@ -329,6 +340,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
             tok_s=rate,
             finish="disconnect" if generation.disconnected else reasons,
             miss=usage["cache"]["miss_reason"],
+            **_gained(generation),
             **({"differs_at": differs["position"]} if differs is not None else {}),
             **({"error": generation.error.code} if isinstance(generation.error, ForebayError) else {}),
         )

@@ -15,7 +15,7 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, FinishReason, Update
+from forebay.requests.updates import CacheReport, FinishReason, SpeculationReport, Update
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
 from forebay.server.logprobs import Scored
@@ -87,6 +87,7 @@ class Choice:
         self.num_tokens = 0
         self.finish: str | None = None
         self.cache = CacheReport()
+        self.speculation: SpeculationReport | None = None
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self._table = table
         self._discard = order.discard_output
@@ -108,6 +109,7 @@ class Choice:
             self.cache = update.cache
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
+        self.speculation = update.speculation
         if update.finish is FinishReason.ERROR:
             self.finish = "error"
             raise from_failure(update.failure)

@@ -25,6 +25,8 @@ _ENGINE_COUNTERS: Final = {
     "recomputed_tokens": "Tokens computed once more after their choice was retracted",
     "computed_prompt_tokens": "Tokens that went through the model as part of a prompt",
     "generated_tokens": "Tokens sampled so far, those of running choices included",
+    "draft_tokens": "Tokens guessed and verified",
+    "accepted_tokens": "Tokens guessed, verified and right",
     "retractions": "Times that a running choice gave its pages up and waited again",
     "retractions_kept": "Retractions whose KV and state were kept on the host",
     "states_taken": "States written down for the prefix cache",
@@ -129,6 +131,13 @@ class _EngineCollector(Collector):
         yield _misses(state)
         whole = state.counters.get(f"misses.{MissReason.NONE}", 0)
         yield CounterMetricFamily("forebay:cache_hit", "Choices whose prompt came whole from the prefix cache", whole)
+        if state.speculation is not None:
+            recent = state.speculation.recent
+            yield _gauge(
+                "spec_width", "Most tokens that a request had verified in the last step", state.speculation.width
+            )
+            yield _gauge("spec_accept_length", "Tokens of a request by recent decode step", recent.accepted_per_step)
+            yield _gauge("spec_net_speedup", "Recent tokens per second by those without guesses", recent.net_speedup)
         dead = state.counters.get("dead_kv_tokens", 0)
         yield _gauge("dead_kv_tokens", "Cached KV tokens with no state left to go on from", dead)
         for name, text in _ENGINE_COUNTERS.items():

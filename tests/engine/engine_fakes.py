@@ -28,7 +28,7 @@ from forebay.engine.core import EngineCore
 from forebay.engine.frames import Beat, Ready, State, ToEngine
 from forebay.formats.quantized import Quantization
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
-from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.deadlines import HANGS_S
 
 F = TypeVar("F", bound=msgspec.Struct)
@@ -215,9 +215,11 @@ def scheduler_config(config: EngineConfig = CONFIG) -> SchedulerConfig:
     )
 
 
-def fake_core(config: EngineConfig = CONFIG, *, step_s: float = 0.0, **options: Any) -> tuple[EngineCore, PrefixRunner]:
+def fake_core(
+    config: EngineConfig = CONFIG, *, step_s: float = 0.0, proposer: Proposer | None = None, **options: Any
+) -> tuple[EngineCore, PrefixRunner]:
     """The real scheduler and core over a `PrefixRunner`."""
     limits = scheduler_config(config)
     runner = PrefixRunner(limits, READY.vocab_size, step_s=step_s)
-    core = EngineCore(Scheduler(limits), runner, vocab_size=READY.vocab_size, **options)
+    core = EngineCore(Scheduler(limits, proposer), runner, vocab_size=READY.vocab_size, **options)
     return core, runner

@@ -153,7 +153,7 @@ def test_failing_steps_without_a_success_between_them_end_the_engine(depth: int)
         core.step()
 
 
-def _broken(plan: object) -> object:
+def _broken(*_: object) -> object:
     raise OSError("device on fire")
 
 

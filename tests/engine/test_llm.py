@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 import pytest
+import torch
 
 from forebay.base.errors import ConfigError, GenerationError, InvalidRequest, ModelError, RequestTooLarge
 from forebay.engine.async_engine import AsyncEngine
@@ -35,6 +36,20 @@ FLAGS: dict[str, Any] = {
 @pytest.fixture(scope="module", params=[0, 1], ids=["depth 0", "depth 1"])
 def llm(request: pytest.FixtureRequest, checkpoint: Tiny) -> LLM:
     return LLM(str(checkpoint.path), overlap_depth=request.param, **FLAGS)
+
+
+def test_the_memory_of_an_engine_that_is_gone_goes_back_to_the_system(checkpoint: Tiny) -> None:
+    def resident_bytes() -> int:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    llm = LLM(str(checkpoint.path), **FLAGS)
+    kept = [torch.ones(1 << 20) for _ in range(65)]  # as large as results of steps are, which are kept for the next
+    held = resident_bytes()
+    del kept[:-1]  # the last is above the others, so that the heap does not shrink
+    assert resident_bytes() > held - (64 << 20)
+    del llm
+    assert resident_bytes() < held - (128 << 20)
 
 
 def prompts(seed: int, n: int) -> list[list[int]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -162,9 +160,7 @@ def shared_tiny(case: str) -> Tiny:
 
 @functools.cache
 def _scratch() -> str:
-    folder = tempfile.mkdtemp(prefix="forebay-tiny-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
+    return tempfile.mkdtemp(prefix="forebay-tiny-")
 
 
 def random_ids(count: int, seed: int) -> list[int]:

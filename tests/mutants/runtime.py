@@ -263,6 +263,15 @@ RUNTIME = (
         "self._copies[request_id], places)",
         "runtime/test_host_copies.py::test_c26_a_copy_is_there_until_it_is_loaded_or_dropped",
     ),
+    Mutant(
+        "C18 a wish is granted when it is certain which tokens are accepted, and not before",
+        "runtime/verify_step.py",
+        "        return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))\n",
+        "        decoded = forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))\n"
+        "        self.settle_kinds(inputs, batch, placed.positions, decoded.num_new)\n"
+        "        return decoded\n",
+        "runtime/test_hybrid.py::test_c18_a_wish_that_only_the_most_likely_tokens_come_to_leaves_its_slot_alone",
+    ),
     # -- steps --------------------------------------------------------------------------------------------------------
     Mutant(
         "C27 every index of a plan is looked at before it becomes an address",

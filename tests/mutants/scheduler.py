@@ -292,8 +292,8 @@ SCHEDULER = (
     Mutant(
         "C27 a request that ended hears nothing more",
         "scheduler/scheduler.py",
-        "            if req.status is not Status.FINISHED:\n                logprobs",
-        "            if True:\n                logprobs",
+        "            if req.status is not Status.FINISHED:\n                num_generated",
+        "            if True:\n                num_generated",
         "scheduler/test_pressure.py::test_finished_request_keeps_its_pages_until_the_launched_step_commits",
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.host_copies import NoHostCopy
@@ -270,3 +271,17 @@ def test_a_step_with_states_windows_and_snapshots_reads_back_its_tokens_alone():
         for step in launched:
             step.result()
     assert set(waiting) == {"numpy"}
+
+
+def test_c18_a_wish_that_only_the_most_likely_tokens_come_to_leaves_its_slot_alone():
+    """The slot may hold the only state that the request could go on from."""
+    drawn = SamplingParams(temperature=50.0, seed=3)
+    plans = HybridPlanner(hybrid_runner(width=4))
+    plans.begin(1, prompt(1, 9), drawn)
+    first = plans.step(extends=[(1, 9)], snapshots=[(1, 8, SPARE[0])]).token_ids
+    likely = tokens_of(run_alone(prompt(1, 9) + first, steps=2))
+    states = plans.runner.cache.tables["state"]
+    before = [tensor[SPARE[0]].clone() for tensor in states.tensors]
+    result = plans.step(decodes=[(1, likely)], snapshots=[(1, 12, SPARE[0])])
+    assert result.num_new == [1]
+    assert all(torch.equal(tensor[SPARE[0]], was) for tensor, was in zip(states.tensors, before, strict=True))

@@ -13,7 +13,7 @@ from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
+from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, SpeculationReport, Update
 from forebay.scheduler.state import PoolState
 
 Script = Callable[[list[int], SamplingParams], list[int]]
@@ -86,6 +86,7 @@ class FakeStream:
                 logprobs=[self._score(token) for token in token_ids] if self.params.logprobs >= 0 else None,
                 prompt_logprobs=self._prompt_scores() if first and self.params.prompt_logprobs >= 0 else None,
                 matched_stop=token_ids[-1] if stops else None,
+                speculation=self._engine.speculation if stops or full else None,
             )
         )
 
@@ -130,6 +131,7 @@ class FakeEngine:
         self.counters = {"steps_total": 1.0}
         self.hybrid_pools: list[PoolState] = []
         self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
+        self.speculation: SpeculationReport | None = None  # of every request
         self.aborted: list[int] = []
         self.flushed = 0
         self.peak = 0

@@ -12,10 +12,12 @@ import pytest
 
 from forebay.config.engine_config import CacheIsolation
 from forebay.memory.radix_node import OPERATOR
+from forebay.requests.updates import SpeculationReport
 from forebay.server.isolation import ANYBODY, Isolation, Session, Tenant
 from tests.scheduler.rig import Rig
 from tests.server.caching_engine import PAGE, CachingEngine
 from tests.server.conftest import Running
+from tests.server.fake_engine import FakeEngine
 
 Launch = Callable[..., Running]
 ALICE, BOB, ADMIN = "alice-key", "bob-key", "admin-key"
@@ -208,6 +210,18 @@ def test_what_is_counted_over_all_tenants_is_for_admins(
     with server.client(headers={"authorization": f"Bearer {ALICE}"}) as http:
         info = http.get("/server_info").json()
     assert (info["state"] is None) == (user_status != 200)
+
+
+def test_the_line_of_a_request_says_what_guessing_gained(launch: Launch, caplog: pytest.LogCaptureFixture) -> None:
+    server = launch(FakeEngine)
+    with server.client() as http, caplog.at_level(logging.INFO, logger="forebay"):
+        for report in (None, SpeculationReport(accepted_per_step=2.25, net_speedup=1.75)):
+            server.engine.speculation = report
+            http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 2, "n": 2})
+    before, after = (record.getMessage() for record in caplog.records if "output_tokens" in record.getMessage())
+    assert "spec_net_speedup" not in before
+    assert "spec_net_speedup=1.75" in after
+    assert "accepted_per_step=2.25" in after
 
 
 def test_the_log_has_counts_and_no_token_of_a_prompt(launch: Launch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,8 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.scheduler.admission import MAX_RETRACTIONS
-from forebay.scheduler.scheduler import Proposer, Scheduler
+from forebay.scheduler.proposer import Proposer
+from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.liveness import Liveness
 
 

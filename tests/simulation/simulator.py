@@ -31,7 +31,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission
-from forebay.scheduler.scheduler import Proposer
+from forebay.scheduler.proposer import Proposer
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.event_log import Outcome, log_plan
 from tests.simulation.hash_runner import HashRunner, StepFailed

@@ -80,11 +80,11 @@ void widen_row(const E* from, long n, float* to) {
     for_each_vector(n, [&](long i, long part) { store(to + i, load_part(from + i, part)); });
 }
 
-// One head's keys and values of a block, and its factors if it has any; beside it `share` lanes of the next block are
-// fetched.
+// One head's keys of a block, its values if they are `widened`, and its factors if it has any; beside it `share` lanes of
+// the next block are fetched.
 template <class T, class E>
 void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head, const Work& work,
-               Prefetch<T, E>& next, long share) {
+               Prefetch<T, E>& next, long share, bool widened) {
     const AttentionShape& shape = call.shape;
     const long part = share * W / (2 * kBlock) + 1;
     for (long lane = 0; lane < kBlock; lane += W) {
@@ -97,6 +97,7 @@ void read_head(const AttentionCall<T, E>& call, const Block& block, long kv_head
     }
     for (long lane = block.lanes.begin; lane < block.lanes.end; ++lane) {
         if (lane % W == 0) next.lanes(part);
+        if (!widened) continue;
         widen_row(call.v_cache.head(block.slots[lane], kv_head), shape.v_dim, work.values + lane * work.sums.v_width);
     }
     if (call.k_cache.factors == nullptr) return;
@@ -126,16 +127,34 @@ void score_rows(const float* q, long width, const float* keys, long head_dim, fl
     }
 }
 
-// kWide vectors of the sums of kCount rows, `row_floats` apart, += weights [kCount][kBlock] x values.
-template <int kCount, int kWide>
-void add_columns(const float* weights, const float* values, long v_width, Lanes lanes, float* sums, long row_floats) {
+// The values of a block, widened.
+struct WidenedValues {
+    const float* at;
+    long width;
+
+    const float* key(long lane) const { return at + lane * width; }
+};
+
+// As they lie in the cache: few rows widen them as they go, which needs no more loads than the others'.
+template <class E>
+struct KeptValues {
+    const Cache<E>& cache;
+    const long* slots;
+    long kv_head;
+
+    const E* key(long lane) const { return cache.head(slots[lane], kv_head); }
+};
+
+// kWide vectors of the sums of kCount rows, `row_floats` apart, += weights [kCount][kBlock] x values from `column` on.
+template <int kCount, int kWide, class Values>
+void add_columns(const float* weights, const Values& values, long column, Lanes lanes, float* sums, long row_floats) {
     Vec s[kCount][kWide];
     for (int r = 0; r < kCount; ++r) {
         for (int j = 0; j < kWide; ++j) s[r][j] = load(sums + r * row_floats + j * W);
     }
     for (long key = lanes.begin; key < lanes.end; ++key) {
         Vec v[kWide];
-        for (int j = 0; j < kWide; ++j) v[j] = load(values + key * v_width + j * W);
+        for (int j = 0; j < kWide; ++j) v[j] = load(values.key(key) + column + j * W);
         for (int r = 0; r < kCount; ++r) {
             const Vec weight = set1(weights[r * kBlock + key]);
             for (int j = 0; j < kWide; ++j) s[r][j] = fma(weight, v[j], s[r][j]);
@@ -146,25 +165,25 @@ void add_columns(const float* weights, const float* values, long v_width, Lanes 
     }
 }
 
-template <int kCount>
-void add_values(const Work& work, Lanes lanes, long row) {
+template <int kCount, class Values>
+void add_values(const Work& work, const Values& values, Lanes lanes, long row) {
     const long v_width = work.sums.v_width, row_floats = work.sums.row_floats;
     float* sums = work.sums.values(row);
     long i = 0;
     for (; i + kVectors * W <= v_width; i += kVectors * W) {
-        add_columns<kCount, kVectors>(work.scores, work.values + i, v_width, lanes, sums + i, row_floats);
+        add_columns<kCount, kVectors>(work.scores, values, i, lanes, sums + i, row_floats);
     }
     // v_width is a multiple of 32.
     if (i < v_width) {
-        add_columns<kCount, 32 / W>(work.scores, work.values + i, v_width, lanes, sums + i, row_floats);
+        add_columns<kCount, 32 / W>(work.scores, values, i, lanes, sums + i, row_floats);
     }
 }
 
 // kCount rows of a walk from `row` on, the `first_of_head`-th of their head, over the block that begins at position
 // `first`. What a row does not see has the weight zero. `factors` are the work's, or null.
-template <int kCount>
+template <int kCount, class Values>
 void add_rows(const AttentionShape& shape, float scale, const float* factors, const Walk& walk, long first,
-              long first_of_head, long row, const Work& work) {
+              long first_of_head, long row, const Work& work, const Values& values) {
     const auto lanes_of = [&](long r) {
         return visible(walk.queries[(first_of_head + r) / shape.group()].position, first, shape.window);
     };
@@ -177,18 +196,19 @@ void add_rows(const AttentionShape& shape, float scale, const float* factors, co
         if (factors == nullptr) continue;
         for (long i = lanes.begin; i < lanes.end; ++i) scores[i] *= factors[kBlock + i];
     }
-    add_values<kCount>(work, lanes, row);
+    add_values<kCount>(work, values, lanes, row);
 }
 
-template <int kCount = kTile>
+template <int kCount = kTile, class Values>
 void add_some_rows(long count, const AttentionShape& shape, float scale, const float* factors, const Walk& walk,
-                   long first, long first_of_head, long row, const Work& work) {
+                   long first, long first_of_head, long row, const Work& work, const Values& values) {
     if constexpr (kCount > 1) {
         if (count < kCount) {
-            return add_some_rows<kCount - 1>(count, shape, scale, factors, walk, first, first_of_head, row, work);
+            return add_some_rows<kCount - 1>(count, shape, scale, factors, walk, first, first_of_head, row, work,
+                                             values);
         }
     }
-    add_rows<kCount>(shape, scale, factors, walk, first, first_of_head, row, work);
+    add_rows<kCount>(shape, scale, factors, walk, first, first_of_head, row, work, values);
 }
 
 template <class T, class E>
@@ -200,6 +220,7 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
         widen_row(call.q + query.token * call.ldq + q_head * shape.head_dim, shape.head_dim, work.q + row * work.width);
     });
     const float* factors = call.k_cache.factors == nullptr ? nullptr : work.factors;
+    const bool widened = head_rows > kTile || shape.v_dim % 32 != 0;
     Block block(shape, walk, walk.begin * kBlock);
     add_segments(shape, walk, partials, head_rows, work.sums, work.total, [&](long at) {
         const bool last = at + 1 >= walk.end;
@@ -207,10 +228,18 @@ void attend(const AttentionCall<T, E>& call, const Walk& walk, const Walk& next_
         const Block next(shape, then, (last ? next_walk.begin : at + 1) * kBlock);
         Prefetch<T, E> prefetch(call, then, next);
         for (long h = 0; h < walk.num_heads; ++h) {
-            read_head(call, block, walk.first_head + h, work, prefetch, kBlock / walk.num_heads + 1);
-            for (long r = 0; r < head_rows; r += kTile) {
-                add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.scale, factors, walk, at * kBlock, r,
-                              h * head_rows + r, work);
+            const long kv_head = walk.first_head + h;
+            read_head(call, block, kv_head, work, prefetch, kBlock / walk.num_heads + 1, widened);
+            const auto add = [&](const auto& values) {
+                for (long r = 0; r < head_rows; r += kTile) {
+                    add_some_rows(std::min<long>(kTile, head_rows - r), shape, call.scale, factors, walk, at * kBlock,
+                                  r, h * head_rows + r, work, values);
+                }
+            };
+            if (widened) {
+                add(WidenedValues{work.values, work.sums.v_width});
+            } else {
+                add(KeptValues<E>{call.v_cache, block.slots, kv_head});
             }
         }
         block = next;

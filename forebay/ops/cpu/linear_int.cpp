@@ -12,6 +12,7 @@
 
 namespace {
 
+constexpr long kRoundingCost = 4;  // times that of copying, by which work is cut
 constexpr long kFetchAhead = 8192;  // bytes of a panel that are fetched ahead of what is read
 
 // ROWS rows by W outputs of a stripe -> sums [ROWS][kPanel].
@@ -120,7 +121,7 @@ void linear(Pool& pool, const T* x, long ldx, const void* packed, const float* b
             long outputs) {
     const long bits = header_of(packed).activation_bits;
     auto* rounded = static_cast<uint8_t*>(thread_scratch(rounded_bytes(bits, rows, inputs)));
-    pool.run(ceil_div(rows, kMostRows), grain_for(kMostRows * inputs), [=](long begin, long end) {
+    pool.run(ceil_div(rows, kMostRows), grain_for(kRoundingCost * kMostRows * inputs), [=](long begin, long end) {
         const long first = begin * kMostRows;
         round_rows(x + first * ldx, ldx, std::min(rows, end * kMostRows) - first, inputs, bits,
                    rounded + rounded_bytes(bits, first, inputs));

@@ -28,8 +28,9 @@ void round_group(const T* x, RoundedGroup<PLANES>& out) {
             store_bytes(out.planes[1] + i * W, n);
         }
     });
-    out.scale = largest / kLargest + hsum(poison);
-    const float first = hsum(halves[0]), last = hsum(halves[1]), sums[3] = {first, last, first + last};
+    const __m128 added = hsum4(halves[0], halves[1], poison, poison);
+    out.scale = largest / kLargest + added[2];
+    const float sums[3] = {added[0], added[1], added[0] + added[1]};
     for (int i = 0; i < 3; ++i) {
         out.sums[i] = out.scale * sums[i];
         out.minus_sums[i] = static_cast<int32_t>(-sums[i]);
