@@ -261,6 +261,20 @@ def test_c18_a_wished_state_is_taken_if_the_accepted_tokens_come_to_its_length(w
     assert_same(plans, said, plain, prompts)
 
 
+def test_c18_a_wish_that_only_the_most_likely_tokens_come_to_is_not_granted():
+    """A row that draws others does not come to it, and the slot keeps what it had."""
+    plans = HybridPlanner(hybrid_runner(width=WIDTH))
+    said = begin(plans, {1: prompt(1, 7)}, {1: SamplingParams(temperature=30.0, seed=1)})
+    likely = begin(HybridPlanner(hybrid_runner()), {1: [*prompt(1, 7), *said.tokens[1]]}, {1: GREEDY}).tokens[1]
+    tables = plans.runner.cache.tables["state"]
+    for tensor in tables.tensors:
+        tensor[8] = 55.0
+    plan = plans.plan(decodes=[(1, likely)], snapshots=[(1, 9, 8)])
+    result = plans.runner.launch(plan).result()
+    assert result.num_new == [1], "the case is one where another is drawn"
+    assert all((tensor[8] == 55.0).all() for tensor in tables.tensors)
+
+
 def test_more_drafts_than_there_is_room_for_are_refused():
     plans = planner(fake_runner(width=2))
     plans.admit(1, prompt(1))
