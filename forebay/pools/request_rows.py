@@ -28,7 +28,7 @@ class RequestRows(SamplingRows):
     req_to_token = Column(torch.int32, ("P",), pad=PAD)  # one entry per page
     kv_lens = Column(torch.int64, pad=0)  # tokens with KV: the host may know no more than a bound
     last_tokens = Column(torch.int64, pad=0)  # sampled, without KV so far
-    draft_tokens = Column(torch.int64, ("G",), pad=0)  # guesses of what follows it; any numbers behind those of a step
+    draft_tokens = Column(torch.int64, ("G",), pad=0)  # to follow it; any numbers behind those of a step
 
     def __init__(
         self, capacity: int, pages_per_row: int, *, num_drafts: int = 0, device: torch.device | str = "cpu"

@@ -64,6 +64,11 @@ def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
     return _wishes(plan) if len(plan.states.snap_seqs) else {}
 
 
+def _nothing(plan: StepPlan) -> bool:
+    """Whether sequences keep nothing but what they attend to."""
+    return not len(plan.states.state_slots)
+
+
 def _wishes(plan: StepPlan) -> dict[str, Array]:
     """Of a step that only decodes: a sequence has one at most."""
     work = plan.states
@@ -77,7 +82,7 @@ def stops_of_drafts(plan: StepPlan, cache: CachePool) -> dict[str, Array]:
     """Of a step of decodes with drafts: the state behind each token of a sequence that has some goes to scratch, and
     its slot is written when it is known which of them stay."""
     work = plan.states
-    if not len(work.state_slots):
+    if _nothing(plan):
         return {}
     verified = plan.q_lens > 1
     tokens = np.repeat(verified, plan.q_lens)
@@ -89,7 +94,7 @@ def stops_of_drafts(plan: StepPlan, cache: CachePool) -> dict[str, Array]:
 def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
     """Of a step of any shape; those of decodes, which stand behind their only token, are wishes."""
     work = plan.states
-    if not len(work.state_slots):
+    if _nothing(plan):
         return {}
     arrays: dict[str, Array] = {"snap_start": np.zeros(plan.num_seqs + 1, dtype=np.int64)}
     if len(seqs := work.snap_seqs):
@@ -129,7 +134,7 @@ def check_kinds(plan: StepPlan, num_scratch: int) -> None:
     padding slot, snapshots lie inside what the step computes, in order, and no more tokens are verified than there are
     scratch slots for."""
     work = plan.states
-    if not len(work.state_slots):
+    if _nothing(plan):
         return
     verified = plan.q_lens[plan.num_extends :]
     if (num_tokens := verified[verified > 1].sum()) > num_scratch:

@@ -26,13 +26,13 @@ class _RowState:
         self.counts.index_add_(0, output, torch.ones(len(output), device=device))
         self.brought = torch.zeros(vocab_size, dtype=torch.bool, device=device).index_fill_(0, tokens, True)
 
-    def apply(self, logits: Tensor, guessed: Tensor) -> None:
-        """Adjust logits [n, V], in place, behind the output and the first of the n - 1 tokens guessed to follow it."""
+    def apply(self, logits: Tensor, draft_tokens: Tensor) -> None:
+        """Adjust logits [n, V], in place, behind the output and the first of the n - 1 draft tokens that follow it."""
         counts = self.counts
         for j, at in enumerate(logits):
             self._adjust(at, counts)
-            if j < len(guessed):
-                counts = counts.index_add(0, guessed[j : j + 1], counts.new_ones(1))
+            if j < len(draft_tokens):
+                counts = counts.index_add(0, draft_tokens[j : j + 1], counts.new_ones(1))
 
     def _adjust(self, logits: Tensor, counts: Tensor) -> None:
         """Repetition (over prompt and output; arXiv 1909.05858, section 4.1), presence and frequency (over the output
@@ -87,12 +87,12 @@ class Penalties:
 
     def apply(self, logits: Tensor, spans: Sequence[Span], input_ids: Tensor | None = None) -> Tensor:
         """logits [N, V] of the spans, adjusted, as a copy: log-probabilities are those of the model's own. A span's
-        entries behind its first are those of guessed tokens, input_ids [N]."""
+        entries behind its first are those of draft tokens, input_ids [N]."""
         logits = logits.clone()
         for row, first, stop in spans:
             if row in self._states:
-                guessed = logits.new_empty(0) if input_ids is None else input_ids[first + 1 : stop]
-                self._states[row].apply(logits[first:stop], guessed)
+                draft_tokens = logits.new_empty(0) if input_ids is None else input_ids[first + 1 : stop]
+                self._states[row].apply(logits[first:stop], draft_tokens)
         return logits
 
     def record(self, token_ids: Tensor, spans: Sequence[Span], num_new: Tensor | None = None) -> None:

@@ -1,7 +1,7 @@
 """A step's plan on its way to the device.
 
 Shape letters: S sequences, T tokens, N positions that are sampled from, D of them where a token is drawn (not greedy),
-L of them where log-probabilities are wanted, G guessed tokens, A admissions, X positions of prompts whose
+L of them where log-probabilities are wanted, G draft tokens, A admissions, X positions of prompts whose
 log-probabilities are wanted, H pages and slots that are saved to the host or loaded from there.
 """
 

@@ -1,4 +1,4 @@
-"""Decodes whose next tokens are guessed, as a step of fixed shape: from the last tokens to those that are accepted.
+"""Decodes with draft tokens, as a step of fixed shape: from the last tokens to those that are accepted.
 
 Captured by the number of tokens, so that a row without drafts costs one of them.
 

@@ -6,6 +6,9 @@ _PLAN, _DECODE, _EXTEND = "requests/step_plan.py", "runtime/decode_step.py", "ru
 _PADDED_DECODE = "runtime/test_decode_step.py::test_c13_a_padded_row_of_a_decode_step_is_nobodys"
 _PADDED_EXTEND = "runtime/test_decode_step.py::test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys"
 
+_VERIFY, _PENALTIES = "runtime/test_verify_step.py", "runtime/test_penalties.py"
+_PADDED_VERIFY = f"{_VERIFY}::test_c13_padded_tokens_of_a_verify_are_nobodys"
+
 
 def _pad(what: str, file: str, declared: str, pad: str, wrong: str, test: str) -> Mutant:
     """`declared` is the end of the column's declaration before its pad."""
@@ -91,26 +94,83 @@ RUNTIME = (
         "runtime/test_decode_step.py::test_c14_the_padding_row_grows_in_no_captured_step",
     ),
     Mutant(
-        "C28 a decode's place is what its row has come to",
+        "C12 a decode's place is what its row has come to",
         "ops/steps.py",
         "        kv_lens.index_add_(0, rows, q_start.diff().long())\n",
         "        kv_lens.index_add_(0, rows, q_start.diff().clamp(max=1).long())\n",
         "ops/test_steps.py::test_rows_come_further_by_all_of_a_steps_tokens",
     ),
     Mutant(
-        "C28 a draft is accepted only behind accepted ones",
+        "C16 a draft is accepted only behind accepted ones",
         "ops/accept.py",
         "        torch.cumsum(wrong, 0, out=num_wrong[1:])\n",
         "        num_wrong[1:] = num_wrong[0] + wrong\n",
         "ops/test_steps.py::test_drafts_are_accepted_while_they_are_what_was_chosen_before_them",
     ),
     Mutant(
-        "C28 what is not finite accepts no draft",
+        "C16 what is not finite accepts no draft",
         "ops/accept.py",
         "~(finite[before] & (token_ids[before] == drafts))",
         "(token_ids[before] != drafts)",
         "ops/test_steps.py::test_what_is_no_token_is_never_accepted",
     ),
+    Mutant(
+        "C16 penalties count the guesses before a position",
+        "runtime/penalties.py",
+        "            if j < len(draft_tokens):\n",
+        "            if False:\n",
+        f"{_PENALTIES}::test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted",
+    ),
+    Mutant(
+        "C16 penalties count no guess that was rejected",
+        "runtime/penalties.py",
+        " < num_new).to(",
+        " < len(token_ids)).to(",
+        f"{_PENALTIES}::test_a_guess_counts_for_those_behind_it_and_for_later_steps_if_it_is_accepted",
+    ),
+    Mutant(
+        "C16 each position's draw is the one that it has without guesses",
+        "runtime/model_runner.py",
+        "                decoded.positions + 1,\n                settle",
+        "                decoded.positions,\n                settle",
+        f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
+    ),
+    Mutant(
+        "C16 what is accepted is what was drawn",
+        "runtime/model_runner.py",
+        "            num_new = num_new if settled is None else settled\n",
+        "",
+        f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
+    ),
+    Mutant(
+        "C16 states follow the accepted tokens",
+        "runtime/kinds.py",
+        "    if cache.has(Per.SLOT):\n",
+        "    if False:\n",
+        f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
+    ),
+    Mutant(
+        "C16 guesses of the host go to the rows that they are of",
+        "runtime/step_inputs.py",
+        '"draft_rows": np.repeat(plan.rows, counts)',
+        '"draft_rows": np.repeat(plan.rows[::-1], counts)',
+        f"{_VERIFY}::test_right_drafts_are_all_accepted_and_wrong_ones_cost_nothing",
+    ),
+    Mutant(
+        "C27 C16 what is not finite behind the first rejection harms nobody",
+        "runtime/launched.py",
+        "seqs[counted & broken]",
+        "seqs[broken]",
+        f"{_VERIFY}::test_what_is_not_finite_harms_its_own_sequence_and_only_if_it_counts",
+    ),
+    Mutant(
+        "C14 the padding row grows in no step that verifies",
+        "runtime/verify_step.py",
+        '        writes=[(rows, "last_tokens"), (rows, "kv_lens")],\n',
+        "        writes=(),\n",
+        f"{_VERIFY}::test_c14_the_padding_holds_however_often_a_verify_is_replayed",
+    ),
+    _pad("`scratch_slots`", "runtime/kinds.py", '"scratch_slots": Column(torch.int32', "PAD", "1", _PADDED_VERIFY),
     Mutant(
         "C18 a decode's snapshot is taken at its length alone",
         "ops/steps.py",
