@@ -282,7 +282,7 @@ def run_with_a_line_failing(engine: Engine, function: Callable[..., Any], line: 
     assert kth.calls >= 1
 
 
-@pytest.mark.parametrize("line", prepared_lines(Scheduler._append, "req.tokens.extend("))
+@pytest.mark.parametrize("line", prepared_lines(Scheduler._append, "req.tokens.fromlist("))
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_token_is_told_once_with_all_that_belongs_to_it_whatever_fails(line: int, nth: int) -> None:
     engine = Engine(CONFIGS["both"])
