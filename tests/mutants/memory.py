@@ -286,8 +286,8 @@ MEMORY = (
     Mutant(
         "C19 C29 namespaces do not share",
         "memory/radix_index.py",
-        "        root = self._roots.get(namespace)\n        if root is None:",
-        "        root = next(iter(self._roots.values()), None)\n        if root is None:",
+        "        root = self._roots.get(namespace)\n        if root is None or not end:",
+        "        root = next(iter(self._roots.values()), None)\n        if root is None or not end:",
         "memory/test_radix_cache.py::test_namespaces_never_share",
     ),
     Mutant(

@@ -62,8 +62,9 @@ def log_plan(log: Any, plan: StepPlan, held: Residencies, config: SchedulerConfi
 
 def logged(update: Update) -> str:
     """An update as the log has it, so that its hash tells of what happened and not of how a report is laid out."""
+    told = repr(update).replace(", speculation=None", "")
     if update.cache is None:
-        return repr(update)
+        return told
     at = update.cache.resumable
     by_kind = f"window_tokens={at.get('window')}, state_tokens={at.get('state')}"
-    return repr(update).replace(f"resumable={at}", by_kind)
+    return told.replace(f"resumable={at}", by_kind)

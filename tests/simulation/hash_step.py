@@ -88,7 +88,7 @@ class HashStep:
             self._runner.pools.kv,
             "pages",
             self.pages[written],
-            np.broadcast_to(self.tenants[:, None], read.shape)[written],
+            self.tenants[np.nonzero(written)[0]],
             self.pages[read],
             self.generations[read],
         )

@@ -127,7 +127,7 @@ def a_retracted_request_goes_on_with_whatever_its_slot_holds(patch: Patch) -> No
 
 def a_snapshot_is_adopted_before_its_step_committed(patch: Patch) -> None:
     complete = Tracking.complete
-    patch.setattr(Tracking, "complete", lambda self, step: complete(self, step + 1))
+    patch.setattr(Tracking, "complete", lambda self, step, *args: complete(self, step + 1, *args))
 
 
 def a_tracked_state_is_adopted_with_all_that_is_committed(patch: Patch) -> None:
@@ -156,7 +156,7 @@ def a_live_state_is_donated_although_a_step_in_flight_takes_it_further(patch: Pa
 
 def tracking_slots_do_not_take_turns(patch: Patch) -> None:
     patch.setattr(Tracking, "next_buffer", lambda self: self.buffers[0])
-    patch.setattr(Tracking, "track", lambda self, snapshot: self.pending.append(snapshot))
+    patch.setattr(Tracking, "latest", property(lambda self: self.tracked))
 
 
 def a_state_is_tracked_a_token_late(patch: Patch) -> None:

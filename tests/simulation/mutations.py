@@ -304,8 +304,9 @@ def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
     def mutated(self, req, *args):
         stops = req.stop_ids
         req.stop_ids = () if req.num_output == 0 else stops
-        append(self, req, *args)
+        told = append(self, req, *args)
         req.stop_ids = stops
+        return told
 
     patch.setattr(Scheduler, "_append", mutated)
 
@@ -353,8 +354,7 @@ def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
     append = Scheduler._append
 
     def mutated(self, req, *args):
-        if req.status is not Status.WAITING:
-            append(self, req, *args)
+        return append(self, req, *args) if req.status is not Status.WAITING else 0
 
     patch.setattr(Scheduler, "_append", mutated)
 

@@ -29,6 +29,7 @@ def test_b1_b3_b7_c19_c27_every_request_ends_once_with_the_references_tokens(chu
     assert outcome.refused < outcome.requests / 3
     assert min(outcome.state_hits, outcome.window_hits, outcome.offloaded, outcome.evicted_states) >= 10
     assert outcome.states_taken >= 200
+    assert outcome.drafted - 200 > outcome.accepted > 200
     # B-7: a seed replays to the same event log, and no two whose engines did something have the same. 14 of each chunk
     # are 200 of every run.
     digests = [outcome.digest for outcome in outcomes]

@@ -51,7 +51,7 @@ class Reads:
         """What the step may still write or read."""
         read = self.within(self.span.least, self.span.ends)
         written = read & (self.positions >= self.span.least[:, None])
-        writers = np.broadcast_to(self.span.tenants[:, None], read.shape)[written]
+        writers = self.span.tenants[np.nonzero(written)[0]]
         return Touched(
             self.memory.bytes.slots,
             "window pages",
