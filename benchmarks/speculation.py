@@ -42,7 +42,7 @@ class Answer(NamedTuple):
 
 def quoting(seed: int) -> str:
     lines = (ROOT / "docs" / "glossary.md").read_text().splitlines()
-    text = "\n".join(lines[(start := 8 * seed % len(lines)) : start + 14])
+    text = "\n".join(lines[(start := 14 * seed % len(lines)) : start + 14])
     return f"Repeat the following text word for word, and nothing else:\n\n{text}"
 
 
@@ -59,11 +59,7 @@ def chatting(seed: int) -> str:
     return f"Tell me what a curious ten-year-old should know about {topics[seed % len(topics)]}."
 
 
-PROMPTS: dict[str, Callable[[int], str]] = {
-    "quoting, 1 stream": quoting,
-    "code editing, 1 stream": editing,
-    "chat, 1 stream": chatting,
-}
+PROMPTS: dict[str, Callable[[int], str]] = {"quoting": quoting, "code editing": editing, "chat": chatting}
 
 
 def chat(server: Server, prompt: str) -> Answer:
@@ -123,15 +119,21 @@ def pair(servers: Sequence[Server], ask: Callable[[Server], Answer], turn: int) 
     return rates
 
 
-def measure(servers: Sequence[Server], numbers: Sequence[int], repeats: int) -> list[tuple[str, list[list[float]]]]:
+def measure(
+    servers: Sequence[Server], kinds_of_prompts: Sequence[str], numbers: Sequence[int], repeats: int
+) -> list[tuple[str, list[list[float]]]]:
     rows: list[tuple[str, list[list[float]]]] = []
-    for title, prompt in PROMPTS.items():
+    for name in kinds_of_prompts:
+        prompt = PROMPTS[name]
         for server in servers:
-            chat(server, prompt(10**6))  # what is done once
-        rows.append((title, [pair(servers, partial(chat, prompt=prompt(i)), i) for i in range(repeats)]))
+            chat(server, prompt(-1))  # what is done once
+        pairs = [pair(servers, partial(chat, prompt=prompt(i)), i) for i in range(repeats)]
+        rows.append((f"{name}, 1 stream", pairs))
         print(line(*rows[-1]), flush=True)
     for count in numbers:
         title = f"random prompts, {count} stream{'s' if count > 1 else ''}"
+        for server in servers:
+            streams(server, count, 1000 * count - 1)
         asks = [partial(streams, count=count, seed=1000 * count + i) for i in range(repeats)]
         rows.append((title, [pair(servers, ask, i) for i, ask in enumerate(asks)]))
         print(line(*rows[-1]), flush=True)
@@ -147,6 +149,7 @@ def line(title: str, pairs: Sequence[Sequence[float]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--prompts", nargs="*", default=[*PROMPTS], choices=[*PROMPTS], help="for one stream")
     parser.add_argument("--streams", type=int, nargs="*", default=[1, 4, 16, 64])
     parser.add_argument("--model", help="as `forebay serve` takes it")
     parser.add_argument("--record", action="store_true", help="put the table into docs/benchmarks.md")
@@ -155,7 +158,7 @@ def main() -> None:
     off, on = kinds.forebay(arguments.model, OFF), kinds.forebay(arguments.model, arguments.serve)
     most = max(arguments.streams, default=1)
     with Server(off, streams=most) as plain, Server(on, streams=most) as guessing:
-        rows = measure((plain, guessing), arguments.streams, arguments.repeats)
+        rows = measure((plain, guessing), arguments.prompts, arguments.streams, arguments.repeats)
     table = "\n".join(
         [
             f"| tok/s | without | `{' '.join(arguments.serve)}` | ratio |",
