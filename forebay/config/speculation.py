@@ -39,7 +39,6 @@ FLAGS: Final = in_group(
         "who guesses tokens ahead of the model, which verifies several in one step and gives the same ones: NGRAM, by "
         "what followed before; NEXTN, by a head inside the checkpoint; EAGLE and the rest, by a draft model; auto, as "
         "far as it pays",
-        default=DEFAULTS.algorithm.value,
         choices=("auto", *(str(algorithm) for algorithm in SpeculativeAlgorithm)),
         absent=ABSENT_ALGORITHMS,
     ),

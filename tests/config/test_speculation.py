@@ -31,8 +31,8 @@ def refusal(flags: dict[str, Any]) -> str:
     return caught.value.message
 
 
-def test_nothing_is_guessed_unless_asked_for():
-    assert options() == SpeculationOptions()
+def test_what_pays_is_guessed_unless_that_is_off():
+    assert options() == options(algorithm="auto")
     assert options(algorithm="off") == SpeculationOptions()
 
 
@@ -84,7 +84,7 @@ def test_guesses_that_continue_the_last_token_are_planned_without_overlap():
     ("flags", "words"),
     [
         ({"algorithm": "NGRAM", "overlap_depth": 1}, ("--overlap-depth (1)", "--speculative-algorithm (NGRAM)")),
-        ({"num_draft_tokens": 4}, ("--speculative-num-draft-tokens (4)", "--speculative-algorithm (off)")),
+        ({"algorithm": "off", "num_draft_tokens": 4}, ("--speculative-num-draft-tokens (4)", "algorithm (off)")),
         ({"algorithm": "off", "ngram_capacity": 9}, ("--speculative-ngram-capacity (9)", "--speculative-algorithm")),
         ({"algorithm": "NGRAM", "num_steps": 4, "num_draft_tokens": 4}, ("--speculative-num-steps (4)", "give one")),
         ({"algorithm": "EAGLE", "draft_model_path": "x", "eagle_topk": 4}, ("topk (4)", "one path at most", "use 1")),
