@@ -125,6 +125,9 @@ class Bucket:
 
     def ended(self, index: int, tokens_each: float, seconds: float) -> None:
         """`tokens_each`: of a running request."""
+        beginning = not index and self.paces[0].num_steps < FIRST_STEPS
+        if beginning and OUTLIER * seconds < self.plain_s:  # those before were disturbed, by captures or cold caches
+            self.paces[0] = Pace(PLAIN_MEMORY_STEPS)
         if self.plain_s:
             seconds = min(seconds, OUTLIER * self.plain_s * max(1.5, self.widths[index]))
             worth_s = tokens_each * self.plain_s if index else seconds

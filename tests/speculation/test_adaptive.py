@@ -46,20 +46,27 @@ class Simulation:
     def speedup(self) -> float:
         return self._plain_s / self._seconds
 
-    def run(self, num_steps: int, num_running: Callable[[int], int], right: float, guessing: float = 1.0) -> float:
-        """How many times as fast these steps were as without guesses."""
+    def run(
+        self,
+        num_steps: int,
+        num_running: Callable[[int], int],
+        right: float,
+        guessing: float = 1.0,
+        slower: float = 1.0,
+    ) -> float:
+        """How many times as fast these steps were as without guesses. All take `slower` times as long."""
         seconds, plain_s = self._seconds, self._plain_s
         for step in range(num_steps):
-            self._step(num_running(step), right, guessing)
-        return (self._plain_s - plain_s) / (self._seconds - seconds)
+            self._step(num_running(step), right, guessing, slower)
+        return (self._plain_s - plain_s) / (self._seconds - seconds) if num_steps else 1.0
 
-    def _step(self, num_running: int, right: float, guessing: float) -> None:
+    def _step(self, num_running: int, right: float, guessing: float, slower: float) -> None:
         width = self.widths.width(num_running)
         guesses = (self._random.random(num_running) < guessing) * (width - 1)
         in_a_row = self._random.geometric(1 - right, num_running) - 1
         tokens = int(np.minimum(guesses, in_a_row).sum()) + num_running
         noise = self._random.uniform(0.95, 1.05) * (10 if self._random.random() < 0.002 else 1)
-        noise = 1.0 if self._calm else noise
+        noise = slower if self._calm else slower * noise
         seconds = noise * self._cost(num_running + int(guesses.sum()))
         self.widths.ended(num_running, width, tokens, seconds)
         self.taken[width] += 1
@@ -73,6 +80,19 @@ class Simulation:
 def test_guesses_that_do_not_pay_cost_little(cost: str, num_running: int, right: float, guessing: float):
     for seed in range(3):
         assert Simulation(COSTS[cost], seed).run(1000, lambda step: num_running, right, guessing) > LEAST
+
+
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize("num_running", [1, 4, 16, 64])
+@pytest.mark.parametrize("disturbed", range(FIRST_STEPS - 1))
+def test_a_long_step_at_the_beginning_is_not_taken_for_the_speed_without_guesses(
+    cost: str, num_running: int, disturbed: int
+):
+    for seed in range(3):
+        sim = Simulation(COSTS[cost], seed, calm=True)
+        sim.run(disturbed, lambda step: num_running, right=0.1)
+        sim.run(1, lambda step: num_running, right=0.1, slower=10.0)
+        assert sim.run(300, lambda step: num_running, right=0.1) > LEAST - 0.01
 
 
 @pytest.mark.parametrize("seed", range(3))
