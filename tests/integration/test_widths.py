@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from forebay.config.engine_config import StateStrategy
+from forebay.families import TYPES
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan
@@ -76,7 +77,11 @@ class Guesses:
 
 @pytest.fixture(scope="module", params=MODELS)
 def known(request: pytest.FixtureRequest) -> Known:
-    rig = Rig(shared_tiny(request.param).path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
+    return known_of(request.param)
+
+
+def known_of(model_type: str) -> Known:
+    rig = Rig(shared_tiny(model_type).path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
     if not rig.ops.name.startswith("native"):
         pytest.skip("only the native kernels compute a row alike in every company")
     rng = random.Random(1)
@@ -116,3 +121,11 @@ def test_c16_guesses_change_no_bit_of_what_is_said(known: Known, shape: dict[str
     assert engine.count("accepted_tokens") > 0
     if "num_tokens" in shape:
         assert engine.count("retractions") > 0
+
+
+@pytest.mark.parametrize("model_type", [model_type for model_type in TYPES if model_type not in MODELS])
+def test_c16_guesses_of_the_host_change_no_bit_of_any_model_type(model_type: str) -> None:
+    known = known_of(model_type)
+    engine = engine_of(known, Guesses(known, seed=5), on_host=True, **SHAPES[0])
+    known.check(engine, apart=1)
+    assert engine.count("accepted_tokens") > 0
