@@ -247,9 +247,12 @@ def _configurations(kind: str, args: argparse.Namespace) -> tuple[ModelConfig, E
     return model, patient
 
 
-def _shape(path: Path) -> tuple[ModelConfig, WeightShapes]:
+def _shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes]:
     config = config_from_folder(path)
-    kinds = ((WeightKind(None, param.joined_shape[-1], 16), param.num_elements) for param in needs_of(config).params)
+    kinds = (
+        (WeightKind(None, param.joined_shape[-1], 16), param.num_elements)
+        for param in needs_of(config, draft_head=draft_head).params
+    )
     return config, WeightShapes.of(kinds)
 
 

@@ -29,7 +29,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Ite
     folder = tmp_path_factory.mktemp("guessing")
     flags = ("--max-running-requests=4", "--kv-cache-bytes=64MiB", "--context-length=1024")
     with (
-        serving(folder / "off", embedded_model, *flags) as off,
+        serving(folder / "off", embedded_model, *flags, "--speculative-algorithm=off") as off,
         serving(folder / "ngram", embedded_model, *flags, "--speculative-algorithm=NGRAM") as ngram,
     ):
         yield {"off": off, "NGRAM": ngram}
