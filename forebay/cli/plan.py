@@ -135,7 +135,8 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
-    sizes = cache_sizes(needs.cache_specs, config.engine.types)
+    drafting = _draft_cache_specs(config)
+    sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model.max_position_embeddings))
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
     return Plan(
@@ -145,12 +146,18 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
         weight_bytes=weight_bytes,
         memory_bytes=memory.value,
         memory_source=memory.why,
-        layers=_layers(config, needs.kept_by_block),
+        layers=_layers(config, (*needs.kept_by_block, *((spec,) for spec in drafting))),
         sizes=sizes,
         settings=tuple(_settings(config, parsed.written, budget)),
         memory=budget.lines,
         capacity=tuple(capacity(budget, context) for context in contexts),
     )
+
+
+def _draft_cache_specs(config: Config) -> tuple[CacheSpec, ...]:
+    from forebay.engine.drafting import draft_cache_specs  # as below
+
+    return draft_cache_specs(config.engine.speculation)
 
 
 def _read(path: Path, draft_head: bool) -> Shape:

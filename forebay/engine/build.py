@@ -23,7 +23,7 @@ from forebay.base.variants import cpu_flags, lacks
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
-from forebay.engine.drafting import assistant_of, by_draft_model
+from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_specs, drafter_of
 from forebay.engine.frames import Ready
 from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
@@ -69,7 +69,8 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     draft_head = config.speculation.by_own_head
     checkpoint = open_checkpoint(config.model_path, draft_head=draft_head)
     _name_unknown_options(checkpoint.config)
-    sizes = cache_sizes(needs_of(checkpoint.config, draft_head=draft_head).cache_specs, config.types)
+    needs = needs_of(checkpoint.config, draft_head=draft_head)
+    sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config.speculation)), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     config = replace(config, speculation=within_memory(config.speculation, budget))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits)
@@ -114,13 +115,12 @@ def _core(
 
 def _proposer(options: SpeculationOptions) -> Ngram | None:
     """Who guesses on the host; None where nobody does."""
-    beside = (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.FROZEN_KV_MTP)
-    if options.algorithm in beside or options.by_own_head:
-        return None
-    if options.algorithm is SpeculativeAlgorithm.NGRAM:
-        return Ngram(options)
-    draft = f" with {options.draft_model_path}" if options.draft_model_path else ""
-    raise ConfigError(f"--speculative-algorithm {options.algorithm}{draft}: not in this version: use NGRAM, or NEXTN")
+    if options.algorithm is SpeculativeAlgorithm.STANDALONE:
+        raise ConfigError(
+            f"--speculative-algorithm STANDALONE with {options.draft_model_path}: not in this version: use NGRAM, or "
+            "NEXTN or EAGLE3 where there is a head"
+        )
+    return Ngram(options) if options.algorithm is SpeculativeAlgorithm.NGRAM else None
 
 
 def _name_unknown_options(model: ModelConfig) -> None:
@@ -193,7 +193,14 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
             num_positions=budget.context_length,
             progress=_progress_log(),
         ),
-        draft_head=config.speculation.by_own_head and width > 1,
+        drafter=drafter_of(
+            config,
+            checkpoint.config,
+            model,
+            ops,
+            num_positions=budget.context_length,
+            progress=_progress_log(),
+        ),
     )
 
 

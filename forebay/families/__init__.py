@@ -9,7 +9,7 @@ type, says what its files call things (`ARCHITECTURES`). A new one is one such f
 others import it from there; what layers are built with, in `mixers.py`.
 
 Those called `.._assistant` draft for models of another type, and cannot be served alone. Their `model.py` has
-`assistant(config, target) -> AssistantSpec`.
+`assistant(config, target) -> AssistantSpec`. Those called `.._head` do so as well, with layers behind the model's own.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from typing import Final
 
 _FOLDERS: Final = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
 _ASSISTANT: Final = "_assistant"
+_HEAD: Final = "_head"
 
 ASSISTANTS: Final = tuple(name for name in _FOLDERS if name.endswith(_ASSISTANT))
-TYPES: Final = tuple(name for name in _FOLDERS if not name.endswith(_ASSISTANT))
+HEADS: Final = tuple(name for name in _FOLDERS if name.endswith(_HEAD))
+TYPES: Final = tuple(name for name in _FOLDERS if not name.endswith((_ASSISTANT, _HEAD)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ModelError, brief
-from forebay.families import ASSISTANTS, TYPES
+from forebay.families import ASSISTANTS, HEADS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options
@@ -119,9 +119,9 @@ def config_from_folder(folder: Path) -> ModelConfig:
 
 def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation: Fields | None = None) -> ModelConfig:
     """Of a config.json's fields; `where` is what errors call it."""
-    raw = _text_config(raw, where)
+    raw = _as_head(_text_config(raw, where))
     model_type = raw.get("model_type")
-    if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS):
+    if not isinstance(model_type, str) or model_type not in (*TYPES, *ASSISTANTS, *HEADS):
         raise ModelError(f"{where}: model_type {brief(model_type)} is not supported; supported are {', '.join(TYPES)}")
     own, fields = family(model_type), Fields.of_file(raw, where)
     config = own.parse(fields)
@@ -135,6 +135,13 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     packing = packing_of(fields.get("quantization_config"), where) if packed else None
     unknown = unknown_options(fields, own.harmless)
     return replace(config, eos_token_ids=tuple(dict.fromkeys(ends)), unknown_options=unknown, packing=packing)
+
+
+def _as_head(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An EAGLE head's configuration is a Llama's but for the name of the architecture."""
+    named = raw.get("architectures")
+    eagle = isinstance(named, list) and any("eagle" in name.lower() for name in named if isinstance(name, str))
+    return {**raw, "model_type": "eagle_head"} if eagle and raw.get("model_type") == "llama" else raw
 
 
 def _text_config(raw: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ class AttentionSpec:
     multiplied by `input_scale`, `key_scale` and `output_scale`. `interleaved`: the checkpoint has rotary pairs as
     neighbours. `qkv_name`: of the one tensor that holds q, k and v, where there is one. `value_norm`: each head's value
     is normed, without a weight. `values_from_keys`: there is no v_proj, values are what k_proj gives;
-    they are normed, then.
+    they are normed, then. `input_size`: of what is attended to, 0 for the hidden size.
     """
 
     name: str
@@ -60,6 +60,7 @@ class AttentionSpec:
     qkv_name: str = ""
     value_norm: bool = False
     values_from_keys: bool = False
+    input_size: int = 0
     output_name: str = "o_proj"
     norm_name: str = "norm"
     input_scale: float = 1.0
@@ -99,7 +100,8 @@ class Attention:
         )
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
-        """x [T, H] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the rows have."""
+        """x [T, H], or [T, input_size] -> [T, H]. Writes the KV of the step's tokens, then attends over all that the
+        rows have."""
         spec, ops = self._spec, self._ops
         q, k, v, gate = self._project(ctx, x)
         out = self._attend(ctx, q, k, v).flatten(1)
@@ -150,7 +152,7 @@ def _qkv(spec: AttentionSpec, parts: Parts) -> Linear:
     scales = ((q, 1.0), (kv, spec.key_scale), *((rows, 1.0) for rows in values.values()))
     return parts.linear(
         {spec.qkv_name: sum(outputs.values())} if spec.qkv_name else outputs,
-        spec.hidden_size,
+        spec.input_size or spec.hidden_size,
         bias=spec.qkv_bias,
         rows=_gates_last(spec) if spec.output_gate else _halves(spec) if spec.interleaved else (),
         scales=(*scales, (q, 1.0)) if spec.output_gate else scales,

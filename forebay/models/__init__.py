@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from forebay.base.errors import ModelError
-from forebay.families import ASSISTANTS
+from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
@@ -36,7 +36,7 @@ def _no_progress(done: int, total: int) -> None:
 def describe(config: ModelConfig, *, draft_head: bool = False) -> DecoderSpec:
     """What the model is made of, with or without its `draft_head`. ModelError where its type has none, and of what
     only drafts for others."""
-    if config.model_type in ASSISTANTS:
+    if config.model_type in (*ASSISTANTS, *HEADS):
         raise ModelError(
             f"a {config.model_type} only drafts for another model: serve that one, and give this as its draft"
         )

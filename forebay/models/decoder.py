@@ -207,13 +207,21 @@ class Model:
 
     def forward(self, ctx: ForwardContext, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64, each in the vocabulary -> hidden states after the last norm, [T, H]. Writes KV."""
+        return self.tapped(ctx, input_ids, ())[0]
+
+    def tapped(self, ctx: ForwardContext, input_ids: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """As `forward`, and besides what the layers `taps` are given, the residual stream [T, H] in front of each, side
+        by side in the order of the layers; the hidden states once more where nobody asks for any."""
         x = self.embed(input_ids)
         if self._per_layer is not None:
             ctx = replace(ctx, per_layer=self._per_layer(ctx, input_ids, x))
-        residual = self._ops.zeros_like(x)
-        for block in self._blocks:
+        ops, residual, seen = self._ops, self._ops.zeros_like(x), []
+        for layer, block in enumerate(self._blocks):
+            if layer in taps:
+                seen.append(ops.add_(ops.add_(ops.zeros_like(x), residual), x))
             x = block(ctx, x, residual)
-        return self._ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+        hidden = ops.add_rms_norm(x, residual, self._norm, self._spec.norm_eps)
+        return hidden, ops.concat(seen) if seen else hidden
 
     def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
         """next_ids [T] int64, each the token behind one whose hidden state, of `forward` or of `draft`, is in hidden

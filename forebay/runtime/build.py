@@ -13,6 +13,7 @@ from forebay.config.engine_config import CacheTypes
 from forebay.memory.budget import PoolSizes
 from forebay.models.assistant import Assistant
 from forebay.models.decoder import Model
+from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
@@ -37,20 +38,20 @@ def build_runner(
     graphs: GraphBackend | None = None,
     graph_sizes: Sequence[int] = (),
     width: int = 1,
-    draft_head: bool = False,
+    drafter: Drafter | None = None,
     assistant: Assistant | None = None,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes.
-    `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; with `draft_head` the
-    drafts among them are the model's own, with an `assistant` they are its, else they come with the plans. Sets
+    `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts
+    among them are the `drafter`'s, or the `assistant`'s, else they come with the plans. Sets
     torch's threads for the whole process: one beside the native ops, whose own threads would otherwise compete with
     torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     cache = CachePool(
-        model.cache_specs(),
+        (*model.cache_specs(), *(() if drafter is None else drafter.cache_specs)),
         types,
         page_size=sizes.page_size,
         num_slots=sizes.num_slots,
@@ -63,9 +64,10 @@ def build_runner(
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
     proposer: Callable[[Forward], DeviceProposer] | None = None
-    if draft_head:
-        proposer = partial(DraftHead, **limits, sizes=graph_sizes, backend=graphs)
+    if drafter is not None:
+        proposer = partial(DraftHead, drafter=drafter, **limits, sizes=graph_sizes, backend=graphs)
     elif assistant is not None:
         proposer = partial(FrozenDraft, assistant=assistant, sizes=graph_sizes, backend=graphs)
     own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "proposer": proposer, **limits}
+    own["taps"] = () if drafter is None else drafter.taps
     return ModelRunner(model, ops, cache=cache, rows=rows, **own)

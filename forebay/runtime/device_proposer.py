@@ -31,8 +31,8 @@ class DeviceProposer(Protocol):
         asks for to `RequestRows.draft_tokens`. Only now do a row's pages reach as far as these."""
         ...
 
-    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
-        """A step has run: its tokens input_ids [T] and what the model made of them, hidden [T, H], valid until the next
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
+        """A step has run: its tokens input_ids [T] and what the model made of them, seen [T, F], valid until the next
         graph runs or is captured. `last_tokens` and `kv_lens` are as it leaves them."""
         ...
 

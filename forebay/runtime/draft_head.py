@@ -1,4 +1,4 @@
-"""Tokens drafted by a model's own draft head (MTP, NextN): where the model computes, and never seen by the host.
+"""Tokens drafted by a head (MTP, NextN, EAGLE): where the model computes, and never seen by the host.
 
 Behind each step the head runs over the step's tokens, each beside the token that follows it, at the places where these
 stand: so its KV is more layers of the same pages. It leaves one hidden state for each row, of the last token that
@@ -7,7 +7,8 @@ is done in the step that verifies and not at the end of the one before, because 
 
 What the head drafts, and whatever it keeps, can cost acceptance and never a token.
 
-Shape letters: B rows that draft, T tokens, S sequences, H hidden size, padding included.
+Shape letters: B rows that draft, T tokens, S sequences, H hidden size of the head, F entries of what it is fed with,
+padding included.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forebay.layers.context import ForwardContext
 from forebay.memory.slots import PAD
+from forebay.models.drafter import Drafter
 from forebay.pools.table import Column, Table
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.extend_step import Tokens, token_counts
@@ -37,7 +40,7 @@ class Drafted(NamedTuple):
 
 
 class Followed(NamedTuple):
-    hidden: Tensor  # [T, H] of the head
+    hidden: Tensor  # [T, H]
 
 
 class DraftInputs(Table):
@@ -48,15 +51,16 @@ class DraftInputs(Table):
 
 
 class Head:
-    """The model's draft head over the pools, and by request row what it goes on from: `hidden`, and the number of
+    """A draft head over the pools, and by request row what it goes on from: `hidden`, and the number of
     tokens with KV before the next step (`starts`) and before a drafted token (`lens`)."""
 
-    def __init__(self, forward: Forward, vocab_size: int) -> None:
+    def __init__(self, forward: Forward, drafter: Drafter, vocab_size: int) -> None:
         self.forward, self.ops, self.rows = forward, forward.ops, forward.rows
+        self.drafter = drafter
         self.vocab_size = vocab_size
         device = forward.rows.kv_lens.device
         columns = {
-            "hidden": Column(forward.model.dtype, (forward.model.hidden_size,), pad=0),
+            "hidden": Column(drafter.dtype, (drafter.hidden_size,), pad=0),
             "starts": Column(torch.int64, pad=0),
             "lens": Column(torch.int64, pad=0),
         }
@@ -68,11 +72,10 @@ class Head:
         """`column` becomes the length that these rows [S] have now."""
         self.ops.scatter(self.kept[column], rows, self.ops.gather(self.rows.kv_lens, rows))
 
-    def draft(self, batch: Batch, lens: Tensor, next_ids: Tensor, hidden: Tensor) -> Tensor:
-        """`Model.draft` of the tokens behind the `lens` [R] tokens of their rows, whose hidden states are `hidden`."""
-        placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(hidden))
-        tokens = StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds)
-        return self.forward.model.draft(self.forward.context(tokens), next_ids, hidden)
+    def context(self, batch: Batch, lens: Tensor, next_ids: Tensor) -> ForwardContext:
+        """Of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind each."""
+        placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
+        return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds))
 
 
 class DraftStep:
@@ -88,11 +91,11 @@ class DraftStep:
         head.begin(rows, "lens")
         hidden = ops.gather_rows(head.kept["hidden"], rows)
         for column in range(self._most):
-            token_ids, _ = ops.argmax_rows(head.forward.model.logits(hidden))
+            token_ids = head.drafter.token_ids(hidden)
             rows = ops.keep_drafts(token_ids, rows, counts, column, head.rows.draft_tokens)
             if column + 1 < self._most:
                 batch = Batch(rows, head.counts[: inputs.num_rows + 1])
-                hidden = head.draft(batch, lens, token_ids, hidden)
+                hidden = head.drafter.draft(head.context(batch, lens, token_ids), token_ids, hidden)
                 ops.advance(lens, *batch)
         return Drafted(token_ids)
 
@@ -120,11 +123,11 @@ class FollowStep:
     def __call__(self, inputs: FollowInputs) -> Followed:
         head, ops, rows = self.head, self.head.ops, self.head.rows
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
-        starts, hidden = head.kept["starts"], inputs["hidden"]
-        positions = ops.place_tokens(*batch, starts, head.forward.pages, len(hidden)).positions
+        starts, seen = head.kept["starts"], inputs["seen"]
+        positions = ops.place_tokens(*batch, starts, head.forward.pages, len(seen)).positions
         known = rows.last_tokens, rows.kv_lens
         next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, *known, head.vocab_size)
-        followed = head.draft(batch, starts, next_ids, hidden)
+        followed = head.drafter.follow(head.context(batch, starts, next_ids), next_ids, seen)
         ops.scatter_rows(head.kept["hidden"], batch.rows, ops.gather_rows(followed, ends))
         head.begin(batch.rows, "starts")
         return Followed(followed)
@@ -134,9 +137,16 @@ class DraftHead:
     """A `DeviceProposer`."""
 
     def __init__(
-        self, forward: Forward, *, vocab_size: int, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
+        self,
+        forward: Forward,
+        *,
+        drafter: Drafter,
+        vocab_size: int,
+        max_num_tokens: int,
+        sizes: Sequence[int],
+        backend: GraphBackend,
     ) -> None:
-        self.head = Head(forward, vocab_size)
+        self.head = Head(forward, drafter, vocab_size)
         self._prompts: dict[int, npt.NDArray[np.int32]] = {}  # by row: what was known of its request at first
         most = forward.rows.draft_tokens.shape[1]
         self.drafts = [self._drafts(num, sizes, backend) for num in range(1, most + 1)]
@@ -152,7 +162,8 @@ class DraftHead:
         self, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
     ) -> GraphRunner[FollowInputs, Followed]:
         head, device = self.head, self.head.counts.device
-        columns = {**Tokens.declared, "hidden": head.kept.columns["hidden"]}
+        model, taps = head.forward.model, head.drafter.taps
+        columns = {**Tokens.declared, "seen": Column(model.dtype, (max(1, len(taps)) * model.hidden_size,), pad=0)}
         tokens = Table(max_num_tokens, columns=columns, device=device)
         inputs = FollowInputs(tokens, FollowedSequences(head.rows.num_rows, device=device))
         # A padded sequence must not be longer than a row of the page table.
@@ -180,17 +191,17 @@ class DraftHead:
         columns = inputs.of(DraftInputs.declared)
         self.drafts[plan.width - 2].run(columns, len(columns["drafting_rows"]))
 
-    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
         head, rows = self.head, inputs["req_pool_indices"]
         if plan.num_extends:
             head.kept["starts"].index_copy_(0, rows[: plan.num_extends].long(), inputs["starts"])
         if "chunk_rows" in inputs:
             head.ops.scatter(head.rows.last_tokens, inputs["chunk_rows"], inputs["chunk_next"])
         bounds = inputs["q_start"] if "q_start" in inputs else head.counts[: len(rows) + 1]
-        if not self.follow.captured(len(hidden)):
-            input_ids, hidden = input_ids.clone(), hidden.clone()
-        columns = {"input_ids": input_ids, "hidden": hidden, "req_pool_indices": rows, "q_ends": bounds[1:]}
-        self.follow.run(columns, len(hidden))
+        if not self.follow.captured(len(seen)):
+            input_ids, seen = input_ids.clone(), seen.clone()
+        columns = {"input_ids": input_ids, "seen": seen, "req_pool_indices": rows, "q_ends": bounds[1:]}
+        self.follow.run(columns, len(seen))
 
     def capture_next(self) -> bool:
         return self.follow.capture_next() or any(runner.capture_next() for runner in self.drafts)

@@ -1,6 +1,7 @@
 """What steps of every shape do alike: where tokens stand, the model over the pools, and the most likely tokens.
 
-Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden size.
+Shape letters: T tokens, S sequences, N chosen positions, V vocabulary, H hidden size, F entries of what a
+proposer goes on from.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class StepTokens:
 class HiddenStates(NamedTuple):
     hidden: Tensor  # [T, H]
     finite: Tensor  # [T] bool
+    seen: Tensor  # [T, F]: what a proposer goes on from, the hidden states or what it taps
 
 
 class GreedyTokens(NamedTuple):
@@ -67,7 +69,7 @@ class Decoded(NamedTuple):
     logits: Tensor  # [T, V]
     input_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    hidden: Tensor  # [T, H]
+    seen: Tensor  # [T, F], as of `HiddenStates`
     num_new: Tensor  # [S] int64
 
     @property
@@ -76,8 +78,10 @@ class Decoded(NamedTuple):
 
 
 class Forward:
-    def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool) -> None:
-        self.model, self.ops, self.rows, self.cache = model, ops, rows, cache
+    """`taps`: what of the model a proposer is fed with, see `Model.tapped`."""
+
+    def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, taps: tuple[int, ...] = ()) -> None:
+        self.model, self.ops, self.rows, self.cache, self._taps = model, ops, rows, cache, taps
         self.pages = pages_of(cache, rows.req_to_token)
 
     def place(self, batch: Batch, num_tokens: int) -> Placement:
@@ -99,10 +103,17 @@ class Forward:
 
     def hidden(self, tokens: StepTokens) -> HiddenStates:
         """Of each token, and whether it is a number at all. The rows have come further by all of them."""
-        hidden = self.model.forward(self.context(tokens), tokens.input_ids)
+        hidden, seen = self._run(tokens)
         finite = self.ops.finite_rows(hidden)
         self.ops.advance(self.rows.kv_lens, *tokens.batch)
-        return HiddenStates(hidden, finite)
+        return HiddenStates(hidden, finite, seen)
+
+    def _run(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
+        ctx = self.context(tokens)
+        if self._taps:
+            return self.model.tapped(ctx, tokens.input_ids, self._taps)
+        hidden = self.model.forward(ctx, tokens.input_ids)
+        return hidden, hidden
 
     def greedy(self, hidden: Tensor) -> GreedyTokens:
         """Behind hidden [N, H]."""
@@ -111,9 +122,9 @@ class Forward:
 
     def decode(self, tokens: StepTokens, settle: Callable[[GreedyTokens], Tensor]) -> Decoded:
         """Of decodes; `settle` is given what they choose and says how many tokens of each sequence that makes [S]."""
-        hidden = self.model.forward(self.context(tokens), tokens.input_ids)
+        hidden, seen = self._run(tokens)
         chosen = self.greedy(hidden)
-        return Decoded(*chosen, tokens.input_ids, tokens.placed.positions, hidden, settle(chosen))
+        return Decoded(*chosen, tokens.input_ids, tokens.placed.positions, seen, settle(chosen))
 
     def accept(self, chosen: GreedyTokens, positions: Tensor, batch: Batch) -> Tensor:
         """See `Ops.accept`."""

@@ -100,7 +100,7 @@ class FrozenDraft:
         self._lens = self._ops.gather(self._rows.kv_lens, rows)
         self.runners[plan.width - 2].run({"drafting_rows": rows}, plan.num_seqs)
 
-    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, hidden: Tensor) -> None:
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
         """What is kept is of each row's last token that stays; nothing of a row without any."""
         rows = inputs["req_pool_indices"]
         q_start = inputs["q_start"] if "q_start" in inputs else self._counts[: plan.num_seqs + 1]
@@ -108,7 +108,7 @@ class FrozenDraft:
             num_new = self._ops.gather(self._rows.kv_lens, rows) - self._lens
         else:
             num_new = q_start.diff().long()
-        self.keep(rows, hidden, q_start, num_new)
+        self.keep(rows, seen, q_start, num_new)
 
     def keep(self, rows: Tensor, hidden: Tensor, q_start: Tensor, num_new: Tensor) -> None:
         """Of each of `rows` [S] int32 what hidden [T, H] has of its `num_new`-th token [S] int64: its tokens begin at

@@ -58,6 +58,7 @@ class ModelRunner:
         graphs: GraphBackend,
         graph_sizes: Sequence[int],
         proposer: Callable[[Forward], DeviceProposer] | None = None,
+        taps: tuple[int, ...] = (),
     ) -> None:
         self.cache, self.rows = cache, rows
         width = 1 + rows.draft_tokens.shape[1]
@@ -71,7 +72,7 @@ class ModelRunner:
             num_slots=cache.num_ids,
             width=width,
         )
-        self._forward = Forward(model, ops, rows, cache)
+        self._forward = Forward(model, ops, rows, cache, taps)
         self.proposer = None if proposer is None else proposer(self._forward)
         self.inputs = StepInputs(rows, cache, max_num_tokens=max_num_tokens, proposer=self.proposer)
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
@@ -119,7 +120,7 @@ class ModelRunner:
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
         launched = LaunchedStep(self._vocab_size, ToHost(chosen.or_failed()), None, sampling, logprobs)
         if self.proposer is not None:
-            self.proposer.after(plan, inputs, decoded.input_ids, decoded.hidden)
+            self.proposer.after(plan, inputs, decoded.input_ids, decoded.seen)
         return launched
 
     def _verify(self, plan: StepPlan) -> LaunchedStep:
@@ -148,7 +149,7 @@ class ModelRunner:
         ids = ToHost(torch.cat([chosen.or_failed(), num_new]))
         launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, q_lens=plan.q_lens)
         if self.proposer is not None:
-            self.proposer.after(plan, inputs, decoded.input_ids, decoded.hidden)
+            self.proposer.after(plan, inputs, decoded.input_ids, decoded.seen)
         return launched
 
     def _extend(self, plan: StepPlan) -> LaunchedStep:
@@ -159,7 +160,7 @@ class ModelRunner:
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
         inputs = self.inputs.stage(plan, Shape.TOKENS, sampling, targets)
         input_ids = self.inputs.input_ids(plan, inputs)
-        hidden, finite = self._hidden(plan, inputs, input_ids)
+        hidden, finite, seen = self._hidden(plan, inputs, input_ids)
         chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
         every = len(sample_rows) == plan.num_tokens
         chosen = raw = self._forward.greedy(hidden if every else hidden.index_select(0, inputs["sample_tokens"]))
@@ -178,7 +179,7 @@ class ModelRunner:
             chunks,
         )
         if self.proposer is not None:
-            self.proposer.after(plan, inputs, input_ids, hidden)
+            self.proposer.after(plan, inputs, input_ids, seen)
         return launched
 
     @torch.inference_mode()

@@ -13,10 +13,13 @@ from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, St
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import PoolSizes
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
-from forebay.ops import make_ops
+from forebay.models.decoder import Model
+from forebay.models.drafter import Drafter, OwnHead
+from forebay.ops import Ops, make_ops
 from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
@@ -107,7 +110,7 @@ class Engine:
 
 class Rig:
     """A loaded model; `engine` makes an engine over it in milliseconds. `kv_dtype` None: KV is of `dtype`. With its
-    `draft_head` it drafts for itself."""
+    `draft_head` it drafts for itself, else what `draft` makes does."""
 
     def __init__(
         self,
@@ -119,16 +122,19 @@ class Rig:
         num_threads: int,
         context_length: int,
         draft_head: bool = False,
+        draft: Callable[[Model, ModelConfig, Ops], Drafter] | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(path), draft_head=draft_head)
         self.ops = make_ops(kernels, num_threads)
         self._cache_types = cache_types(dtype, kv_dtype=kv_dtype)
         self._context_length = context_length
         self._vocab_size = checkpoint.config.vocab_size
-        self._draft_head = draft_head
         self._model = models.load(
             checkpoint, ops=self.ops, dtype=dtype, context_length=context_length, draft_head=draft_head
         )
+        self._drafter: Drafter | None = OwnHead(self._model, self.ops) if draft_head else None
+        if draft is not None:
+            self._drafter = draft(self._model, checkpoint.config, self.ops)
 
     def engine(
         self,
@@ -181,9 +187,9 @@ class Rig:
                 context_length=self._context_length,
             ),
             width=width,
-            draft_head=self._draft_head and width > 1,
+            drafter=self._drafter if width > 1 else None,
             ops=self.ops,
-            max_num_tokens=chunked_prefill_size + max_running_requests,
+            max_num_tokens=max(chunked_prefill_size + max_running_requests, max_running_requests * width),
             vocab_size=self._vocab_size,
             types=types,
             device="cpu",

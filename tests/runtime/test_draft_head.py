@@ -10,6 +10,7 @@ import torch
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
+from forebay.models.drafter import OwnHead
 from forebay.runtime.graph_backends import Eager, graphs_for
 from tests.kernels import NATIVE
 from tests.models.heads import Headed, make_headed
@@ -40,7 +41,8 @@ def planner(request, headed) -> Callable[[str], HybridPlanner]:
         checkpoint = open_checkpoint(headed(case).path, draft_head=True)
         model = models.load(checkpoint, ops=ops, dtype=torch.float32, draft_head=True)
         graphs = graphs_for(ops, "cpu") if captured else Eager()
-        runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, draft_head=True)
+        drafter = OwnHead(model, ops)
+        runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, drafter=drafter)
         return HybridPlanner(runner)
 
     return of
@@ -138,7 +140,8 @@ class Overwriting(Eager):
 def test_a_graph_that_is_made_late_is_fed_with_what_the_step_computed(headed):
     oracle, ops = headed("deepseek_v3"), made(NATIVE)
     model = models.load(open_checkpoint(oracle.path, draft_head=True), ops=ops, dtype=torch.float32, draft_head=True)
-    options = {"vocab_size": VOCAB, "ops": ops, "graphs": Overwriting(), "width": WIDTH, "draft_head": True}
+    options = {"vocab_size": VOCAB, "ops": ops, "graphs": Overwriting(), "width": WIDTH}
+    options["drafter"] = OwnHead(model, ops)
     plans, known = HybridPlanner(hybrid_runner(model, **options)), random_ids(7, seed=8)
     plans.begin(1, known)
     known += plans.step(extends=[(1, 7)]).token_ids

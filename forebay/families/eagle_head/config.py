@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.families.fields import Fields
+from forebay.families.model_config import Family, ModelConfig
+from forebay.families.tensor_names import TensorNames
+from forebay.families.transformer import Defaults, transformer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EagleConfig(ModelConfig):
+    """What only EAGLE-3 has: logits of `draft_vocab_size` tokens of the vocabulary; the layers of the model whose
+    outputs it is fed with, `tapped`, () for those that everybody trains with; whether what its layer adds to is the
+    hidden state as it was normed, `norm_before_residual`."""
+
+    draft_vocab_size: int
+    tapped: tuple[int, ...]
+    norm_before_residual: bool
+
+
+def parse(fields: Fields) -> EagleConfig:
+    shared = transformer(fields, Defaults(kv_heads=True, mlp_bias=True))
+    fields.only("target_hidden_size", shared["hidden_size"])
+    options = fields.within("eagle_config")
+    options.only("use_aux_hidden_state", True)
+    return EagleConfig(
+        **shared,
+        draft_vocab_size=fields.size("draft_vocab_size", default=shared["vocab_size"], most=shared["vocab_size"]),
+        tapped=tuple(sorted(options.ints("eagle_aux_hidden_state_layer_ids", default=[]))),
+        norm_before_residual=fields.flag("norm_before_residual", default=False),
+    )
+
+
+_NAMES: Final = TensorNames(
+    renamed=(
+        (r"^model\.", ""),
+        (r"^midlayer\.", "layers.0."),
+        (r"^layers\.", "model.layers."),
+    ),
+    unused=("embed_tokens.", "t2d"),  # the model's embedding is used; d2t says what t2d does
+    whole=("d2t",),
+)
+
+FAMILY: Final = Family(parse=parse, harmless=frozenset({"bias"}), names=_NAMES)

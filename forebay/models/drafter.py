@@ -1,0 +1,69 @@
+"""What guesses ahead with hidden states of the model that it drafts for, as the runtime sees it.
+
+Shape letters: T tokens, H hidden size, F entries of what it is fed with, N chosen tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from forebay.layers.context import ForwardContext
+from forebay.models.decoder import Model
+from forebay.ops import Ops
+from forebay.pools.cache_spec import CacheSpec
+
+
+class Drafter(Protocol):
+    """Its weights are read-only, and it keeps nothing of a step but KV, in layers behind the model's."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """What of the model it is fed with, see `Model.tapped`."""
+        ...
+
+    @property
+    def cache_specs(self) -> tuple[CacheSpec, ...]:
+        """What it keeps that `Model.cache_specs` does not say, behind these."""
+        ...
+
+    def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
+        """seen [T, F], what the model gives of the tokens at the context's positions, and next_ids [T] int64, those
+        behind -> hidden states [T, H] that are guesses at what the model will make of these. Writes KV."""
+        ...
+
+    def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
+        """The same of hidden [T, H] that `follow` or this gave."""
+        ...
+
+    def token_ids(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> the most likely tokens behind, [N] int64; any of the vocabulary where it is not finite."""
+        ...
+
+
+class OwnHead:
+    """The draft head (MTP, NextN) that a model was loaded with."""
+
+    taps: tuple[int, ...] = ()
+    cache_specs: tuple[CacheSpec, ...] = ()
+
+    def __init__(self, model: Model, ops: Ops) -> None:
+        self._model, self._ops = model, ops
+        self.dtype, self.hidden_size = model.dtype, model.hidden_size
+
+    def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
+        return self._model.draft(ctx, next_ids, seen)
+
+    def draft(self, ctx: ForwardContext, next_ids: Tensor, hidden: Tensor) -> Tensor:
+        return self._model.draft(ctx, next_ids, hidden)
+
+    def token_ids(self, hidden: Tensor) -> Tensor:
+        return self._ops.argmax_rows(self._model.logits(hidden))[0]
