@@ -83,10 +83,12 @@ def drafter_of(
     num_positions: int,
     progress: Callable[[int, int], None],
 ) -> Drafter | None:
-    """Loaded, where it is not in the model; None where no head drafts."""
+    """Loaded, where it is not in the model; None where no head drafts, or memory leaves no width to draft for."""
     options = config.speculation
+    if options.num_draft_tokens == 1:
+        return None
     if options.by_own_head:
-        return OwnHead(model, ops) if options.num_draft_tokens > 1 else None
+        return OwnHead(model, ops)
     if options.algorithm not in _OF_HEADS:
         return None
     assert options.draft_model_path is not None, "an algorithm of draft models without one"
