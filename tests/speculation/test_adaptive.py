@@ -170,6 +170,17 @@ def test_a_report_leaves_out_steps_with_prompts():
     assert (report.accepted_per_step, report.net_speedup) == (4, pytest.approx(2.0))
 
 
+def test_a_request_gains_no_more_than_its_tokens_for_each_step():
+    widths = Widths(options(adaptive=False))
+    for _ in range(FIRST_STEPS):
+        widths.ended(1, 1, 1, 0.03)  # while the machine was busy
+    begin = widths.now
+    for _ in range(4):
+        widths.ended(1, WIDTH, 5, 0.02)
+    report = widths.report(begin, num_tokens=20)
+    assert report == SpeculationReport(accepted_per_step=5.0, net_speedup=5.0)
+
+
 def test_what_is_exported_is_about_recent_steps():
     widths = Widths(options(adaptive=False))
     assert widths.recent == SpeculationReport(accepted_per_step=1.0, net_speedup=1.0)
