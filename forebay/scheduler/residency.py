@@ -193,6 +193,18 @@ class Residencies:
         self.draft.num_drafts, self.draft.draft_tokens = counts, draft_tokens
         return True
 
+    def give_back_unused(self, rows: Ids) -> bool:
+        """Let go of pages of these rows, which decode, that were taken for draft tokens and stand behind that of the
+        next token; whether there were any. Where only the device knows the length, none are."""
+        needed = self.table.kv_bound[rows] // self.page_size + 1
+        unused = (self.table.num_drafts[rows] == 0) & (self.table.num_pages[rows] > needed)
+        for row, stop in zip(rows[unused].tolist(), needed[unused].tolist(), strict=True):
+            held = self.table.resident(row)
+            pages = self.rows.pages(row, stop, held.num_pages)
+            held.num_pages = stop
+            self._let_pages_go(held, pages)
+        return bool(unused.any())
+
     def _grow(self, rows: Ids, columns: Ids) -> None:
         """Give each of these rows, in which some may stand several times in a row, the page of that number."""
         self._make_room(len(rows))
@@ -253,7 +265,9 @@ class Residencies:
         self.draft.write_row(held.row, start, adoption.replaced)
         if len(adoption.remapped):
             self.draft.remap(adoption.remapped)
-        pages = own[: len(adoption.replaced)]
+        self._let_pages_go(held, own[: len(adoption.replaced)])
+
+    def _let_pages_go(self, held: Residency, pages: Ids) -> None:
         holdings = _present(kind.let_go(pages) for kind in self.kinds)
         self.let_go(DeferredFree(fence=self.steps.fence(), request_id=held.id, pages=pages, holdings=holdings))
 

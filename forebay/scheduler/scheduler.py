@@ -107,7 +107,8 @@ class Scheduler(Queues):
 
     def _who_decodes(self) -> tuple[Ids | None, bool]:
         """Indices of the running requests that decode in this step, None for all of them; and whether they have room,
-        so that more may be admitted. Where they do not, the last in rank is retracted until they do.
+        so that more may be admitted. Where they do not, what draft tokens left is given back, and then the last in rank
+        is retracted until they do.
 
         Left out are those that a step in flight brings to their end, and, when pages are short because they are still
         on their way, the youngest of those that would need one.
@@ -122,6 +123,8 @@ class Scheduler(Queues):
             short = int(np.count_nonzero(opens)) - self.held.available_pages
             if short <= 0:
                 return active, roomy
+            if self.held.give_back_unused(batch.req_pool_indices_cpu):
+                continue
             finishing = sum(req.residency.num_pages for req in self.finishing)
             if short <= self.held.deferred_pages + finishing or self.num_running == 1:
                 break

@@ -34,6 +34,13 @@ SCHEDULER = (
         "scheduler/test_scheduler.py::test_a_request_that_takes_too_long_ends_with_a_typed_error",
     ),
     Mutant(
+        "C26 nobody gives way for pages that draft tokens left",
+        "scheduler/scheduler.py",
+        "            if self.held.give_back_unused(batch.req_pool_indices_cpu):\n                continue\n",
+        "",
+        "scheduler/test_widths.py::test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way",
+    ),
+    Mutant(
         "C26 a retracted request is not bound by the time-out of the queue",
         "scheduler/limits.py",
         "    if req.status is Status.WAITING and req.cache_report is None:",

@@ -107,6 +107,28 @@ def test_guesses_never_make_anybody_give_way():
     assert rig.scheduler.counters["retractions"] == 0
 
 
+@pytest.mark.parametrize(("page_size", "num_pages"), [(1, 22), (4, 6)])
+def test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way(page_size, num_pages):
+    """One of two guesses, and both end before the memory does."""
+
+    class OneSays(Says):
+        def propose(self, req, most):
+            return self.tokens[:most] if req.id == 1 else ()
+
+    token = [RIGHT]
+    sizes = {"page_size": page_size, "num_pages": num_pages, "radix_cache": False, "schedule_conservativeness": 0.0}
+    rig = Rig(sample=lambda row: token[0], width=8, proposer=OneSays(*[WRONG] * 7), **sizes)
+    reqs = [rig.add(5, max_new=16) for _ in range(2)]
+    for _ in range(5):
+        rig.step()
+        rig.scheduler.audit()
+    token[0] = 7
+    rig.run()
+    assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 5 + [7]] * 2
+    assert rig.scheduler.counters["retractions"] == 0
+    assert rig.free_pages == num_pages
+
+
 def test_states_behind_guesses_are_no_more_than_there_is_scratch_for():
     kinds = KindConfig(num_slots=32, num_scratch=5)
     rig = Rig(width=4, proposer=Says(WRONG, WRONG, WRONG), kinds=kinds)
