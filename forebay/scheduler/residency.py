@@ -201,6 +201,7 @@ class Residencies:
         for row, stop in zip(rows[unused].tolist(), needed[unused].tolist(), strict=True):
             held = self.table.resident(row)
             pages = self.rows.pages(row, stop, held.num_pages)
+            self.rows.req_to_token[row, stop : held.num_pages] = NO_SLOT
             held.num_pages = stop
             self._let_pages_go(held, pages)
         return bool(unused.any())

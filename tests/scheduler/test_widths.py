@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from forebay.config.engine_config import KindConfig
@@ -121,7 +122,8 @@ def test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way(pa
     reqs = [rig.add(5, max_new=16) for _ in range(2)]
     for _ in range(5):
         rig.step()
-        rig.scheduler.audit()
+        named = np.count_nonzero(rig.scheduler.held.rows.req_to_token, axis=1)
+        assert named.tolist() == rig.scheduler.held.table.num_pages.tolist()
     token[0] = 7
     rig.run()
     assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 5 + [7]] * 2
