@@ -84,6 +84,7 @@ class Scheduler(Queues):
             return None  # who guesses here must know the last token
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
+            width = 1  # nobody is found guilty of what was only guessed
         active, may_admit = self._who_decodes()
         if active is None or len(active):
             self.held.decode(self.running, active)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from forebay.base.errors import EngineError
 from forebay.config.engine_config import KindConfig
 from forebay.memory.holding import Outrun
 from forebay.requests.request import Request
@@ -184,3 +185,17 @@ def test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nob
     turn = rig.add([*range(9), *rig.tokens_of(req), 60], max_new=1)
     rig.run()
     assert turn.cache_report.cached_tokens == 8
+
+
+def test_c27_on_trial_nobody_guesses():
+    """What failed may be the guesses' fault alone."""
+    rig = Rig(width=4, proposer=Says(WRONG, WRONG, WRONG))
+    reqs = [rig.add(5, max_new=8) for _ in range(2)]
+    rig.step()
+    assert rig.launch().width == 4
+    rig.fail(EngineError("no"))
+    while rig.scheduler.suspects.groups:
+        assert rig.launch().width == 1
+        rig.commit()
+    rig.run()
+    assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 8] * 2
