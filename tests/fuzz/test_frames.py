@@ -207,14 +207,14 @@ def check_requests(case: list[AddRequest]) -> None:
 
 @pytest.mark.parametrize("seed", seeds(1, 60))
 def test_d7_no_request_can_stop_the_core(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, logger="forebay")
     fuzz(seed, 100, make_request, check_requests)
 
 
 @pytest.mark.parametrize("seed", seeds(1, 60))
 async def test_d7_news_of_any_kind_leave_the_servers_side_whole(seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """Mutated bytes from the engine: delivered, ignored, or the engine is declared dead; nothing else is raised."""
-    caplog.set_level(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, logger="forebay")
     clock = LoopClock()
 
     def check(case: list[bytes]) -> None:
