@@ -22,6 +22,7 @@ SHOWN: Final = (
     "chunked_prefill_size",
     "kv_cache_bytes",
     "speculative_algorithm",
+    "speculative_num_draft_tokens",
     "cache_isolation",
 )
 SECTION: Final = "settings"
