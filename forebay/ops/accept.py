@@ -6,32 +6,34 @@ Shape letters: T tokens, S sequences, R request rows, G most drafts of a row.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
+class Known(NamedTuple):
+    """What the device knows of its rows: how many tokens have KV, the one behind these, and the drafts behind that."""
+
+    kv_lens: Tensor  # [R] int64
+    last_tokens: Tensor  # [R] int64
+    draft_tokens: Tensor  # [R, G] int64
+
+
 class AcceptOps:
     def accept(
-        self,
-        token_ids: Tensor,
-        finite: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        draft_tokens: Tensor,
-        last_tokens: Tensor,
-        kv_lens: Tensor,
+        self, token_ids: Tensor, finite: Tensor, positions: Tensor, rows: Tensor, q_start: Tensor, known: Known
     ) -> Tensor:
         """How many tokens each sequence has got: its accepted drafts and the token behind them -> [S] int64.
 
-        Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first draft_tokens
-        [R, G] int64, at positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing where not
+        Sequence i (rows [S] int32, q_start [S + 1] int32) computed the row's last token and its first drafts,
+        at positions [T] int64; behind each of them token_ids [T] int64 were chosen, or nothing where not
         `finite` [T] bool. A draft is accepted if it is what was chosen before it and all drafts before it are. The last
         of the sequence's tokens becomes last_tokens[row], and kv_lens[row] ends with the last accepted draft: said of
         the whole step, so it may be said again with other token_ids. Nothing happens to rows without a token.
         """
         seqs, offsets = by_token(q_start, len(token_ids))
-        drafts = drafts_at(draft_tokens, rows.index_select(0, seqs), offsets)
+        drafts = drafts_at(known.draft_tokens, rows.index_select(0, seqs), offsets)
         before = (torch.arange(len(token_ids), device=rows.device) - 1).clamp(min=0)
         wrong = (offsets > 0) & ~(finite[before] & (token_ids[before] == drafts))
         # The first draft that is wrong ends its sequence, and what stands behind it counts no more.
@@ -41,8 +43,8 @@ class AcceptOps:
         num_new = torch.zeros(len(rows), dtype=torch.int64, device=rows.device).index_add_(0, seqs, accepted.long())
         if len(token_ids):
             at, live, wide = (q_start[:-1] + num_new - 1).clamp(min=0), num_new > 0, rows.long()
-            last_tokens.index_copy_(0, wide, torch.where(live, token_ids[at], last_tokens[wide]))
-            kv_lens.index_copy_(0, wide, torch.where(live, positions[at] + 1, kv_lens[wide]))
+            for table, values in ((known.last_tokens, token_ids[at]), (known.kv_lens, positions[at] + 1)):
+                table.index_copy_(0, wide, torch.where(live, values, table[wide]))
         return num_new
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forebay.ops.accept import Known
 from forebay.ops.kernels import Kernels, address
 from forebay.ops.steps import Pages, Placement
 
@@ -63,29 +64,21 @@ class NativeSteps:
     def advance(self, kv_lens: Tensor, rows: Tensor, q_start: Tensor) -> None:
         self._advance(self._pool, kv_lens.data_ptr(), rows.data_ptr(), q_start.data_ptr(), rows.shape[0])
 
-    def decode_ids(
-        self, rows: Tensor, q_start: Tensor, last_tokens: Tensor, draft_tokens: Tensor, num_tokens: int, vocab: int
-    ) -> Tensor:
+    def decode_ids(self, rows: Tensor, q_start: Tensor, known: Known, num_tokens: int, vocab: int) -> Tensor:
         ids = torch.empty(num_tokens, dtype=torch.int64)
-        known = last_tokens.data_ptr(), draft_tokens.data_ptr(), draft_tokens.shape[1]
+        _, last, drafts = known
+        tables = last.data_ptr(), drafts.data_ptr(), drafts.shape[1]
         seqs = rows.data_ptr(), q_start.data_ptr()
-        self._decode_ids(self._pool, *seqs, *known, vocab, ids.data_ptr(), rows.shape[0])
+        self._decode_ids(self._pool, *seqs, *tables, vocab, ids.data_ptr(), rows.shape[0])
         return ids
 
     def accept(
-        self,
-        token_ids: Tensor,
-        finite: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        draft_tokens: Tensor,
-        last_tokens: Tensor,
-        kv_lens: Tensor,
+        self, token_ids: Tensor, finite: Tensor, positions: Tensor, rows: Tensor, q_start: Tensor, known: Known
     ) -> Tensor:
         num_new = torch.empty(rows.shape[0], dtype=torch.int64)
         chosen = token_ids.data_ptr(), finite.data_ptr(), positions.data_ptr()
-        seqs = rows.data_ptr(), q_start.data_ptr(), draft_tokens.data_ptr(), draft_tokens.shape[1]
-        tables = last_tokens.data_ptr(), kv_lens.data_ptr()
+        lens, last, drafts = known
+        seqs = rows.data_ptr(), q_start.data_ptr(), drafts.data_ptr(), drafts.shape[1]
+        tables = last.data_ptr(), lens.data_ptr()
         self._accept(self._pool, *chosen, *seqs, *tables, num_new.data_ptr(), rows.shape[0])
         return num_new

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import AcceptOps, by_token, drafts_at
+from forebay.ops.accept import AcceptOps, Known, by_token, drafts_at
 
 _PAD: Final = 0  # the padding row, page and slot
 
@@ -85,14 +85,12 @@ class StepOps(AcceptOps):
         """kv_lens[rows] += the number of each sequence's tokens."""
         kv_lens.index_add_(0, rows, q_start.diff().long())
 
-    def decode_ids(
-        self, rows: Tensor, q_start: Tensor, last_tokens: Tensor, draft_tokens: Tensor, num_tokens: int, vocab: int
-    ) -> Tensor:
-        """What decodes compute, [T] int64: of each row last_tokens [R], then its first draft_tokens [R, G] int64. What
-        is no token of the vocabulary becomes 0."""
+    def decode_ids(self, rows: Tensor, q_start: Tensor, known: Known, num_tokens: int, vocab: int) -> Tensor:
+        """What decodes compute, [T] int64: of each row its last token, then its first drafts. What is no token of the
+        vocabulary becomes 0."""
         seqs, offsets = by_token(q_start, num_tokens)
         row_of_token = rows.index_select(0, seqs)
-        ids = last_tokens.index_select(0, row_of_token)
-        drafts = drafts_at(draft_tokens, row_of_token, offsets)
+        ids = known.last_tokens.index_select(0, row_of_token)
+        drafts = drafts_at(known.draft_tokens, row_of_token, offsets)
         ids = torch.where(offsets == 0, ids, drafts)
         return torch.where((ids >= 0) & (ids < vocab), ids, 0)

@@ -16,6 +16,7 @@ from torch import Tensor
 from forebay.layers.context import ForwardContext
 from forebay.models.decoder import Model
 from forebay.ops import Ops
+from forebay.ops.accept import Known
 from forebay.ops.attention import PagedKv
 from forebay.ops.steps import Placement
 from forebay.pools.cache_pool import CachePool
@@ -83,6 +84,7 @@ class Forward:
     def __init__(self, model: Model, ops: Ops, rows: RequestRows, cache: CachePool, taps: tuple[int, ...] = ()) -> None:
         self.model, self.ops, self.rows, self.cache, self._taps = model, ops, rows, cache, taps
         self.pages = pages_of(cache, rows.req_to_token)
+        self.known = Known(rows.kv_lens, rows.last_tokens, rows.draft_tokens)
 
     def place(self, batch: Batch, num_tokens: int) -> Placement:
         """Where the step's tokens stand: the first thing that a step does."""
@@ -128,6 +130,4 @@ class Forward:
 
     def accept(self, chosen: GreedyTokens, positions: Tensor, batch: Batch) -> Tensor:
         """See `Ops.accept`."""
-        rows = self.rows
-        tables = rows.draft_tokens, rows.last_tokens, rows.kv_lens
-        return self.ops.accept(chosen.token_ids, chosen.finite, positions, *batch, *tables)
+        return self.ops.accept(chosen.token_ids, chosen.finite, positions, *batch, self.known)

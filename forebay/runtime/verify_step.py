@@ -53,8 +53,7 @@ class VerifyStep:
         forward, num_tokens = self._forward, inputs.num_rows
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
         placed = forward.place(batch, num_tokens)
-        tables = forward.rows.last_tokens, forward.rows.draft_tokens
-        input_ids = forward.ops.decode_ids(*batch, *tables, num_tokens, self._vocab_size)
+        input_ids = forward.ops.decode_ids(*batch, forward.known, num_tokens, self._vocab_size)
         kinds = self._kinds(inputs, batch, num_tokens)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
         return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from forebay.ops import Ops
+from forebay.ops.accept import Known
 from forebay.ops.steps import Pages
 
 NUM_ROWS, PAGES, PAGE_SIZE, VOCAB = 7, 5, 4, 50
@@ -123,9 +124,8 @@ def test_a_snapshot_is_due_at_its_length_alone(each_ops: Ops) -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_decodes_compute_their_last_token_and_drafts_that_are_tokens(each_ops: Ops, seed: int, width: int) -> None:
     step = step_of(seed, width=width)
-    ids = each_ops.decode_ids(
-        step.rows, step.q_start, step.last_tokens, step.draft_tokens, step.num_tokens, VOCAB
-    ).tolist()
+    known_rows = Known(step.kv_lens, step.last_tokens, step.draft_tokens)
+    ids = each_ops.decode_ids(step.rows, step.q_start, known_rows, step.num_tokens, VOCAB).tolist()
     for row, tokens in sequences(step):
         known = [int(step.last_tokens[row]), *step.draft_tokens[row].tolist()]
         known = [token if 0 <= token < VOCAB else 0 for token in known] + [0] * 9
@@ -145,8 +145,8 @@ def test_drafts_are_accepted_while_they_are_what_was_chosen_before_them(each_ops
             if j < width and rng.random() < 0.8 and 0 <= step.draft_tokens[row, j] < VOCAB:
                 token_ids[t] = step.draft_tokens[row, j]
     token_ids[~finite] = 0  # as argmax leaves it
-    tables = [step.last_tokens.clone(), step.kv_lens.clone()]
-    last, lens = (table.tolist() for table in tables)
+    known = Known(step.kv_lens.clone(), step.last_tokens.clone(), step.draft_tokens)
+    last, lens = known.last_tokens.tolist(), known.kv_lens.tolist()
     expected = []
     for row, tokens in sequences(step):
         drafts = step.draft_tokens[row].tolist()
@@ -162,10 +162,10 @@ def test_drafts_are_accepted_while_they_are_what_was_chosen_before_them(each_ops
             lens[row] += num_new
     for ids in (torch.zeros_like(token_ids), token_ids):
         chosen = (ids, finite, placed.positions)
-        num_new = each_ops.accept(*chosen, step.rows, step.q_start, step.draft_tokens, *tables)
+        num_new = each_ops.accept(*chosen, step.rows, step.q_start, known)
     assert num_new.tolist() == expected
-    assert tables[0].tolist()[1:] == last[1:]
-    assert tables[1].tolist()[1:] == lens[1:]
+    assert known.last_tokens.tolist()[1:] == last[1:]
+    assert known.kv_lens.tolist()[1:] == lens[1:]
 
 
 def test_what_is_no_token_is_never_accepted(each_ops: Ops) -> None:
@@ -175,7 +175,7 @@ def test_what_is_no_token_is_never_accepted(each_ops: Ops) -> None:
     token_ids = torch.tensor([0, -1, 5, -1, -1, -1])
     finite = torch.tensor([True, False, True, False, False, False])
     last_tokens, kv_lens = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64)
-    num_new = each_ops.accept(token_ids, finite, torch.arange(6), rows, q_start, drafts, last_tokens, kv_lens)
+    num_new = each_ops.accept(token_ids, finite, torch.arange(6), rows, q_start, Known(kv_lens, last_tokens, drafts))
     assert num_new.tolist() == [2, 1]
     assert kv_lens.tolist() == [0, 2, 4]
 

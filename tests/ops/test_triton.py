@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from forebay.ops.accept import Known
 from forebay.ops.attention import KvCache
 from forebay.ops.experts import ExpertActivation
 from forebay.ops.interface import Ops
@@ -97,7 +98,8 @@ def test_where_tokens_stand_and_what_is_accepted_equal_the_reference(ops: Ops, r
     placed, expected = (o.place_tokens(rows, q_start, kv_lens, pages, step.num_tokens) for o in (ops, reference))
     for ours, theirs in zip(placed, expected, strict=True):
         assert_same_bits(ours, theirs)
-    ids = [o.decode_ids(rows, q_start, last_tokens, drafts, step.num_tokens, VOCAB) for o in (ops, reference)]
+    known = Known(kv_lens, last_tokens, drafts)
+    ids = [o.decode_ids(rows, q_start, known, step.num_tokens, VOCAB) for o in (ops, reference)]
     assert_same_bits(*ids)
     chosen = torch.cat([ids[0][1:], torch.tensor([7])]) if step.num_tokens else ids[0]
     finite = chosen % 5 > 0
@@ -108,7 +110,7 @@ def test_where_tokens_stand_and_what_is_accepted_equal_the_reference(ops: Ops, r
     results = []
     for o in (ops, reference):
         last, far = last_tokens.clone(), kv_lens.clone()
-        num_new = o.accept(chosen, finite, expected.positions, rows, q_start, drafts, last, far)
+        num_new = o.accept(chosen, finite, expected.positions, rows, q_start, Known(far, last, drafts))
         o.advance(far, rows, q_start)
         results.append((num_new, last[1:], far[1:]))
     for ours, theirs in zip(*results, strict=True):

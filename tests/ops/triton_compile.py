@@ -11,6 +11,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
+from forebay.ops.accept import Known
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.sampling import Draws
@@ -134,9 +135,9 @@ def steps(ops: TritonOps) -> None:
         ops.place_tokens(rows, starts, longs, Pages(int32(9, 512), 16, window_map), 9)
     ops.due(int32(9), int32(9), longs, longs)
     ops.advance(longs, rows, starts)
-    drafts = torch.zeros(9, 3, dtype=torch.int64)
-    ops.decode_ids(rows, starts, longs, drafts, 9, 128_256)
-    ops.accept(longs, torch.ones(9, dtype=torch.bool), longs, rows, starts, drafts, longs, longs)
+    known = Known(longs, longs, torch.zeros(9, 3, dtype=torch.int64))
+    ops.decode_ids(rows, starts, known, 9, 128_256)
+    ops.accept(longs, torch.ones(9, dtype=torch.bool), longs, rows, starts, known)
 
 
 def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from forebay.ops.accept import Known
 from forebay.ops.steps import Pages, Placement
 
 _BLOCK: Final = 128  # tokens of a sequence, or snapshots, at a time
@@ -141,28 +142,20 @@ class TritonSteps:
         if len(rows):
             _advance[(len(rows),)](kv_lens, rows, q_start)
 
-    def decode_ids(
-        self, rows: Tensor, q_start: Tensor, last_tokens: Tensor, draft_tokens: Tensor, num_tokens: int, vocab: int
-    ) -> Tensor:
-        ids, width = torch.empty(num_tokens, dtype=torch.int64, device=rows.device), draft_tokens.shape[1]
+    def decode_ids(self, rows: Tensor, q_start: Tensor, known: Known, num_tokens: int, vocab: int) -> Tensor:
+        _, last, drafts = known
+        ids, width = torch.empty(num_tokens, dtype=torch.int64, device=rows.device), drafts.shape[1]
         if len(rows):
-            _decode_ids[(len(rows),)](rows, q_start, last_tokens, draft_tokens, width, vocab, ids, BLOCK=_BLOCK)
+            _decode_ids[(len(rows),)](rows, q_start, last, drafts, width, vocab, ids, BLOCK=_BLOCK)
         return ids
 
     def accept(
-        self,
-        token_ids: Tensor,
-        finite: Tensor,
-        positions: Tensor,
-        rows: Tensor,
-        q_start: Tensor,
-        draft_tokens: Tensor,
-        last_tokens: Tensor,
-        kv_lens: Tensor,
+        self, token_ids: Tensor, finite: Tensor, positions: Tensor, rows: Tensor, q_start: Tensor, known: Known
     ) -> Tensor:
-        num_new, width = torch.empty(len(rows), dtype=torch.int64, device=rows.device), draft_tokens.shape[1]
+        lens, last, drafts = known
+        num_new, width = torch.empty(len(rows), dtype=torch.int64, device=rows.device), drafts.shape[1]
         if len(rows):
             chosen = token_ids, finite, positions
-            tables = draft_tokens, width, last_tokens, kv_lens
+            tables = drafts, width, last, lens
             _accept[(len(rows),)](*chosen, rows, q_start, *tables, num_new, BLOCK=triton.next_power_of_2(width + 1))
         return num_new
