@@ -1,0 +1,146 @@
+"""What a scheduler and whoever moves caches between engines tell each other: ids and lengths, no bytes and no sockets.
+
+A request that is computed on one engine (prefill) and generated on another (decode) has one ticket on both. Decode
+offers places for all that layers will keep of its prompt; prefill sends that as its steps commit, and with the last of
+it the tail. A ticket's news end with `Arrived` (decode), `Sent` (prefill) or `Broken`, and then `Closed`: from there on
+nobody touches the places that it named, for ever. Until then they stay out of use, however long that takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from forebay.requests.parts import I64, Part
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.updates import Failure
+
+
+class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
+    """Where the other half of a request is found: prefill listens at `host` and `port`, and whoever sent both halves
+    chose the number of the room. It is a label and may come twice; an offer is known by its `nonce` (16 random bytes,
+    decode's; empty on the side of prefill)."""
+
+    host: str
+    port: int
+    room: int
+    nonce: bytes = b""
+
+
+class Ticket(msgspec.Struct, frozen=True, array_like=True):
+    """The identity of a transfer: the engine that made the offer (an id of its process's own), the room, the nonce."""
+
+    peer: str
+    room: int
+    nonce: bytes
+
+
+class Span(Part, frozen=True, kw_only=True):
+    """Slots of one kind of cache: of pages those of the tokens from `start` (a multiple of the page size) on, one after
+    the other; of states the one that a sequence has, with `start` 0."""
+
+    start: int
+    ids: I64
+
+    def __post_init__(self) -> None:
+        self.ids.setflags(write=False)
+
+
+class Tail(msgspec.Struct, frozen=True, array_like=True):
+    """What ends a transfer: KV of `num_tokens` tokens has been sent, and `token_id` was sampled behind them. The first
+    token's log-probability and the prompt's come where the request asked for them; `cached_tokens` of the prompt were
+    in prefill's cache."""
+
+    num_tokens: int
+    token_id: int
+    cached_tokens: int = 0
+    logprob: TokenLogprob | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
+
+
+# -- what a scheduler asks for -----------------------------------------------------------------------------------------
+
+
+class Offer(Part, frozen=True, kw_only=True):
+    """Decode: fetch what layers keep of a prompt of `num_tokens` tokens whose ids have this `digest`, from token
+    `start` on (a multiple of the page size: what is before it is cached here), into these places by kind of cache."""
+
+    ticket: Ticket
+    host: str
+    port: int
+    num_tokens: int
+    digest: bytes
+    start: int
+    spans: dict[str, Span]
+
+
+class Withdraw(msgspec.Struct, frozen=True):
+    """Either side: the request has ended, nothing of it is wanted or to be had any more. `failure` is what the other
+    side is told."""
+
+    ticket: Ticket
+    failure: Failure
+
+
+class Send(Part, frozen=True, kw_only=True):
+    """Prefill: completed steps have written these places, by kind of cache. `tail` comes with a ticket's last."""
+
+    ticket: Ticket
+    spans: dict[str, Span]
+    tail: Tail | None = None
+
+
+Order = Offer | Withdraw | Send
+
+
+# -- what it learns ----------------------------------------------------------------------------------------------------
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """Prefill: decode has places for a prompt of so many tokens with this digest, from token `start` on."""
+
+    ticket: Ticket
+    num_tokens: int
+    digest: bytes
+    start: int
+
+
+class Arrived(msgspec.Struct, frozen=True):
+    """Decode: all has been written, and checked against the sender's sums."""
+
+    ticket: Ticket
+    tail: Tail
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """Prefill: decode has said that all has arrived."""
+
+    ticket: Ticket
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """The transfer will not come to its end."""
+
+    ticket: Ticket
+    failure: Failure
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """The last of a ticket: nobody reads or writes its places any more."""
+
+    ticket: Ticket
+
+
+Event = Offered | Arrived | Sent | Broken | Closed
+
+
+class Transfers(Protocol):
+    """Whoever carries orders out, on threads of its own; neither call waits."""
+
+    def submit(self, order: Order) -> None: ...
+
+    def poll(self) -> Sequence[Event]:
+        """What has happened since the last call, each ticket's in order."""
+        ...
