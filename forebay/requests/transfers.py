@@ -3,19 +3,24 @@
 A request that is computed on one engine (prefill) and generated on another (decode) has one ticket on both. Decode
 offers places for all that layers will keep of its prompt; prefill sends that as its steps commit, and with the last of
 it the tail. A ticket's news end with `Arrived` (decode), `Sent` (prefill) or `Broken`, and then `Closed`: from there on
-nobody touches the places that it named, for ever. Until then they stay out of use, however long that takes.
+nobody touches the places that it named, for ever. Until then they stay out of use, however long that takes; what has
+arrived is not read before either, so `Closed` should follow `Arrived` as soon as whoever wrote has said so.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from typing import Protocol
+from hashlib import blake2b
+from typing import Final, Protocol
 
 import msgspec
 
 from forebay.requests.parts import I64, Part
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import Failure
+from forebay.requests.updates import CacheReport, Failure
+
+DIGEST_BYTES: Final = 16
 
 
 class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
@@ -37,9 +42,15 @@ class Ticket(msgspec.Struct, frozen=True, array_like=True):
     nonce: bytes
 
 
+def digest_of(tokens: array[int]) -> bytes:
+    """Of a prompt's ids, int32: by this and the number of its room an offer finds its request."""
+    return blake2b(tokens, digest_size=DIGEST_BYTES).digest()
+
+
 class Span(Part, frozen=True, kw_only=True):
     """Slots of one kind of cache: of pages those of the tokens from `start` (a multiple of the page size) on, one after
-    the other; of states the one that a sequence has, with `start` 0."""
+    the other; of states the one that a sequence has, with `start` 0. Where the two sides' pages differ in size their
+    spans may begin at different tokens: what only one of them names is not needed."""
 
     start: int
     ids: I64
@@ -50,12 +61,12 @@ class Span(Part, frozen=True, kw_only=True):
 
 class Tail(msgspec.Struct, frozen=True, array_like=True):
     """What ends a transfer: KV of `num_tokens` tokens has been sent, and `token_id` was sampled behind them. The first
-    token's log-probability and the prompt's come where the request asked for them; `cached_tokens` of the prompt were
+    token's log-probability and the prompt's come where the request asked for them; `cache` says what of the prompt was
     in prefill's cache."""
 
     num_tokens: int
     token_id: int
-    cached_tokens: int = 0
+    cache: CacheReport = CacheReport()
     logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -107,6 +118,12 @@ class Offered(msgspec.Struct, frozen=True):
     start: int
 
 
+class Renewed(msgspec.Struct, frozen=True):
+    """Decode: prefill lives and still has the request, so its lease begins anew."""
+
+    ticket: Ticket
+
+
 class Arrived(msgspec.Struct, frozen=True):
     """Decode: all has been written, and checked against the sender's sums."""
 
@@ -133,7 +150,7 @@ class Closed(msgspec.Struct, frozen=True):
     ticket: Ticket
 
 
-Event = Offered | Arrived | Sent | Broken | Closed
+Event = Offered | Renewed | Arrived | Sent | Broken | Closed
 
 
 class Transfers(Protocol):
