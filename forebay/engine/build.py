@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import torch
@@ -32,7 +33,9 @@ from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import load, needs_of
 from forebay.models.decoder import Model
 from forebay.ops import Ops, make_ops
+from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
+from forebay.pools.regions import Regions, Tag
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
@@ -73,7 +76,9 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config.speculation)), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     config = replace(config, speculation=within_memory(config.speculation, budget))
-    ops = make_ops(config.kernels, config.num_threads, config.activation_bits)
+    regions = Regions(config.device)
+    memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
+    ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
     with _within_memory(config):
         model = load(
             checkpoint,
@@ -85,7 +90,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
             quantization=config.quantization,
             draft_head=draft_head,
         )
-        runner = _runner(config, budget, checkpoint, model, ops)
+        runner = _runner(config, budget, checkpoint, model, ops, regions)
         _keep_freed_memory()
         runner.warm_up()
     scheduler = Scheduler(scheduler_config(config, budget, model.weight_bytes), proposer)
@@ -169,8 +174,10 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops) -> ModelRunner:
-    graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device)
+def _runner(
+    config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops, regions: Regions
+) -> ModelRunner:
+    graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
     return build_runner(
         model,
@@ -185,6 +192,7 @@ def _runner(config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, 
         graphs=graphs,
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
         width=width,
+        regions=regions,
         assistant=assistant_of(
             config,
             checkpoint.config,

@@ -20,6 +20,7 @@ from forebay.ops.native_experts import NativeExpertOps
 from forebay.ops.native_recurrence import NativeRecurrence
 from forebay.ops.native_steps import NativeSteps
 from forebay.ops.sampling import Draws
+from forebay.ops.weight_memory import WeightMemory
 
 
 class NativeOps(
@@ -28,10 +29,18 @@ class NativeOps(
     """Has a twin of every op. The kernels for AMX open quantized weights: they round no inputs, whatever
     `activation_bits` says. Raises what `Kernels` raises."""
 
-    def __init__(self, path: Path, variant: str, num_threads: int, activation_bits: int = 16) -> None:
+    def __init__(
+        self,
+        path: Path,
+        variant: str,
+        num_threads: int,
+        activation_bits: int = 16,
+        memory: WeightMemory | None = None,
+    ) -> None:
         Ops.__init__(self, num_threads, name=f"native-{variant}")
         self.kernels = kernels = Kernels(path, variant, num_threads)
-        NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits)
+        memory = WeightMemory() if memory is None else memory
+        NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits, memory)
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)
         NativeRecurrence.__init__(self, kernels)

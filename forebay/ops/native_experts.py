@@ -12,6 +12,7 @@ from forebay.ops.experts import ExpertActivation, Experts, Gating, HeadWeights, 
 from forebay.ops.kernels import Kernels, address
 from forebay.ops.linear import LinearWeight
 from forebay.ops.native_linear import NativeLinear, NativeLinearWeight
+from forebay.ops.weight_memory import WeightMemory
 
 _ACTIVATIONS = list(ExpertActivation)  # in the order of `Activation` of cpu/experts.cpp
 
@@ -48,8 +49,8 @@ class NativeExperts(Experts):
 class NativeExpertOps(NativeLinear):
     """See `ExpertOps`. The last dimension of every tensor is contiguous, and so are ids and weights."""
 
-    def __init__(self, kernels: Kernels, activation_bits: int) -> None:
-        super().__init__(kernels, activation_bits)
+    def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
+        super().__init__(kernels, activation_bits, memory)
         self._topk_gating = kernels.bind("fb_topk_gating")
         self._fused_experts = kernels.by_dtype("fb_fused_experts_{}")
         self._linear_heads = kernels.by_dtype("fb_linear_heads_{}")

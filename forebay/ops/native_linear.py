@@ -56,9 +56,9 @@ class CodePart(NamedTuple):
 class NativeLinear:
     """See `LinearOps`. x may be a view into wider rows; all else is contiguous."""
 
-    def __init__(self, kernels: Kernels, activation_bits: int) -> None:
+    def __init__(self, kernels: Kernels, activation_bits: int, memory: WeightMemory) -> None:
         self._pool = kernels.pool
-        self._memory = WeightMemory()
+        self._memory = memory
         self.activation_bits = activation_bits
         self._pack = kernels.by_dtype("fb_pack_{}")
         self._pack_quantized = kernels.bind("fb_pack_q")
@@ -77,7 +77,7 @@ class NativeLinear:
         packed = self._memory.take(_width(out_features) * depth * weight.itemsize).view(weight.dtype)
         self._pack[weight.dtype](self._pool, weight.data_ptr(), packed.data_ptr(), out_features, in_features)
         panels = {weight.dtype: self._panels[weight.dtype]}
-        return _packed(packed, bias, in_features, out_features, self._linear, panels)
+        return self._packed(packed, bias, in_features, out_features, self._linear, panels)
 
     def pack_quantized(self, weight: StoredCodes, bias: Tensor | None = None) -> NativeLinearWeight:
         out_features, in_features = weight.shape
@@ -94,8 +94,24 @@ class NativeLinear:
                 pointers = [None if array is None else array.ctypes.data for array in kept]
                 self._pack_quantized(self._pool, *pointers, described, panels, *piece.shape)
                 panels += len(piece.codes) // PANEL * part.panel_bytes
-        whole = _packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
+        whole = self._packed(packed, bias, in_features, out_features, self._linear_quantized, self._panels_quantized)
         return replace(whole, activation_bits=self.activation_bits)
+
+    def _packed(
+        self,
+        packed: Tensor,
+        bias: Tensor | None,
+        in_features: int,
+        out_features: int,
+        kernels: LinearKernels,
+        panels: PanelKernels,
+    ) -> NativeLinearWeight:
+        padded_bias = self._memory.take(_width(out_features) * torch.float32.itemsize).view(torch.float32).zero_()
+        if bias is not None:
+            padded_bias[:out_features] = bias
+        return NativeLinearWeight(
+            packed, padded_bias, packed.data_ptr(), padded_bias.data_ptr(), in_features, out_features, kernels, panels
+        )
 
     def _parts(self, weight: StoredCodes) -> tuple[list[CodePart], int]:
         """The parts of a weight as it is packed, and its bytes with the header."""
@@ -160,19 +176,3 @@ def _linear_kernels(kernels: Kernels, pattern: str) -> LinearKernels:
 
 def _width(out_features: int) -> int:
     return -(-out_features // PANEL) * PANEL
-
-
-def _packed(
-    packed: Tensor,
-    bias: Tensor | None,
-    in_features: int,
-    out_features: int,
-    kernels: LinearKernels,
-    panels: PanelKernels,
-) -> NativeLinearWeight:
-    padded_bias = torch.zeros(_width(out_features), dtype=torch.float32)
-    if bias is not None:
-        padded_bias[:out_features] = bias
-    return NativeLinearWeight(
-        packed, padded_bias, packed.data_ptr(), padded_bias.data_ptr(), in_features, out_features, kernels, panels
-    )

@@ -1,38 +1,37 @@
-"""Memory for packed weights, in large pages where the system has them.
+"""Memory for weights, side by side in large pieces.
 
 A step reads all weights, one after the other. In pages of 4 KiB a core then waits for the look-up of each, and what it
 fetches ahead by itself ends with the page: one thread took 3.0 ms for the layers of a 135M model in 4 bits, now 2.0.
+Most weights are smaller than a large page, so they can lie in such only together.
 """
 
 from __future__ import annotations
 
-import mmap
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
-_CHUNK: Final = 32 << 20  # bytes: weights lie together, as most are smaller than a large page
+CHUNK_BYTES: Final = 32 << 20
 LINE: Final = 64  # bytes: a group's codes would otherwise straddle one line more
 
 
-class WeightMemory:
-    """Hands out bytes that begin on a cache line; a chunk is given back when nobody has anything of it."""
+def _of_torch(num_bytes: int) -> Tensor:
+    return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def __init__(self) -> None:
+
+class WeightMemory:
+    """Hands out bytes that begin on a cache line, from chunks that `take_chunk` makes: [bytes] uint8, each beginning on
+    a line."""
+
+    def __init__(self, take_chunk: Callable[[int], Tensor] = _of_torch) -> None:
+        self._take_chunk = take_chunk
         self._chunk = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
         """`size` bytes, not initialized."""
         if size > len(self._chunk):
-            self._chunk = _mapped(max(size, _CHUNK))
+            self._chunk = self._take_chunk(max(size, CHUNK_BYTES))
         taken, self._chunk = self._chunk[:size], self._chunk[-(-size // LINE) * LINE :]
         return taken
-
-
-def _mapped(size: int) -> Tensor:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # of a system without large pages
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -6,7 +6,7 @@ Index 0 of each is nobody's: writes that must go nowhere go to page 0 or slot 0,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
 from forebay.ops.states import StateColumns
 from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState
+from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
 
 
@@ -41,6 +42,7 @@ class CachePool:
 
     Where layers have states, `num_scratch` rows lie behind the slots, from `first_scratch` on: a step that verifies
     leaves a state behind each token there, and nothing lives there from one step to the next. No plan names them.
+    Their memory comes from `take`, None: from torch.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class CachePool:
         num_slots: Mapping[str, int],
         num_scratch: int = 0,
         device: torch.device | str,
+        take: Take | None = None,
     ) -> None:
         self.specs, self.page_size = tuple(specs), page_size
+        where: dict[str, Any] = {"device": device, "take": take}
         columns: dict[Per, dict[str, Column]] = {per: {} for per in Per}
         for layer, spec in enumerate(self.specs):
             for name, per, shape, dtype in spec.columns(types):
@@ -64,10 +68,10 @@ class CachePool:
         self.num_scratch = num_scratch if self.has(Per.SLOT) else 0
         self.first_scratch = self.num_ids[Per.SLOT]
         rows = {per: self.num_ids[per] + (self.num_scratch if per is Per.SLOT else 0) for per in Per}
-        self.tables: dict[str, Table] = {per: Table(rows[per], columns=columns[per], device=device) for per in Per}
+        self.tables: dict[str, Table] = {per: Table(rows[per], columns=columns[per], **where) for per in Per}
         self.states = StateColumns(tuple(self.tables[Per.SLOT].tensors))
         windows = self.has(Per.WINDOW_TOKEN)
-        self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], device=device).full_to_window if windows else None
+        self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], **where).full_to_window if windows else None
         self._layers: list[KvCache | StateLayer] = []
         for layer, spec in enumerate(self.specs):
             of = {name: self._column(per, f"{layer}.{name}") for name, per, _, _ in spec.columns(types)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from forebay.memory.slots import PAD
+from forebay.pools.regions import Take
 from forebay.pools.table import Column, Table
 
 
@@ -31,6 +32,12 @@ class RequestRows(SamplingRows):
     draft_tokens = Column(torch.int64, ("G",), pad=0)  # to follow it; any numbers behind those of a step
 
     def __init__(
-        self, capacity: int, pages_per_row: int, *, num_drafts: int = 0, device: torch.device | str = "cpu"
+        self,
+        capacity: int,
+        pages_per_row: int,
+        *,
+        num_drafts: int = 0,
+        device: torch.device | str = "cpu",
+        take: Take | None = None,
     ) -> None:
-        super().__init__(capacity + 1, device=device, sizes={"P": pages_per_row, "G": num_drafts})
+        super().__init__(capacity + 1, device=device, sizes={"P": pages_per_row, "G": num_drafts}, take=take)

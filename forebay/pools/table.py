@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import mmap
-import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import ClassVar, NamedTuple, Self, overload
 
 import torch
 from torch import Tensor
 
 from forebay.memory.slots import PAD
+from forebay.pools.regions import Take
 
 
 class Region(NamedTuple):
@@ -55,7 +53,8 @@ class Column:
 
 
 class Table:
-    """Columns of `num_rows` rows, all holding their pads at first. `columns` None: those that the class declares."""
+    """Columns of `num_rows` rows, all holding their pads at first. `columns` None: those that the class declares.
+    They lie in what `take` gives; None: in torch's own memory."""
 
     declared: ClassVar[Mapping[str, Column]] = {}
 
@@ -66,16 +65,21 @@ class Table:
         columns: Mapping[str, Column] | None = None,
         device: torch.device | str = "cpu",
         sizes: Mapping[str, int] | None = None,
+        take: Take | None = None,
     ) -> None:
-        self.num_rows = num_rows
+        self.num_rows, self.take = num_rows, take
         self.columns = self.declared if columns is None else columns
         self._pads = self._pads_of(sizes or {})
-        self._tensors = {
-            name: _filled(
-                (num_rows, *_shape(column, sizes or {})), self._pads[name], column.dtype, torch.device(device)
-            )
-            for name, column in self.columns.items()
-        }
+        self._tensors: dict[str, Tensor] = {}
+        for name, column in self.columns.items():
+            shape, pad = (num_rows, *_shape(column, sizes or {})), self._pads[name]
+            if take is None:
+                tensor = torch.full(shape, pad, dtype=column.dtype, device=device)
+            else:
+                tensor = take(math.prod(shape) * column.dtype.itemsize).view(column.dtype).view(shape)
+                if pad != 0:  # zeros are there, and not written they take no memory
+                    tensor.fill_(pad)
+            self._tensors[name] = tensor
 
     def _pads_of(self, sizes: Mapping[str, int]) -> dict[str, float]:
         return {name: _size(column.pad, sizes) for name, column in self.columns.items()}
@@ -94,7 +98,7 @@ class Table:
     def head(self, n: int) -> Self:
         """A view of the first n rows."""
         view = object.__new__(type(self))
-        view.num_rows, view.columns, view._pads = n, self.columns, self._pads
+        view.num_rows, view.take, view.columns, view._pads = n, self.take, self.columns, self._pads
         view._tensors = {name: tensor[:n] for name, tensor in self._tensors.items()}
         return view
 
@@ -147,19 +151,3 @@ def _shape(column: Column, sizes: Mapping[str, int]) -> tuple[int, ...]:
 
 def _size(size: float | str, sizes: Mapping[str, int]) -> float:
     return sizes[size] if isinstance(size, str) else size
-
-
-def _filled(shape: tuple[int, ...], pad: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Pads; on a CPU the system provides zeros page by page when they are first written.
-
-    torch writes them all at once: 4 GiB then take ten seconds of start-up and are resident from the beginning.
-    Huge pages, which numpy asks for, make a step wait for 2 MiB of zeros in each layer wherever it is the first to
-    write: a 40-token prompt on scattered pages took 650 ms of CPU time instead of 38, and decoding gained nothing.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if pad != 0 or device.type != "cpu" or sys.platform != "linux" or num_bytes == 0:
-        return torch.full(shape, pad, dtype=dtype, device=device)
-    untouched = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel that was built without huge pages does not know the word
-        untouched.madvise(mmap.MADV_NOHUGEPAGE)
-    return torch.frombuffer(untouched, dtype=dtype).view(shape)

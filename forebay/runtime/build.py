@@ -16,6 +16,7 @@ from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
 from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.draft_head import DraftHead
@@ -40,16 +41,18 @@ def build_runner(
     width: int = 1,
     drafter: Drafter | None = None,
     assistant: Assistant | None = None,
+    regions: Regions | None = None,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
-    `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes.
-    `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts
-    among them are the `drafter`'s, or the `assistant`'s, else they come with the plans. Sets
-    torch's threads for the whole process: one beside the native ops, whose own threads would otherwise compete with
-    torch's for the cores.
+    `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes; `regions` None: some of
+    its own. `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts among
+    them are the `drafter`'s, or the `assistant`'s, else they come with the plans. Sets torch's threads for the whole
+    process: one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
+    regions = Regions(device) if regions is None else regions
+    take = partial(regions.take, Tag.KV_CACHE)
     cache = CachePool(
         (*model.cache_specs(), *(() if drafter is None else drafter.cache_specs)),
         types,
@@ -57,17 +60,22 @@ def build_runner(
         num_slots=sizes.num_slots,
         num_scratch=sizes.num_scratch,
         device=device,
+        take=take,
     )
     pages_per_row = ceil_div(sizes.context_length, sizes.page_size)
-    rows = RequestRows(sizes.max_running_requests, pages_per_row, num_drafts=width - 1, device=device)
-    graphs = graphs or graphs_for(ops, device)
+    rows = RequestRows(sizes.max_running_requests, pages_per_row, num_drafts=width - 1, device=device, take=take)
+    graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
-    proposer: Callable[[Forward], DeviceProposer] | None = None
-    if drafter is not None:
-        proposer = partial(DraftHead, drafter=drafter, **limits, sizes=graph_sizes, backend=graphs)
-    elif assistant is not None:
-        proposer = partial(FrozenDraft, assistant=assistant, sizes=graph_sizes, backend=graphs)
-    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "proposer": proposer, **limits}
-    own["taps"] = () if drafter is None else drafter.taps
+    taps = () if drafter is None else drafter.taps
+    own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "taps": taps, **limits}
+    own["proposer"] = _proposer(drafter, assistant, limits, sizes=graph_sizes, backend=graphs)
     return ModelRunner(model, ops, cache=cache, rows=rows, **own)
+
+
+def _proposer(
+    drafter: Drafter | None, assistant: Assistant | None, limits: dict[str, Any], **graphs: Any
+) -> Callable[[Forward], DeviceProposer] | None:
+    if drafter is not None:
+        return partial(DraftHead, drafter=drafter, **limits, **graphs)
+    return None if assistant is None else partial(FrozenDraft, assistant=assistant, **graphs)

@@ -64,7 +64,7 @@ class Head:
             "starts": Column(torch.int64, pad=0),
             "lens": Column(torch.int64, pad=0),
         }
-        self.kept = Table(forward.rows.num_rows, columns=columns, device=device)
+        self.kept = Table(forward.rows.num_rows, columns=columns, device=device, take=forward.rows.take)
         self.counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
         self._kinds = no_kinds(device)
 

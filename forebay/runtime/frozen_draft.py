@@ -78,7 +78,7 @@ class FrozenDraft:
         self._ops = forward.ops
         device = rows.kv_lens.device
         columns = {_HIDDEN: Column(assistant.dtype, (assistant.backbone_size,), pad=0)}
-        self.kept = Table(rows.num_rows, columns=columns, device=device)
+        self.kept = Table(rows.num_rows, columns=columns, device=device, take=rows.take)
         self._lens = torch.empty(0, dtype=torch.int64, device=device)  # of the step's rows, before it
         self._counts = torch.arange(rows.num_rows + 1, dtype=torch.int32, device=device)
         self.runners = [

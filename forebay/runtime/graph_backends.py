@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Final, Protocol, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from forebay.base.log import event, get_logger
 from forebay.ops import Ops
 from forebay.ops.native import NativeOps
+from forebay.pools.regions import Regions, Tag
 from forebay.runtime.recorder import Arena, Recorder, TapeGraph
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # of named tuples
@@ -102,9 +104,9 @@ class CpuGraphs:
     captures_quickly: ClassVar = True
     captures_prompts: ClassVar = True
 
-    def __init__(self, ops: NativeOps) -> None:
+    def __init__(self, ops: NativeOps, regions: Regions) -> None:
         self._ops = ops
-        self.arena = Arena()
+        self.arena = Arena(partial(regions.take, Tag.CUDA_GRAPH))
 
     def capture(self, step: Callable[[], Outputs]) -> TapeGraph[Outputs]:
         started = time.perf_counter()
@@ -117,8 +119,8 @@ class CpuGraphs:
         return graph
 
 
-def graphs_for(ops: Ops, device: torch.device | str) -> GraphBackend:
+def graphs_for(ops: Ops, device: torch.device | str, regions: Regions) -> GraphBackend:
     """The backend that fits where steps run: CUDA graphs on a GPU, tapes of native kernels, else plain Python."""
     if torch.device(device).type == "cuda":
         return CudaGraphs(device)
-    return CpuGraphs(ops) if isinstance(ops, NativeOps) else Eager()
+    return CpuGraphs(ops, regions) if isinstance(ops, NativeOps) else Eager()

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forebay.ops import tape as native
 from forebay.ops.kernels import Kernels
 from forebay.ops.tape import Tape
+from forebay.pools.regions import Take
 
 Outputs = TypeVar("Outputs", bound=tuple[Tensor, ...])  # named tuples
 
@@ -49,13 +50,14 @@ class Uncapturable(Exception):
 
 
 class Arena:
-    """Memory for what a step computes, in blocks that are never given back. Owned by one backend.
+    """Memory for what a step computes, in blocks that `take` makes and that are never given back. Owned by one backend.
 
     A tensor's bytes are free again when the last view of them dies: so a recording uses as much memory as the step did,
     and graphs recorded one after the other share the same bytes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, take: Take) -> None:
+        self._take_block = take
         self._free: list[tuple[int, int, int]] = []  # (block, offset, size), in order
         self._blocks: list[np.ndarray[Any, np.dtype[np.uint8]]] = []
 
@@ -97,9 +99,7 @@ class Arena:
 
     def _grow(self, size: int) -> tuple[int, int, int]:
         length = max(size, _BLOCK_BYTES)
-        raw = np.empty(length + _ALIGN, dtype=np.uint8)
-        start = -raw.ctypes.data % _ALIGN
-        self._blocks.append(raw[start : start + length])
+        self._blocks.append(self._take_block(length).numpy())
         gap = (len(self._blocks) - 1, 0, length)
         self._free.append(gap)
         return gap

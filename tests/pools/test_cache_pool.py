@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from forebay.pools.cache_spec import (
     SlidingWindow,
     cache_sizes,
 )
+from forebay.pools.regions import Regions, Tag
 from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
 from tests.ops.recurrences import state_batch
 from tests.pools.caches import all_tensors, cache_types
@@ -209,7 +211,8 @@ def test_c14_reset_padding_zeroes_page_zero_and_slot_zero_alone():
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_a_large_cache_takes_no_memory_until_it_is_written():
     before = resident_bytes()
-    cache = pool([FullAttention(num_kv_heads=2, head_dim=5)], num_pages=200_000, page_size=16)
+    take = partial(Regions().take, Tag.KV_CACHE)
+    cache = pool([FullAttention(num_kv_heads=2, head_dim=5)], num_pages=200_000, page_size=16, take=take)
     assert sum(region.num_bytes for region in cache.regions()) > 240 << 20
     assert resident_bytes() - before < 32 << 20
     cache.kv(0).k[: 64 << 14].fill_(1.0)

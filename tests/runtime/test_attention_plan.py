@@ -13,6 +13,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.native import NativeOps
 from forebay.pools.cache_spec import FullAttention, LatentAttention, SlidingWindow
+from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import CpuGraphs
 from tests.models.drive import Driver
 from tests.models.tiny import CASES, shared_tiny
@@ -79,7 +80,7 @@ class Step:
 def test_a_replay_plans_anew_once_for_each_page_map(native_ops: NativeOps) -> None:
     """Lengths change from replay to replay, and with them blocks, segments and what is worth sharing."""
     step = Step(native_ops)
-    graph = CpuGraphs(native_ops).capture(step)
+    graph = CpuGraphs(native_ops, Regions()).capture(step)
     assert graph.num_kernels == 2 * LAYERS + 2
     for lens in ([1, 1, 1, 1], [400, 350, 30, 1], [640, 640, 5, 600], [63, 64, 65, 128], [2, 3, 513, 512]):
         step.seq_lens.copy_(torch.tensor(lens))

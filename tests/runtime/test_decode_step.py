@@ -10,6 +10,7 @@ from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
+from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.build import build_runner
 from forebay.runtime.decode_step import DecodeInputs
@@ -63,7 +64,9 @@ def test_c13_padded_tokens_of_a_step_with_prompts_are_nobodys():
 def test_c14_a_captured_decode_step_begins_by_resetting_the_padding_row(spoiled, native_ops):
     """Else what one replay leaves in row 0 is where the next one begins."""
     model = models.load(open_checkpoint(shared_tiny("llama").path), ops=native_ops, dtype=torch.float32)
-    runner = hybrid_runner(model, vocab_size=VOCAB, ops=native_ops, graphs=CpuGraphs(native_ops), graph_sizes=[PADDED])
+    runner = hybrid_runner(
+        model, vocab_size=VOCAB, ops=native_ops, graphs=CpuGraphs(native_ops, Regions()), graph_sizes=[PADDED]
+    )
     plans = HybridPlanner(runner)
     for row in (1, 2):
         plans.begin(row, random_ids(4, seed=row))

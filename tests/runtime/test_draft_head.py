@@ -11,6 +11,7 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models.drafter import OwnHead
+from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import Eager, graphs_for
 from tests.kernels import NATIVE
 from tests.models.heads import Headed, make_headed
@@ -40,7 +41,7 @@ def planner(request, headed) -> Callable[[str], HybridPlanner]:
     def of(case: str) -> HybridPlanner:
         checkpoint = open_checkpoint(headed(case).path, draft_head=True)
         model = models.load(checkpoint, ops=ops, dtype=torch.float32, draft_head=True)
-        graphs = graphs_for(ops, "cpu") if captured else Eager()
+        graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
         drafter = OwnHead(model, ops)
         runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, drafter=drafter)
         return HybridPlanner(runner)

@@ -10,6 +10,7 @@ import torch
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
+from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import Eager, graphs_for
 from tests.kernels import NATIVE
 from tests.models.eagles import Head, load_head, make_head, make_target
@@ -48,7 +49,7 @@ def planner(request, headed) -> Callable[[str], HybridPlanner]:
         checkpoint = open_checkpoint(oracle.path.parent)
         model = models.load(checkpoint, ops=ops, dtype=torch.float32)
         drafter = load_head(oracle.path, model, checkpoint.config, ops, third=oracle.third)
-        graphs = graphs_for(ops, "cpu") if captured else Eager()
+        graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
         return HybridPlanner(
             hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, drafter=drafter)
         )

@@ -15,6 +15,7 @@ from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
 from forebay.models.assistant import Assistant
 from forebay.ops import Ops
+from forebay.pools.regions import Regions
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.forward import Forward
@@ -50,7 +51,7 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def drafting(path: Path, ops: Ops, request: pytest.FixtureRequest) -> Drafting:
-    return made(path, ops, graphs_for(ops, "cpu"))
+    return made(path, ops, graphs_for(ops, "cpu", Regions()))
 
 
 def ids_of(row: int) -> list[int]:
@@ -92,7 +93,7 @@ def drafts(drafting: Drafting, batch: list[int], count: int = MOST) -> Tensor:
 @pytest.mark.parametrize("captured", [False, True])
 @torch.inference_mode()
 def test_a_step_drafts_for_each_row_what_it_would_alone(captured, path, ops):
-    drafting = made(path, ops, graphs_for(ops, "cpu") if captured else Eager())
+    drafting = made(path, ops, graphs_for(ops, "cpu", Regions()) if captured else Eager())
     expected = {row: our_drafts(drafting.model, drafting.assistant, ids_of(row)) for row in LENGTHS}
     if captured:
         while drafting.frozen.capture_next():

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from forebay.ops import Ops, make_ops
+from forebay.pools.regions import Regions
 from forebay.pools.table import Column, Table
 from forebay.runtime.graph_backends import CpuGraphs, CudaGraphs, Eager, GraphBackend, graphs_for
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
@@ -52,7 +53,7 @@ def test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step(kind
     """C13, C15: buffers are poisoned before each replay; the bare step has no padding at all."""
     width, frozen = KINDS[kind]
     graphed, bare = (Engine(graph_ops, dtype, width, frozen=frozen, device=device) for _ in range(2))
-    runner, inputs = runner_of(graphed, device, graphs_for(graph_ops, device))
+    runner, inputs = runner_of(graphed, device, graphs_for(graph_ops, device, Regions(device)))
     while runner.capture_next():
         pass
     for table, other in ((graphed.rows, bare.rows), (graphed.slots, bare.slots)):
@@ -74,7 +75,7 @@ def test_a_replay_equals_the_step_run_bare_for_every_batch_and_kind_of_step(kind
 def test_nothing_drifts_in_five_thousand_steps_of_random_batches(graph_ops, device):
     """C14: row 0 and slot 0 hold what one padded step leaves there, live rows what they hold without padding."""
     graphed, bare = (Engine(graph_ops, torch.float32, 1, device=device) for _ in range(2))
-    runner, _ = runner_of(graphed, device, graphs_for(graph_ops, device))
+    runner, _ = runner_of(graphed, device, graphs_for(graph_ops, device, Regions(device)))
     generator = torch.Generator().manual_seed(5)
     n = 4
     for step in range(5000):
@@ -105,7 +106,9 @@ def test_without_the_reset_of_the_padding_rows_lengths_drift(graph_ops, device):
     """The test above can fail: the same steps, with nothing declared as written."""
     engine = Engine(graph_ops, torch.float32, 1, device=device)
     inputs = StepInputs(8, device=device, sizes={"W": 1})
-    runner = GraphRunner(engine.step, inputs, writes=(), sizes=[8], backend=graphs_for(graph_ops, device))
+    runner = GraphRunner(
+        engine.step, inputs, writes=(), sizes=[8], backend=graphs_for(graph_ops, device, Regions(device))
+    )
     generator = torch.Generator().manual_seed(5)
     for _ in range(20):
         runner.run(random_values(generator, 5, 1, device), 5)
@@ -116,7 +119,9 @@ def test_without_the_reset_of_the_padding_rows_lengths_drift(graph_ops, device):
 @torch.inference_mode()
 def test_an_input_without_a_source_is_padded_and_not_left_as_it_was(backend, graph_ops, device):
     engine = Engine(graph_ops, torch.float32, 1, device=device)
-    runner, inputs = runner_of(engine, device, Eager() if backend == "eager" else graphs_for(graph_ops, device))
+    runner, inputs = runner_of(
+        engine, device, Eager() if backend == "eager" else graphs_for(graph_ops, device, Regions(device))
+    )
     generator = torch.Generator().manual_seed(1)
     values = random_values(generator, 5, 1, device)
     del values["mamba_track_mask"], values["hidden_states"]
@@ -133,7 +138,7 @@ def test_a_padded_row_is_at_least_as_long_as_the_step_is_wide(graph_ops, device)
     """Else `seq_len - width` is negative, and its attention empty or worse."""
     for width in (1, 4):
         engine = Engine(graph_ops, torch.float32, width, device=device)
-        runner, inputs = runner_of(engine, device, graphs_for(graph_ops, device))
+        runner, inputs = runner_of(engine, device, graphs_for(graph_ops, device, Regions(device)))
         runner.run(random_values(torch.Generator().manual_seed(1), 6, width, device), 6)
         assert (inputs.seq_lens[6:8] == width).all()
 
@@ -144,7 +149,7 @@ def test_a_capture_advances_no_live_row(graph_ops, device):
     once, twice = (Engine(graph_ops, torch.float32, 1, device=device) for _ in range(2))
     generator = torch.Generator().manual_seed(2)
     eager, _ = runner_of(once, device, Eager())
-    captured, _ = runner_of(twice, device, graphs_for(graph_ops, device))
+    captured, _ = runner_of(twice, device, graphs_for(graph_ops, device, Regions(device)))
     while eager.capture_next():
         pass
     for n in (3, 6, 1):  # each of a size of its own, whose inputs hold the values of the step before
@@ -163,7 +168,7 @@ def test_sizes_are_captured_largest_first_until_none_is_left(graph_ops, device):
         seen.append(inputs.num_rows)
         return engine.step(inputs)
 
-    runner = GraphRunner(step, inputs, writes=(), sizes=SIZES, backend=graphs_for(graph_ops, device))
+    runner = GraphRunner(step, inputs, writes=(), sizes=SIZES, backend=graphs_for(graph_ops, device, Regions(device)))
     with torch.inference_mode():
         while runner.capture_next():
             pass
@@ -173,7 +178,7 @@ def test_sizes_are_captured_largest_first_until_none_is_left(graph_ops, device):
 
 def test_graphs_of_one_backend_share_their_memory():
     ops = make_ops(NATIVE, 2)
-    backend = graphs_for(ops, "cpu")
+    backend = graphs_for(ops, "cpu", Regions())
     if not isinstance(backend, CpuGraphs):
         pytest.skip("no native ops on this machine")
     engine = Engine(ops, torch.float32, 1)
@@ -211,7 +216,7 @@ def test_a_step_that_reads_values_on_the_host_runs_by_its_python(look, graph_ops
         outputs = engine.step(inputs)
         return outputs._replace(hidden=torch.full_like(outputs.hidden, seen))
 
-    runner = GraphRunner(step, inputs, writes=(), sizes=[4], backend=graphs_for(graph_ops, "cpu"))
+    runner = GraphRunner(step, inputs, writes=(), sizes=[4], backend=graphs_for(graph_ops, "cpu", Regions()))
     values = random_values(torch.Generator().manual_seed(2), 4, 1)
     with torch.inference_mode(), caplog.at_level("WARNING"):
         for lengths in ([1, 2, 3, 4], [9, 7, 8, 0]):
@@ -270,4 +275,4 @@ def test_default_sizes_end_with_the_most_and_waste_little(most, quickly):
 
 @pytest.mark.gpu
 def test_cuda_graphs_are_what_a_gpu_gets():
-    assert isinstance(graphs_for(make_ops("triton", 1), "cuda"), CudaGraphs)
+    assert isinstance(graphs_for(make_ops("triton", 1), "cuda", Regions("cuda")), CudaGraphs)

@@ -12,6 +12,7 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.memory.slots import PAD
+from forebay.pools.regions import Regions
 from forebay.requests.step_plan import StepResult
 from forebay.runtime.graph_backends import CpuGraphs, Eager
 from tests.models.tiny import CASES, VOCAB, random_ids, shared_tiny
@@ -55,7 +56,7 @@ def test_padded_replays_give_the_bits_of_the_bare_step(case, dtype, native_ops, 
         runner = hybrid_runner(model, vocab_size=VOCAB, dtype=dtype, ops=native_ops, graphs=backend, graph_sizes=sizes)
         return HybridPlanner(runner)
 
-    graphed = planner(CpuGraphs(native_ops), [2, 5, NUM_ROWS + 2])
+    graphed = planner(CpuGraphs(native_ops, Regions()), [2, 5, NUM_ROWS + 2])
     assert entries(graphed, seed=4) == entries(planner(Eager(), list(range(1, NUM_ROWS + 1))), seed=4)
     extend = graphed.runner.extend
     assert extend is not None

@@ -1,0 +1,72 @@
+"""Memory that can be given back: where it lies, and what is left of it."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import weakref
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from forebay.pools.regions import Regions, Tag
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mappings of Linux")
+
+PAGES = 600
+
+
+def num_resident(memory: Tensor) -> int:
+    """Pages of it that take memory."""
+    first, last = (address // mmap.PAGESIZE for address in (memory.data_ptr(), memory.data_ptr() + len(memory) - 1))
+    with open("/proc/self/pagemap", "rb") as pages:
+        pages.seek(8 * first)
+        entries = np.frombuffer(pages.read(8 * (last - first + 1)), np.uint64)
+    return int(np.count_nonzero(entries >> 62))  # present, or swapped out
+
+
+@pytest.mark.parametrize("shared", [(), (Tag.KV_CACHE,)], ids=["own", "shared"])
+def test_released_pages_are_gone_and_come_back_as_zeros_where_they_were(shared: tuple[Tag, ...]) -> None:
+    regions = Regions(shared=shared)
+    caches = [regions.take(Tag.KV_CACHE, PAGES * mmap.PAGESIZE - 5) for _ in range(2)]
+    weights = regions.take(Tag.WEIGHTS, PAGES * mmap.PAGESIZE)
+    for memory in (*caches, weights):
+        assert not memory.any()
+        assert memory.data_ptr() % mmap.PAGESIZE == 0
+        memory.fill_(7)
+        assert num_resident(memory) == PAGES
+    regions.release(Tag.KV_CACHE)
+    assert [num_resident(memory) for memory in (*caches, weights)] == [0, 0, PAGES]
+    assert not any(memory.any() for memory in caches)
+    assert bool((weights == 7).all())
+    assert regions.num_bytes(Tag.KV_CACHE) == 2 * (PAGES * mmap.PAGESIZE - 5)
+
+
+def test_another_mapping_of_the_file_has_the_same_bytes_at_the_place_told() -> None:
+    regions = Regions(shared=[Tag.KV_CACHE])
+    first, second = (regions.take(Tag.KV_CACHE, size) for size in (mmap.PAGESIZE + 1, 3 * mmap.PAGESIZE))
+    second.fill_(3)
+    first[5] = 9
+    places = [regions.place(address) for address in (first.data_ptr() + 5, second.data_ptr() + 100)]
+    (fd, at), (same, there) = places
+    assert fd == same
+    assert there == 2 * mmap.PAGESIZE + 100
+    with mmap.mmap(fd, 0) as elsewhere:
+        assert (elsewhere[at], elsewhere[there]) == (9, 3)
+        elsewhere[there] = 8
+        assert second[100] == 8
+        regions.release(Tag.KV_CACHE)
+        assert elsewhere[at] == elsewhere[there] == 0
+    with pytest.raises(KeyError, match="in no region that is shared: \\['kv_cache'\\] are"):
+        regions.place(regions.take(Tag.WEIGHTS, 10).data_ptr())
+
+
+def test_memory_goes_with_the_last_who_holds_a_view() -> None:
+    regions = Regions()
+    memory = regions.take(Tag.WEIGHTS, 77 * mmap.PAGESIZE)
+    mapped = weakref.ref(regions._mapped[Tag.WEIGHTS][0].memory)
+    del regions
+    assert mapped() is not None
+    del memory
+    assert mapped() is None
