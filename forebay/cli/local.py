@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from forebay.base.errors import from_code
 from forebay.base.log import setup_logging
+from forebay.config.disaggregation import refuse_without_server
 from forebay.config.engine_config import Config
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.launch import launch
@@ -46,6 +47,7 @@ class LocalModel:
 @contextlib.asynccontextmanager
 async def local_model(config: Config) -> AsyncIterator[LocalModel]:
     """A loaded engine and its tokenizer; the tokenizer is read while the engine loads."""
+    refuse_without_server("this command", config)
     setup_logging(config.engine.log_level, process="client")
     engine = await AsyncEngine.connect(launch(config.engine))
     try:

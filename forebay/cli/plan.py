@@ -41,6 +41,7 @@ SETTINGS: Final = (
     "mem_fraction_static",
     "kv_cache_bytes",
     "retraction_host_bytes",
+    "disaggregation_mode",
     "disable_radix_cache",
     "mamba_scheduler_strategy",
     "page_size",
@@ -49,6 +50,7 @@ SETTINGS: Final = (
     "overlap_depth",
     "chunked_prefill_size",
     "max_running_requests",
+    "disaggregation_decode_extra_slots",
     "max_mamba_cache_size",
     "mamba_full_memory_ratio",
     "swa_full_tokens_ratio",
@@ -224,6 +226,8 @@ def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str]
             return str(budget.num_slots[kind.name]), reasons[kind.unit]
     if name == "max_running_requests" and budget.max_running_requests < config.engine.memory.max_running_requests:
         return str(budget.max_running_requests), reasons["request rows"]
+    if name == "disaggregation_decode_extra_slots" and budget.pre_alloc_size < budget.demand.pre_alloc_size:
+        return str(budget.pre_alloc_size), reasons["request rows"]
     if name == "context_length" and budget.context_length < config.engine.memory.context_length:
         return str(budget.context_length), reasons["context length"]
     return None

@@ -43,7 +43,9 @@ ABSENT: Final = _by_name(
         "speculation is set by --speculative-algorithm, -num-draft-tokens, -draft-model-path and the -ngram- ones": (
             "speculative_*"
         ),
-        "prefill and decode share one server in this version": "disaggregation_* kv_transfer_config",
+        "prefill and decode servers are set by --disaggregation-mode, -transfer-backend and -bootstrap-port, or --pd": (
+            "disaggregation_* kv_transfer_config enable_pd_role_switch"
+        ),
         "metrics are always on, at /metrics: leave it out": "enable_metrics metrics",
         "the prefix cache is on unless --disable-radix-cache: leave it out": "enable_prefix_caching cache_prompt",
         "prompts are always computed in chunks, of --chunked-prefill-size: leave it out": "enable_chunked_prefill",
@@ -109,7 +111,9 @@ ABSENT_QUANTIZATIONS: Final = _by_name(
 # Values of --mamba-scheduler-strategy that the field knows.
 ABSENT_STRATEGIES: Final = _by_name(
     {
-        "tracking slots are part of what a request is admitted with: use extra_buffer": "extra_buffer_lazy",
+        "tracking slots are part of what a request is admitted with, in any --disaggregation-mode: use extra_buffer": (
+            "extra_buffer_lazy"
+        ),
     }
 )
 

@@ -68,6 +68,24 @@ class SpeculativeAlgorithm(StrEnum):
         return self not in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM)
 
 
+class DisaggregationMode(StrEnum):
+    """Which half of a request an engine computes."""
+
+    NULL = "null"  # both
+    PREFILL = "prefill"  # the prompt and its first token; what layers keep of it goes to a decode server
+    DECODE = "decode"  # all tokens behind the first
+
+
+class TransferBackend(StrEnum):
+    """How what layers keep comes from one engine to another."""
+
+    AUTO = "auto"  # by the peer: shm where it is on this machine, else tcp
+    SHM = "shm"  # one copy into memory that both processes map
+    TCP = "tcp"
+    NIXL = "nixl"
+    MOONCAKE = "mooncake"
+
+
 class StateStrategy(StrEnum):
     """How states of recurrent layers come into the prefix cache; see `memory.anchors`."""
 
@@ -167,6 +185,47 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Chaos:
+    """Faults on purpose, between servers of this machine alone: the share of messages that are lost, how long each is
+    held up, and about how often a server of a role is killed (0: never). Times are in seconds."""
+
+    drop: float = 0.0
+    delay_s: float = 0.0
+    kill_prefill_s: float = 0.0
+    kill_decode_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DisaggregationOptions:
+    """Which half of requests is computed here, and how the other half is reached. Times are in seconds.
+
+    `host` and `bootstrap_port` are where prefill listens for decode (0: any free port). Both sides of a connection have
+    the `cluster_key`; it may be empty between servers on loopback alone. On decode, `decode_extra_slots` requests may
+    hold memory besides those that run, and each is offered `num_reserved_decode_tokens` tokens of room.
+    """
+
+    mode: DisaggregationMode = DisaggregationMode.NULL
+    transfer_backend: TransferBackend = TransferBackend.AUTO
+    host: str = "127.0.0.1"
+    bootstrap_port: int = 8998
+    bootstrap_timeout_s: float = 15.0  # for the other half to be found
+    lease_s: float = 30.0  # of a transfer that nothing is heard of
+    heartbeat_s: float = 2.0  # a peer that misses three is taken for dead
+    decode_extra_slots: int = 0
+    num_reserved_decode_tokens: int = 512
+    cluster_key: bytes = field(default=b"", repr=False)
+    chaos: Chaos = Chaos()
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.mode is DisaggregationMode.PREFILL
+
+    @property
+    def is_decode(self) -> bool:
+        return self.mode is DisaggregationMode.DECODE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerConfig(SchedulingOptions):
     """The options, and the pools as memory was divided."""
 
@@ -176,6 +235,7 @@ class SchedulerConfig(SchedulingOptions):
     context_length: int
     kinds: KindConfig = KindConfig()
     speculation: SpeculationOptions = SpeculationOptions()
+    disaggregation: DisaggregationOptions = DisaggregationOptions()  # with as many extra slots as memory has room for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,6 +257,7 @@ class EngineConfig:
     scheduling: SchedulingOptions
     kinds: KindOptions
     speculation: SpeculationOptions = SpeculationOptions()
+    disaggregation: DisaggregationOptions = DisaggregationOptions()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,6 +285,7 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     log_level: str = "info"
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
+    pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 
 
 class Setting(msgspec.Struct, frozen=True):

@@ -96,6 +96,8 @@ RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {
     "page_size": _page_size,
     "mamba_track_interval": _track_interval,
 }
+# What somebody may have asked for and is of no use without a prefix cache, and what is then instead.
+WITHOUT_TREE: Final = {"mamba_scheduler_strategy": (StateStrategy.EXTRA_BUFFER.value, StateStrategy.NO_BUFFER.value)}
 OPTIONAL: Final = {"max_mamba_cache_size": "by --mamba-full-memory-ratio, and no more than can be of use"}
 
 

@@ -13,11 +13,13 @@ from forebay.base.log import event, get_logger
 from forebay.base.paths import cache_folder
 from forebay.base.units import ceil_div, human_bytes
 from forebay.base.variants import PREBUILT, cpu_flags
-from forebay.config import kinds, machine, speculation
+from forebay.config import disaggregation, kinds, machine, speculation
 from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
     Config,
+    DisaggregationMode,
+    DisaggregationOptions,
     EngineConfig,
     KernelBackend,
     KindOptions,
@@ -31,6 +33,7 @@ from forebay.config.engine_config import (
 )
 from forebay.config.flag import AUTO, BYTES, SECRET, Auto, Decision, Settled, Value
 from forebay.config.gpu import GpuMemory, gpu_memory
+from forebay.config.keys import api_keys, cluster_key, read_text
 from forebay.config.rules import OPTIONAL, RULES, Facts, kv_cache_bytes, weight_bytes, why_not_rounded
 from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
@@ -40,8 +43,6 @@ from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
 from forebay.formats.weight_shapes import WeightShapes
 
-MAX_KEY_FILE_BYTES: Final = 1 << 16
-MIN_KEY_CHARS: Final = 8
 _ENUMS: Final = {flag.name: type(flag.choices[0]) for flag in FLAGS if flag.choices}  # or plain text
 _GROUPS: Final = {
     "types": CacheTypes,
@@ -49,6 +50,7 @@ _GROUPS: Final = {
     "scheduling": SchedulingOptions,
     "kinds": KindOptions,
     "speculation": SpeculationOptions,
+    "disaggregation": DisaggregationOptions,
 }
 _REASONS: Final = {"flag": "the command line", "env": "the environment", "file": "the configuration file"}
 
@@ -100,16 +102,17 @@ def resolve(
         warn(warning)
     _refuse_contradictions(given)
     written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
-    keys = _keys(written, "api_key"), _keys(written, "admin_api_key")
+    keys = api_keys(written, "api_key"), api_keys(written, "admin_api_key")
     check_exposure(str(written["host"]), keys[0])
     _refuse_pointless_isolation(given, keys)
     facts = _facts(given, survey, num_keys=sum(map(len, keys)))
-    settled, reasons = _decide(given, facts)
+    settled, reasons = _decide(given, facts, warn)
     for problem in _what_cannot_work(given, facts, settled):
         raise ConfigError(problem)
     _cut_to_model(given, facts, settled, reasons)
     values = _field_values(settled)
     values |= speculation.field_values(settled, auto=given["speculative_algorithm"].value is AUTO)
+    values |= disaggregation.field_values(settled, cluster_key(settled))
     return Config(
         engine=_build(EngineConfig, values, **{name: _build(kind, values) for name, kind in _GROUPS.items()}),
         server=_build(
@@ -170,59 +173,32 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
             clash("disable_radix_cache", "radix_eviction_policy", "without the cache nothing is evicted")
         if written("cache_isolation"):
             clash("disable_radix_cache", "cache_isolation", "without the cache nothing is shared")
-    page_size = given["page_size"].value if written("page_size") else None
-    radix_cache = given["disable_radix_cache"].value is not True
-    for clashing in kinds.clashes(given["mamba_scheduler_strategy"].value, page_size, radix_cache=radix_cache):
+    values = {name: item.value for name, item in given.items()}
+    for clashing in disaggregation.clashes(values, written):
         clash(*clashing)
-    for clashing in speculation.clashes({name: item.value for name, item in given.items()}, written):
+    page_size = values["page_size"] if written("page_size") else None
+    radix_cache = values["disable_radix_cache"] is not True
+    if disaggregation.keeps_tree(values):
+        for clashing in kinds.clashes(values["mamba_scheduler_strategy"], page_size, radix_cache=radix_cache):
+            clash(*clashing)
+    for clashing in speculation.clashes(values, written):
         clash(*clashing)
     over("context_length", "max_total_tokens", "one request could not fit: raise the second")
     over("page_size", "max_total_tokens", "not a single page fits")
     over("stall_timeout", "request_timeout", "the first could never be reached")
 
 
-def _keys(written: Settled, name: str) -> tuple[str, ...]:
-    path = written.get(f"{name}_file")
-    option = BY_NAME[f"{name}_file"].option
-    if name in written:
-        keys = [str(written[name])]
-    elif path is not None:
-        keys = _read_keys(Path(str(path)), option)
-    else:
-        return ()
-    if any(len(key) < MIN_KEY_CHARS or not key.isascii() or not key.isprintable() for key in keys):
-        raise ConfigError(f"{BY_NAME[name].option}: a key is at least {MIN_KEY_CHARS} printable ASCII characters long")
-    return tuple(keys)
-
-
-def _read_keys(path: Path, option: str) -> list[str]:
-    text = _read_text(path, option, MAX_KEY_FILE_BYTES)
-    keys = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if not keys:
-        raise ConfigError(f"{option} {path}: there is no key in it")
-    if path.stat().st_mode & 0o007:
-        log.warning(event("key_file_open", path=path, problem="others can read it", fix=f"chmod 600 {path}"))
-    return keys
-
-
-def _read_text(path: Path, option: str, limit: int) -> str:
-    try:
-        if path.stat().st_size > limit:
-            raise ConfigError(f"{option} {path}: larger than {human_bytes(limit)}")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{option} {path}: cannot be read ({error})") from None
-
-
 def _read_template(path: Value | None) -> str | None:
-    return None if path is None else _read_text(Path(str(path)), "--chat-template", 1 << 20)
+    return None if path is None else read_text(Path(str(path)), "--chat-template", 1 << 20)
 
 
 def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
-    by_own_head = given["speculative_algorithm"].value == SpeculativeAlgorithm.NEXTN
-    by_own_head &= not isinstance(given["speculative_draft_model_path"].value, str | Path)
+    guesses = given["disaggregation_mode"].value != DisaggregationMode.PREFILL
+    draft_path = given["speculative_draft_model_path"].value if guesses else None
+    by_own_head = guesses and given["speculative_algorithm"].value == SpeculativeAlgorithm.NEXTN
+    by_own_head &= not isinstance(draft_path, str | Path)
     model, weights = survey.model(path, by_own_head)
     host_memory, gpu = survey.memory(), None
     if given["device"].value == "cuda":
@@ -236,7 +212,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
         model_path=path,
         model=model,
         weights=weights,
-        draft=_draft_weights(given["speculative_draft_model_path"].value),
+        draft=_draft_weights(draft_path),
         cores=machine.usable_cores(),
         memory=host_memory if gpu is None else machine.Amount(gpu.free, "free on the GPU"),
         host_memory=host_memory,
@@ -262,13 +238,12 @@ def _refuse_pointless_isolation(given: dict[str, Given], keys: tuple[tuple[str, 
         )
 
 
-def _decide(given: dict[str, Given], facts: Facts) -> tuple[Settled, dict[str, str]]:
+def _decide(given: dict[str, Given], facts: Facts, warn: Callable[[str], None]) -> tuple[Settled, dict[str, str]]:
     """Every value that is not absent, and the reasons of those that a rule chose."""
-    settled = Settled()
-    reasons: dict[str, str] = {}
-    for name, item in given.items():
-        if not isinstance(item.value, Auto):
-            settled[name] = item.value
+    settled = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
+    reasons = disaggregation.overrule(settled)
+    for name in reasons.keys() & {name for name, item in given.items() if not isinstance(item.value, Auto)}:
+        warn(f"{given[name].origin} ({_shown(name, given[name].value)}) becomes {settled[name]}: {reasons[name]}")
     for name, rule in RULES.items():
         if name in settled:
             continue
@@ -320,6 +295,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         near = ceil_div(interval, page) * page
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
     yield from speculation.problems(settled, asked)
+    yield from disaggregation.problems(settled, asked)
 
 
 def _what_would_fit(facts: Facts, settled: Settled) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
 from forebay.base.variants import AMX, VARIANTS, variants_for
-from forebay.config import kinds, speculation
+from forebay.config import disaggregation, kinds, speculation
 from forebay.config.engine_config import CacheIsolation, KernelBackend, SpeculativeAlgorithm
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
@@ -210,11 +210,13 @@ RULES: Final[dict[str, Rule]] = {
     "activation_bits": _activation_bits,
     "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
     "kv_cache_dtype": _kv_cache_dtype,
+    **disaggregation.RADIX_RULES,
     **kinds.RULES,
     "mem_fraction_static": _mem_fraction_static,
     "kv_cache_bytes": partial(kv_cache_bytes, modest=True),
     "retraction_host_bytes": _retraction_host_bytes,
     "max_running_requests": _max_running_requests,
+    **disaggregation.RULES,
     "chunked_prefill_size": _chunked_prefill_size,
     "mixed_chunk_size": _mixed_chunk_size,
     "cuda_graph_max_bs": _cuda_graph_max_bs,
@@ -230,6 +232,7 @@ OPTIONAL: Final = {
     "max_total_tokens": "what the memory holds",
     **kinds.OPTIONAL,
     **speculation.OPTIONAL,
+    **disaggregation.OPTIONAL,
     "api_key": "none: only this machine can connect",
     "api_key_file": "none: only this machine can connect",
     "admin_api_key": "none: the admin routes are absent",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.config import kinds, speculation
+from forebay.config import disaggregation, kinds, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS
 from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
@@ -192,7 +192,6 @@ _CACHE: Final = in_group(
         "disable_radix_cache",
         BOOL,
         "compute every prompt anew",
-        default=False,
         aliases=("--no-enable-prefix-caching", "--no-cache-prompt", "--no-prefix-cache"),
     ),
     Flag(
@@ -283,6 +282,7 @@ FLAGS: Final = (
     *_SCHEDULING,
     *speculation.FLAGS,
     *_CACHE,
+    *disaggregation.FLAGS,
     *_HTTP,
     *_SECURITY,
     *_LIMITS,

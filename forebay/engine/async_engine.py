@@ -88,11 +88,14 @@ class AsyncEngine:
     async def start(cls, model: str | None = None, **flags: Any) -> AsyncIterator[AsyncEngine]:
         """An engine for the length of an `async with`, ready when the body begins. `flags` are those of the command
         line, with underscores: `AsyncEngine.start(model="...", context_length=4096)`."""
+        from forebay.config.disaggregation import refuse_without_server
         from forebay.config.resolve import resolve
         from forebay.config.sources import refuse_server_settings
 
         refuse_server_settings(flags)
-        engine = await cls.connect(launch(resolve({"model": model, **flags}).engine))
+        config = resolve({"model": model, **flags})
+        refuse_without_server("AsyncEngine.start", config)
+        engine = await cls.connect(launch(config.engine))
         try:
             await engine.ready()
             yield engine

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from forebay.base.errors import ForebayError, GenerationError, InvalidRequest, from_code
+from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.build import build_engine, give_back_freed_memory
@@ -70,6 +71,7 @@ class LLM:
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         refuse_server_settings(flags)
         config = resolve({"model": model, **flags})
+        refuse_without_server("LLM", config)
         scheduling = replace(
             config.engine.scheduling,
             queue_timeout_s=math.inf,

@@ -17,12 +17,16 @@ RECOMPUTE_SHARE: Final = 1 / 180
 
 
 def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddings: int) -> MemoryDemand:
-    memory, scheduling = config.memory, config.scheduling
+    memory, scheduling, extra = config.memory, config.scheduling, config.disaggregation.decode_extra_slots
+    certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
     return MemoryDemand(
         **asdict(replace(memory, context_length=min(memory.context_length, max_position_embeddings))),
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,
-        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling, config.speculation.num_draft_tokens),
+        pre_alloc_size=extra,
+        kinds=make_demands(
+            sizes, memory.page_size, config.kinds, scheduling, config.speculation.num_draft_tokens, certain
+        ),
     )
 
 
@@ -42,6 +46,7 @@ def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: i
         max_running_requests=budget.max_running_requests,
         context_length=budget.context_length,
         speculation=config.speculation,
+        disaggregation=replace(config.disaggregation, decode_extra_slots=budget.pre_alloc_size),
         kinds=KindConfig(
             **asdict(config.kinds),
             **limits,

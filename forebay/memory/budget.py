@@ -96,9 +96,11 @@ class KindDemand(ABC):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryDemand(MemoryOptions):
     """What is to be divided and what was asked for. `kv_bytes_per_token` are those of all layers together, 0 where none
-    keeps all tokens. `max_total_tokens` None: as the memory has it."""
+    keeps all tokens. `max_total_tokens` None: as the memory has it. `pre_alloc_size` requests, whose prompts arrive
+    while others run, hold as much as those; they are the first to have no room."""
 
     kv_bytes_per_token: int
+    pre_alloc_size: int = 0
     radix_cache: bool = True
     kinds: tuple[KindDemand, ...] = ()
 
@@ -141,17 +143,23 @@ class MemoryDemand(MemoryOptions):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
     """How large the pools are, without the padding page, slot and row: of each kind of cache, full KV among them, its
-    `num_slots`. Behind state slots lie `num_scratch` rows more. `context_length` is the most tokens of a row."""
+    `num_slots`. Behind state slots lie `num_scratch` rows more. `context_length` is the most tokens of a row;
+    `pre_alloc_size` rows are there beside those of running requests."""
 
     page_size: int
     num_slots: Mapping[str, int]
     num_scratch: int = 0
     max_running_requests: int
+    pre_alloc_size: int = 0
     context_length: int
 
     @property
     def num_pages(self) -> int:
         return self.num_slots[KV]
+
+    @property
+    def num_rows(self) -> int:
+        return self.max_running_requests + self.pre_alloc_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +204,8 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
         page_size=demand.page_size,
         num_slots=num_slots,
         num_scratch=sum(kind.num_scratch for kind in demand.kinds),
-        max_running_requests=rows,
+        max_running_requests=min(rows, demand.max_running_requests),
+        pre_alloc_size=max(0, rows - demand.max_running_requests),
         context_length=context,
         num_bytes={KV: (num_slots[KV] + 1) * demand.page_bytes}
         | {kind.name: kind.bytes_of(num_slots[kind.name]) for kind in demand.kinds},
@@ -221,14 +230,14 @@ def _refuse_too_little(demand: MemoryDemand) -> None:
 
 
 def _num_rows(demand: MemoryDemand) -> Decided:
-    """As many requests as were asked for and as their least needs allow."""
-    asked = demand.max_running_requests
+    """As many requests as were asked for, those that do not run yet among them, and as their least needs allow."""
+    asked = demand.max_running_requests + demand.pre_alloc_size
     one = demand.least_bytes(1)
     by_memory = 1 + (demand.kv_cache_bytes - one) // (demand.least_bytes(2) - one)
     needs = ["a page of its own"] if demand.page_bytes else []
     needs += [f"{kind.least(demand, 1) - kind.least(demand, 0)} {kind.unit}" for kind in demand.kinds]
     limits = [
-        (asked, "--max-running-requests"),
+        (asked, "--max-running-requests" + " and the extra slots of decode" * bool(demand.pre_alloc_size)),
         (by_memory, f"lowered from {asked}: each running request needs {', '.join(needs)}"),
     ]
     if demand.most_pages is not None:
@@ -279,7 +288,7 @@ def _kv_pages(demand: MemoryDemand, left: int, rows: int, following: list[KindDe
 
 
 def _lines(budget: MemoryBudget, reasons: Mapping[str, str]) -> list[BudgetLine]:
-    pages, rows, context = budget.num_pages, budget.max_running_requests, budget.context_length
+    pages, rows, context = budget.num_pages, budget.num_rows, budget.context_length
     kv = human_bytes(budget.demand.kv_bytes_per_token)
     lines = [
         BudgetLine("KV pages", in_tokens(pages, budget.page_size), reasons[KV]),

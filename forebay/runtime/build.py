@@ -63,7 +63,7 @@ def build_runner(
         take=take,
     )
     pages_per_row = ceil_div(sizes.context_length, sizes.page_size)
-    rows = RequestRows(sizes.max_running_requests, pages_per_row, num_drafts=width - 1, device=device, take=take)
+    rows = RequestRows(sizes.num_rows, pages_per_row, num_drafts=width - 1, device=device, take=take)
     graphs = graphs or graphs_for(ops, device, regions)
     graph_sizes = graph_sizes or default_sizes(sizes.max_running_requests, quickly=graphs.captures_quickly)
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}

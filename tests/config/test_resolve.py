@@ -10,7 +10,8 @@ import pytest
 
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.variants import VARIANTS
-from forebay.config.engine_config import Config, StateStrategy
+from forebay.config import disaggregation
+from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.flag import AUTO, SECRET, Auto
 from forebay.config.machine import Amount
 from forebay.config.resolve import Survey, resolve, written_values
@@ -117,10 +118,10 @@ def test_every_auto_has_a_rule_or_may_be_absent() -> None:
 
 
 def test_every_field_of_the_configuration_has_a_flag() -> None:
-    derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive"}
+    derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive", "cluster_key"}
     config = resolve()
-    wanted = (flat(config.engine).keys() | flat(config.server).keys()) - derived
-    assert wanted <= {flag.field.removeprefix(PREFIX) for flag in FLAGS}
+    wanted = (flat(config.engine).keys() | flat(config.server).keys()) - derived - flat(Chaos()).keys()
+    assert wanted <= {flag.field.removeprefix(PREFIX).removeprefix(disaggregation.PREFIX) for flag in FLAGS}
 
 
 @pytest.mark.parametrize(

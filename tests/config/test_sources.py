@@ -108,7 +108,7 @@ def test_a_callers_two_names_of_one_setting_must_agree() -> None:
 OPTIONS = [option for flag in FLAGS for option in flag.options]
 
 
-@pytest.mark.parametrize("key", [*ABSENT, "speculative_token_map", "disaggregation_mode"])
+@pytest.mark.parametrize("key", [*ABSENT, "speculative_token_map", "disaggregation_ib_device"])
 def test_what_the_field_has_and_we_have_not_is_said_in_every_place(key: str, tmp_path: Path) -> None:
     key = key.replace("*", "x")
     option, line = "--" + key.replace("_", "-"), why_absent(key)

@@ -191,9 +191,16 @@ MEMORY = (
     Mutant(
         "C4 the size is raised before memory is divided",
         "memory/kinds/hybrid_rows.py",
-        "            wanted = effective_mamba_size(self.configured, rows, self.per_request - 1)",
-        "            wanted = self.configured",
+        "self.raised or effective_mamba_size(self.configured, rows, self.per_request - 1)",
+        "self.raised or self.configured",
         "memory/test_budget.py::test_a_configured_size_that_is_too_small_is_raised_with_one_warning",
+    ),
+    Mutant(
+        "C4 the size of a decode server is raised by all that run or arrive",
+        "engine/sizing.py",
+        "memory.max_running_requests + extra if config.disaggregation.is_decode else 0",
+        "0",
+        "config/test_disaggregation.py::test_slots_of_a_decode_server_are_raised_before_memory_is_divided",
     ),
     Mutant(
         "C7 a group of rows and slots that is left by an exception gives back both",

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import KindOptions, SchedulerConfig, SchedulingOptions, StateStrategy
 from forebay.memory.budget import PARTS, KindDemand
-from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, StateDemand, tracking_slots
+from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, StateDemand, effective_mamba_size, tracking_slots
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.recurrent import States
 from forebay.memory.kinds.window import WindowDemand, Windows, window_margin
@@ -46,10 +46,15 @@ class CacheSizes(NamedTuple):
 
 
 def make_demands(
-    sizes: CacheSizes, page_size: int, options: KindOptions, scheduling: SchedulingOptions, width: int
+    sizes: CacheSizes,
+    page_size: int,
+    options: KindOptions,
+    scheduling: SchedulingOptions,
+    width: int,
+    num_certain: int = 0,
 ) -> tuple[KindDemand, ...]:
     """Of the kinds that layers keep, where a step computes up to `width` tokens of a decode. Without a prefix cache
-    nothing is tracked."""
+    nothing is tracked. `num_certain` requests, of a decode server, have slots whatever was configured."""
     demands: list[KindDemand] = []
     depth, tracks = scheduling.overlap_depth, options.strategy is StateStrategy.EXTRA_BUFFER and scheduling.radix_cache
     if sizes.window_bytes_per_token:
@@ -66,12 +71,15 @@ def make_demands(
             )
         )
     if sizes.state_bytes:
+        num_tracking, configured = tracking_slots(tracks, depth), options.max_mamba_cache_size
+        certain = num_certain if configured is not None else 0
         demands.append(
             StateDemand(
                 slot_bytes=sizes.state_bytes,
-                num_tracking=tracking_slots(tracks, depth),
+                num_tracking=num_tracking,
                 cached=scheduling.radix_cache,
-                configured=options.max_mamba_cache_size,
+                configured=configured,
+                raised=effective_mamba_size(configured or 0, certain, num_tracking) if certain else 0,
                 ratio=options.mamba_full_memory_ratio,
                 width=width,
             )

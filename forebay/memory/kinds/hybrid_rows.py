@@ -170,8 +170,9 @@ def tracking_slots(extra_buffer: bool, depth: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class StateDemand(KindDemand):
     """Slots for live states, `num_tracking` tracked ones of each request, and with `cached` those of the prefix cache.
-    `configured` None: by `ratio`, of their bytes to those of KV. With a `width` over 1 there are scratch slots, for the
-    states behind the tokens that one step verifies."""
+    `configured` None: by `ratio`, of their bytes to those of KV. `raised` is that of a decode server, to what all its
+    requests need, which is certain before memory is divided (C4). With a `width` over 1 there are scratch slots, for
+    the states behind the tokens that one step verifies."""
 
     name: ClassVar[str] = STATE
     unit: ClassVar[str] = "state slots"
@@ -187,6 +188,7 @@ class StateDemand(KindDemand):
     num_tracking: int
     cached: bool
     configured: int | None = None
+    raised: int = 0
     ratio: float
     width: int = 1
     scratch: Decided = (0, "")
@@ -224,7 +226,7 @@ class StateDemand(KindDemand):
         return num_requests * self.per_request
 
     def most_requests(self, demand: MemoryDemand) -> Decided:
-        slots = max(self._share(demand, 1), self.configured or 0)
+        slots = max(self._share(demand, 1), self.configured or 0, self.raised)
         return max(1, slots // self.per_request), f"{slots} state slots, {self.per_request} for each request"
 
     def num_slots(self, demand: MemoryDemand, rows: int, given: Mapping[str, int]) -> Decided:
@@ -234,7 +236,7 @@ class StateDemand(KindDemand):
         why_useful = f"more could not be of use beside the KV: one for every {_spacing(demand)} tokens"
         if self.configured is not None:
             asked = f"--max-mamba-cache-size {self.configured}"
-            wanted = effective_mamba_size(self.configured, rows, self.per_request - 1)
+            wanted = self.raised or effective_mamba_size(self.configured, rows, self.per_request - 1)
             if wanted > useful and useful <= affordable:
                 return useful, f"{asked}, lowered: {why_useful}"
             if wanted > affordable:

@@ -330,7 +330,7 @@ class WindowDemand(KindDemand):
         return num_requests * per_request + window_pages_in_flight(self.chunked_prefill_size, page, depth)
 
     def lines(self, budget: MemoryBudget, reason: str) -> list[BudgetLine]:
-        rows, page_size, num_pages = budget.max_running_requests, budget.page_size, budget.num_slots[self.name]
+        rows, page_size, num_pages = budget.num_rows, budget.page_size, budget.num_slots[self.name]
         least = self.least(budget.demand, rows)
         ratio = f"{self.ratio:g} of the KV pages (--swa-full-tokens-ratio)"
         why = f"what {rows} requests need" if num_pages == least else ratio

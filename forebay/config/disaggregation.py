@@ -1,0 +1,284 @@
+"""What can be set about prefill and decode on servers of their own: flags, what "auto" becomes, and what clashes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from forebay.base.errors import ConfigError
+from forebay.base.exposure import is_loopback
+from forebay.config import kinds
+from forebay.config.engine_config import (
+    Chaos,
+    Config,
+    DisaggregationMode,
+    DisaggregationOptions,
+    SpeculativeAlgorithm,
+    TransferBackend,
+)
+from forebay.config.flag import (
+    BOOL,
+    COUNT,
+    PATH,
+    SECONDS,
+    TEXT,
+    Auto,
+    Decision,
+    Flag,
+    Kind,
+    Settled,
+    Value,
+    in_group,
+)
+
+GROUP: Final = "prefill and decode on servers of their own"
+PREFIX: Final = "disaggregation_"
+DEFAULTS: Final = DisaggregationOptions()
+# Up to so many requests that run, twice as many more may be on their way: their KV is small beside what runs.
+FEW_RUNNING: Final = 32
+_MOST_SERVERS: Final = 64
+_CHAOS_UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0}
+
+
+def _parse_pd(text: str) -> Value:
+    """`local` is `local:1p1d`."""
+    word = text.strip().lower()
+    found = re.fullmatch(r"local(?::([0-9]{1,3})p([0-9]{1,3})d)?", word)
+    counts = (1, 1) if found is None or found[1] is None else (int(found[1]), int(found[2]))
+    if found is None or not all(1 <= count <= _MOST_SERVERS for count in counts):
+        raise ConfigError(f"{text!r} is not a set of servers: write local, local:1p1d or local:2p2d")
+    return "local:{}p{}d".format(*counts)
+
+
+def num_servers(pd: str) -> tuple[int, int]:
+    """Prefill and decode servers of a value of `--pd`."""
+    prefill, decode = re.findall("[0-9]+", pd)
+    return int(prefill), int(decode)
+
+
+def _parse_chaos(text: str) -> Value:
+    chaos_of(text)
+    return text.strip()
+
+
+def chaos_of(text: str) -> Chaos:
+    """`drop=1%,delay=50ms,kill-prefill=30s`."""
+    values: dict[str, float] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, amount = part.partition("=")
+        unit = r"%" if name == "drop" else "|".join(_CHAOS_UNITS)
+        found = re.fullmatch(rf"([0-9]+(?:\.[0-9]+)?)({unit})", amount)
+        if found is None or name not in ("drop", "delay", "kill-prefill", "kill-decode"):
+            raise ConfigError(
+                f"{part!r} is no fault: write drop=1%, delay=50ms, kill-prefill=30s or kill-decode=30s, with commas "
+                "between several"
+            )
+        if name == "drop":
+            values["drop"] = float(found[1]) / 100
+        else:
+            values[f"{name.replace('-', '_')}_s"] = float(found[1]) * _CHAOS_UNITS[found[2]]
+    if values.get("drop", 0.0) > 1:
+        raise ConfigError(f"{text!r}: more than all messages cannot be lost")
+    return Chaos(**values)
+
+
+FLAGS: Final = in_group(
+    GROUP,
+    Flag(
+        "disaggregation_mode",
+        TEXT,
+        "which half of requests is computed here: null, both; prefill, prompts; decode, what follows them",
+        default=DisaggregationMode.NULL.value,
+        choices=tuple(DisaggregationMode),
+    ),
+    Flag(
+        "disaggregation_transfer_backend",
+        TEXT,
+        "how what layers keep of a prompt comes to decode; auto: shm on one machine, else tcp",
+        choices=tuple(TransferBackend),
+    ),
+    Flag(
+        "disaggregation_bootstrap_port",
+        COUNT,
+        "port on which a prefill server listens for decode servers, 0 for any",
+        default=DEFAULTS.bootstrap_port,
+        low=0,
+        high=65535,
+    ),
+    Flag(
+        "disaggregation_bootstrap_timeout",
+        SECONDS,
+        "longest wait of a request for its other half",
+        default=DEFAULTS.bootstrap_timeout_s,
+        low=0.05,
+    ),
+    Flag(
+        "disaggregation_lease",
+        SECONDS,
+        "longest silence of a transfer",
+        default=DEFAULTS.lease_s,
+        low=0.05,
+    ),
+    Flag(
+        "disaggregation_heartbeat",
+        SECONDS,
+        "time between two signs of life of a server; one that misses three is taken for dead",
+        default=DEFAULTS.heartbeat_s,
+        low=0.05,
+        high=60.0,
+    ),
+    Flag(
+        "disaggregation_decode_extra_slots",
+        COUNT,
+        "requests beyond --max-running-requests whose prompts may arrive while as many as that run",
+        low=0,
+        high=65536,
+    ),
+    Flag(
+        "num_reserved_decode_tokens",
+        COUNT,
+        "tokens that a request has room for before its prompt is sent for",
+        default=DEFAULTS.num_reserved_decode_tokens,
+        low=1,
+        high=1 << 20,
+    ),
+    Flag(
+        "disaggregation_decode_enable_radix_cache",
+        BOOL,
+        "keep a prefix cache on a decode server; what is in it is not transferred again",
+        default=False,
+    ),
+    Flag("cluster_key_file", PATH, "a file with the key that servers prove to each other; needed off loopback"),
+    Flag("pd", Kind("local[:1p1d]", _parse_pd, str), "prefill, decode and a router of this machine as one server"),
+    Flag(
+        "chaos",
+        Kind("FAULTS", _parse_chaos, str),
+        "faults on purpose between servers of this machine: drop=1%,delay=50ms,kill-prefill=30s,kill-decode=30s",
+    ),
+)
+_OF_DECODE: Final = (
+    "disaggregation_decode_extra_slots",
+    "disaggregation_decode_enable_radix_cache",
+    "num_reserved_decode_tokens",
+)
+
+
+def keeps_tree(values: Mapping[str, object]) -> bool:
+    """Whether the role allows a prefix cache."""
+    enabled = values["disaggregation_decode_enable_radix_cache"] is True
+    return enabled or role_of(values) is not DisaggregationMode.DECODE
+
+
+def role_of(settled: Mapping[str, object]) -> DisaggregationMode:
+    return DisaggregationMode(str(settled["disaggregation_mode"]))
+
+
+def _disable_radix_cache(facts: object, settled: Settled) -> Decision:
+    if keeps_tree(settled):
+        return Decision(False, "what prompts have in common is computed once")
+    return Decision(True, "a decode server keeps no tree: prompts come from prefill, whose cache they are in")
+
+
+def _extra_slots(facts: object, settled: Settled) -> Decision:
+    running = settled.number("max_running_requests")
+    if role_of(settled) is not DisaggregationMode.DECODE:
+        return Decision(0, "for decode servers")
+    if running > FEW_RUNNING:
+        return Decision(0, f"{running} that may run hide the wait for one that comes")
+    return Decision(2 * running, f"twice the {running} that may run, whose prompts arrive meanwhile")
+
+
+RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {
+    "disaggregation_transfer_backend": lambda facts, settled: Decision(
+        TransferBackend.AUTO.value, "shm to a peer on this machine, tcp to any other"
+    ),
+    "disaggregation_decode_extra_slots": _extra_slots,
+}
+RADIX_RULES: Final[Mapping[str, Callable[[object, Settled], Decision]]] = {"disable_radix_cache": _disable_radix_cache}
+OPTIONAL: Final = {
+    "cluster_key_file": "none: peers are on this machine",
+    "pd": "none: one server",
+    "chaos": "none",
+}
+
+
+def overrule(settled: Settled) -> dict[str, str]:
+    """Settings that a role changes whoever wrote them, and why."""
+    role = role_of(settled)
+    if role is DisaggregationMode.PREFILL:
+        off: dict[str, Value] = {
+            "speculative_algorithm": "off",
+            "speculative_num_draft_tokens": 1,
+            "speculative_num_steps": 0,
+        }
+        settled.pop("speculative_draft_model_path", None)
+        settled.update(off)
+        return dict.fromkeys(off, "a prefill server generates one token of a request")
+    changed = {}
+    for name, (asked, instead) in ({} if keeps_tree(settled) else kinds.WITHOUT_TREE).items():
+        if settled.get(name) == asked:
+            settled[name] = instead
+            changed[name] = f"a decode server keeps no tree, which {asked} is for"
+    return changed
+
+
+def clashes(given: Mapping[str, object], written: Callable[[str], bool]) -> Iterator[tuple[str, str, str]]:
+    """Pairs of settings that cannot both hold, and why; `given` has values by name."""
+    role = role_of(given)
+    if written("pd"):
+        if role is not DisaggregationMode.NULL:
+            yield "pd", "disaggregation_mode", "the first starts servers of both roles: leave the second out"
+        if written("cluster_key_file"):
+            yield "pd", "cluster_key_file", "its servers have a key of their own: leave the second out"
+        return
+    if role is DisaggregationMode.PREFILL:
+        for name in filter(written, _OF_DECODE):
+            yield "disaggregation_mode", name, "the second is for decode servers"
+    if role is DisaggregationMode.NULL:
+        for flag in FLAGS[1:]:
+            if written(flag.name):
+                yield flag.name, "disaggregation_mode", "without a role it has no effect: give prefill, decode, or --pd"
+    radix, enabled = given["disable_radix_cache"], given["disaggregation_decode_enable_radix_cache"]
+    if role is DisaggregationMode.DECODE and not isinstance(radix, Auto) and bool(radix) == bool(enabled):
+        yield "disable_radix_cache", "disaggregation_decode_enable_radix_cache", "on a decode server give the second"
+
+
+def problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
+    """One line for each."""
+    role = role_of(settled)
+    algorithm = SpeculativeAlgorithm(str(settled["speculative_algorithm"]))
+    if role is DisaggregationMode.DECODE and algorithm.on_device:
+        yield (
+            f"{asked('speculative_algorithm')} and {asked('disaggregation_mode')}: prefill servers do not compute what "
+            "a draft model keeps of a prompt: use NGRAM"
+        )
+    remote = not is_loopback(str(settled["host"]))
+    if role is DisaggregationMode.PREFILL and remote and "cluster_key_file" not in settled:
+        yield (
+            f"{asked('host')} and {asked('disaggregation_mode')}: decode servers on other machines must prove who they "
+            "are: give --cluster-key-file FILE"
+        )
+    chaos = chaos_of(str(settled.get("chaos", "")))
+    if (chaos.kill_prefill_s or chaos.kill_decode_s) and "pd" not in settled:
+        yield f"{asked('chaos')}: servers are killed by the one that has started them: use --pd local"
+    if "chaos" in settled and remote:
+        yield f"{asked('chaos')} and {asked('host')}: faults on purpose are for servers on 127.0.0.1"
+
+
+def refuse_without_server(who: str, config: Config) -> None:
+    """ConfigError for a role of an engine that no gateway can reach."""
+    mode, pd = config.engine.disaggregation.mode, config.server.pd
+    if mode is not DisaggregationMode.NULL or pd:
+        second = f"--pd ({pd})" if pd else f"--disaggregation-mode ({mode})"
+        raise ConfigError(
+            f"{who} and {second}: half requests come over HTTP, from a gateway: use forebay serve, or leave the second "
+            "out"
+        )
+
+
+def field_values(settled: Settled, cluster_key: bytes) -> dict[str, Any]:
+    """What `DisaggregationOptions` holds."""
+    values = {flag.field.removeprefix(PREFIX): settled[flag.name] for flag in FLAGS if flag.name in settled}
+    enums = {"mode": role_of(settled), "transfer_backend": TransferBackend(str(values["transfer_backend"]))}
+    return {**values, **enums, "cluster_key": cluster_key, "chaos": chaos_of(str(settled.get("chaos", "")))}

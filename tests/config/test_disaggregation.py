@@ -1,0 +1,139 @@
+"""What a role makes of the other settings, what it refuses, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ConfigError
+from forebay.config.disaggregation import chaos_of, num_servers
+from forebay.config.engine_config import Chaos, Config, StateStrategy
+from forebay.config.resolve import resolve
+from forebay.engine.sizing import memory_demand, scheduler_config
+from forebay.memory.budget import divide_memory
+from forebay.memory.kinds.build import CacheSizes
+
+KEY = "sk-canary-0123456789"
+HYBRID = CacheSizes(kv_bytes_per_token=256, state_bytes=4096)
+
+
+@pytest.fixture(autouse=True)
+def _with_model(embedded_model: Path) -> None:
+    """The rules look at a checkpoint."""
+
+
+def reason(config: Config, name: str) -> str:
+    return next(item.reason for item in config.settings if item.name == name)
+
+
+def test_a_decode_server_keeps_no_tree_unless_that_is_asked_for() -> None:
+    config = resolve({"disaggregation_mode": "decode"}).engine
+    assert not config.scheduling.radix_cache
+    assert config.kinds.strategy is StateStrategy.NO_BUFFER
+    assert config.memory.page_size == 16
+    asked = {"disaggregation_decode_enable_radix_cache": True, "mamba_scheduler_strategy": "extra_buffer"}
+    config = resolve({"disaggregation_mode": "decode", **asked}).engine
+    assert config.scheduling.radix_cache
+    assert config.kinds.strategy is StateStrategy.EXTRA_BUFFER
+
+
+def test_an_extra_buffer_without_a_tree_becomes_no_buffer_with_one_warning() -> None:
+    said: list[str] = []
+    flags = {"disaggregation_mode": "decode", "mamba_scheduler_strategy": "extra_buffer"}
+    config = resolve(flags, warn=said.append)
+    assert config.engine.kinds.strategy is StateStrategy.NO_BUFFER
+    [warning] = said
+    assert warning.startswith("--mamba-scheduler-strategy (extra_buffer) becomes no_buffer: ")
+    assert "a decode server keeps no tree" in warning
+    assert "a decode server keeps no tree" in reason(config, "mamba_scheduler_strategy")
+
+
+@pytest.mark.parametrize("asked", [{}, {"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 4}])
+def test_a_prefill_server_guesses_nothing_and_says_why(asked: dict[str, Any]) -> None:
+    config = resolve({"disaggregation_mode": "prefill", **asked}, warn=lambda text: None)
+    assert (config.engine.speculation.algorithm, config.engine.speculation.num_draft_tokens) == ("off", 1)
+    assert reason(config, "speculative_algorithm") == "a prefill server generates one token of a request"
+
+
+@pytest.mark.parametrize(("running", "extra"), [(4, 8), (32, 64), (33, 0)])
+def test_few_running_requests_have_twice_as_many_on_their_way(running: int, extra: int) -> None:
+    config = resolve({"disaggregation_mode": "decode", "max_running_requests": running})
+    assert config.engine.disaggregation.decode_extra_slots == extra
+    assert resolve({"max_running_requests": running}).engine.disaggregation.decode_extra_slots == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"mamba_scheduler_strategy": "extra_buffer_lazy"}, ("--mamba-scheduler-strategy", "--disaggregation-mode")),
+        (
+            {"disaggregation_mode": "prefill", "disaggregation_decode_extra_slots": 4},
+            ("--disaggregation-mode", "--disaggregation-decode-extra-slots"),
+        ),
+        ({"disaggregation_bootstrap_port": 1}, ("--disaggregation-bootstrap-port", "--disaggregation-mode")),
+        ({"disaggregation_mode": "decode", "disable_radix_cache": False}, ("-decode-enable-radix-cache",)),
+        ({"disaggregation_mode": "decode", "pd": "local"}, ("--pd (local:1p1d)", "--disaggregation-mode (decode)")),
+        (
+            {"disaggregation_mode": "decode", "speculative_algorithm": "NEXTN"},
+            ("--speculative-algorithm", "--disaggregation-mode", "NGRAM"),
+        ),
+        (
+            {"disaggregation_mode": "prefill", "host": "0.0.0.0", "api_key": KEY},
+            ("--host", "--disaggregation-mode", "--cluster-key-file"),
+        ),
+        ({"pd": "local", "chaos": "drop=1%", "host": "10.0.0.1", "api_key": KEY}, ("--chaos", "--host")),
+        ({"disaggregation_mode": "decode", "chaos": "kill-prefill=3s"}, ("--chaos", "--pd")),
+        ({"pd": "remote"}, ("--pd", "local:2p2d")),
+        ({"chaos": "drop=1"}, ("--chaos", "drop=1%")),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_with_a_role_is_refused_by_name(flags: dict[str, Any], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(flags)
+    assert all(word in caught.value.message for word in words), caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_faults_and_servers_are_read() -> None:
+    assert chaos_of("drop=1%,delay=50ms, kill-prefill=2m") == Chaos(drop=0.01, delay_s=0.05, kill_prefill_s=120.0)
+    assert resolve({"pd": "local"}).server.pd == "local:1p1d"
+    assert num_servers("local:2p3d") == (2, 3)
+
+
+def test_a_cluster_key_is_read_and_never_shown(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("canary-canary-canary\n")
+    config = resolve({"disaggregation_mode": "decode", "cluster_key_file": file})
+    assert config.engine.disaggregation.cluster_key == b"canary-canary-canary"
+    assert "canary-canary" not in repr(config)
+    file.write_text("short")
+    with pytest.raises(ConfigError, match="5 bytes are no key"):
+        resolve({"disaggregation_mode": "decode", "cluster_key_file": file})
+
+
+def test_slots_of_a_decode_server_are_raised_before_memory_is_divided(caplog: pytest.LogCaptureFixture) -> None:
+    """C4: what all that run and all that arrive need, told once and with the numbers; and there are rows for them."""
+    flags = {
+        "disaggregation_mode": "decode",
+        "max_running_requests": 4,
+        "max_mamba_cache_size": 3,
+        "kv_cache_bytes": 1 << 20,
+    }
+    config = resolve(flags).engine
+    with caplog.at_level("WARNING", logger="forebay.memory"):
+        budget = divide_memory(memory_demand(config, HYBRID, 64))
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert all(word in warning for word in ("configured=3", "12 reqs x 1 slots/req = 12", "raised_to=12")), warning
+    limits = scheduler_config(config, budget, 0)
+    assert (limits.max_running_requests, limits.disaggregation.decode_extra_slots, limits.kinds.num_slots) == (4, 8, 12)
+    assert budget.num_rows == 12
+
+
+def test_extra_slots_are_the_first_to_have_no_room() -> None:
+    flags = {"disaggregation_mode": "decode", "max_running_requests": 4, "kv_cache_bytes": 1 << 16, "page_size": 16}
+    budget = divide_memory(memory_demand(resolve(flags).engine, CacheSizes(kv_bytes_per_token=512), 64))
+    assert budget.max_running_requests == 4
+    assert 0 < budget.pre_alloc_size < 8
+    assert any("lowered from 12" in line.reason for line in budget.lines)
