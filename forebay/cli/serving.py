@@ -62,6 +62,7 @@ async def _serve(config: Config, process: EngineProcess, started: float) -> None
         settings=config.settings,
         uses_priority=_uses_priority(config.engine),
         stall_timeout_s=config.engine.scheduling.stall_timeout_s,
+        mode=config.engine.disaggregation.mode,
     )
     telling: list[asyncio.Task[None]] = []
 

@@ -30,6 +30,7 @@ from forebay.engine.launch import EngineProcess, describe_exit, launch
 from forebay.engine.stream import Mailbox, Stream, failed
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure
 from forebay.scheduler.limits import check_count
 
@@ -147,9 +148,11 @@ class AsyncEngine:
         namespace: str = "",
         author: str = OPERATOR,
         resume_points: Sequence[int] = (),
+        rendezvous: Rendezvous | None = None,
     ) -> Stream:
         """Send a request; never waits. What the scheduler refuses comes as the stream's one update. `resume_points` are
-        lengths of the prompt from which others are likely to go on; `namespace` and `author` as in `AddRequest`.
+        lengths of the prompt from which others are likely to go on; `namespace`, `author` and `rendezvous` as in
+        `AddRequest`.
 
         Raises Unavailable (`starting`, `draining`, `engine_dead`), Overloaded when as many requests as it can run and
         queue are in the engine, PayloadTooLarge when the prompt does not fit in a frame.
@@ -167,6 +170,7 @@ class AsyncEngine:
             namespace=namespace,
             author=author,
             resume_points=list(resume_points),
+            rendezvous=rendezvous,
         )
         try:
             self._send(frame)

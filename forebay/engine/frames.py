@@ -13,6 +13,7 @@ import msgspec
 from forebay.config.engine_config import EngineConfig
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure, SpeculationReport, Update
 from forebay.scheduler.state import SchedulerState
 
@@ -27,7 +28,8 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     """`request_id` is the sender's own number, never the client's string. `namespace` separates prefix caches
     (tenant salt, adapter); requests of one namespace share prefixes. `author` says whose prompt this is: what is told
     of other cached prompts is told of this author's alone, or of all to the operator (""). `resume_points` are lengths
-    of the prompt from which others are likely to go on."""
+    of the prompt from which others are likely to go on. `rendezvous`, in a role, is where the other half of the request
+    is."""
 
     request_id: int
     prompt_token_ids: list[int]
@@ -36,6 +38,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag="add", kw_only=True, omit_defa
     namespace: str = ""
     author: str = OPERATOR
     resume_points: list[int] = []
+    rendezvous: Rendezvous | None = None
 
 
 class AbortRequest(msgspec.Struct, frozen=True, tag="abort"):

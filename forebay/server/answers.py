@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from forebay.scheduler.state import PoolState
 
@@ -150,7 +150,26 @@ class DebugState(TypedDict):
     server: Inside
 
 
+LIMITS: Final = ("max_running_requests", "max_total_tokens", "context_length")  # of the engine, null until it is up
+
+
+class ModelInfo(TypedDict):
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    is_generation: bool
+    max_running_requests: int | None
+    max_total_tokens: int | None
+    context_length: int | None
+
+
 class ServerInfo(TypedDict):
+    served_model_name: str
+    model_path: str
+    disaggregation_mode: Literal["null", "prefill", "decode"]
+    max_running_requests: int | None
+    max_total_tokens: int | None
+    context_length: int | None
     version: str
     model: dict[str, str]
     settings: list[dict[str, Any]]

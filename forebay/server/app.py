@@ -46,6 +46,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("GET", "/ready", information.ready, None),
     ("GET", "/metrics", information.metrics, None),
     ("GET", "/server_info", information.server_info, None),
+    ("GET", "/model_info", information.model_info, None),
     ("GET", "/debug/state", information.debug_state, None),
     ("POST", "/flush_cache", information.flush_cache, None),
 )

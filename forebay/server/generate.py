@@ -27,6 +27,7 @@ from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
 from forebay.server.http_protocol import Connection
 from forebay.server.logprobs import Scored
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
+from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import UNSUPPORTED_FIELD
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
@@ -118,9 +119,12 @@ def _check_counts(server: ServerContext, n: int, num_prompts: int) -> None:
         )
 
 
-def _order(server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams) -> Order:
+def _order(
+    server: ServerContext, context: RequestContext, body: Sampling, params: SamplingParams, num_prompts: int
+) -> Order:
     """Checked against the vocabulary, and against what the engine looks at."""
     params.check(server.engine.info.vocab_size)
+    halves = rendezvous_of(server.model.mode, body, num_prompts * body.choices)
     if body.priority and not server.model.uses_priority:
         raise InvalidRequest(
             "no request goes before others on this server (--schedule-policy priority): leave priority out",
@@ -135,6 +139,7 @@ def _order(server: ServerContext, context: RequestContext, body: Sampling, param
         namespace=server.isolation.namespace(context.tenant, body.session),
         author=server.isolation.author(context.tenant, body.session),
         count=body.choices,
+        halves=halves,
         seed=None if body.seed == RANDOM_SEED else body.seed,
     )
 
@@ -165,7 +170,7 @@ async def _serve(
         info = server.engine.info
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(num_prompts * body.choices))
-        order = _order(server, context, body, params)
+        order = _order(server, context, body, params, num_prompts)
         watch = undo.enter_context(_Watch(context.receive))
         with _naming(source):
             made = await prompts()

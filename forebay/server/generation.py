@@ -6,7 +6,9 @@ import asyncio
 import hashlib
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -15,6 +17,7 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.stream import Stream
 from forebay.requests.sampling_params import MAX_SEED, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, FinishReason, SpeculationReport, Update
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
@@ -51,6 +54,7 @@ class Order:
     include_stop: bool = False
     priority: int = 0
     count: int = 1  # choices per prompt
+    halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
     seed: int | None = None
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
 
@@ -185,6 +189,7 @@ class Generation:
     def submit(cls, engine: AsyncEngine, table: TokenBytes, prompts: list[Prompt], order: Order) -> Generation:
         """All or nothing: what was submitted is aborted if a later one is refused. Raises what the engine raises."""
         choices: list[Choice] = []
+        halves = iter(order.halves or repeat(None))
         generation = cls(choices, sum(len(prompt.token_ids) for prompt in prompts), table)
         try:
             for prompt in prompts:
@@ -196,6 +201,7 @@ class Generation:
                         namespace=order.namespace,
                         author=order.author,
                         resume_points=prompt.resume_points,
+                        rendezvous=next(halves),
                     )
                     choices.append(Choice(len(choices), prompt, stream, order, table))
         except BaseException:

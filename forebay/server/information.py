@@ -14,6 +14,7 @@ from forebay.base.log import event, get_logger
 from forebay.base.package import __version__
 from forebay.engine.frames import Ready, State
 from forebay.scheduler.limits import check_token_ids
+from forebay.server import answers
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol import DetokenizeRequest, TokenizeRequest
 
@@ -151,7 +152,9 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
 
 async def server_info(request: Request, server: ServerContext) -> Response:
     """The effective configuration: what each value is, who set it and why; what memory was divided into; limits. The
-    state only for whom /debug/state is."""
+    state only for whom /debug/state is.
+
+    What is on top, and that there is no /version, is what gateways of the field know such a server by."""
     info = _info(server)
     may_see_totals = server.security.may_see_totals(RequestContext.of(request.scope).tenant)
     config = server.config
@@ -159,12 +162,30 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     limits = {name: getattr(config, name) for name in config.__slots__ if name not in secret}
     return _json(
         {
+            "served_model_name": server.model.name,
+            "model_path": server.model.path,
+            "disaggregation_mode": server.model.mode,
+            **{name: getattr(info, name, None) for name in answers.LIMITS},
             "version": __version__,
             "model": {"name": server.model.name, "path": server.model.path},
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,
             "state": await _state(server) if may_see_totals else None,
+        }
+    )
+
+
+async def model_info(request: Request, server: ServerContext) -> Response:
+    """The same to gateways that ask for it in a route of its own."""
+    info = _info(server)
+    return _json(
+        {
+            "model_path": server.model.path,
+            "tokenizer_path": server.model.path,
+            "served_model_name": server.model.name,
+            "is_generation": True,
+            **{name: getattr(info, name, None) for name in answers.LIMITS},
         }
     )
 

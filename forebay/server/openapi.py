@@ -30,6 +30,7 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/ready": {JSON: answers.Health},
     "/metrics": {"text/plain": str},
     "/server_info": {JSON: answers.ServerInfo},
+    "/model_info": {JSON: answers.ModelInfo},
     "/debug/state": {JSON: answers.DebugState},
     "/flush_cache": {JSON: answers.Flushed},
 }

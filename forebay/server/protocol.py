@@ -47,6 +47,7 @@ MAX_PARTS: Final = 256
 MAX_TEXT: Final = 64 << 20  # characters; the body's limit comes first
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
+MAX_ROOM: Final = 2**63 - 1
 WITHIN: Final = {name: Field(ge=low, le=high) for name, (low, high) in BOUNDS.items()}
 Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=I32)]
@@ -126,12 +127,35 @@ class Strict(BaseModel):
             raise validation_error(details, _field_names(), list(cls.model_fields)) from error
 
 
+def _one_or_list(value: Any) -> str | None:
+    return branch("list") if isinstance(value, list) else branch("one") if isinstance(value, str | int) else None
+
+
+def _one_or_list_of(kind: Any, wanted: str) -> Any:
+    many = Annotated[list[kind], Field(min_length=1, max_length=MAX_COUNT, fail_fast=True), Tag(branch("list"))]
+    return Annotated[Annotated[kind, Tag(branch("one"))] | many, by_shape(_one_or_list, wanted)]
+
+
+BootstrapHost = _one_or_list_of(Annotated[str, StringConstraints(min_length=1, max_length=253)], "a host or a list")
+BootstrapPort = _one_or_list_of(Annotated[int, Field(ge=1, le=65535)] | None, "a port or a list of ports")
+BootstrapRoom = _one_or_list_of(Annotated[int, Field(ge=0, le=MAX_ROOM)], "a number or a list of numbers")
+
+
+class Bootstrap(Strict):
+    """Where the two halves of a request meet, of which a gateway sends the same body to each: see `server.rendezvous`.
+    Lists have an entry for each prompt and choice."""
+
+    bootstrap_host: BootstrapHost | None = None  # type: ignore[valid-type]
+    bootstrap_port: BootstrapPort | None = None  # type: ignore[valid-type]
+    bootstrap_room: BootstrapRoom | None = None  # type: ignore[valid-type]
+
+
 class StreamOptions(Strict):
     ignored = {"include_obfuscation": one_of(None, False)}
     include_usage: bool = False
 
 
-class Sampling(Strict):
+class Sampling(Bootstrap):
     """What completions and chats have in common. None is "the default"."""
 
     ignored = IGNORED

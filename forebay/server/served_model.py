@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.config.engine_config import Setting
+from forebay.config.engine_config import DisaggregationMode, Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
     """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
     engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
-    to admit or to evict."""
+    to admit or to evict. `mode`: which half of requests it computes."""
 
     name: str
     path: str
@@ -19,3 +19,4 @@ class ServedModel:
     settings: tuple[Setting, ...] = ()
     stall_timeout_s: float = 60.0
     uses_priority: bool = True
+    mode: DisaggregationMode = DisaggregationMode.NULL

@@ -13,6 +13,7 @@ from forebay.engine.frames import AddRequest, State
 from forebay.engine.stream import Mailbox, Stream
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure, Update
 from tests.engine.engine_fakes import CONFIG, READY, changed, fake_core
 
@@ -42,6 +43,7 @@ class CachingEngine:
         namespace: str = "",
         author: str = OPERATOR,
         resume_points: Sequence[int] = (),
+        rendezvous: Rendezvous | None = None,
     ) -> Stream:
         wanted = AddRequest(
             request_id=next(self._ids),

@@ -75,7 +75,9 @@ class Running:
         assert not self.thread.is_alive()
 
 
-def start(tokenizer: Tokenizer, make_engine: Callable[[], Any], **changes: Any) -> Running:
+def start(
+    tokenizer: Tokenizer, make_engine: Callable[[], Any], *, model: ServedModel = MODEL, **changes: Any
+) -> Running:
     """`make_engine` makes the engine in the server's loop, at once or as a coroutine."""
     config = replace(CONFIG, **changes)
     sock = bind(config)
@@ -88,7 +90,7 @@ def start(tokenizer: Tokenizer, make_engine: Callable[[], Any], **changes: Any) 
         box["engine"] = await engine if inspect.isawaitable(engine) else engine
         box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
         await serve(
-            config, MODEL, box["engine"], tokenizer, sock=sock, on_ready=lambda _: started.set(), stop=box["stop"]
+            config, model, box["engine"], tokenizer, sock=sock, on_ready=lambda _: started.set(), stop=box["stop"]
         )
 
     def run() -> None:

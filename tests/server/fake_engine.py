@@ -13,6 +13,7 @@ from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, SpeculationReport, Update
 from forebay.scheduler.state import PoolState
 
@@ -128,6 +129,7 @@ class FakeEngine:
         self.namespaces: list[str] = []
         self.authors: list[str] = []
         self.resume_points: list[list[int]] = []
+        self.rendezvous: list[Rendezvous | None] = []
         self.counters = {"steps_total": 1.0}
         self.hybrid_pools: list[PoolState] = []
         self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
@@ -165,6 +167,7 @@ class FakeEngine:
         namespace: str = "",
         author: str = OPERATOR,
         resume_points: Sequence[int] = (),
+        rendezvous: Rendezvous | None = None,
     ) -> FakeStream:
         if self.dead is not None:
             raise Unavailable("the engine is not running any more", code="engine_dead")
@@ -176,6 +179,7 @@ class FakeEngine:
         self.namespaces.append(namespace)
         self.authors.append(author)
         self.resume_points.append(list(resume_points))
+        self.rendezvous.append(rendezvous)
         self.peak = max(self.peak, len(self.running))
         if self._stepper is None and not self._manual:
             self._stepper = asyncio.get_running_loop().create_task(self._step_forever())
