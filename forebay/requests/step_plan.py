@@ -165,7 +165,7 @@ class StepResult:
     the guesses that were accepted and the token behind them; None where each has one.
 
     `failed` holds indices (into all of the plan's sequences) for which something was not finite, logits or what else
-    the step computed: token ids of theirs are meaningless, and so is whatever the step wrote for them (C30).
+    the step computed: the last token of theirs is none, and whatever the step wrote for them is worth nothing (C30).
     `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to
     one entry per position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token
     after the chunk (None there where the chunk ends the prompt, since that one is sampled).

@@ -85,8 +85,10 @@ class LaunchedStep:
     def _accepted(self, array: npt.NDArray[Any], q_lens: Ids) -> StepResult:
         seqs = np.repeat(np.arange(len(q_lens)), q_lens)
         num_new, ids = array[len(seqs) :], array[: len(seqs)]
-        counted = np.arange(len(seqs)) - np.repeat(np.cumsum(q_lens) - q_lens, q_lens) < num_new[seqs]
+        inside = np.arange(len(seqs)) - np.repeat(np.cumsum(q_lens) - q_lens, q_lens)
         broken = (ids < 0) | (ids >= self.vocab_size)
+        np.minimum.at(num_new, seqs[broken], inside[broken] + 1)
+        counted = inside < num_new[seqs]
         token_ids = np.where(broken, PAD, ids).tolist()
         entries = None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait())
         return StepResult(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import compress, islice
-from typing import TypeVar
 
 import numpy as np
 
@@ -26,7 +25,8 @@ from forebay.scheduler.queues import Flight, Queues
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
 from forebay.scheduler.state import SchedulerState, page_map, pool_state
 
-T = TypeVar("T")
+Sampled = tuple[Request, list[int], list[TokenLogprob | None] | None]
+"""What a step sampled for a request: tokens, and their log-probabilities where any were asked for."""
 
 
 class Scheduler(Queues):
@@ -186,20 +186,21 @@ class Scheduler(Queues):
     # -- learning -------------------------------------------------------------------------------------------------
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Take in what the oldest launched step sampled; of each of its requests there is one update at most."""
+        """Take in what the oldest launched step sampled; of each of its requests there is one update, and one more
+        of those that fail behind a token."""
         flight = self.flights.popleft()
         assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
+        sampled = _by_request(flight, result)
         # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
         failed = [flight.reqs[i] for i in result.failed]
-        for req in failed:
-            if req.status is not Status.FINISHED:
-                self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req)))
+        if failed:
+            self._end_failed(failed, sampled, now)
         num_new = result.num_new or [1] * plan.num_decodes
         self.held.committed(plan, np.array(num_new[len(num_new) - plan.num_decodes :], dtype=np.int64))
         self._commit_chunks(flight, result, now)
         if self.finishing:
             self._release_finished(flight, failed)
-        self._take_tokens(flight, result, now)
+        self._take_tokens(sampled, now)
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()
@@ -268,13 +269,19 @@ class Scheduler(Queues):
             self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
             self.held.adopt(req, int(plan.ends[i]))
 
-    def _take_tokens(self, flight: Flight, result: StepResult, now: float) -> None:
+    def _end_failed(self, failed: list[Request], sampled: list[Sampled], now: float) -> None:
+        """End these requests, for which something was not finite: with the tokens chosen before, if one of them is
+        their last, as without draft tokens. As if aborted with the step in flight, so that nothing of it is kept."""
+        before = [(req, own[:-1], logs) for req, own, logs in sampled if len(own) > 1 and req in failed]
+        self._take_tokens(before, now)
+        for req in failed:
+            if req.status is not Status.FINISHED:
+                self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req)))
+
+    def _take_tokens(self, sampled: list[Sampled], now: float) -> None:
         """Tell each request's tokens; those of requests that ended while the step was in flight count for nothing."""
-        plan, num_generated, num_told = flight.plan, 0, 0
-        sampled = compress(flight.reqs, plan.sample_mask.tolist()) if plan.num_extends else flight.reqs
-        tokens = _by_sequence(result.token_ids, result.num_new)
-        logprobs = _by_sequence(result.logprobs, result.num_new) if result.logprobs else [None] * len(tokens)
-        for req, own, entries in zip(sampled, tokens, logprobs, strict=True):
+        num_generated, num_told = 0, 0
+        for req, own, entries in sampled:
             if req.status is not Status.FINISHED:
                 num_generated += self._append(req, own, entries, now)
                 num_told += 1
@@ -372,12 +379,14 @@ class Scheduler(Queues):
         )
 
 
-def _by_sequence(items: list[T], counts: list[int] | None) -> Sequence[list[T]]:
-    """What each sequence has of `items`: so many, in order; None: one."""
-    if counts is None:
-        return [[item] for item in items]
-    rest = iter(items)
-    return [list(islice(rest, count)) for count in counts]
+def _by_request(flight: Flight, result: StepResult) -> list[Sampled]:
+    reqs = compress(flight.reqs, flight.plan.sample_mask.tolist()) if flight.plan.num_extends else flight.reqs
+    if not (result.num_new or result.logprobs):
+        return [(req, [token], None) for req, token in zip(reqs, result.token_ids, strict=True)]
+    counts = result.num_new or [1] * len(result.token_ids)
+    tokens, logprobs = iter(result.token_ids), iter(result.logprobs or ())
+    each = zip(reqs, counts, strict=True)
+    return [(req, list(islice(tokens, count)), list(islice(logprobs, count)) or None) for req, count in each]
 
 
 def _not_finite(req: Request) -> NumericalError:

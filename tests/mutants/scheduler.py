@@ -219,6 +219,13 @@ SCHEDULER = (
         "test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it",
     ),
     Mutant(
+        "C16 C30 of a request that fails what was chosen before is told",
+        "scheduler/scheduler.py",
+        "        self._take_tokens(before, now)\n",
+        "",
+        "scheduler/test_widths.py::test_c30_of_a_request_that_fails_what_was_chosen_before_is_told_as_without_guesses",
+    ),
+    Mutant(
         "C26 C30 what is not finite ends a request that was retracted meanwhile, and its copy goes",
         "scheduler/scheduler.py",
         "            if req.status is not Status.FINISHED:\n                self.finish(",

@@ -100,6 +100,31 @@ def result(plan, tokens):
     return StepResult(token_ids=tokens, num_new=[len(tokens)] if plan.width > 1 else None)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "told", "finish"),
+    [
+        ([0], [], FinishReason.ERROR),
+        ([5, 6, 0], [5, 6], FinishReason.ERROR),
+        ([5, 7, 6, 0], [5, 7], FinishReason.STOP),
+        ([5, 6, 4, 0], [5, 6, 4], FinishReason.LENGTH),
+    ],
+)
+def test_c30_of_a_request_that_fails_what_was_chosen_before_is_told_as_without_guesses(tokens, told, finish):
+    """And nothing of the step is kept, though it ended before."""
+    rig = Rig(width=4, proposer=Says(5, 6, 4), page_size=1)
+    req = rig.add(4, max_new=4)
+    rig.step()
+    rig.launch()
+    result = StepResult(token_ids=tokens, num_new=[len(tokens)], failed=(0,))
+    rig.scheduler.commit(rig.flights.popleft(), result, 0.0)
+    rig.updates += rig.scheduler.take_news()
+    rig.scheduler.audit()
+    assert (rig.tokens_of(req), rig.finish_of(req)) == ([RIGHT, *told], finish)
+    assert (rig.updates[-1].failure is None) is (finish is not FinishReason.ERROR)
+    assert rig.scheduler.held.cache.num_pages == 4
+    assert rig.free_pages == 60
+
+
 def test_guesses_never_make_anybody_give_way():
     """Both fit without guesses, not with them."""
     rig = Rig(width=4, proposer=Says(WRONG, WRONG, WRONG), page_size=1, num_pages=24, radix_cache=False)

@@ -342,6 +342,11 @@ class HashRunner:
         plan, which = step.plan, step.which
         chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
         accepted = self._accept(step, tokens, chosen)
+        failed = tuple(i for i, at in poisoned.items() if at < accepted[i])
+        for i in failed:  # nothing is chosen there: a token that is wrong for certain
+            accepted[i] = plan.q_lens[i] if i < plan.num_extends else poisoned[i] + 1
+            chosen[step.sampled == step.firsts[i] + accepted[i] - 1] += 1
+        chosen %= self.model.vocab
         kept = (step.inside < accepted[which])[step.sampled]
         kept[: plan.num_extends] = plan.sample_mask[: plan.num_extends]
         rows, chosen, values = plan.rows[which[step.sampled]][kept], chosen[kept], values[kept]
@@ -350,7 +355,6 @@ class HashRunner:
         self._forget(step, step.inside >= accepted[which])
         if self.states:
             self.states.advance(step, accepted)
-        failed = tuple(i for i, at in poisoned.items() if at < accepted[i])
         for i in failed:
             self._spoil(step, i)
         self._advance(step, accepted)

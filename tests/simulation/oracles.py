@@ -43,7 +43,8 @@ class Tracked:
         self.received: list[int] = []
         self.report: CacheReport | None = None
         self.finish: FinishReason | None = None
-        self.may_abort = self.may_fail = self.may_break = False
+        self.may_abort = self.may_fail = False
+        self.breaks_at: int | None = None  # so many tokens come before something that is not finite
 
     @property
     def tokens(self) -> list[int]:
@@ -68,6 +69,7 @@ class Tracked:
 
     def _take_token(self, token: int, update: Update, i: int) -> None:
         require(not (self._is_stopped or self._is_full), f"request {self.id} got a token behind its last one: {update}")
+        require(len(self.received) != self.breaks_at, f"request {self.id} got a token that nothing chose: {update}")
         right = next(self.expected)
         require(
             token == right.token_id,
@@ -162,7 +164,7 @@ class Tracked:
     def _may_end_with(self, failure: Failure | None) -> bool:
         return failure is not None and {
             "EngineError": self.may_fail,
-            "NumericalError": self.may_break,
+            "NumericalError": len(self.received) == self.breaks_at,
             "RequestTimeout": True,  # `Liveness` knows whose time is up
         }.get(failure.kind, False)
 

@@ -28,7 +28,7 @@ from forebay.memory import anchors
 from forebay.memory.slots import CACHE
 from forebay.requests.request import Request, Status
 from forebay.requests.sampling_params import SamplingParams
-from forebay.requests.step_plan import StepPlan
+from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission
 from forebay.scheduler.proposer import Proposer
@@ -264,12 +264,20 @@ class Simulation:
         except StepFailed:
             self._fail(plan, step.tenants.tolist())
             return False
-        for i in result.failed:
-            self._of(int(step.tenants[i]), "may_break")
+        self.commit(plan, step, result)
+        return True
+
+    def commit(self, plan: StepPlan, step: HashStep, result: StepResult) -> None:
+        """Who failed hears what was chosen before, as it would have without drafts, and then has ended."""
+        failed = [(i, int(step.tenants[i])) for i in result.failed]
+        for i, tenant in failed:
+            if tracked := self.oracles.live.get(tenant):
+                tracked.breaks_at = len(tracked.received) + (result.num_new[i] - 1 if result.num_new else 0)
         self.scheduler.commit(plan, result, self.now)
         self.oracles.liveness.computed(plan, step, self.now)
         self._heard(self.scheduler.take_news())
-        return True
+        for _, tenant in failed:
+            require(tenant not in self.oracles.live, f"request {tenant} was not finite and lives on")
 
     def _is_waiting(self, request_id: int) -> bool:
         """Whether a request was retracted while a step computed for it."""

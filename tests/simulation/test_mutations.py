@@ -17,6 +17,7 @@ FOUND_AT = {
     "a_hit_begins_with_the_state_of_a_shorter_prefix": 23,
     "a_length_is_wished_for_that_a_step_in_flight_may_pass": 844,
     "a_prompt_waits_for_another_tenants": 856,
+    "a_request_that_fails_behind_a_token_does_not_hear_it": 349,
     "a_request_retracted_often_never_starts_again": 27,
     "a_retracted_request_has_all_the_time": 36,
     "a_retracted_request_is_queued_anew": 29,

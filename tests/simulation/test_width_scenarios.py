@@ -178,12 +178,42 @@ def test_c30_what_is_not_finite_behind_the_first_rejection_harms_nobody(kind, nu
         plan, step = sim.flights.popleft()
         result = step.result(poisoned={0: position})
         harmed = position <= num_right
-        assert (result.failed, result.num_new) == ((0,) if harmed else (), [num_right + 1])
-        sim.oracles.live[tracked.id].may_break = harmed
-        sim.scheduler.commit(plan, result, sim.now)
-        sim._heard(sim.scheduler.take_news())
+        assert (result.failed, result.num_new) == ((0,) if harmed else (), [1 + min(position, num_right)])
+        sim.commit(plan, step, result)
         sim.drain()
         assert tracked.finish is (FinishReason.ERROR if harmed else FinishReason.LENGTH)
+        assert len(tracked.received) == (1 + position if harmed else 20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("ending", ["stop", "length"])
+def test_c16_c30_an_end_before_what_is_not_finite_comes_first(ending, depth, kind):
+    """As without drafts: nobody would have gone on to it. The cache has nothing of that step."""
+    sim = wide(engine(kind, depth), "device", W)
+    right = asked(sim, W + 1)
+    for position in range(1, W):
+        for place in range(1, W):
+            if ending == "stop":
+                params = SamplingParams(max_new_tokens=30, temperature=0.0, stop_token_ids=(right[place],))
+                place = right.index(right[place])
+            else:
+                params = greedy(place + 1)
+            tracked = sim.add(PROMPT, params)
+            decoded(sim, tracked)
+            while len(sim.flights) <= depth and sim.launch():
+                pass
+            plan, step = sim.flights.popleft()
+            sim.commit(plan, step, step.result(poisoned={0: position}))
+            ended = min(position, place) + 1
+            assert (tracked.received, tracked.finish) == (right[:ended], ends_with(ending, place <= position))
+            sim.drain()
+            sim.oracles.check_cache()
+            sim.scheduler.flush_cache()
+
+
+def ends_with(ending: str, comes_first: bool) -> FinishReason:
+    return FinishReason(ending) if comes_first else FinishReason.ERROR
 
 
 # -- who proposes -----------------------------------------------------------------------------------------------------

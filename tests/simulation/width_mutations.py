@@ -154,6 +154,11 @@ def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
     patch.setattr(Scheduler, "_append", appending)
 
 
+def a_request_that_fails_behind_a_token_does_not_hear_it(patch: Patch) -> None:
+    end_failed = Scheduler._end_failed
+    patch.setattr(Scheduler, "_end_failed", lambda self, failed, sampled, now: end_failed(self, failed, [], now))
+
+
 def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
     adopt = Residencies.adopt
 
