@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "forebay"
 
 FLOORS = {
     "base": 0, "formats": 1, "families": 2, "ops": 2, "config": 3, "text": 3, "memory": 4, "requests": 5, "pools": 5,
-    "scheduler": 6, "speculation": 6, "layers": 6, "models": 7, "families/model.py": 8, "runtime": 8, "engine": 9,
-    "server": 10, "cli": 11, "__init__.py": 12,
+    "scheduler": 6, "speculation": 6, "layers": 6, "models": 7, "families/model.py": 8, "runtime": 8, "disagg": 8,
+    "engine": 9, "server": 10, "cli": 11, "__init__.py": 12,
 }  # fmt: skip
 """A family's folder is on two floors: its `model.py` is made of layers, and the rest of it says what files hold."""
 

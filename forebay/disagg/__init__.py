@@ -1,0 +1,1 @@
+"""Caches on their way from one engine (prefill) to another (decode): control channel, tickets and transports."""

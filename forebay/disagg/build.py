@@ -1,0 +1,71 @@
+"""Transfers as the configuration wants them."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from forebay.base.errors import ConfigError
+from forebay.config.engine_config import DisaggregationOptions, EngineConfig, TransferBackend
+from forebay.disagg.decode_side import is_loopback
+from forebay.disagg.layout import Layout, layout_of
+from forebay.disagg.memory import HostMemory, Memory, shapes_of
+from forebay.disagg.pages import KindShape
+from forebay.disagg.shm import Place, machine
+from forebay.disagg.worker import Worker
+from forebay.pools.cache_pool import CachePool
+
+_SHARING: Final = sys.platform == "linux"
+
+
+def make_transfers(
+    config: EngineConfig, cache: CachePool, *, vocab_size: int, kernels: str, place: Place | None
+) -> Worker:
+    """What carries orders out in the role of `config.disaggregation`; prefill listens from here on. `kernels` names the
+    variant that computes; `place` says where other processes find the cache's addresses (`Regions.place`), None where
+    they cannot. `close` ends it.
+
+    Raises ConfigError for what cannot work, OSError where the port is taken.
+    """
+    layout = layout_of(cache, config, vocab_size=vocab_size, kernels=kernels)
+    return transfers_of(config.disaggregation, cache, layout, place)
+
+
+def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layout, place: Place | None) -> Worker:
+    _check(options, place)
+    shapes = shapes_of(cache)
+    return Worker(
+        options,
+        instance=secrets.token_hex(16),
+        layout=layout,
+        shapes=shapes,
+        memory=memory_of(cache, shapes),
+        regions=[region for region in cache.regions() if region.kind in shapes],
+        place=place,
+        machine=machine() if _SHARING else "",
+    )
+
+
+def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
+    if any(tensor.is_cuda for table in cache.tables.values() for tensor in table.tensors):
+        from forebay.disagg.device_memory import DeviceMemory
+
+        return DeviceMemory(cache, shapes)
+    return HostMemory.of(cache, shapes)
+
+
+def _check(options: DisaggregationOptions, place: Place | None) -> None:
+    backend = options.transfer_backend
+    if backend in (TransferBackend.NIXL, TransferBackend.MOONCAKE):
+        raise ConfigError(f"--disaggregation-transfer-backend {backend}: not in this version: use auto, shm or tcp")
+    if backend is TransferBackend.SHM and options.is_decode and place is None:
+        raise ConfigError(
+            "--disaggregation-transfer-backend shm: the cache is not in memory that other processes can map (a CPU's, "
+            "under Linux): use auto or tcp"
+        )
+    if options.is_prefill and not options.cluster_key and not is_loopback(options.host):
+        raise ConfigError(
+            f"prefill would listen on {options.host} for whoever asks: give it and decode the same --cluster-key-file"
+        )

@@ -1,0 +1,258 @@
+"""Decode's half: offers of places to prefill servers, what has come into them, and when they are nobody's again."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from forebay.base.log import event, get_logger
+from forebay.disagg import failures, frames, mover
+from forebay.disagg.desk import Desk
+from forebay.disagg.dial import Address, Session
+from forebay.disagg.pages import Landing, OfferError
+from forebay.disagg.writer import Reach
+from forebay.requests.transfers import Arrived, Broken, Closed, Offer, Renewed, Tail, Ticket, Withdraw
+from forebay.requests.updates import Failure
+
+RETRIES_PER_BEAT: Final = 4
+FINAL: Final = frozenset({"layout_mismatch", "transfer_backend_mismatch"})  # the next session would meet them again
+
+log = get_logger("disagg")
+
+
+class Stage(Enum):
+    WAITING = auto()  # for a session; nobody else knows of it
+    OFFERED = auto()
+    ARRIVED = auto()  # all of it: to be closed
+    BROKEN = auto()  # to be closed when nobody can write any more
+    CLOSING = auto()  # the mover has been told to drop it
+
+
+@dataclass(slots=True)
+class Receipt:
+    """A ticket as decode has it. `reach` is what its writer was let into, where that writes by itself."""
+
+    offer: Offer
+    since: float
+    stage: Stage = Stage.WAITING
+    is_complete: bool = False
+    tail: Tail | None = None
+    reach: Reach | None = None
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.offer.ticket
+
+
+@dataclass(slots=True)
+class Peer:
+    """A prefill server by address, whichever process that is just now."""
+
+    address: Address
+    session: Session | None = None
+    retry_at: float = 0.0
+    receipts: dict[bytes, Receipt] = field(default_factory=dict)
+
+    def send(self, frame: frames.Offering | frames.Withdrawn | frames.Settled) -> None:
+        if self.session is not None:
+            self.session.send(frame)
+
+
+class DecodeSide:
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._peers: dict[Address, Peer] = {}
+        self._receipts: dict[bytes, tuple[Peer, Receipt]] = {}
+        self._epoch = 0
+
+    @property
+    def num_unfenced(self) -> int:
+        """Tickets that have broken and whose places somebody may still write to."""
+        return sum(receipt.stage is Stage.BROKEN for _, receipt in [*self._receipts.values()])
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def offer(self, offer: Offer) -> None:
+        peer = self._peers.setdefault((offer.host, offer.port), Peer((offer.host, offer.port)))
+        receipt, nonce = Receipt(offer, self._desk.clock()), offer.ticket.nonce
+        assert nonce not in self._receipts, f"the ticket of room {offer.ticket.room} has been offered before"
+        self._receipts[nonce] = peer, receipt
+        peer.receipts[nonce] = receipt
+        if not self._desk.options.cluster_key and not is_loopback(offer.host):
+            self._break(peer, receipt, failures.key_required(offer.host))
+            return
+        try:
+            landing = Landing(self._desk.shapes, offer.spans, offer.num_tokens)
+        except OfferError as error:
+            self._break(peer, receipt, Failure.of(error))
+            return
+        self._desk.mover.submit(mover.Expect(nonce, landing))
+        if peer.session is not None and peer.session.is_joined:
+            self._make(peer, receipt, peer.session)
+        else:
+            self._connect(peer)
+
+    def withdraw(self, order: Withdraw) -> None:
+        found = self._receipts.get(order.ticket.nonce)
+        if found is not None:
+            self._break(*found, order.failure)
+
+    def _make(self, peer: Peer, receipt: Receipt, session: Session) -> None:
+        """The offer goes out: from here on it is not ours alone to close."""
+        offer = receipt.offer
+        receipt.stage, receipt.reach = Stage.OFFERED, session.reach
+        places = {
+            kind: frames.Places(span.start, span.ids.astype("<i8").tobytes()) for kind, span in offer.spans.items()
+        }
+        session.send(
+            frames.Offering(
+                nonce=offer.ticket.nonce,
+                room=offer.ticket.room,
+                num_tokens=offer.num_tokens,
+                digest=offer.digest,
+                start=offer.start,
+                places=places,
+            )
+        )
+
+    # -- how tickets end -------------------------------------------------------------------------------------------
+
+    def _break(self, peer: Peer, receipt: Receipt, failure: Failure) -> None:
+        """Once; where the writer reaches in by itself, its word or its death closes it."""
+        if receipt.stage not in (Stage.WAITING, Stage.OFFERED):
+            return
+        was, receipt.stage = receipt.stage, Stage.BROKEN
+        self._desk.emit(Broken(receipt.ticket, failure))
+        if was is Stage.OFFERED:
+            peer.send(frames.Withdrawn(receipt.ticket.nonce, failure))
+        if receipt.reach is None:
+            self._close(receipt)
+
+    def _close(self, receipt: Receipt) -> None:
+        if receipt.stage is not Stage.CLOSING:
+            receipt.stage = Stage.CLOSING
+            self._desk.mover.submit(mover.Drop(receipt.ticket.nonce))
+
+    def _settle(self, peer: Peer, receipt: Receipt) -> None:
+        """Where all has come, and the sender has said that this was all: with that it writes no more."""
+        if receipt.stage is Stage.OFFERED and receipt.is_complete and receipt.tail is not None:
+            receipt.stage = Stage.ARRIVED
+            self._desk.emit(Arrived(receipt.ticket, receipt.tail))
+            peer.send(frames.Settled(receipt.ticket.nonce))
+            self._close(receipt)
+
+    def on_landed(self, report: mover.Landed) -> None:
+        found = self._receipts.get(report.nonce)
+        if found is not None and report.is_complete:
+            found[1].is_complete = True
+            self._settle(*found)
+
+    def on_failed(self, report: mover.Failed) -> None:
+        found = self._receipts.get(report.nonce)
+        if found is not None:
+            self._break(*found, report.failure)
+
+    def on_dropped(self, report: mover.Dropped) -> None:
+        peer, receipt = self._receipts.pop(report.nonce)
+        del peer.receipts[report.nonce]
+        self._desk.emit(Closed(receipt.ticket))
+        self._forget(peer)
+
+    def on_mover_lost(self, report: mover.Lost) -> None:
+        for peer in [*self._peers.values()]:
+            if peer.session is not None and peer.session.epoch == report.session:
+                peer.session.lose(failures.peer_lost(peer.session.where, report.why))
+
+    # -- what prefill says -----------------------------------------------------------------------------------------
+
+    def on_session_frame(self, session: Session, frame: object) -> None:
+        peer = self._peers[session.address]
+        match frame:
+            case frames.Chunk():
+                self._desk.mover.submit(mover.Check(frame))
+            case frames.Beat(held):
+                for nonce in held:
+                    receipt = peer.receipts.get(nonce)
+                    if receipt is not None and receipt.stage is Stage.OFFERED:
+                        self._desk.emit(Renewed(receipt.ticket))
+            case frames.Completed(nonce, tail):
+                if nonce in peer.receipts:
+                    self._complete(peer, peer.receipts[nonce], tail)
+            case frames.Withdrawn(nonce, failure):
+                if nonce in peer.receipts:
+                    self._break(peer, peer.receipts[nonce], failure)
+            case frames.Fenced(nonce):
+                receipt = peer.receipts.get(nonce)
+                if receipt is not None and receipt.stage is Stage.BROKEN:
+                    self._close(receipt)
+
+    def _complete(self, peer: Peer, receipt: Receipt, tail: Tail) -> None:
+        if tail.num_tokens != receipt.offer.num_tokens:
+            error = OfferError(f"prefill sent {tail.num_tokens} tokens of {receipt.offer.num_tokens}")
+            self._break(peer, receipt, Failure.of(error))
+            return
+        receipt.tail = tail
+        self._settle(peer, receipt)
+
+    # -- sessions --------------------------------------------------------------------------------------------------
+
+    def _connect(self, peer: Peer) -> None:
+        if peer.session is None and self._desk.clock() >= peer.retry_at:
+            self._epoch += 1
+            peer.session = Session(self._desk, peer.address, self._epoch, self)
+
+    def on_joined(self, session: Session) -> None:
+        peer = self._peers[session.address]
+        log.info(event("prefill_joined", where=session.where, shared=session.reach is not None))
+        for receipt in [*peer.receipts.values()]:
+            if receipt.stage is Stage.WAITING:
+                self._make(peer, receipt, session)
+            elif receipt.stage is Stage.BROKEN:  # in an earlier session: is anybody still writing?
+                peer.send(frames.Withdrawn(receipt.ticket.nonce, failures.peer_lost(session.where, "it was anew")))
+
+    def on_session_lost(self, session: Session, failure: Failure) -> None:
+        """What was offered in it breaks; what waits for one may still have the next."""
+        peer = self._peers[session.address]
+        peer.session = None
+        peer.retry_at = self._desk.clock() + self._desk.options.heartbeat_s / RETRIES_PER_BEAT
+        for receipt in [*peer.receipts.values()]:
+            if receipt.stage is Stage.OFFERED or failure.code in FINAL:
+                self._break(peer, receipt, failure)
+        self._forget(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        if not peer.receipts and peer.session is None:
+            self._peers.pop(peer.address, None)
+
+    def close(self) -> None:
+        for peer in [*self._peers.values()]:
+            if peer.session is not None:
+                peer.session.lose(failures.peer_lost(peer.session.where, "this engine ends"))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        now = self._desk.clock()
+        for peer in [*self._peers.values()]:
+            if peer.session is not None:
+                peer.session.tick(now)
+            for receipt in [*peer.receipts.values()]:
+                self._tick_receipt(peer, receipt, now)
+            if any(receipt.stage in (Stage.WAITING, Stage.BROKEN) for receipt in peer.receipts.values()):
+                self._connect(peer)
+
+    def _tick_receipt(self, peer: Peer, receipt: Receipt, now: float) -> None:
+        limit_s = self._desk.options.bootstrap_timeout_s
+        if receipt.stage is Stage.WAITING and now - receipt.since > limit_s:
+            self._break(peer, receipt, failures.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
+        elif receipt.stage is Stage.BROKEN and receipt.reach is not None and receipt.reach.writer_is_dead():
+            self._close(receipt)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

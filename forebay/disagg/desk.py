@@ -1,0 +1,73 @@
+"""What both sides of transfers work with: options, clock, links, the mover, and where news go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from forebay.config.engine_config import DisaggregationOptions, TransferBackend
+from forebay.disagg.layout import Layout
+from forebay.disagg.link import Link
+from forebay.disagg.memory import U8, Memory
+from forebay.disagg.mover import Mover
+from forebay.disagg.pages import KindShape
+from forebay.disagg.shm import Place
+from forebay.pools.table import Region
+from forebay.requests.transfers import Event
+from forebay.requests.updates import Failure
+
+MISSED_BEATS = 3
+
+
+class LinkUser(Protocol):
+    """Who is told of a link, by the worker's thread."""
+
+    def on_frame(self, link: Link, frame: object) -> None: ...
+
+    def on_lost(self, link: Link, failure: Failure) -> None: ...
+
+
+@dataclass(kw_only=True, slots=True)
+class Desk:
+    """`machine` is the same on one machine. `regions` lie in files that `place` finds, where another process can map
+    them. `call` has something done by the worker's thread; `emit` may be called by that alone. `untaken_s`: how long
+    the oldest news has waited for the engine, 0 where none waits."""
+
+    options: DisaggregationOptions
+    instance: str
+    layout: Layout
+    shapes: dict[str, KindShape]
+    memory: Memory
+    chunk_bytes: int  # the largest
+    regions: list[Region]
+    place: Place | None
+    machine: str
+    clock: Callable[[], float]
+    mover: Mover
+    emit: Callable[[Event], None]
+    call: Callable[[Callable[[], None]], None]
+    watch: Callable[[Link, LinkUser], None]
+    unwatch: Callable[[Link], None]
+    untaken_s: Callable[[], float]
+
+    @property
+    def transports(self) -> list[str]:
+        """Those that may be used here, best first."""
+        if self.options.transfer_backend is TransferBackend.AUTO:
+            return ["shm", "tcp"] if self.place is not None or self.options.is_prefill else ["tcp"]
+        return [str(self.options.transfer_backend)]
+
+    def staging(self) -> U8:
+        """For one chunk on its way between memory and a transport."""
+        return self.memory.staging(self.chunk_bytes)
+
+    @property
+    def silence_s(self) -> float:
+        """After this a peer is taken for dead."""
+        return MISSED_BEATS * self.options.heartbeat_s
+
+    def beside(self, work: Callable[[], Callable[[], None]]) -> None:
+        """Do what may wait on a thread of its own; what that returns, the worker's thread does."""
+        threading.Thread(target=lambda: self.call(work()), name="disagg", daemon=True).start()

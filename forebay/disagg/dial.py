@@ -1,0 +1,168 @@
+"""Decode's end of a session with a prefill server: from connecting until offers can be made, and until it is over."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from forebay.base.log import event, get_logger
+from forebay.disagg import failures, frames, mover
+from forebay.disagg.desk import Desk
+from forebay.disagg.layout import PROTOCOL, mismatch
+from forebay.disagg.link import Link, LinkLost
+from forebay.disagg.seal import NONCE_BYTES, WireError
+from forebay.disagg.shm import ShmReach
+from forebay.disagg.tcp import TcpReader, tune
+from forebay.disagg.writer import Reach
+from forebay.requests.updates import Failure
+
+Address = tuple[str, int]
+
+log = get_logger("disagg")
+
+
+class SessionUser(Protocol):
+    """Who is told, by the worker's thread."""
+
+    def on_joined(self, session: Session) -> None: ...
+
+    def on_session_frame(self, session: Session, frame: object) -> None: ...
+
+    def on_session_lost(self, session: Session, failure: Failure) -> None: ...
+
+
+class Session:
+    """Begins at once; ends with `on_session_lost`. `epoch` is the mover's name for it, too. `reach` is what the peer
+    was let into, where it writes here by itself."""
+
+    def __init__(self, desk: Desk, address: Address, epoch: int, user: SessionUser) -> None:
+        self._desk, self._user, self.address, self.epoch = desk, user, address, epoch
+        self.where = f"prefill server {address[0]}:{address[1]}"
+        self.is_joined, self._is_over = False, False
+        self.reach: Reach | None = None
+        self._since = self._beat_at = desk.clock()
+        self._links: list[Link] = []  # the control connection, then that of chunks
+        self._hellos = [self._hello(data=False), self._hello(data=True)]
+        self._connect(address)
+
+    def _hello(self, *, data: bool) -> frames.Hello:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return frames.Hello(protocol=PROTOCOL, instance=self._desk.instance, epoch=self.epoch, nonce=nonce, data=data)
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def _connect(self, address: Address) -> None:
+        timeout_s = self._desk.options.bootstrap_timeout_s
+
+        def connect() -> Callable[[], None]:
+            try:
+                sock = socket.create_connection(address, timeout=timeout_s)
+            except OSError as error:
+                failure = failures.peer_lost(self.where, str(error))
+                return lambda: self.lose(failure)
+            return lambda: self._connected(sock)
+
+        self._desk.beside(connect)
+
+    def _connected(self, sock: socket.socket) -> None:
+        if self._is_over:
+            sock.close()
+            return
+        tune(sock)
+        desk = self._desk
+        link = Link(sock, self.where, desk.clock, desk.options.chaos)
+        hello = self._hellos[len(self._links)]
+        self._links.append(link)
+        desk.watch(link, self)
+        self._try(lambda: link.greet(desk.options.cluster_key, hello))
+
+    def on_frame(self, link: Link, frame: object) -> None:
+        control = self._links[0]
+        match frame:
+            case frames.Challenge() if link is control:
+                link.enter(self._desk.options.cluster_key, self._hellos[0], frame)
+                desk = self._desk
+                self.send(frames.Introduce(layout=desk.layout, transports=desk.transports, machine=desk.machine))
+            case frames.Challenge():
+                link.enter(self._desk.options.cluster_key, self._hellos[1], frame)
+                self._attach(link)
+            case frames.Welcome():
+                self._welcome(frame)
+            case frames.Refused(failure):
+                self.lose(failure)
+            case frames.Joined():
+                self.is_joined = True
+                self._user.on_joined(self)
+            case _:
+                self._user.on_session_frame(self, frame)
+
+    def _welcome(self, frame: frames.Welcome) -> None:
+        desk = self._desk
+        difference = mismatch(frame.layout, desk.layout)
+        if difference or frame.transport not in desk.transports:
+            why = difference or f"prefill chose transport {frame.transport!r}, decode has {desk.transports}"
+            self.lose(failures.layout_mismatch(why))
+        elif frame.transport == "tcp":
+            self._connect(self._links[0].sock.getpeername()[:2])
+        else:
+            assert desk.place is not None, frame.transport
+            self.reach = ShmReach(desk.regions, desk.place, desk.options.bootstrap_timeout_s)
+            self.send(frames.Invite(self.reach.invitation))
+
+    def _attach(self, link: Link) -> None:
+        self._try(lambda: link.send(frames.Attach()))
+        self._desk.unwatch(link)
+        reader = TcpReader(link.sock, link.opener, self._desk.staging())
+        self._desk.mover.submit(mover.AddReader(self.epoch, reader))
+
+    # -- frames and time -------------------------------------------------------------------------------------------
+
+    def send(self, frame: msgspec.Struct) -> None:
+        self._try(lambda: self._links[0].send(frame))
+
+    def _try(self, send: Callable[[], None]) -> None:
+        if self._is_over:
+            return
+        try:
+            send()
+        except (LinkLost, WireError) as error:
+            failure = failures.peer_lost(self.where, str(error))
+            self._desk.call(lambda: self.lose(failure))  # not now: the caller is about to do more with this session
+
+    def tick(self, now: float) -> None:
+        options, silence_s = self._desk.options, self._desk.silence_s
+        if not self.is_joined:
+            if now - self._since > options.bootstrap_timeout_s:
+                self.lose(failures.bootstrap_timeout(self.where, options.bootstrap_timeout_s))
+            return
+        if now - self._beat_at >= options.heartbeat_s:
+            self._beat_at = now
+            self.send(frames.Beat())
+        if now - self._links[0].heard > silence_s:
+            self.lose(failures.heartbeat_timeout(self.where, silence_s))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def on_lost(self, link: Link, failure: Failure) -> None:
+        self.lose(failure)
+
+    def lose(self, failure: Failure) -> None:
+        """Once. What the mover still reads of it is of no ticket then."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._links:
+            log.warning(event("prefill_lost", where=self.where, code=failure.code, why=failure.message))
+        for link in self._links:
+            self._desk.unwatch(link)
+        for link in self._links[:1]:
+            link.close()
+        self._desk.mover.submit(mover.EndSession(self.epoch))
+        if self.reach is not None:
+            self.reach.close()
+        self.is_joined = False
+        self._user.on_session_lost(self, failure)

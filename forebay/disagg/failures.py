@@ -1,0 +1,54 @@
+"""How transfers fail: each way has a code of its own."""
+
+from __future__ import annotations
+
+from forebay.base.errors import ConfigError, EngineError, RequestTimeout, Unavailable
+from forebay.requests.updates import Failure
+
+
+def bootstrap_timeout(where: str, seconds: float) -> Failure:
+    return Failure.of(
+        RequestTimeout(
+            f"no session with the prefill server at {where} within {seconds:g} s: is it up, and is this its "
+            "--disaggregation-bootstrap-port?",
+            code="bootstrap_timeout",
+        )
+    )
+
+
+def heartbeat_timeout(where: str, seconds: float) -> Failure:
+    return Failure.of(RequestTimeout(f"{where} has not been heard of for {seconds:g} s", code="heartbeat_timeout"))
+
+
+def lease_expired(where: str, seconds: float) -> Failure:
+    return Failure.of(RequestTimeout(f"{where} has not gone on for {seconds:g} s", code="lease_expired"))
+
+
+def peer_lost(where: str, why: str) -> Failure:
+    return Failure.of(Unavailable(f"the connection to {where} has ended: {why}", code="peer_lost"))
+
+
+def layout_mismatch(difference: str) -> Failure:
+    return Failure.of(ConfigError(f"prefill and decode do not fit together: {difference}", code="layout_mismatch"))
+
+
+def no_transport(prefill: list[str], decode: list[str]) -> Failure:
+    return Failure.of(
+        ConfigError(
+            f"no transfer backend in common: prefill has {prefill}, decode {decode}: see "
+            "--disaggregation-transfer-backend",
+            code="transfer_backend_mismatch",
+        )
+    )
+
+
+def key_required(host: str) -> Failure:
+    return Failure.of(
+        ConfigError(f"{host} is not this machine: give both servers the same --cluster-key-file", code="cluster_key")
+    )
+
+
+def altered(kind: str, first: int, end: int) -> Failure:
+    return Failure.of(
+        EngineError(f"{kind} {first}..{end} has another checksum than what was sent", code="checksum_mismatch")
+    )

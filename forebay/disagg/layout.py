@@ -1,0 +1,103 @@
+"""What two engines must have in common before one reads what the other has computed (C31): said in words, compared by a
+digest, and where that differs by the words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from forebay.base.package import __version__
+from forebay.config.engine_config import EngineConfig
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import Per
+
+PROTOCOL: Final = 1  # of frames and chunks; another number is another language
+_HEAD_BYTES: Final = 64 << 10
+_SAMPLES: Final = 64
+_SAMPLE_BYTES: Final = 4 << 10
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, `kernels` and
+    `activation_bits` what else decides its bits."""
+
+    protocol: int = PROTOCOL
+    version: str = __version__
+    page_size: int
+    vocab_size: int
+    weights: str
+    quantization: str
+    dtype: str
+    kernels: str
+    activation_bits: int
+    columns: list[str]
+
+    @property
+    def digest(self) -> str:
+        """Of all but the page size, in which two may differ."""
+        return hashlib.sha256(msgspec.msgpack.encode(msgspec.structs.replace(self, page_size=0))).hexdigest()
+
+
+def layout_of(cache: CachePool, config: EngineConfig, *, vocab_size: int, kernels: str) -> Layout:
+    """`kernels` is the name of the variant that computes; the rest stands in the configuration."""
+    return Layout(
+        page_size=cache.page_size,
+        vocab_size=vocab_size,
+        weights=weights_digest(Path(config.model_path)),
+        quantization=str(config.quantization),
+        dtype=config.types.dtype,
+        kernels=kernels,
+        activation_bits=config.activation_bits,
+        columns=list(columns_of(cache)),
+    )
+
+
+def columns_of(cache: CachePool) -> Iterator[str]:
+    """`kv 3.k: 8 x 64 bfloat16`, one line for each, in the order in which regions are counted."""
+    for kind, table in cache.tables.items():
+        for name, column in table.columns.items():
+            shape = column.shape if kind == Per.SLOT else column.shape[1:]
+            yield f"{kind} {name}: {' x '.join(map(str, shape)) or '1'} {str(column.dtype).removeprefix('torch.')}"
+
+
+def mismatch(prefill: Layout, decode: Layout) -> str:
+    """The first thing in which they differ, with both values; nothing where what one keeps serves the other."""
+    if prefill.digest != decode.digest:
+        for name in Layout.__struct_fields__:
+            ours, theirs = getattr(prefill, name), getattr(decode, name)
+            if name == "columns" and ours != theirs:
+                return _columns_mismatch(ours, theirs)
+            if name != "page_size" and ours != theirs:
+                return f"{name}: prefill has {ours!r}, decode {theirs!r}"
+    sizes = sorted((prefill.page_size, decode.page_size))
+    if sizes[0] < 1 or sizes[1] % sizes[0]:
+        return f"page_size: prefill has {prefill.page_size}, decode {decode.page_size}, and neither divides the other"
+    return ""
+
+
+def _columns_mismatch(prefill: list[str], decode: list[str]) -> str:
+    for i in range(max(len(prefill), len(decode))):
+        ours, theirs = ((lines[i] if i < len(lines) else "nothing") for lines in (prefill, decode))
+        if ours != theirs:
+            return f"columns: prefill keeps {ours!r}, decode {theirs!r}"
+    return ""
+
+
+def weights_digest(path: Path) -> str:
+    """Of a checkpoint's configuration and of each weight file its size, its beginning (the header) and samples from all
+    of it: two trainings of one architecture have the same header, and reading all would take as long as loading."""
+    digest = hashlib.blake2b(digest_size=16)
+    files = [path] if path.is_file() else sorted((*path.glob("config.json"), *path.glob("*.safetensors")))
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(_HEAD_BYTES))
+            for i in range(_SAMPLES):
+                stream.seek(max(0, size - _SAMPLE_BYTES) * i // (_SAMPLES - 1))  # the last one ends with the file
+                digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,311 @@
+"""The thread that moves bytes: it gathers, writes, receives, checks and scatters chunks, and never decides.
+
+What it is to do comes as jobs, what it did goes back as reports. A ticket that was dropped is none: what still comes
+for it is read and thrown away.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from forebay.base.log import event, get_logger
+from forebay.disagg import failures
+from forebay.disagg.frames import Chunk
+from forebay.disagg.memory import U8, Memory, checksum
+from forebay.disagg.pages import Landing, OfferError, Piece
+from forebay.disagg.seal import WireError
+from forebay.disagg.tcp import TcpReader
+from forebay.disagg.wake import Wake
+from forebay.disagg.writer import Writer
+from forebay.requests.parts import I64
+from forebay.requests.updates import Failure
+
+POLL_S: Final = 0.0005  # between two looks at a writer that nothing can be waited for with
+
+log = get_logger("disagg")
+
+
+class AddWriter(NamedTuple):
+    session: int
+    writer: Writer
+
+
+class AddReader(NamedTuple):
+    session: int
+    reader: TcpReader
+
+
+class EndSession(NamedTuple):
+    session: int
+
+
+class Expect(NamedTuple):
+    """What comes for this ticket goes there."""
+
+    nonce: bytes
+    landing: Landing
+
+
+class Check(NamedTuple):
+    """The peer has written this chunk here by itself."""
+
+    chunk: Chunk
+
+
+class Write(NamedTuple):
+    """To the peer of `session`; `places` are decode's, piece by piece."""
+
+    session: int
+    nonce: bytes
+    pieces: Sequence[Piece]
+    places: Sequence[I64]
+
+
+class Drop(NamedTuple):
+    """Touch nothing of this ticket any more; answered by `Dropped`."""
+
+    nonce: bytes
+
+
+Job = AddWriter | AddReader | EndSession | Expect | Check | Write | Drop
+
+
+class Wrote(NamedTuple):
+    session: int
+    chunk: Chunk
+
+
+class Landed(NamedTuple):
+    """A chunk has arrived, and perhaps with it all that was due."""
+
+    nonce: bytes
+    is_complete: bool
+
+
+class Failed(NamedTuple):
+    nonce: bytes
+    failure: Failure
+
+
+class Dropped(NamedTuple):
+    nonce: bytes
+
+
+class Lost(NamedTuple):
+    """The session's connection of chunks has ended."""
+
+    session: int
+    why: str
+
+
+Report = Wrote | Landed | Failed | Dropped | Lost
+
+
+@dataclass(slots=True)
+class _Outbox:
+    writer: Writer
+    waiting: deque[tuple[bytes, Piece, I64]] = field(default_factory=deque)
+    current: bytes | None = None  # the ticket of the chunk that is on its way
+
+
+class Mover:
+    """`submit` from any thread; `report` is called by the mover's own."""
+
+    def __init__(self, memory: Memory, num_bytes: int, report: Callable[[Report], None]) -> None:
+        self._memory, self._report = memory, report
+        self._staging = memory.staging(num_bytes)
+        self._jobs: deque[Job] = deque()
+        self._wake = Wake()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._outboxes: dict[int, _Outbox] = {}
+        self._readers: dict[int, TcpReader] = {}
+        self._landings: dict[bytes, Landing] = {}
+        self._dropping: set[bytes] = set()  # whose chunk is on its way from or to places
+        self._ending = False
+        self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, job: Job) -> None:
+        self._jobs.append(job)
+        self._wake.set()
+
+    def close(self) -> None:
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+        self._wake.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._ending:
+                self._turn()
+        except Exception:
+            log.exception(event("transfers_ended"))
+        finally:
+            for session in [*self._outboxes, *self._readers]:
+                self._end(session)
+            self._selector.close()
+
+    def _turn(self) -> None:
+        moved = self._write_some()
+        polls = any(box.current is not None and box.writer.fileno() < 0 for box in self._outboxes.values())
+        ready = self._selector.select(0 if moved else POLL_S if polls else None)
+        self._wake.clear()
+        while self._jobs:  # first: what has come may be of a ticket that is among them
+            self._do(self._jobs.popleft())
+        for key, _ in ready:
+            if key.data in self._readers:
+                self._read(key.data)
+
+    def _do(self, job: Job) -> None:
+        match job:
+            case AddWriter(session, writer):
+                self._outboxes[session] = _Outbox(writer)
+            case AddReader(session, reader):
+                self._readers[session] = reader
+                self._selector.register(reader, selectors.EVENT_READ, session)
+            case EndSession(session):
+                self._end(session)
+            case Expect(nonce, landing):
+                self._landings[nonce] = landing
+                self._report(Landed(nonce, landing.is_complete))
+            case Check(chunk):
+                self._check(chunk)
+            case Write(session, nonce, pieces, places):
+                if session in self._outboxes:
+                    self._outboxes[session].waiting.extend(
+                        (nonce, piece, there) for piece, there in zip(pieces, places, strict=True)
+                    )
+            case Drop(nonce):
+                self._drop(nonce)
+
+    # -- prefill ---------------------------------------------------------------------------------------------------
+
+    def _write_some(self) -> bool:
+        """A chunk for each peer that takes one; whether any was."""
+        moved = False
+        for session, box in [*self._outboxes.items()]:
+            try:
+                moved |= self._write(session, box)
+            except (OSError, WireError) as error:
+                self._lose(session, str(error))
+        return moved
+
+    def _write(self, session: int, box: _Outbox) -> bool:
+        if box.current is None and box.waiting:
+            nonce, piece, places = box.waiting.popleft()
+            box.current = nonce
+            box.writer.begin(nonce, piece, places)
+        if box.current is None:
+            return False
+        chunk = box.writer.advance()
+        self._watch(box, writing=chunk is None)
+        if chunk is None:
+            return False
+        self._report(Wrote(session, chunk))
+        self._let_go(box)
+        return True
+
+    def _let_go(self, box: _Outbox) -> None:
+        """Its writer touches nothing any more."""
+        nonce, box.current = box.current, None
+        if nonce in self._dropping:
+            self._dropping.discard(nonce)
+            self._report(Dropped(nonce))
+
+    def _watch(self, box: _Outbox, *, writing: bool) -> None:
+        fd = box.writer.fileno()
+        if fd < 0 or writing == (fd in self._selector.get_map()):
+            return
+        if writing:
+            self._selector.register(fd, selectors.EVENT_WRITE)
+        else:
+            self._selector.unregister(fd)
+
+    def _drop(self, nonce: bytes) -> None:
+        self._landings.pop(nonce, None)
+        for box in self._outboxes.values():
+            box.waiting = deque(item for item in box.waiting if item[0] != nonce)
+        if any(box.current == nonce and box.writer.holds_places for box in self._outboxes.values()):
+            self._dropping.add(nonce)
+        else:
+            self._report(Dropped(nonce))
+
+    # -- decode ----------------------------------------------------------------------------------------------------
+
+    def _read(self, session: int) -> None:
+        try:
+            found = self._readers[session].advance()
+        except (OSError, WireError) as error:
+            self._lose(session, str(error))
+            return
+        if found is not None:
+            chunk, data = found
+            self._land(chunk, data)
+
+    def _land(self, chunk: Chunk, data: U8) -> None:
+        """What came with a chunk goes where its ticket says."""
+        landing = self._landings.get(chunk.nonce)
+        if landing is None:
+            return
+        piece = self._piece(landing, chunk)
+        if piece is not None and self._is_whole(chunk, piece, data):
+            self._memory.scatter(piece, data)
+            self._landed(chunk, landing, piece)
+
+    def _check(self, chunk: Chunk) -> None:
+        landing = self._landings.get(chunk.nonce)
+        if landing is None:
+            return
+        piece = self._piece(landing, chunk)
+        if piece is not None and self._is_whole(chunk, piece, self._memory.gather(piece, self._staging)):
+            self._landed(chunk, landing, piece)
+
+    def _piece(self, landing: Landing, chunk: Chunk) -> Piece | None:
+        try:
+            return landing.piece(chunk.kind, chunk.region, chunk.num_regions, chunk.first, chunk.end)
+        except OfferError as error:
+            self._fail(chunk.nonce, Failure.of(error))
+            return None
+
+    def _is_whole(self, chunk: Chunk, piece: Piece, data: U8) -> bool:
+        if len(data) == self._memory.num_bytes(piece) and checksum(data.data) == chunk.checksum:
+            return True
+        self._fail(chunk.nonce, failures.altered(chunk.kind, chunk.first, chunk.end))
+        return False
+
+    def _landed(self, chunk: Chunk, landing: Landing, piece: Piece) -> None:
+        landing.landed(piece)
+        self._report(Landed(chunk.nonce, landing.is_complete))
+
+    def _fail(self, nonce: bytes, failure: Failure) -> None:
+        self._landings.pop(nonce, None)
+        self._report(Failed(nonce, failure))
+
+    # -- ends ------------------------------------------------------------------------------------------------------
+
+    def _lose(self, session: int, why: str) -> None:
+        log.info(event("transfer_connection_ended", why=why))
+        self._end(session)
+        self._report(Lost(session, why))
+
+    def _end(self, session: int) -> None:
+        box = self._outboxes.pop(session, None)
+        reader = self._readers.pop(session, None)
+        for end in (None if box is None else box.writer, reader):
+            if end is not None:
+                if end.fileno() in self._selector.get_map():
+                    self._selector.unregister(end.fileno())
+                end.close()
+        if box is not None:
+            self._let_go(box)

@@ -1,0 +1,397 @@
+"""Prefill's half: who may connect, what they have places for, and what of it has been sent."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from itertools import count
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from forebay.base.log import event, get_logger
+from forebay.disagg import failures, frames, mover, shm
+from forebay.disagg.desk import Desk
+from forebay.disagg.layout import mismatch
+from forebay.disagg.link import Link, LinkLost
+from forebay.disagg.pages import Departing, KindShape, OfferError, extents
+from forebay.disagg.seal import WireError
+from forebay.disagg.tcp import TcpWriter, tune
+from forebay.disagg.writer import Writer
+from forebay.requests.parts import I64
+from forebay.requests.transfers import Broken, Closed, Offered, Send, Sent, Span, Tail, Ticket, Withdraw
+from forebay.requests.updates import Failure
+
+MAX_STRANGERS: Final = 64  # connections that have not proved that they know the key
+UNLIMITED: Final = 1 << 62  # ids of a pool that is not written to from here
+
+log = get_logger("disagg")
+
+
+class Stage(Enum):
+    OPEN = auto()
+    COMPLETED = auto()  # decode has been told that this was all
+    BROKEN = auto()  # being dropped; decode is told when it is
+    CLOSING = auto()  # being dropped after it was sent
+
+
+@dataclass(slots=True)
+class Session:
+    """A decode engine; `number` is the mover's name for it, `shapes` are those of its caches."""
+
+    link: Link
+    hello: frames.Hello
+    number: int
+    transport: str
+    shapes: dict[str, KindShape]
+    page_size: int
+    since: float
+    is_joined: bool = False
+    beat_at: float = 0.0
+
+    @property
+    def where(self) -> str:
+        return f"decode engine {self.hello.instance[:8]} at {self.link.where}"
+
+
+@dataclass(slots=True)
+class Shipment:
+    """A ticket as prefill has it. `unwritten` pieces are the mover's; `moved_at` is when it last went on."""
+
+    ticket: Ticket
+    session: Session
+    num_tokens: int
+    places: dict[str, Span]
+    departing: Departing
+    moved_at: float
+    stage: Stage = Stage.OPEN
+    unwritten: int = 0
+    tail: Tail | None = None
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A connection that is no session yet."""
+
+    since: float
+    hello: frames.Hello | None = None
+
+
+@dataclass(slots=True)
+class _Roll:
+    """Sessions by decode engine, and the last epoch of each that there ever was."""
+
+    sessions: dict[str, Session] = field(default_factory=dict)
+    epochs: dict[str, int] = field(default_factory=dict)
+
+
+class PrefillSide:
+    def __init__(self, desk: Desk, listener: socket.socket) -> None:
+        self._desk, self._listener = desk, listener
+        self._guests: dict[Link, _Guest] = {}
+        self._by_link: dict[Link, Session] = {}
+        self._by_number: dict[int, Session] = {}
+        self._roll = _Roll()
+        self._shipments: dict[bytes, Shipment] = {}
+        self._numbers = count(1)
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def accept(self) -> None:
+        try:
+            sock, address = self._listener.accept()
+        except OSError:
+            return
+        if len(self._guests) >= MAX_STRANGERS:
+            sock.close()
+            return
+        tune(sock)
+        link = Link(sock, f"{address[0]}:{address[1]}", self._desk.clock, self._desk.options.chaos)
+        link.await_greeting(self._desk.options.cluster_key)
+        self._guests[link] = _Guest(self._desk.clock())
+        self._desk.watch(link, self)
+
+    def on_frame(self, link: Link, frame: object) -> None:
+        session = self._by_link.get(link)
+        if session is not None:
+            self._on_session_frame(session, frame)
+            return
+        guest = self._guests[link]
+        match frame:
+            case frames.Hello() if guest.hello is None:
+                guest.hello = frame
+                link.admit(self._desk.options.cluster_key, frame, self._desk.instance)
+            case frames.Introduce() if guest.hello is not None and not guest.hello.data:
+                self._introduce(link, guest.hello, frame)
+            case frames.Attach() if guest.hello is not None and guest.hello.data:
+                self._attach(link, guest.hello)
+            case _:
+                raise WireError(f"a {type(frame).__name__} frame came where a greeting was due")
+
+    def _introduce(self, link: Link, hello: frames.Hello, frame: frames.Introduce) -> None:
+        desk = self._desk
+        if hello.epoch <= self._roll.epochs.get(hello.instance, 0):
+            raise WireError(f"epoch {hello.epoch} of {hello.instance[:8]} is over")
+        difference = mismatch(desk.layout, frame.layout)
+        mine = [name for name in desk.transports if name != "shm" or frame.machine == desk.machine]
+        transport = next((name for name in frame.transports if name in mine), "")
+        if difference or not transport:
+            failure = (
+                failures.layout_mismatch(difference) if difference else failures.no_transport(mine, frame.transports)
+            )
+            log.warning(event("decode_refused", where=link.where, why=failure.message))
+            link.send(frames.Refused(failure))
+            return
+        old = self._roll.sessions.get(hello.instance)
+        if old is not None:
+            self._lose(old, failures.peer_lost(old.where, "it began a new session"))
+        shapes = {
+            kind: replace(shape, page_size=frame.layout.page_size if shape.by_token else 1, num_ids=UNLIMITED)
+            for kind, shape in desk.shapes.items()
+        }
+        now = desk.clock()
+        session = Session(link, hello, next(self._numbers), transport, shapes, frame.layout.page_size, now, beat_at=now)
+        del self._guests[link]
+        self._by_link[link] = self._by_number[session.number] = session
+        self._roll.sessions[hello.instance] = session
+        self._roll.epochs[hello.instance] = hello.epoch
+        self._send(session, frames.Welcome(desk.layout, transport))
+
+    def _attach(self, link: Link, hello: frames.Hello) -> None:
+        """A connection of chunks: of the session of this epoch, and no other."""
+        session = self._roll.sessions.get(hello.instance)
+        if session is None or session.hello.epoch != hello.epoch or session.transport != "tcp" or session.is_joined:
+            raise WireError(f"no session {hello.epoch} of {hello.instance[:8]} waits for a connection of chunks")
+        del self._guests[link]
+        self._desk.unwatch(link)
+        self._join(session, TcpWriter(link.sock, link.sealer, self._desk.memory, self._desk.staging()))
+
+    def _invited(self, session: Session, address: bytes) -> None:
+        desk = self._desk
+
+        def join() -> Callable[[], None]:
+            try:
+                writer, shapes = shm.join(
+                    address,
+                    desk.shapes,
+                    desk.memory,
+                    desk.staging(),
+                    page_size=session.page_size,
+                    timeout_s=desk.options.bootstrap_timeout_s,
+                )
+            except (OSError, WireError, msgspec.MsgspecError) as error:
+                failure = failures.peer_lost(session.where, str(error))
+                return lambda: self._lose(session, failure)
+            return lambda: self._join(session, writer, shapes)
+
+        desk.beside(join)
+
+    def _join(self, session: Session, writer: Writer, shapes: dict[str, KindShape] | None = None) -> None:
+        if self._by_number.get(session.number) is not session:
+            writer.close()
+            return
+        session.shapes, session.is_joined = shapes or session.shapes, True
+        self._desk.mover.submit(mover.AddWriter(session.number, writer))
+        log.info(event("decode_joined", where=session.where, transport=session.transport))
+        self._send(session, frames.Joined())
+
+    # -- what decode says ------------------------------------------------------------------------------------------
+
+    def _on_session_frame(self, session: Session, frame: object) -> None:
+        match frame:
+            case frames.Beat():
+                pass
+            case frames.Invite(address) if session.transport == "shm" and not session.is_joined:
+                self._invited(session, address)
+            case frames.Offering() if session.is_joined:
+                self._offered(session, frame)
+            case frames.Settled(nonce):
+                shipment = self._of(session, nonce)
+                if shipment is not None and shipment.stage is Stage.COMPLETED:
+                    self._desk.emit(Sent(shipment.ticket))
+                    self._drop(shipment, Stage.CLOSING)
+            case frames.Withdrawn(nonce, failure):
+                shipment = self._of(session, nonce)
+                if shipment is None:
+                    self._send(session, frames.Fenced(nonce))
+                else:
+                    self._break(shipment, failure, tell=False)
+            case _:
+                raise WireError(f"a {type(frame).__name__} frame came where none was due")
+
+    def _of(self, session: Session, nonce: bytes) -> Shipment | None:
+        """Of any session of this engine: an earlier one's tickets may still have to be closed."""
+        shipment = self._shipments.get(nonce)
+        return shipment if shipment is not None and shipment.ticket.peer == session.hello.instance else None
+
+    def _offered(self, session: Session, frame: frames.Offering) -> None:
+        ticket = Ticket(session.hello.instance, frame.room, frame.nonce)
+        if frame.nonce in self._shipments:
+            raise WireError(f"the ticket of room {frame.room} was offered twice")
+        try:
+            places = {kind: Span(start=place.start, ids=_ids(place)) for kind, place in frame.places.items()}
+            departing = Departing(self._desk.shapes, extents(session.shapes, places, frame.num_tokens))
+        except OfferError as error:
+            self._send(session, frames.Withdrawn(frame.nonce, Failure.of(error)))
+            self._send(session, frames.Fenced(frame.nonce))
+            return
+        self._shipments[frame.nonce] = Shipment(
+            ticket, session, frame.num_tokens, places, departing, self._desk.clock()
+        )
+        self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start))
+
+    # -- orders ----------------------------------------------------------------------------------------------------
+
+    def send(self, order: Send) -> None:
+        """Of a ticket that has broken meanwhile, nothing."""
+        shipment = self._shipments.get(order.ticket.nonce)
+        if shipment is None or shipment.stage is not Stage.OPEN or shipment.tail is not None:
+            return
+        try:
+            self._depart(shipment, order)
+        except OfferError as error:
+            self._break(shipment, Failure.of(error), tell=True)
+
+    def _depart(self, shipment: Shipment, order: Send) -> None:
+        pieces = shipment.departing.send(order.spans)
+        if order.tail is not None:
+            shipment.departing.check_complete()
+            if order.tail.num_tokens != shipment.num_tokens:
+                raise OfferError(f"the tail is of {order.tail.num_tokens} tokens, the offer of {shipment.num_tokens}")
+        session, shipment.tail = shipment.session, order.tail
+        theirs = [
+            session.shapes[piece.kind].places(shipment.places[piece.kind], piece.first, piece.end)
+            if session.transport != "tcp"
+            else piece.places  # decode knows where it goes
+            for piece in pieces
+        ]
+        shipment.unwritten += len(pieces)
+        shipment.moved_at = self._desk.clock()
+        if pieces:
+            self._desk.mover.submit(mover.Write(session.number, shipment.ticket.nonce, pieces, theirs))
+        self._complete(shipment)
+
+    def withdraw(self, order: Withdraw) -> None:
+        shipment = self._shipments.get(order.ticket.nonce)
+        if shipment is not None:
+            self._break(shipment, order.failure, tell=True)
+
+    # -- how tickets end -------------------------------------------------------------------------------------------
+
+    def _complete(self, shipment: Shipment) -> None:
+        """The tail goes when all before it has left."""
+        if shipment.tail is not None and not shipment.unwritten and shipment.stage is Stage.OPEN:
+            shipment.stage = Stage.COMPLETED
+            self._send(shipment.session, frames.Completed(shipment.ticket.nonce, shipment.tail))
+
+    def _break(self, shipment: Shipment, failure: Failure, *, tell: bool) -> None:
+        """Once. Decode, where it does not know, is told at once; that all has ended, when it has."""
+        if shipment.stage not in (Stage.OPEN, Stage.COMPLETED):
+            return
+        self._desk.emit(Broken(shipment.ticket, failure))
+        if tell:
+            self._send(shipment.session, frames.Withdrawn(shipment.ticket.nonce, failure))
+        self._drop(shipment, Stage.BROKEN)
+
+    def _drop(self, shipment: Shipment, stage: Stage) -> None:
+        shipment.stage = stage
+        self._desk.mover.submit(mover.Drop(shipment.ticket.nonce))
+
+    def on_wrote(self, report: mover.Wrote) -> None:
+        shipment = self._shipments.get(report.chunk.nonce)
+        if shipment is None or shipment.stage is not Stage.OPEN:
+            return
+        shipment.unwritten -= 1
+        shipment.moved_at = self._desk.clock()
+        if shipment.session.transport != "tcp":  # decode has not seen it
+            self._send(shipment.session, report.chunk)
+        self._complete(shipment)
+
+    def on_dropped(self, report: mover.Dropped) -> None:
+        shipment = self._shipments.pop(report.nonce, None)
+        if shipment is None:
+            return
+        session = self._roll.sessions.get(shipment.ticket.peer)
+        if shipment.stage is Stage.BROKEN and session is not None:
+            self._send(session, frames.Fenced(report.nonce))
+        self._desk.emit(Closed(shipment.ticket))
+
+    # -- loss ------------------------------------------------------------------------------------------------------
+
+    def on_lost(self, link: Link, failure: Failure) -> None:
+        session = self._by_link.get(link)
+        if session is not None:
+            self._lose(session, failure)
+        elif self._guests.pop(link, None) is not None:
+            log.warning(event("connection_refused", where=link.where, why=failure.message))
+            self._desk.unwatch(link)
+            link.close()
+
+    def on_mover_lost(self, report: mover.Lost) -> None:
+        session = self._by_number.get(report.session)
+        if session is not None:
+            self._lose(session, failures.peer_lost(session.where, report.why))
+
+    def _lose(self, session: Session, failure: Failure) -> None:
+        if self._by_number.pop(session.number, None) is None:
+            return
+        log.warning(event("decode_lost", where=session.where, code=failure.code, why=failure.message))
+        del self._by_link[session.link]
+        if self._roll.sessions.get(session.hello.instance) is session:
+            del self._roll.sessions[session.hello.instance]
+        self._desk.unwatch(session.link)
+        session.link.close()
+        self._desk.mover.submit(mover.EndSession(session.number))
+        for shipment in self._of_session(session):
+            self._break(shipment, failure, tell=False)
+
+    def close(self) -> None:
+        for session in [*self._by_number.values()]:
+            self._lose(session, failures.peer_lost(session.where, "this engine ends"))
+        for link in self._guests:
+            link.close()
+
+    def _of_session(self, session: Session) -> Iterator[Shipment]:
+        return (shipment for shipment in [*self._shipments.values()] if shipment.session is session)
+
+    def _send(self, session: Session, frame: msgspec.Struct) -> None:
+        if session.link not in self._by_link:
+            return
+        try:
+            session.link.send(frame)
+        except (LinkLost, WireError) as error:
+            failure = failures.peer_lost(session.where, str(error))
+            self._desk.call(lambda: self._lose(session, failure))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        now, options = self._desk.clock(), self._desk.options
+        for link, guest in [*self._guests.items()]:
+            if now - guest.since > options.bootstrap_timeout_s:
+                self.on_lost(link, failures.bootstrap_timeout(link.where, options.bootstrap_timeout_s))
+        for session in [*self._by_number.values()]:
+            if now - session.beat_at >= options.heartbeat_s:
+                session.beat_at = now
+                self._send(session, frames.Beat(self._held(session)))
+            if now - session.link.heard > self._desk.silence_s:
+                self._lose(session, failures.heartbeat_timeout(session.where, self._desk.silence_s))
+        for shipment in [*self._shipments.values()]:
+            waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
+            if waits and now - shipment.moved_at > options.lease_s:
+                self._break(shipment, failures.lease_expired(shipment.session.where, options.lease_s), tell=True)
+
+    def _held(self, session: Session) -> list[bytes]:
+        """What this engine still has, where it takes news: one that hangs renews nothing."""
+        if self._desk.untaken_s() > self._desk.options.lease_s:
+            return []
+        return [shipment.ticket.nonce for shipment in self._of_session(session) if shipment.stage is Stage.OPEN]
+
+
+def _ids(place: frames.Places) -> I64:
+    if len(place.ids) % 8:
+        raise OfferError(f"{len(place.ids)} bytes are no ids", code="invalid_offer")
+    return np.frombuffer(place.ids, dtype="<i8")

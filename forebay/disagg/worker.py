@@ -1,0 +1,232 @@
+"""`Transfers` between processes: one thread that owns control connections and tickets, another that moves bytes.
+
+The first never waits for bytes, so that heartbeats go out and orders are taken whatever is being copied.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from forebay.base.clock import TICK_S, RunClock
+from forebay.base.errors import EngineError
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import DisaggregationOptions
+from forebay.disagg import failures, mover
+from forebay.disagg.decode_side import DecodeSide
+from forebay.disagg.desk import Desk, LinkUser
+from forebay.disagg.layout import Layout
+from forebay.disagg.link import Link, LinkLost
+from forebay.disagg.memory import Memory, chunk_bytes
+from forebay.disagg.mover import Mover
+from forebay.disagg.pages import KindShape
+from forebay.disagg.prefill_side import PrefillSide
+from forebay.disagg.seal import WireError
+from forebay.disagg.shm import Place
+from forebay.disagg.wake import Wake
+from forebay.pools.table import Region
+from forebay.requests.transfers import Event, Offer, Order, Send, Withdraw
+
+TICKS_PER_BEAT: Final = 4
+BACKLOG: Final = 64
+
+log = get_logger("disagg")
+
+
+class Worker:
+    """One engine's half of transfers. `instance` is what its tickets name as the peer; `port` is where prefill listens,
+    0 on decode. `fileno` is readable while there is news."""
+
+    def __init__(
+        self,
+        options: DisaggregationOptions,
+        *,
+        instance: str,
+        layout: Layout,
+        shapes: dict[str, KindShape],
+        memory: Memory,
+        regions: list[Region],
+        place: Place | None,
+        machine: str,
+    ) -> None:
+        self.instance, self._ending = instance, False
+        self._orders: deque[Order | mover.Report | Callable[[], None]] = deque()
+        self._events: deque[Event] = deque()
+        self._oldest_event: float | None = None
+        self._wake, self._news = Wake(), Wake()
+        self._clock, self._period_s = RunClock(), min(TICK_S, options.heartbeat_s / TICKS_PER_BEAT)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._users: dict[Link, LinkUser] = {}
+        self._mover = Mover(memory, chunk_bytes(shapes), self._put)
+        desk = Desk(
+            options=options,
+            instance=instance,
+            layout=layout,
+            shapes=shapes,
+            memory=memory,
+            chunk_bytes=chunk_bytes(shapes),
+            regions=regions,
+            place=place,
+            machine=machine,
+            clock=self._clock,
+            mover=self._mover,
+            emit=self._emit,
+            call=self._put,
+            watch=self._watch,
+            unwatch=self._unwatch,
+            untaken_s=self._untaken_s,
+        )
+        self._listener = self._listen(options) if options.is_prefill else None
+        self._side = DecodeSide(desk) if self._listener is None else PrefillSide(desk, self._listener)
+        self.port: int = 0 if self._listener is None else self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name="transfers", daemon=True)
+        self._thread.start()
+
+    def _listen(self, options: DisaggregationOptions) -> socket.socket:
+        listener = socket.create_server((options.host, options.bootstrap_port), backlog=BACKLOG)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        return listener
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def submit(self, order: Order) -> None:
+        self._put(order)
+
+    def poll(self) -> Sequence[Event]:
+        if not (self._thread.is_alive() and self._mover.is_alive):
+            raise EngineError("the threads that move caches have ended; the log says why", code="transfers_ended")
+        self._news.clear()
+        self._oldest_event = None
+        found = []
+        while self._events:
+            found.append(self._events.popleft())
+        return found
+
+    def fileno(self) -> int:
+        return self._news.fileno()
+
+    @property
+    def num_unfenced(self) -> int:
+        """Broken tickets whose places a peer may still write to."""
+        return self._side.num_unfenced if isinstance(self._side, DecodeSide) else 0
+
+    def close(self) -> None:
+        """End all connections; what was under way breaks on the other side. News that were not taken are lost."""
+        self._ending = True
+        self._wake.set()
+        self._thread.join()
+        self._side.close()
+        self._mover.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+        for wake in (self._wake, self._news):
+            wake.close()
+
+    # -- the worker's thread ---------------------------------------------------------------------------------------
+
+    def _put(self, what: Order | mover.Report | Callable[[], None]) -> None:
+        """From any thread."""
+        self._orders.append(what)
+        self._wake.set()
+
+    def _emit(self, what: Event) -> None:
+        self._events.append(what)
+        if self._oldest_event is None:
+            self._oldest_event = self._clock()
+        self._news.set()
+
+    def _untaken_s(self) -> float:
+        since = self._oldest_event
+        return 0.0 if since is None else self._clock() - since
+
+    def _watch(self, link: Link, user: LinkUser) -> None:
+        self._users[link] = user
+        self._selector.register(link, selectors.EVENT_READ, link)
+
+    def _unwatch(self, link: Link) -> None:
+        if self._users.pop(link, None) is not None:
+            self._selector.unregister(link)
+
+    def _run(self) -> None:
+        try:
+            next_tick = 0.0
+            while not self._ending:
+                now = time.monotonic()
+                if now >= next_tick:
+                    next_tick = now + self._period_s
+                    self._clock.tick()
+                    self._side.tick()
+                    self._flush()
+                self._turn(max(0.0, next_tick - time.monotonic()))
+        except Exception:
+            log.exception(event("transfers_ended"))
+            self._news.set()
+
+    def _turn(self, timeout_s: float) -> None:
+        for key, mask in self._selector.select(timeout_s):
+            if key.data is not None:
+                self._serve(key.data, mask)
+            elif key.fileobj is self._listener and isinstance(self._side, PrefillSide):
+                self._side.accept()
+        self._wake.clear()
+        while self._orders:
+            self._do(self._orders.popleft())
+        for link in self._users:
+            self._selector.modify(
+                link, selectors.EVENT_READ | (selectors.EVENT_WRITE if link.wants_to_write else 0), link
+            )
+
+    def _serve(self, link: Link, mask: int) -> None:
+        user = self._users.get(link)
+        if user is None:
+            return
+        try:
+            if mask & selectors.EVENT_WRITE:
+                link.flush()
+            if mask & selectors.EVENT_READ:
+                for frame in link.receive():
+                    user.on_frame(link, frame)
+                    if link not in self._users:
+                        return
+        except (LinkLost, WireError) as error:
+            user.on_lost(link, failures.peer_lost(link.where, str(error)))
+
+    def _flush(self) -> None:
+        """What was held up."""
+        for link, user in [*self._users.items()]:
+            try:
+                link.flush()
+            except LinkLost as error:
+                user.on_lost(link, failures.peer_lost(link.where, str(error)))
+
+    def _do(self, what: Order | mover.Report | Callable[[], None]) -> None:
+        side = self._side
+        match what:
+            case Offer() if isinstance(side, DecodeSide):
+                side.offer(what)
+            case Send() if isinstance(side, PrefillSide):
+                side.send(what)
+            case Withdraw():
+                side.withdraw(what)
+            case mover.Wrote() if isinstance(side, PrefillSide):
+                side.on_wrote(what)
+            case mover.Landed() if isinstance(side, DecodeSide):
+                side.on_landed(what)
+            case mover.Failed() if isinstance(side, DecodeSide):
+                side.on_failed(what)
+            case mover.Dropped():
+                side.on_dropped(what)
+            case mover.Lost():
+                side.on_mover_lost(what)
+            case _ if callable(what):
+                what()
+            case _:
+                raise AssertionError(f"{type(side).__name__} was given {what!r}")

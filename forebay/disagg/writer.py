@@ -1,0 +1,50 @@
+"""What a transport is: how chunks leave the memory of prefill and come into that of decode.
+
+Chunks are gathered and checked by the thread that calls here (`mover.py`); nothing here waits.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from forebay.disagg.frames import Chunk
+from forebay.disagg.pages import Piece
+from forebay.requests.parts import I64
+
+
+class Writer(Protocol):
+    """Prefill's end towards one decode engine. One chunk at a time: `begin`, then `advance` until it has left.
+    `holds_places`: between the two it reads this side's places, or writes the other's."""
+
+    holds_places: bool
+
+    def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
+        """`places` are decode's; a transport whose receiver writes by itself does not need them."""
+        ...
+
+    def advance(self) -> Chunk | None:
+        """The chunk when it has left. OSError or WireError where it never will."""
+        ...
+
+    def fileno(self) -> int:
+        """To wait for until it takes more; -1: ask again."""
+        ...
+
+    def close(self) -> None:
+        """Afterwards nothing is read or written any more."""
+        ...
+
+
+class Reach(Protocol):
+    """Decode's end of a transport whose writer reaches into this process's memory by itself."""
+
+    @property
+    def invitation(self) -> bytes:
+        """What the writer needs to know."""
+        ...
+
+    def writer_is_dead(self) -> bool:
+        """Whether it is known for certain that whoever was let in can write no more. Never a guess."""
+        ...
+
+    def close(self) -> None: ...
