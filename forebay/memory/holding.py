@@ -25,7 +25,7 @@ import numpy as np
 
 from forebay.base.units import ceil_div
 from forebay.memory.radix_node import Pin
-from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids
+from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
 
 
 class Outrun(Exception):
@@ -111,10 +111,10 @@ class _Entry:
 class Residency:
     """What request `id` holds: a row, its first `pin.num_pages` pages through the prefix cache, the others up to
     `num_pages` itself. `extend_target` is how many tokens were known at its admission: extends go up to there. What it
-    holds of other kinds of cache they know by its row.
+    holds of other kinds of cache they know by its row. With a `ticket` another engine may read or write all of it, too.
     """
 
-    __slots__ = ("extend_target", "id", "pin", "row", "table")
+    __slots__ = ("extend_target", "id", "pin", "row", "table", "ticket")
 
     num_pages = _Entry("num_pages")
     kv_bound = _Entry("kv_bound")  # tokens that launched steps write at most
@@ -124,6 +124,7 @@ class Residency:
     def __init__(self, table: RowTable, id: int, pin: Pin, extend_target: int) -> None:
         self.table, self.id, self.pin, self.extend_target = table, id, pin, extend_target
         self.row = NO_SLOT
+        self.ticket: Transfer | None = None
 
     @property
     def kv_len(self) -> int:
@@ -139,11 +140,30 @@ def footprint(kv_len: int, page_size: int, held_pages: int = 0) -> int:
     return max(0, ceil_div(kv_len, page_size) - held_pages)
 
 
+def footprint_ahead(
+    kv_len: Ids | int, max_kv_len: Ids | int, num_reserved: int, page_size: int, held_pages: Ids | int = 0
+) -> Ids:
+    """The same of one or many that decode, so that each has room for `num_reserved` tokens more, or for all that may
+    still come; what is left of its last page counts."""
+    longest = np.minimum(kv_len + num_reserved, max_kv_len)
+    pages: Ids = np.maximum(-(-longest // page_size) - held_pages, 0)
+    return pages
+
+
 class Fence(Protocol):
     """Somebody who may still touch what its owner let go of. Once it is open, nobody does, for ever."""
 
     @property
     def is_open(self) -> bool: ...
+
+
+class Transfer(Fence, Protocol):
+    """Between a request's places here and another engine, which may touch them until it is open."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody here waits for it any more."""
+        ...
 
 
 class Steps:
@@ -170,6 +190,8 @@ class StepFence:
 
 
 class _Releases(Protocol):
+    slots: Slots
+
     def release(self, holding: Holding, owner: int) -> None: ...
 
 
@@ -183,15 +205,20 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeferredFree:
-    """What is left of a residency, or a part that it gave up: released when `fence` is open. Whatever it did not have
-    is empty."""
+    """What is left of a residency, or a part that it gave up: released when `fence` is open, and with a `ticket` that
+    one too. Whatever it did not have is empty."""
 
     fence: Fence
+    ticket: Transfer | None = None
     request_id: int
     row: int = NO_SLOT  # NO_SLOT when it kept its row
     pages: Ids = field(default_factory=lambda: NO_IDS)  # its own KV pages
     pin: Pin | None = None
     holdings: Sequence[Holding] = ()
+
+    @property
+    def is_free(self) -> bool:
+        return self.fence.is_open and (self.ticket is None or self.ticket.is_open)
 
     @property
     def num_pages(self) -> int:

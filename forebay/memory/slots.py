@@ -148,6 +148,14 @@ class Slots:
             ids = self._rightful(ids, giver)
         self.owner[ids] = taker
 
+    def claim(self, ids: Ids, owner: int) -> None:
+        """Take these slots, which are free. Costs O(capacity)."""
+        free = self._stack[: self._top]
+        free = free[np.isin(free, ids, invert=True)]
+        self._top = len(free)
+        self._stack[: self._top] = free
+        self.owner[ids] = owner
+
     def clear(self) -> None:
         """Everything is free again; generations are never reset (C1)."""
         self._stack = np.arange(self.capacity, PAD, -1, dtype=np.int64)

@@ -12,20 +12,25 @@ from forebay.memory.holding import Residency
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport
 
 
 class Status(Enum):
+    PENDING = "pending"  # holds nothing: the other half of it, or places for what that sends, are not there yet
     WAITING = "waiting"  # holds nothing
     EXTENDING = "extending"  # holds a row; some of its known tokens have no KV yet
     DECODING = "decoding"  # holds a row; every token but the last has KV, or a launched step writes it
+    TRANSFERRING = "transferring"  # what layers keep of it is on its way to another engine, or from there
     FINISHED = "finished"
 
 
 _MOVES: dict[Status, tuple[Status, ...]] = {
-    Status.WAITING: (Status.EXTENDING, Status.FINISHED),
+    Status.PENDING: (Status.WAITING, Status.TRANSFERRING, Status.FINISHED),
+    Status.WAITING: (Status.PENDING, Status.EXTENDING, Status.FINISHED),
     Status.EXTENDING: (Status.DECODING, Status.WAITING, Status.FINISHED),
-    Status.DECODING: (Status.WAITING, Status.FINISHED),
+    Status.DECODING: (Status.WAITING, Status.TRANSFERRING, Status.FINISHED),
+    Status.TRANSFERRING: (Status.WAITING, Status.DECODING, Status.FINISHED),
     Status.FINISHED: (),
 }
 
@@ -48,6 +53,7 @@ class Request:
     arrival: float = 0.0
     eos_token_ids: InitVar[Sequence[int]] = ()
     resume_points: Sequence[int] = ()  # lengths of the prompt from which others are likely to go on
+    rendezvous: Rendezvous | None = None  # with its other half, where prompts are computed by other engines
 
     tokens: array[int] = field(init=False)  # int32
     num_prompt: int = field(init=False)

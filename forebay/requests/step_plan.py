@@ -22,7 +22,8 @@ class Admission(Part, frozen=True, kw_only=True):
     """A row handed out for this step, and what the sampler has to know about its tenant.
 
     `token_ids` are the prompt and whatever was generated before a retraction (`num_prompt` of them are prompt): the
-    penalties count them.
+    penalties count them. With `prebuilt` the row begins as one that decodes: every token but the last has KV, and what
+    else layers keep of it, from elsewhere.
     """
 
     row: int
@@ -30,6 +31,12 @@ class Admission(Part, frozen=True, kw_only=True):
     params: SamplingParams
     token_ids: Annotated[I32, Column("K", "tokens")]
     num_prompt: int
+    prebuilt: bool = False
+
+    @property
+    def kv_len(self) -> int:
+        """Of a prebuilt row: tokens that have KV before the step."""
+        return len(self.token_ids) - 1
 
 
 class HostCopy(Part, frozen=True, kw_only=True):

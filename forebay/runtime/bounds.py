@@ -50,6 +50,10 @@ class PoolBounds:
             if count and column.pool is not None:
                 _inside(name, values, plan.num_seqs if size is None else size, column.least)
         self._check_tokens(plan)
+        for admission in plan.admissions:
+            if admission.prebuilt:  # what is known of it came from another engine
+                _inside("token_ids", admission.token_ids[-1:].astype(np.int64), self.vocab_size)
+                _inside("kv_len", np.array([admission.kv_len]), self.pages_per_row * self.page_size)
         for copy in (*plan.host.saves, *plan.host.loads):
             for kind, slots in copy.slots.items():
                 _inside(f"{kind} slots of a copy", slots, self._sizes.get(kind, 0), least=1)

@@ -195,6 +195,8 @@ class DraftHead:
         head, rows = self.head, inputs["req_pool_indices"]
         if plan.num_extends:
             head.kept["starts"].index_copy_(0, rows[: plan.num_extends].long(), inputs["starts"])
+        if "built_rows" in inputs:
+            head.kept["starts"].index_copy_(0, inputs["built_rows"], inputs["built_lens"])
         if "chunk_rows" in inputs:
             head.ops.scatter(head.rows.last_tokens, inputs["chunk_rows"], inputs["chunk_next"])
         bounds = inputs["q_start"] if "q_start" in inputs else head.counts[: len(rows) + 1]

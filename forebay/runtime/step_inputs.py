@@ -1,8 +1,8 @@
 """A step's plan on its way to the device.
 
 Shape letters: S sequences, T tokens, N positions that are sampled from, D of them where a token is drawn (not greedy),
-L of them where log-probabilities are wanted, G draft tokens, A admissions, X positions of prompts whose
-log-probabilities are wanted, H pages and slots that are saved to the host or loaded from there.
+L of them where log-probabilities are wanted, G draft tokens, A admissions, B of them prebuilt, X positions of prompts
+whose log-probabilities are wanted, H pages and slots that are saved to the host or loaded from there.
 """
 
 from __future__ import annotations
@@ -41,12 +41,18 @@ _DERIVED: Final = {
     "draft_columns": torch.int64,  # [G]
     "copied": torch.int64,  # [H]: of each save, then of each load, what it has of each kind of cache
     "admit_rows": torch.int64,  # [A]
+    "built_rows": torch.int64,  # [B]
+    "built_lens": torch.int64,  # [B]: tokens with KV
+    "built_tokens": torch.int64,  # [B]: the one behind them
     **{
         name: torch.float64 if column.dtype.is_floating_point else torch.int64
         for name, column in SamplingRows.declared.items()
     },  # [A] each
 }
 _SECTIONS: Final = {name: dtype_of(column) for name, column in ON_DEVICE.items()} | _DERIVED | DERIVED | DRAFTING
+
+
+_BUILT: Final = {"kv_lens": "built_lens", "last_tokens": "built_tokens"}
 
 
 class Shape(Enum):
@@ -108,6 +114,9 @@ class StepInputs:
             for name in SamplingRows.declared:
                 column = self._rows[name]
                 column.index_copy_(0, sections["admit_rows"], sections[name].to(column.dtype))
+        if "built_rows" in sections:
+            for name in ("kv_lens", "last_tokens"):
+                self._rows[name].index_copy_(0, sections["built_rows"], sections[_BUILT[name]])
         if plan.num_extends:
             extended = sections["req_pool_indices"][: plan.num_extends].long()
             self._rows.kv_lens.index_copy_(0, extended, sections["starts"])
@@ -164,9 +173,15 @@ def _of_drafts(plan: StepPlan) -> dict[str, Array]:
 
 
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:
-    return {"admit_rows": np.array([admission.row for admission in admissions])} | {
+    built = [admission for admission in admissions if admission.prebuilt]
+    arrays = {"admit_rows": np.array([admission.row for admission in admissions])} | {
         name: np.array([getattr(admission.params, name) for admission in admissions]) for name in SamplingRows.declared
     }
+    if built:
+        arrays["built_rows"] = np.array([admission.row for admission in built])
+        arrays["built_lens"] = np.array([admission.kv_len for admission in built])
+        arrays["built_tokens"] = np.array([admission.token_ids[-1] for admission in built], dtype=np.int64)
+    return arrays
 
 
 def _places(copies: Sequence[HostCopy], ids: Tensor) -> list[Places]:

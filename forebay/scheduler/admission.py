@@ -80,7 +80,8 @@ class AdmissionPass:
         self._waiting = list(queues.candidates)  # in the order of their rank
         self._on_trial = bool(queues.suspects.groups)
         self._leaders = list(queues.extending)  # whose prompts will soon be in the cache
-        self._alone = not (queues.running.reqs or queues.extending)
+        self._num_running = queues.num_running
+        self._alone = not self._num_running
         tokens = (queues.running.tokens_left.clip(0, _LONGEST_GUESS) * ratio).astype(np.int64)
         growing = -(-tokens // self._config.page_size)
         self._promised = int(growing.sum()) + sum(map(self._growth, queues.extending))
@@ -95,9 +96,10 @@ class AdmissionPass:
         held, waiting = self._held, self._waiting
         admitted: list[Admitted] = []
         num_passed = num_left_over = 0
-        with held.rows.group(min(len(waiting), held.rows.available_size())):
+        most = min(held.rows.available_size(), held.rows.size - self._num_running)
+        with held.rows.group(min(len(waiting), most)):
             for req in self._in_order():
-                if left <= num_left_over or not held.rows.available_size() or num_passed > MAX_PASSED:
+                if left <= num_left_over or len(admitted) >= most or num_passed > MAX_PASSED:
                     break
                 offloaded = held.offloaded.num_tokens(req.id) > 0
                 if (offloaded or req.resume_after) and held.computes_for(req):

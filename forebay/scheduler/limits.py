@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge
+from forebay.base.errors import InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import footprint
 from forebay.requests.request import Request, Status
@@ -75,14 +75,15 @@ def check_room(req: Request, config: SchedulerConfig, num_requests: int, num_wai
         )
 
 
-def overdue(req: Request, config: SchedulerConfig, now: float) -> str | None:
-    """Why a request that queued, ran or stood still for too long has to end; None for one that has time."""
-    age, still = now - req.arrival, now - req.last_progress
+def overdue(req: Request, config: SchedulerConfig, now: float) -> RequestTimeout | None:
+    """Why a request that queued, ran or stood still for too long has to end; None for one that has time. How long
+    another engine may take is not known here."""
+    why, age, still = None, now - req.arrival, now - req.last_progress
     if age > config.request_timeout_s:
-        return f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
-    if req.status is Status.WAITING and req.cache_report is None:  # it has never started
+        why = f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
+    elif req.status in (Status.PENDING, Status.WAITING) and req.cache_report is None:  # it has never started
         if age > config.queue_timeout_s:
-            return f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
-    elif still > config.stall_timeout_s:
-        return f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
-    return None
+            why = f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
+    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING:
+        why = f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
+    return RequestTimeout(why) if why else None

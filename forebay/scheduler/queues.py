@@ -14,6 +14,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
+from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.state import COUNTED
 from forebay.scheduler.suspects import Suspects
@@ -30,14 +31,17 @@ class Queues:
     """The living requests (`requests`, by id), and what they hold of the engine's memory (`held`).
 
     Those that decode stand in `running`; those whose known tokens still lack KV in `extending`; the others wait, in the
-    order of their rank. In `finishing` are some that have ended, because a step in flight makes a state of theirs worth
-    keeping. `flights` are the launched steps.
+    order of their rank. With another engine for the other half of requests, those that cannot wait yet are `pending`,
+    by rank too, and in `transferring` are those of whom something is on its way. In `finishing` are some that have
+    ended, because a step in flight makes a state of theirs worth keeping. `flights` are the launched steps.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
+    def __init__(self, config: SchedulerConfig, handoff: Handoff) -> None:
+        self.config, self.handoff = config, handoff
         self.held = Residencies(config)
         self.requests: dict[int, Request] = {}
+        self.pending: list[Request] = []
+        self.transferring: list[Request] = []
         self.waiting: list[Request] = []
         self.extending: list[Request] = []
         self.running = ScheduleBatch(self.held.table)
@@ -76,6 +80,16 @@ class Queues:
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
+    def wait_for_the_other_half(self, req: Request) -> None:
+        req.move(Status.PENDING)
+        insort(self.pending, req, key=self.rank)
+
+    def transfer(self, req: Request) -> None:
+        """What layers keep of a request goes to another engine, or comes from there."""
+        self.remove(req)
+        req.move(Status.TRANSFERRING)
+        self.transferring.append(req)
+
     def enqueue(self, req: Request) -> None:
         insort(self.waiting, req, key=self.rank)
         self.num_waiting_tokens += len(req.tokens)
@@ -106,11 +120,19 @@ class Queues:
         self.running.merge_batch(extends)
 
     def remove(self, req: Request, status: Status | None = None) -> None:
-        """Take an admitted request, which has or had this status, out of its batch."""
-        if (status or req.status) is Status.EXTENDING:
-            self.extending.remove(req)
-        else:
-            self.running.remove(req)
+        """Take a request, which has or had this status, out of where such requests stand."""
+        match status or req.status:
+            case Status.DECODING:
+                self.running.remove(req)
+            case Status.EXTENDING:
+                self.extending.remove(req)
+            case Status.WAITING:
+                self.waiting.remove(req)
+                self.num_waiting_tokens -= len(req.tokens)
+            case Status.PENDING:
+                self.pending.remove(req)
+            case _:
+                self.transferring.remove(req)
 
     def set_back(self, req: Request) -> None:
         """Let a request that has left its batch wait; what completed steps computed for it stays in the cache."""
@@ -119,15 +141,18 @@ class Queues:
         req.resume_after = self.held.steps.launched
         self.enqueue(req)
 
-    def everybody_waits(self) -> None:
-        """Nobody holds anything any more, and nothing is in flight."""
+    def everybody_waits(self, *, cleared: bool) -> None:
+        """Nothing is in flight, and nobody holds anything any more: unless it is not `cleared` yet, and on its way from
+        another engine."""
         self.flights.clear()
         self.running = ScheduleBatch(self.held.table)
         self.extending, self.finishing = [], []
         for req in self.requests.values():
-            if req.status is not Status.WAITING:
+            if req.status in (Status.EXTENDING, Status.DECODING) or (req.held and cleared):
                 req.move(Status.WAITING)
-            req.held = None
-            req.resume_after = 0
-        self.waiting = sorted(self.requests.values(), key=self.rank)
+            if req.status is Status.WAITING:
+                req.held = None
+                req.resume_after = 0
+        self.transferring = [req for req in self.transferring if req.status is Status.TRANSFERRING]
+        self.waiting = sorted((req for req in self.requests.values() if req.status is Status.WAITING), key=self.rank)
         self.num_waiting_tokens = sum(len(req.tokens) for req in self.waiting)

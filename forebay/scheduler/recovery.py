@@ -6,7 +6,8 @@ import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
-from forebay.requests.request import Request
+from forebay.memory.slots import NO_IDS
+from forebay.requests.request import Request, Status
 from forebay.scheduler.audit import audit
 from forebay.scheduler.limits import check_fits
 from forebay.scheduler.queues import Queues
@@ -19,18 +20,22 @@ Ending = tuple[Request, ForebayError]
 
 def start_over(queues: Queues) -> None:
     """Nobody runs, nothing is in flight: every living request waits, with the tokens that it has. What completed steps
-    computed for it stays in the cache, unless the books turn out to be wrong: then everything is free."""
-    held = queues.held
-    void = [flight.plan for flight in queues.flights]
+    computed for it stays in the cache, unless the books turn out to be wrong: then everything is free. Transfers go on
+    meanwhile, and what they may touch is not free even then."""
+    held, handoff = queues.held, queues.handoff
+    void, cleared = [flight.plan for flight in queues.flights], False
     queues.flights.clear()
+    ran = [req for req in queues.requests.values() if req.held and req.status is not Status.TRANSFERRING]
     try:
-        held.start_over([req for req in queues.requests.values() if req.held], queues.finishing, void)
-        audit(held, [])
+        held.start_over(ran, queues.finishing, void)
+        audit(held, [req for req in queues.transferring if req.held])
     except Exception as error:
         log.error(event("books_cleared", effect="the prefix cache is empty"), exc_info=error)
         queues.counters["books_cleared"] += 1
-        held.clear(void)
-    queues.everybody_waits()
+        held.clear(void, handoff.left())
+        cleared = True
+    queues.everybody_waits(cleared=cleared)
+    handoff.start_over(cleared=cleared)
 
 
 def set_back_who_is_not_on_trial(queues: Queues) -> None:
@@ -43,7 +48,7 @@ def set_back_who_is_not_on_trial(queues: Queues) -> None:
 def who_is_stuck(queues: Queues) -> list[Ending]:
     """Nothing could be planned. Where nothing is on its way back either, some memory is lost: who needs more than there
     is left should end now rather than with its time-out, and not hold up the others."""
-    if queues.flights or queues.finishing or queues.held.deferred:
+    if queues.flights or queues.finishing or queues.held.deferred or queues.transferring:
         return []
     if queues.num_running:
         return [(queues.running.reqs[0], _memory_lost(queues))]
@@ -54,10 +59,12 @@ def who_is_stuck(queues: Queues) -> list[Ending]:
 
 
 def quarantine_leaks(queues: Queues) -> int:
-    """When nobody holds anything: quarantine whatever the ledgers still book for a request; how many."""
+    """When nobody holds anything: quarantine whatever the ledgers still book for a request, but for what another engine
+    may still touch; how many."""
     num_lost = 0
     for slots, _ in queues.held.pools:
         lost = np.flatnonzero(slots.owner > 0)
+        lost = np.setdiff1d(lost, np.concatenate([NO_IDS, *(ids for _, ids in queues.held.waiting_in(slots))]))
         for owner in np.unique(slots.owner[lost]).tolist():
             slots.quarantine(lost[slots.owner[lost] == owner], owner, "leaked")
         num_lost += len(lost)

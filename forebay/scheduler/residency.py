@@ -8,58 +8,22 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.base.units import ceil_div
-from forebay.config.engine_config import SchedulerConfig
-from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, Steps
-from forebay.memory.kinds.build import make_kinds, make_rows
+from forebay.memory.holding import Residency
 from forebay.memory.kinds.kind import Arrival, Kind
-from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import Adoption, Match, Pin, no_match
-from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, Slots
+from forebay.memory.radix_node import Match, Pin, no_match
+from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import HostCopy, StepPlan
-from forebay.scheduler.offload import Offloaded
+from forebay.requests.transfers import Span
+from forebay.scheduler.releases import Releases
 from forebay.scheduler.step_draft import StepDraft
 
 
-class Residencies:
-    """Rows, KV pages, prefix cache and the other kinds of cache of one engine.
-
-    What each request holds is its `Residency`. What a step in flight may still write is not released: it waits for the
-    commit of the last step launched before it was let go.
-    """
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.page_size = config.page_size
-        self.kv = PagedKvAllocator(config.num_pages, config.page_size, ledger=config.ledger)
-        self.offloaded = Offloaded(config.kinds)
-        self.rows = make_rows(config)
-        self.kinds = make_kinds(config, self.rows)
-        self.nothing_resumable = {kind.name: 0 for kind in self.kinds}  # when nothing is found
-        self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
-        self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
-        self.table = RowTable(self.rows.slots.num_rows, config.page_size)
-        self.steps = Steps()
-        self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet
-        self.draft = StepDraft(1, self.rows)  # of the step that will be launched next
-        self._reuse = config.radix_cache
-
-    @property
-    def available_pages(self) -> int:
-        """Pages that can be had now: free, or cached and not pinned."""
-        return self.kv.num_free + self.cache.num_evictable
-
-    @property
-    def usable_pages(self) -> int:
-        """Pages that a request could have if it were alone: all but those that are set aside for good."""
-        return self.kv.capacity - self.kv.num_quarantined
-
-    @property
-    def deferred_pages(self) -> int:
-        """Pages that will be available when the steps in flight have committed."""
-        return sum(freed.num_pages for freed in self.deferred)
+class Residencies(Releases):
+    """What one engine has of rows, KV pages, prefix cache and other kinds of cache, and who holds it: what a request
+    does is its `Residency`."""
 
     # -- coming in ------------------------------------------------------------------------------------------------
 
@@ -105,6 +69,25 @@ class Residencies:
 
         The caller has checked that there is enough: OutOfSlots here is a fault of ours.
         """
+        held, pages = self._take(req, match, pin, num_pages)
+        num_loaded = self.offloaded.num_tokens(req.id)
+        self.table.move_in(
+            held,
+            max_kv_len=req.max_kv_len,
+            num_pages=len(pages),
+            kv_len=num_loaded or match.num_tokens,
+            kv_committed=match.num_tokens,  # what comes back from the host is there when its step has completed
+        )
+        self.draft.write_row(held.row, 0, pages)
+        if self.kinds:
+            arrival = Arrival(req.num_prompt, num_loaded > 0, req.resume_points, branches)
+            for kind in self.kinds:
+                kind.admit(held, arrival, self.draft)
+        if num_loaded:
+            self.offloaded.load(self._host_copy(held), self.draft)
+
+    def _take(self, req: Request, match: Match, pin: Pin, num_pages: int) -> tuple[Residency, Ids]:
+        """A row and pages; those of the match stand first."""
         held = Residency(self.table, req.id, pin, len(req.tokens))
         pages = NO_IDS
         try:
@@ -118,21 +101,40 @@ class Residencies:
             self.unpin(pin, match)
             raise
         req.held = held
-        num_loaded = self.offloaded.num_tokens(req.id)
-        self.table.move_in(
-            held,
-            max_kv_len=req.max_kv_len,
-            num_pages=len(match.pages) + num_pages,
-            kv_len=num_loaded or match.num_tokens,
-            kv_committed=match.num_tokens,  # what comes back from the host is there when its step has completed
-        )
-        self.draft.write_row(held.row, 0, np.concatenate([match.pages, pages]))
-        if self.kinds:
-            arrival = Arrival(req.num_prompt, num_loaded > 0, req.resume_points, branches)
-            for kind in self.kinds:
-                kind.admit(held, arrival, self.draft)
-        if num_loaded:
-            self.offloaded.load(self._host_copy(held), self.draft)
+        return held, np.concatenate([match.pages, pages])
+
+    def pre_allocate(self, req: Request, match: Match, pin: Pin, num_pages: int) -> None:
+        """As `admit`, for a prompt that another engine computes: places for all that layers keep of it. The device
+        hears of the row when the request joins those that run."""
+        held, pages = self._take(req, match, pin, num_pages)
+        num_tokens, found = len(req.tokens), match.num_tokens
+        self.table.move_in(held, max_kv_len=req.max_kv_len, num_pages=len(pages), kv_len=num_tokens, kv_committed=found)
+        self.rows.req_to_token[held.row, : len(pages)] = pages
+        for kind in self.kinds:
+            kind.admit(held, Arrival(num_tokens, from_elsewhere=True), self.draft)
+
+    def join(self, req: Request) -> None:
+        """All that was to come from another engine is there: from the next step on the request runs, and the cache may
+        have its pages."""
+        held = req.residency
+        self.adopt(req, held.kv_committed)
+        self.draft.forget_row(held.row)
+        self.draft.write_row(held.row, 0, self.rows.pages(held.row, 0, held.num_pages))
+        self.draft.prebuilt.append(req)
+
+    def places(self, held: Residency, start: int, stop: int | None = None) -> dict[str, Span]:
+        """Where that lies which layers keep of its tokens from `start` on, a multiple of the page size: all that there
+        is, or KV in the whole pages up to `stop`."""
+        first, name = start // self.page_size, self.kv.name
+        if stop is not None:
+            return {name: Span(start=start, ids=self.rows.pages(held.row, first, stop // self.page_size))}
+        pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
+        spans = {name: Span(start=start, ids=pages[first:])}
+        for kind in self.kinds:
+            ids = kind.slots_with(held, pages, first)
+            at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
+            spans[kind.name] = Span(start=at, ids=ids)
+        return spans
 
     def _host_copy(self, held: Residency) -> HostCopy:
         """Of all that layers keep of the request's first `kv_len` tokens."""
@@ -237,163 +239,3 @@ class Residencies:
         short = num_pages - self.kv.num_free
         if short > 0:
             self.cache.evict(short)
-
-    # -- going out ------------------------------------------------------------------------------------------------
-
-    def adopt(self, req: Request, num_committed: int, *, last: bool = False) -> None:
-        """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps, as
-        far as a request could go on behind them; with `last` the request is leaving. Where the cache has such pages
-        already, the request's row turns to those and its own copies are let go. Nothing behind the request's end is
-        given, though draft tokens behind it may have been accepted."""
-        if not self._reuse:
-            return
-        held = req.residency
-        ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
-        for kind in self.kinds:
-            ends = kind.ends(held, ends, self.steps.committed, last=last)
-        for end in ends:
-            start, stop = held.pin.num_pages, end // self.page_size
-            if stop > start:
-                own = self.rows.pages(held.row, start, stop)
-                adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
-                if len(adoption.replaced):
-                    self._turn_to(adoption, held, start, own)
-            for kind in self.kinds:
-                self._let_holding_go(kind.adopted(held, start, end), req.id)
-
-    def _turn_to(self, adoption: Adoption, held: Residency, start: int, own: Ids) -> None:
-        """The cache had some of the request's `own` pages, from page `start` on: the row turns to those."""
-        self.draft.write_row(held.row, start, adoption.replaced)
-        if len(adoption.remapped):
-            self.draft.remap(adoption.remapped)
-        self._let_pages_go(held, own[: len(adoption.replaced)])
-
-    def _let_pages_go(self, held: Residency, pages: Ids) -> None:
-        holdings = _present(kind.let_go(pages) for kind in self.kinds)
-        self.let_go(DeferredFree(fence=self.steps.fence(), request_id=held.id, pages=pages, holdings=holdings))
-
-    def next_end(self, held: Residency, stop: int) -> int | None:
-        """The first length, `stop` or more, to which the cache will be given what the request computes."""
-        end = stop if held.kv_committed < stop else None
-        for kind in self.kinds:
-            end = kind.next_end(held, stop, end)
-        return end
-
-    def is_finishing(self, req: Request) -> bool:
-        """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
-        return any(kind.is_finishing(req.residency, len(req.tokens)) for kind in self.kinds)
-
-    def release(self, req: Request, num_committed: int | None = None) -> None:
-        """Take back all that the request holds, now or when no step in flight can touch it any more.
-
-        With `num_committed` the cache first adopts what completed steps wrote.
-        """
-        if num_committed is not None:
-            self.adopt(req, num_committed, last=True)
-        held = req.residency
-        own = self.rows.pages(held.row, held.pin.num_pages, held.num_pages)
-        holdings = _present(kind.leave(held) for kind in self.kinds)
-        req.held = None
-        self.table.move_out(held.row)
-        self.draft.forget_row(held.row)
-        self.let_go(
-            DeferredFree(
-                fence=self.steps.fence(), request_id=req.id, row=held.row, pages=own, pin=held.pin, holdings=holdings
-            )
-        )
-
-    def _let_holding_go(self, holding: Holding | None, request_id: int) -> None:
-        if holding is not None:
-            self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))
-
-    def let_go(self, freed: DeferredFree) -> None:
-        """Release this, as soon as its fence is open."""
-        if freed.fence.is_open:
-            self.take_back(freed)
-        else:
-            self.deferred.append(freed)
-
-    def committed(self, plan: StepPlan, num_new: Ids) -> None:
-        """This step, whose decodes have so many tokens more, and all before it have completed: what they wrote counts,
-        and what only they could write is released."""
-        num = plan.num_extends
-        if num:
-            self.table.commit(plan.rows[:num], plan.ends)
-        if len(num_new):
-            self.table.settle(plan.rows[num:], plan.q_lens[num:] - 1, num_new)
-        self.steps.committed = plan.step
-        self._take_back_what_is_free()
-
-    def _take_back_what_is_free(self) -> None:
-        """Fences need not open in the order in which they were set."""
-        at = 0
-        while at < len(self.deferred):
-            if self.deferred[at].fence.is_open:
-                self.take_back(self.deferred.pop(at))
-            else:
-                at += 1
-
-    def take_back(self, freed: DeferredFree) -> None:
-        if len(freed.pages):
-            self.kv.return_ids(freed.pages, freed.request_id)
-        if freed.row != NO_SLOT:
-            self.rows.free_row(freed.row)
-        for holding in freed.holdings:
-            holding.kind.release(holding, freed.request_id)
-        if freed.pin is not None:
-            self.cache.unpin(freed.pin)
-
-    def start_over(self, reqs: Iterable[Request], ended: Iterable[Request], void: Sequence[StepPlan]) -> None:
-        """Take back what everybody holds: of `reqs` what completed steps wrote is adopted, of `ended` nothing. The
-        steps of the plans `void`, all those in flight, and what is planned since do not count."""
-        for req in reqs:
-            self.release(req, req.residency.kv_committed)
-        for req in ended:
-            self.release(req)
-        reads = self.draft.reads
-        self._draft_anew(void, self.steps.committed)
-        self.steps.committed = self.steps.launched
-        self._take_back_what_is_free()
-        for holding in reads:
-            holding.kind.release(holding, NOBODY)
-        for kind in self.kinds:
-            kind.start_over(self.draft)
-
-    def _draft_anew(self, void: Sequence[StepPlan], committed: int) -> None:
-        """What the steps of `void` were to do, and what was decided since, does not count."""
-        drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)
-        self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
-
-    def clear(self, void: Sequence[StepPlan]) -> None:
-        """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
-        plans `void`, all those in flight, counts."""
-        self._draft_anew(void, committed=-1)
-        self.deferred.clear()
-        self.steps.committed = self.steps.launched
-        self.cache.clear()
-        self.kv.clear()
-        self.rows.clear()
-        self.table.clear()
-
-    # -- checking -------------------------------------------------------------------------------------------------
-
-    @property
-    def pools(self) -> list[tuple[Slots, int]]:
-        """Every pool, and how many of its slots the prefix cache has."""
-        found: list[tuple[Slots, int]] = [(self.kv, self.cache.num_pages), (self.rows.slots, 0)]
-        return [*found, *((kind.slots, kind.num_cached) for kind in reversed(self.kinds))]
-
-    @property
-    def counters(self) -> dict[str, float]:
-        """What the pools and the cache have counted."""
-        counted: dict[str, float] = {
-            "evicted_pages": self.cache.num_evicted_pages,
-            "ledger_violations": sum(slots.num_violations for slots, _ in self.pools),
-        }
-        for kind in self.kinds:
-            counted |= kind.counters
-        return counted
-
-
-def _present(holdings: Iterable[Holding | None]) -> list[Holding]:
-    return [holding for holding in holdings if holding is not None]

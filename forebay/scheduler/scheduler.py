@@ -7,36 +7,35 @@ and commits come in the order of the plans. Time is an argument. The same calls 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import compress, islice
 
 import numpy as np
 
-from forebay.base.errors import ForebayError, InvalidRequest, NumericalError, RequestTimeout
+from forebay.base.errors import ForebayError, InvalidRequest, NumericalError
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request, Status, blamed_on
-from forebay.requests.step_plan import StepPlan, StepResult, TokenLogprob
-from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.requests.step_plan import StepPlan, StepResult
+from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
+from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, overdue
 from forebay.scheduler.proposer import Proposer, draft_tokens
-from forebay.scheduler.queues import Flight, Queues
+from forebay.scheduler.queues import Flight
 from forebay.scheduler.recovery import quarantine_leaks, set_back_who_is_not_on_trial, start_over, who_is_stuck
 from forebay.scheduler.state import SchedulerState, page_map, pool_state
-
-Sampled = tuple[Request, list[int], list[TokenLogprob | None] | None]
-"""What a step sampled for a request: tokens, and their log-probabilities where any were asked for."""
+from forebay.scheduler.telling import Sampled, Telling, by_request
 
 
-class Scheduler(Queues):
-    """Continuous batching over one engine's memory. `proposer` guesses tokens, where that is done on the host."""
+class Scheduler(Telling):
+    """Continuous batching over one engine's memory. `proposer` guesses tokens, where that is done on the host;
+    `handoff` is the engine's role, where others compute the other half of its requests."""
 
-    def __init__(self, config: SchedulerConfig, proposer: Proposer | None = None) -> None:
-        super().__init__(config)
-        self.proposer = proposer
+    def __init__(
+        self, config: SchedulerConfig, proposer: Proposer | None = None, handoff: Handoff | None = None
+    ) -> None:
+        super().__init__(config, proposer, handoff or Handoff())
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
-        self.news: list[Update] = []  # what is to be told, in order, and was not taken yet
         self._num_submitted = 0
 
     # -- coming and going -----------------------------------------------------------------------------------------
@@ -45,8 +44,10 @@ class Scheduler(Queues):
         """Queue a request, or raise InvalidRequest, RequestTooLarge or Overloaded with the numbers and keep nothing."""
         if req.id in self.requests:
             raise InvalidRequest(f"request id {req.id} is in use")
+        self.handoff.admit(req)
         check_fits(req, self.config, self.held.usable_pages)
-        check_room(req, self.config, len(self.requests), self.num_waiting_tokens)
+        num_tokens = self.num_waiting_tokens + sum(len(other.tokens) for other in self.pending)
+        check_room(req, self.config, len(self.requests), num_tokens)
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
@@ -54,7 +55,7 @@ class Scheduler(Queues):
         self.counters["prompt_tokens"] += req.num_prompt
         self.requests[req.id] = req
         try:
-            self.enqueue(req)
+            self.handoff.enqueue(req, now)
         except Exception:
             del self.requests[req.id]
             raise
@@ -66,14 +67,10 @@ class Scheduler(Queues):
 
     def expire(self, now: float) -> None:
         """End the requests that queued, ran or stood still for too long."""
-        late = [(req, why) for req in self.requests.values() if (why := overdue(req, self.config, now))]
-        for req, why in late:
-            self.finish(req, FinishReason.ERROR, Failure.of(RequestTimeout(why)))
-
-    def take_news(self) -> list[Update]:
-        """What there is to tell of requests, once: also of calls that did not come to their end."""
-        news, self.news = self.news, []
-        return news
+        self.handoff.expire(now)
+        for req in list(self.requests.values()):
+            if error := overdue(req, self.config, now) or self.handoff.overdue(req, now):
+                self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     # -- deciding -------------------------------------------------------------------------------------------------
 
@@ -82,6 +79,8 @@ class Scheduler(Queues):
         `width` tokens each, the last ones of them guessed, unless there are prompts in the step."""
         if width > 1 and self.proposer and self.flights:
             return None  # who guesses here must know the last token
+        if self.pending or self.transferring:
+            self.handoff.before_plan(now)
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
             width = 1  # nobody is found guilty of what was only guessed
@@ -144,7 +143,7 @@ class Scheduler(Queues):
         memory has room for the states behind them."""
         table, kinds = self.held.table, self.config.kinds
         room = kinds.num_scratch if kinds.num_slots else len(rows) * width
-        most = np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1)
+        most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
         counts, tokens = draft_tokens(self.proposer, reqs, most, room)
         if counts.any() and self.held.add_drafts(rows, counts, tokens):
             self.counters["draft_tokens"] += int(counts.sum())
@@ -190,7 +189,7 @@ class Scheduler(Queues):
         of those that fail behind a token."""
         flight = self.flights.popleft()
         assert flight.plan is plan, f"step {plan.step} was committed before step {flight.plan.step}"
-        sampled = _by_request(flight, result)
+        sampled = by_request(flight, result)
         # First of all, so that nothing below takes what is not finite for something that may be kept (C30).
         failed = [flight.reqs[i] for i in result.failed]
         if failed:
@@ -236,7 +235,7 @@ class Scheduler(Queues):
         whether several do: smaller groups will tell more.
         """
         self.counters["recoveries"] += 1
-        ran = [req for req in self.requests.values() if req.status is not Status.WAITING]
+        ran = [req for req in self.requests.values() if req.status in (Status.EXTENDING, Status.DECODING)]
         if culprit is None and len(ran) == 1 and ran[0] in self.suspects.on_trial:
             culprit = ran[0]
         accused = [(req, req.held.kv_committed + 1 if req.held else len(req.tokens)) for req in ran]
@@ -268,6 +267,8 @@ class Scheduler(Queues):
             req.last_progress = now
             self.counters["computed_prompt_tokens"] += int(plan.q_lens[i])
             self.held.adopt(req, int(plan.ends[i]))
+            if req.rendezvous:
+                self.handoff.computed(req)
 
     def _end_failed(self, failed: list[Request], sampled: list[Sampled], now: float) -> None:
         """End these requests, for which something was not finite: with the tokens chosen before, if one of them is
@@ -278,78 +279,6 @@ class Scheduler(Queues):
             if req.status is not Status.FINISHED:
                 self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req)))
 
-    def _take_tokens(self, sampled: list[Sampled], now: float) -> None:
-        """Tell each request's tokens; those of requests that ended while the step was in flight count for nothing."""
-        num_generated, num_told = 0, 0
-        for req, own, entries in sampled:
-            if req.status is not Status.FINISHED:
-                num_generated += self._append(req, own, entries, now)
-                num_told += 1
-        self.counters["generated_tokens"] += num_generated
-        self.counters["accepted_tokens"] += num_generated - num_told
-
-    def _append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
-        """Add tokens to the request and to its update, up to that with which it ends; how many. Where memory runs out
-        neither happens, so that no token is told twice: what allocates comes first."""
-        left, end, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
-        for token in tokens:
-            end += 1
-            if ended := (token in req.stop_ids or end == left):
-                tokens = tokens[:end]
-                break
-        told = [entry for entry in logprobs[:end] if entry] if logprobs else None
-        update = Update(req.id, tokens, logprobs=told or None)
-        if not req.num_output:
-            update.cache = req.cache_report
-            if req.params.prompt_logprobs >= 0:
-                update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
-        self.news.append(update)
-        try:
-            req.tokens.fromlist(tokens)  # all or none
-        except Exception:
-            self.news.pop()
-            raise
-        req.last_progress = now
-        if req.prompt_logprobs:
-            req.prompt_logprobs = []
-        if req.status is Status.WAITING:
-            self.num_waiting_tokens += end
-        if ended and tokens[-1] in req.stop_ids:
-            update.matched_stop = tokens[-1]
-            self.finish(req, FinishReason.STOP, update=update)
-        elif ended:
-            self.finish(req, FinishReason.LENGTH, update=update)
-        return end
-
-    def finish(
-        self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
-    ) -> None:
-        """The one way out: everything is released, and the last update says why. The update is recorded first, so that
-        an error while releasing does not swallow it."""
-        if update is None:
-            update = Update(req.id, [], cache=req.cache_report)
-            self.news.append(update)
-        update.finish, update.failure = reason, failure
-        was = req.status
-        req.move(Status.FINISHED)
-        del self.requests[req.id]
-        self.counters[f"finished.{reason}"] += 1
-        if self.proposer:
-            self.proposer.ended(req)
-        if self.suspects.groups:
-            self.suspects.acquit(req)
-        if was is Status.WAITING:
-            self.waiting.remove(req)
-            self.num_waiting_tokens -= len(req.tokens)
-            self.held.offloaded.drop(req.id, self.held.draft)
-            return
-        self.remove(req, was)
-        if reason is not FinishReason.ERROR and self.held.is_finishing(req):
-            self.held.table.move_out(req.residency.row)
-            self.finishing.append(req)
-        else:
-            self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)
-
     # -- looking after itself -------------------------------------------------------------------------------------
 
     def flush_cache(self) -> int:
@@ -358,7 +287,8 @@ class Scheduler(Queues):
 
     def audit(self) -> None:
         """Raise unless everything has exactly one holder (C8). Costs O(pool): for tests and idle moments."""
-        audit(self.held, [*self.running.reqs, *self.extending, *self.finishing])
+        arriving = [req for req in self.transferring if req.held]
+        audit(self.held, [*self.running.reqs, *self.extending, *self.finishing, *arriving])
 
     def reclaim_leaks(self) -> int:
         """When idle: quarantine pages that no living request holds, so that a leak is counted and never reused."""
@@ -366,27 +296,19 @@ class Scheduler(Queues):
         return quarantine_leaks(self)
 
     def state(self, now: float) -> SchedulerState:
-        arrivals = [req.arrival for req in self.waiting]
+        arrivals = [req.arrival for req in (*self.pending, *self.waiting)]
         return SchedulerState(
             step=self.held.steps.launched,
             num_running=self.num_running,
             num_waiting=len(self.waiting),
+            num_pending=len(self.pending),
+            num_transferring=len(self.transferring),
             num_waiting_tokens=self.num_waiting_tokens,
             oldest_wait_s=now - min(arrivals) if arrivals else 0.0,
-            pools=[pool_state(slots, cached) for slots, cached in self.held.pools],
+            pools=[pool_state(slots, cached, self.held.num_unfenced(slots)) for slots, cached in self.held.pools],
             counters={**self.counters, **self.held.counters},
             map=page_map(self.held.kv),
         )
-
-
-def _by_request(flight: Flight, result: StepResult) -> list[Sampled]:
-    reqs = compress(flight.reqs, flight.plan.sample_mask.tolist()) if flight.plan.num_extends else flight.reqs
-    if not (result.num_new or result.logprobs):
-        return [(req, [token], None) for req, token in zip(reqs, result.token_ids, strict=True)]
-    counts = result.num_new or [1] * len(result.token_ids)
-    tokens, logprobs = iter(result.token_ids), iter(result.logprobs or ())
-    each = zip(reqs, counts, strict=True)
-    return [(req, list(islice(tokens, count)), list(islice(logprobs, count)) or None) for req, count in each]
 
 
 def _not_finite(req: Request) -> NumericalError:

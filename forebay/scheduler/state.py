@@ -25,11 +25,14 @@ class PoolState(msgspec.Struct, frozen=True, kw_only=True):
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. Counters only grow; `map` has the owners of a sample of pages, in order of their number: 0 free,
-    1 running, 2 cached, 3 other."""
+    1 running, 2 cached, 3 other. Where other engines compute the other half of requests, `num_pending` wait for theirs
+    and `num_transferring` for what is on its way."""
 
     step: int
     num_running: int
     num_waiting: int
+    num_pending: int = 0
+    num_transferring: int = 0
     num_waiting_tokens: int
     oldest_wait_s: float
     pools: list[PoolState]
@@ -48,14 +51,16 @@ COUNTED: Final = (
 """What the scheduler counts; the pools and the kinds of cache count more."""
 
 
-def pool_state(slots: Slots, cached: int = 0) -> PoolState:
+def pool_state(slots: Slots, cached: int = 0, unfenced: int = 0) -> PoolState:
+    """`unfenced` slots of requests that have ended may still be touched by another engine."""
+    quarantined = slots.num_quarantined + unfenced
     return PoolState(
         name=slots.name,
         total=slots.capacity,
         free=slots.num_free,
-        running=slots.capacity - slots.num_free - cached - slots.num_quarantined,
+        running=slots.capacity - slots.num_free - cached - quarantined,
         cached=cached,
-        quarantined=slots.num_quarantined,
+        quarantined=quarantined,
     )
 
 

@@ -22,10 +22,16 @@ class StepDraft(Draft):
     def __init__(self, step: int, rows: ReqToTokenPool, drops: Iterable[int] = ()) -> None:
         super().__init__(step, rows)
         self.chunks: list[Chunk] = []
+        self.prebuilt: list[Request] = []  # who runs from this step on with what another engine has computed
         self.draft_tokens: list[int] = []  # of host proposers, in the order of the decodes
         self.saves: list[HostCopy] = []
         self.loads: list[HostCopy] = []
         self.drops = list(drops)
+
+    def forget_row(self, row: int) -> None:
+        super().forget_row(row)
+        if self.prebuilt:
+            self.prebuilt = [req for req in self.prebuilt if req.held]
 
     def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Sequence[Kind]) -> StepPlan:
         """The plan of the draft and of the decodes in these rows."""
@@ -47,8 +53,9 @@ class StepDraft(Draft):
                     params=req.params,
                     token_ids=np.array(req.tokens, dtype=np.int32),
                     num_prompt=req.num_prompt,
+                    prebuilt=i >= len(admitted),
                 )
-                for req in admitted
+                for i, req in enumerate((*admitted, *self.prebuilt))
             ),
             prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
             **sequences,

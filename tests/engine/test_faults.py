@@ -282,20 +282,20 @@ def run_with_a_line_failing(engine: Engine, function: Callable[..., Any], line: 
     assert kth.calls >= 1
 
 
-@pytest.mark.parametrize("line", prepared_lines(Scheduler._append, "req.tokens.fromlist("))
+@pytest.mark.parametrize("line", prepared_lines(Scheduler.append, "req.tokens.fromlist("))
 @pytest.mark.parametrize("nth", [1, 4])
 def test_a_token_is_told_once_with_all_that_belongs_to_it_whatever_fails(line: int, nth: int) -> None:
     engine = Engine(CONFIGS["both"])
     for i, wanted in enumerate(engine.todo):
         params = replace_params(wanted.params, prompt_logprobs=0, logprobs=0)
         engine.todo[i] = replace_params(wanted, params=params)
-    run_with_a_line_failing(engine, Scheduler._append, line, nth)
+    run_with_a_line_failing(engine, Scheduler.append, line, nth)
     for wanted in engine.asked:
         assert engine.num_prompt_logprobs[wanted.request_id] == [len(wanted.prompt_token_ids)]
         assert engine.num_logprobs[wanted.request_id] == len(engine.tokens[wanted.request_id])
 
 
-@pytest.mark.parametrize("code", ["self.requests[req.id] = req", "self.enqueue(req)"])
+@pytest.mark.parametrize("code", ["self.requests[req.id] = req", "self.handoff.enqueue(req, now)"])
 def test_what_could_not_be_queued_is_not_there(code: str) -> None:
     engine = Engine(CONFIGS["plain"])
     run_with_a_line_failing(engine, Scheduler.add, prepared_lines(Scheduler.add, code)[-1], 3)
@@ -307,14 +307,14 @@ def test_what_the_engine_cannot_take_in_for_one_ends_that_one_however_many_run()
     """Nothing says for whom it failed: it is found in halves, and that is not counted as so many failures in a row."""
     engine = Engine(config(num_pages=200, max_running_requests=40), num_requests=0)
     engine.todo = [engine.wanted(i, [i, 1, 2], 60) for i in range(1, 41)]
-    append = engine.scheduler._append
+    append = engine.scheduler.append
 
     def failing(req: Request, *args: Any) -> Update:
         if req.id == 1 and not engine.todo:  # when all forty run
             raise ValueError
         return append(req, *args)
 
-    engine.scheduler._append = failing  # type: ignore[method-assign]
+    engine.scheduler.append = failing  # type: ignore[method-assign]
     engine.run()
     assert engine.codes() == {1: "step_failed"}
 

@@ -111,7 +111,7 @@ CONTRACTS: Final = {
         "A guess is accepted where it is the token that the ordinary sampler draws there, so sampled tokens are "
         "the same with and without, too; KV and states afterwards are those of as many plain steps. Nothing behind "
         "a request's end is told, counted or cached.",
-        "ops/accept.py, scheduler/scheduler.py, scheduler/residency.py",
+        "ops/accept.py, scheduler/scheduler.py, scheduler/telling.py, scheduler/releases.py",
     ),
     "C17": Contract(
         "One loop for all drafts",
@@ -133,7 +133,7 @@ CONTRACTS: Final = {
     "C19": Contract(
         "Hits change no token",
         "Cold, hit, branch, evicted and hit again give the same tokens.",
-        "memory/radix_index.py, memory/radix_cache.py, scheduler/residency.py",
+        "memory/radix_index.py, memory/radix_cache.py, scheduler/releases.py",
     ),
     "C20": Contract(
         "Every miss has a reason",
@@ -172,7 +172,7 @@ CONTRACTS: Final = {
     "C30": Contract(
         "Nothing of a failed computation",
         "What it wrote is never adopted, matched, copied or snapshotted.",
-        "scheduler/scheduler.py, scheduler/residency.py, scheduler/offload.py, runtime/overlap.py",
+        "scheduler/scheduler.py, scheduler/releases.py, scheduler/offload.py, runtime/overlap.py",
     ),
     "C31": Contract(
         "Bits have known causes",

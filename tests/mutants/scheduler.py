@@ -43,15 +43,15 @@ SCHEDULER = (
     Mutant(
         "C26 a retracted request is not bound by the time-out of the queue",
         "scheduler/limits.py",
-        "    if req.status is Status.WAITING and req.cache_report is None:",
-        "    if req.status is Status.WAITING:",
+        "    elif req.status in (Status.PENDING, Status.WAITING) and req.cache_report is None:",
+        "    elif req.status in (Status.PENDING, Status.WAITING):",
         "scheduler/test_fairness.py::test_a_retracted_request_is_not_queued_anew",
     ),
     Mutant(
         "C26 a retracted request that does not come back ends within the stall time-out",
         "scheduler/limits.py",
-        "    elif still > config.stall_timeout_s:",
-        "    elif req.status is not Status.WAITING and still > config.stall_timeout_s:",
+        "    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING:",
+        "    elif req.status is Status.EXTENDING and still > config.stall_timeout_s:",
         "scheduler/test_fairness.py::test_a_retracted_request_that_does_not_come_back_in_time_ends_typed",
     ),
     Mutant(
@@ -163,7 +163,7 @@ SCHEDULER = (
     Mutant(
         "C7 a prefill pass opens exactly one group",
         "scheduler/admission.py",
-        "with held.rows.group(min(len(waiting), held.rows.available_size())):",
+        "with held.rows.group(min(len(waiting), most)):",
         "if True:",
         "scheduler/test_states.py::test_c7_a_prefill_pass_opens_exactly_one_group",
     ),
@@ -198,14 +198,14 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 C30 nobody relies on a copy that a failed step was to make",
-        "scheduler/residency.py",
+        "scheduler/releases.py",
         "        drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)\n",
         "        drops = []\n",
         "scheduler/test_offload.py::test_nobody_relies_on_a_copy_that_a_failed_step_was_to_make",
     ),
     Mutant(
         "C30 what a request generated that failed later is not adopted",
-        "scheduler/scheduler.py",
+        "scheduler/telling.py",
         "            self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)",
         "            self.held.release(req, req.residency.kv_committed)",
         "scheduler/test_scheduler.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
@@ -242,7 +242,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C30 what a failed step was to write is never kept",
-        "scheduler/residency.py",
+        "scheduler/releases.py",
         "        for req in ended:\n            self.release(req)\n",
         "        for req in ended:\n            self.release(req, req.residency.kv_len)\n",
         "scheduler/test_last_states.py::test_a_state_whose_step_failed_is_never_kept",
@@ -263,7 +263,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C27 what is quarantined does not count on arrival",
-        "scheduler/residency.py",
+        "scheduler/releases.py",
         "        return self.kv.capacity - self.kv.num_quarantined\n",
         "        return self.kv.capacity\n",
         "engine/test_faults.py::test_a_quarantined_page_does_not_count_on_arrival",
@@ -277,7 +277,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 an ended request drops its copy on the host",
-        "scheduler/scheduler.py",
+        "scheduler/telling.py",
         "            self.held.offloaded.drop(req.id, self.held.draft)\n",
         "",
         "scheduler/test_offload.py::test_an_aborted_request_drops_its_copy",
@@ -298,14 +298,14 @@ SCHEDULER = (
     ),
     Mutant(
         "C26 the tokens of a retracted request go on counting",
-        "scheduler/scheduler.py",
+        "scheduler/telling.py",
         "        if req.status is Status.WAITING:\n            self.num_waiting_tokens += end\n",
         "",
         "scheduler/test_fairness.py::test_the_token_that_arrives_after_a_retraction_is_counted_among_the_waiting_ones",
     ),
     Mutant(
         "C27 a request that ended hears nothing more",
-        "scheduler/scheduler.py",
+        "scheduler/telling.py",
         "            if req.status is not Status.FINISHED:\n                num_generated",
         "            if True:\n                num_generated",
         "scheduler/test_pressure.py::test_finished_request_keeps_its_pages_until_the_launched_step_commits",
@@ -342,7 +342,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C6 what is copied is locked until the step has committed",
-        "scheduler/residency.py",
+        "scheduler/releases.py",
         "            self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id",
         "            self.take_back(DeferredFree(fence=self.steps.fence(), request_id=request_id",
         "scheduler/test_states.py::test_c6_a_state_that_a_step_copies_is_locked_until_that_step_has_committed",
@@ -385,7 +385,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C8 fences may open in any order",
-        "scheduler/residency.py",
+        "scheduler/releases.py",
         "            else:\n                at += 1\n",
         "            else:\n                break\n",
         "scheduler/test_deferred.py::test_fences_may_open_in_any_order",
@@ -413,7 +413,7 @@ SCHEDULER = (
     ),
     Mutant(
         "C16 nothing behind a request's end is adopted",
-        "scheduler/residency.py",
+        "scheduler/releases.py",
         "        ends: Sequence[int] = (min(num_committed, len(req.tokens)),)\n",
         "        ends: Sequence[int] = (num_committed,)\n",
         "scheduler/test_widths.py::test_what_follows_a_stop_token_among_the_accepted_is_not_told_counted_or_cached",

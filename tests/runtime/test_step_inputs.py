@@ -41,10 +41,12 @@ def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
     writes = int(rng.integers(0, 6))
     cells = rng.permutation(NUM_ROWS * PAGES)[:writes]
     admitted = rng.permutation(NUM_ROWS)[: int(rng.integers(0, 3))] + 1
+    rows = rng.permutation(NUM_ROWS)[:num_seqs] + 1
+    prebuilt = np.setdiff1d(admitted, rows[:num_extends])[:1]
     return plan_of(
         step=step,
         num_extends=num_extends,
-        rows=rng.permutation(NUM_ROWS)[:num_seqs] + 1,
+        rows=rows,
         q_lens=q_lens,
         starts=rng.integers(0, 20, num_extends),
         input_ids=rng.integers(0, 1000, int(q_lens[:num_extends].sum())),
@@ -53,7 +55,14 @@ def random_plan(rng: np.random.Generator, step: int) -> StepPlan:
         write_columns=cells % PAGES,
         write_pages=rng.integers(1, 99, writes),
         admissions=tuple(
-            Admission(row=int(row), request_id=0, params=random_params(rng), token_ids=known([]), num_prompt=0)
+            Admission(
+                row=int(row),
+                request_id=0,
+                params=random_params(rng),
+                token_ids=known(rng.integers(0, 1000, 1 + int(rng.integers(0, 20)))),
+                num_prompt=0,
+                prebuilt=row in prebuilt,
+            )
             for row in admitted
         ),
     )
@@ -128,10 +137,18 @@ def test_inputs_of_random_plans_in_a_row_are_those_of_a_loop(seed, max_num_token
         for row, column, page in zip(writes.write_rows, writes.write_columns, writes.write_pages, strict=True):
             table[row, column] = page
         params.update({admission.row: admission.params for admission in plan.admissions})
+        kv_lens, last_tokens = rows.kv_lens.clone(), rows.last_tokens.clone()
+        kv_lens[plan.rows[: plan.num_extends].copy()] = torch.from_numpy(plan.starts.copy())
+        for admission in plan.admissions:
+            if admission.prebuilt:
+                kv_lens[admission.row] = len(admission.token_ids) - 1
+                last_tokens[admission.row] = int(admission.token_ids[-1])
         sample_rows = plan.rows[plan.sample_mask]
         some = np.flatnonzero(rng.random(len(sample_rows)) < 0.5)
         targets = rng.integers(0, 1000, int(rng.integers(0, 5)))
         inputs = staging.stage(plan, Shape.TOKENS, Sampling(sample_rows, Wants.DRAW, some, some[::2]), targets)
+        assert rows.kv_lens.tolist() == kv_lens.tolist()
+        assert rows.last_tokens.tolist() == last_tokens.tolist()
         check(plan, tokens_on_device(plan, staging, inputs, forward), inputs, rows, table)
         assert inputs["drawing"].tolist() == some.tolist()
         assert inputs["reporting"].tolist() == some[::2].tolist()

@@ -299,7 +299,7 @@ def a_finish_forgets_the_waiting_tokens(patch: Patch) -> None:
 
 @mutation
 def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
-    append = Scheduler._append
+    append = Scheduler.append
 
     def mutated(self, req, *args):
         stops = req.stop_ids
@@ -308,7 +308,7 @@ def stop_tokens_are_noticed_only_after_the_first(patch: Patch) -> None:
         req.stop_ids = stops
         return told
 
-    patch.setattr(Scheduler, "_append", mutated)
+    patch.setattr(Scheduler, "append", mutated)
 
 
 @mutation
@@ -351,12 +351,12 @@ def a_retracted_request_resumes_while_a_step_still_computes_for_it(patch: Patch)
 
 @mutation
 def the_token_in_flight_at_a_retraction_is_dropped(patch: Patch) -> None:
-    append = Scheduler._append
+    append = Scheduler.append
 
     def mutated(self, req, *args):
         return append(self, req, *args) if req.status is not Status.WAITING else 0
 
-    patch.setattr(Scheduler, "_append", mutated)
+    patch.setattr(Scheduler, "append", mutated)
 
 
 @mutation

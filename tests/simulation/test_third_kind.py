@@ -20,7 +20,7 @@ from forebay.memory.radix_node import Node
 from forebay.memory.req_to_token_pool import ReqToTokenPool
 from forebay.memory.slots import CACHE, PAD, Holder, Ids, Slots
 from forebay.requests.step_plan import HostWork
-from forebay.scheduler import residency
+from forebay.scheduler import releases
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import Simulation
 from tests.simulation.workload import random_config, random_traffic, with_speculation
@@ -58,8 +58,8 @@ class IndexKeys(Kind):
     def grow(self, pages: Ids, owners: Ids, *args) -> None:
         self.take(pages, owners)
 
-    def slots_with(self, held: Residency, pages: Ids) -> Ids:
-        return self.of_page[pages]
+    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+        return self.of_page[pages[start:]]
 
     def attached(self, node: Node, owner: int) -> None:
         self.slots.transfer(self.of_page[node.pages], owner, CACHE)
@@ -140,7 +140,7 @@ def run(seed: int, kind: type[IndexKeys]) -> Simulation:
     config = replace(config, kinds=replace(config.kinds, slot_bytes=slot_bytes))
     traffic = random_traffic(rng, config)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(residency, "make_kinds", lambda config, rows: (*make_kinds(config, rows), kind(config, rows)))
+        patch.setattr(releases, "make_kinds", lambda config, rows: (*make_kinds(config, rows), kind(config, rows)))
         sim = Simulation(config, traffic, rng, make_scheduler=Following, widths=widths)
     sim.run()
     return sim
@@ -169,7 +169,7 @@ class Stuck(IndexKeys):
 class Homesick(IndexKeys):
     """Its keys stay where they are when a request's memory goes to the host."""
 
-    def slots_with(self, held: Residency, pages: Ids) -> Ids:
+    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         return self.of_page[pages[:0]]
 
 

@@ -120,7 +120,7 @@ def a_snapshot_is_that_of_the_bound(patch: Patch) -> None:
 
 
 def a_stop_token_within_the_accepted_is_ignored(patch: Patch) -> None:
-    append = Scheduler._append
+    append = Scheduler.append
 
     def mutated(self, req, tokens, *args):
         stops = req.stop_ids
@@ -129,12 +129,12 @@ def a_stop_token_within_the_accepted_is_ignored(patch: Patch) -> None:
         req.stop_ids = stops
         return told
 
-    patch.setattr(Scheduler, "_append", mutated)
+    patch.setattr(Scheduler, "append", mutated)
 
 
 def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
     """A draft more is verified than may come, and whoever takes in the tokens relies on that."""
-    propose, append = Scheduler._propose, Scheduler._append
+    propose, append = Scheduler._propose, Scheduler.append
 
     def proposing(self, reqs, rows, width):
         self.held.table.max_kv_len[rows] += 1
@@ -151,7 +151,7 @@ def a_token_behind_the_last_one_is_told(patch: Patch) -> None:
         return told
 
     patch.setattr(Scheduler, "_propose", proposing)
-    patch.setattr(Scheduler, "_append", appending)
+    patch.setattr(Scheduler, "append", appending)
 
 
 def a_request_that_fails_behind_a_token_does_not_hear_it(patch: Patch) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import KindOptions, SchedulerConfig, SchedulingOptions, StateStrategy
 from forebay.memory.budget import PARTS, KindDemand
-from forebay.memory.kinds.hybrid_rows import HybridReqToTokenPool, StateDemand, effective_mamba_size, tracking_slots
+from forebay.memory.kinds.hybrid_rows import (
+    HybridMambaDecodeReqToTokenPool,
+    HybridReqToTokenPool,
+    StateDemand,
+    effective_mamba_size,
+    tracking_slots,
+)
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.kinds.recurrent import States
 from forebay.memory.kinds.window import WindowDemand, Windows, window_margin
-from forebay.memory.req_to_token_pool import ReqToTokenPool
+from forebay.memory.req_to_token_pool import DecodeReqToTokenPool, ReqToTokenPool
 
 DEMANDS: Final[tuple[type[KindDemand], ...]] = (WindowDemand, StateDemand)
 
@@ -89,14 +95,20 @@ def make_demands(
 
 def make_rows(config: SchedulerConfig) -> ReqToTokenPool:
     """Request rows, which come with state slots where layers keep such."""
-    size, context, ps, ledger = config.max_running_requests, config.context_length, config.page_size, config.ledger
+    size, context = config.max_running_requests, config.context_length
+    options: dict[str, Any] = {"page_size": config.page_size, "ledger": config.ledger}
+    if config.disaggregation.is_decode:
+        options["pre_alloc_size"] = config.disaggregation.decode_extra_slots
     if not config.kinds.num_slots:
-        return ReqToTokenPool(size, context, page_size=ps, ledger=ledger)
+        pool = DecodeReqToTokenPool if config.disaggregation.is_decode else ReqToTokenPool
+        return pool(size, context, **options)
     tracks = config.kinds.strategy is StateStrategy.EXTRA_BUFFER and config.radix_cache
-    num_tracking = tracking_slots(tracks, config.overlap_depth)
-    return HybridReqToTokenPool(
-        size, context, mamba_size=config.kinds.num_slots, num_tracking=num_tracking, page_size=ps, ledger=ledger
-    )
+    options |= {"mamba_size": config.kinds.num_slots, "num_tracking": tracking_slots(tracks, config.overlap_depth)}
+    hybrid = HybridMambaDecodeReqToTokenPool if config.disaggregation.is_decode else HybridReqToTokenPool
+    rows = hybrid(size, context, **options)
+    num_slots = rows.mamba_pool.size
+    assert num_slots == config.kinds.num_slots, f"{num_slots} state slots, memory was divided for {config.kinds}"
+    return rows
 
 
 def make_kinds(config: SchedulerConfig, rows: ReqToTokenPool) -> tuple[Kind, ...]:

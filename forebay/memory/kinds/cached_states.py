@@ -37,6 +37,7 @@ class CachedStates(Kind):
 
     name: ClassVar[str] = STATE
     missing: ClassVar[MissReason] = MissReason.STATE_MISSING
+    of_pages: ClassVar[bool] = False
     at_ends: ClassVar[bool] = True
 
     def __init__(self, pool: MambaPool) -> None:

@@ -19,11 +19,11 @@ from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 
 class Arrival(NamedTuple):
     """What is known of a prompt that starts: its length, the lengths from which others are likely to go on
-    (`resume_points`), and those at which others part from it (`branches`); and whether it goes on from what comes back
-    from the host."""
+    (`resume_points`), and those at which others part from it (`branches`); and whether it goes on from what comes from
+    elsewhere, the host or another engine."""
 
     num_prompt: int
-    from_host: bool = False
+    from_elsewhere: bool = False
     resume_points: Iterable[int] = ()
     branches: Iterable[int] = ()
 
@@ -45,6 +45,7 @@ class Kind:
 
     name: ClassVar[str]
     missing: ClassVar[MissReason] = MissReason.NONE  # why a hit ends where this kind cannot be resumed
+    of_pages: ClassVar[bool] = True  # has a slot for each page, or for the last ones; else a sequence has one
     at_ends: ClassVar[bool] = False  # can be resumed only at ends of nodes, where it was given something
     slots: Slots
     tree: Tree  # set by the tree that asks
@@ -121,11 +122,11 @@ class Kind:
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
         """The request has its row and pages, and goes on from the end of its pin, for which it is locked, or from what
-        comes back from the host, for which it needs places."""
+        comes from elsewhere, for which it needs places."""
 
-    def slots_with(self, held: Residency, pages: Ids) -> Ids:
-        """The slots of what goes on the host beside `pages`, those of its first `kv_len` tokens, and comes back into
-        as many others; in the order of tokens."""
+    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
+        """The slots of what goes elsewhere beside `pages`, those of its first `kv_len` tokens, and comes back into as
+        many others; in the order of tokens, of pages those from number `start` on."""
         return NO_IDS
 
     def slide(self, table: RowTable, rows: Ids) -> None:

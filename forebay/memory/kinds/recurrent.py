@@ -142,8 +142,10 @@ class States(CachedStates):
                 interval=self._config.kinds.anchor_interval,
             )
         self._tracking[held.row] = Tracking(live, buffers, ahead)
-        if not arrival.from_host:
+        if not arrival.from_elsewhere:
             self._begin(held, draft)
+        elif held.pin.num_pages:
+            self.unlock(held.pin.node, NO_IDS)  # the state comes with the rest
 
     def _begin(self, held: Residency, draft: Draft) -> None:
         """With the state at the end of its pin, which is locked until it is copied, or with none."""
@@ -154,7 +156,7 @@ class States(CachedStates):
         else:
             self.pool.clear_state(live, draft)
 
-    def slots_with(self, held: Residency, pages: Ids) -> Ids:
+    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         return as_ids([self.tracking(held).live])
 
     # -- a step's snapshots -------------------------------------------------------------------------------------------
@@ -271,10 +273,13 @@ class States(CachedStates):
         )
 
     def leave(self, held: Residency) -> Holding:
-        """All its slots, but the one that was given to the cache."""
+        """All its slots, but the one that was given to the cache; which stays there while another engine reads it."""
         tracking, self._tracking[held.row] = self.tracking(held), None
         slots = [*self._rows.take_slots(held.row), *tracking.own_slots]
-        return Holding(self, as_ids([slot for slot in slots if slot != tracking.given]))
+        locked = (held.pin.node,) if held.ticket and tracking.given == tracking.live else ()
+        for node in locked:
+            self.lock(node, NO_IDS)
+        return Holding(self, as_ids([slot for slot in slots if slot != tracking.given]), locked)
 
     def release(self, holding: Holding, owner: int) -> None:
         if len(holding.ids):

@@ -92,13 +92,14 @@ class Windows(Kind):
         return ids
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
-        start = self.start[held.row] = self.first_needed(held.kv_len)
-        if arrival.from_host:
+        self.start[held.row] = self.first_needed(held.pin.num_pages * self.page_size or held.kv_len)
+        if arrival.from_elsewhere:
+            start = max(held.pin.num_pages, self.first_needed(held.kv_len))
             self.grow(self._rows.pages(held.row, start, ceil_div(held.kv_len, self.page_size)), held.id, draft)
 
-    def slots_with(self, held: Residency, pages: Ids) -> Ids:
+    def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         """Of the pages that are still read."""
-        ids: Ids = self.full_to_window[pages[self.first_needed(held.kv_len) :]].astype(np.int64)
+        ids: Ids = self.full_to_window[pages[max(start, self.first_needed(held.kv_len)) :]].astype(np.int64)
         return ids
 
     def extend(self, held: Residency, stop: int, draft: Draft) -> None:

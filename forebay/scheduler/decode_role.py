@@ -1,0 +1,220 @@
+"""The role of an engine that generates behind prompts which other engines compute.
+
+A request is pending until there is room: then it takes its row, pages and what else layers keep, and offers them to
+prefill. When all has arrived it has its first token, and runs as soon as fewer than `max_running_requests` do. What is
+retracted later is computed here, or comes back from the host, before anything new is offered.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from forebay.base.errors import EngineError, ForebayError, RequestTimeout
+from forebay.config.engine_config import DisaggregationOptions
+from forebay.memory.holding import footprint, footprint_ahead
+from forebay.memory.req_to_token_pool import DecodeReqToTokenPool
+from forebay.memory.slots import NOBODY, Ids
+from forebay.requests.request import Request, Status, blamed_on
+from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.transfers import Arrived, Broken, Event, Offer, Rendezvous, Renewed, Tail, Ticket, digest_of
+from forebay.requests.updates import Failure
+from forebay.scheduler.handoff import LOST, OpenTicket, Role
+
+
+@dataclass(slots=True, eq=False)
+class _Receiving(OpenTicket):
+    tail: Tail | None = None
+
+
+class DecodeRole(Role):
+    """`instance` is this process's own, so that tickets of one that was here before are not taken for its."""
+
+    def __init__(self, options: DisaggregationOptions, instance: str) -> None:
+        super().__init__(options)
+        self._instance = instance
+        self._arrived: list[Request] = []  # in the order of their rank
+        self._fresh: set[Request] = set()  # who may have decoded nothing here yet
+
+    def _room(self, rendezvous: Rendezvous) -> object:
+        return rendezvous.host, rendezvous.port, rendezvous.room
+
+    def enqueue(self, req: Request, now: float) -> None:
+        """One without another half is computed here."""
+        if req.rendezvous is None:
+            self.scheduler.enqueue(req)
+            return
+        self._rooms[self._room(req.rendezvous)] = req
+        self.scheduler.wait_for_the_other_half(req)
+
+    def ended(self, req: Request, failure: Failure | None) -> None:
+        super().ended(req, failure)
+        self._fresh.discard(req)
+        if req in self._arrived:
+            self._arrived.remove(req)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def before_plan(self, now: float) -> None:
+        if not self.scheduler.suspects.groups:  # nobody else runs while somebody is on trial
+            self._join()
+            self._offer(now)
+
+    def _join(self) -> None:
+        scheduler = self.scheduler
+        room = scheduler.config.max_running_requests - scheduler.num_running
+        joining = self._arrived[: max(0, room)]
+        if not joining:
+            return
+        rows = cast(DecodeReqToTokenPool, scheduler.held.rows)
+        rows.alloc_running([req.residency for req in joining], scheduler.num_running)
+        for req in joining:
+            with blamed_on(req):
+                scheduler.held.join(req)
+            scheduler.remove(req)
+            req.move(Status.DECODING)
+        del self._arrived[: len(joining)]
+        batch = ScheduleBatch(scheduler.held.table)
+        batch.prepare_for_prebuilt(joining)
+        scheduler.running.merge_batch(batch)
+        self._fresh.update(joining)
+
+    def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
+        """None in a request's first step: the device has those of the row's last tenant, if any."""
+        self._fresh = {req for req in self._fresh if req.held and req.held.kv_bound <= req.num_prompt + 1}
+        return np.where([req in self._fresh for req in reqs], 0, most) if self._fresh else most
+
+    # -- offering ----------------------------------------------------------------------------------------------------
+
+    def _offer(self, now: float) -> None:
+        """Places for the first in rank, as long as there is room and nobody waits who was here before."""
+        scheduler = self.scheduler
+        while scheduler.pending and not scheduler.waiting and scheduler.held.rows.available_size():
+            req = scheduler.pending[0]
+            with blamed_on(req):
+                if not self._pre_allocate(req):
+                    return
+                self._order(req, now)
+            scheduler.transfer(req)
+
+    def _pre_allocate(self, req: Request) -> bool:
+        """Give the request its places; False where there is no room."""
+        held, page_size = self.scheduler.held, self.scheduler.config.page_size
+        match = held.match(req)
+        pin = held.pin(req, match)
+        if held.scarce or not self._has_room(req, pin.num_pages):
+            held.unpin(pin, match)
+            return False
+        held.pre_allocate(req, match, pin, footprint(req.num_prompt, page_size, pin.num_pages))
+        return True
+
+    def _has_room(self, req: Request, num_cached: int) -> bool:
+        """Whether there are pages for the request and for what it and all others may soon need; and so many that each
+        of those who run could have all that it may ever need, whatever becomes of transfers."""
+        scheduler, held = self.scheduler, self.scheduler.held
+        table, page_size, reserved = held.table, held.page_size, self._options.num_reserved_decode_tokens
+        rows = np.flatnonzero(table.request_id != NOBODY)
+        others = footprint_ahead(
+            table.kv_bound[rows], table.max_kv_len[rows], reserved, page_size, table.num_pages[rows]
+        )
+        own = int(footprint_ahead(req.num_prompt, req.max_kv_len, reserved, page_size, num_cached))
+        if own + int(others.sum()) > held.available_pages:
+            return False
+        sizes = {other: other.residency.num_pages for other in scheduler.transferring}
+        sizes[req] = footprint(req.num_prompt, page_size)
+        in_transit = sum(sizes.values()) + sum(len(left.pages) for left in held.deferred if left.ticket)
+        needs = [footprint(other.max_kv_len, page_size) - size for other, size in sizes.items()]
+        needs += [footprint(other.max_kv_len, page_size) for other in scheduler.running.reqs]
+        return in_transit + max(needs) <= held.usable_pages
+
+    def _order(self, req: Request, now: float) -> None:
+        where, residency = req.rendezvous, req.residency
+        assert where is not None, f"{req} has no room"
+        start = residency.pin.num_pages * self.scheduler.config.page_size
+        ticket = Ticket(self._instance, where.room, where.nonce)
+        receiving = _Receiving(ticket, req, deadline=now + self._options.lease_s)
+        residency.ticket = receiving
+        self._begin(receiving, req)
+        offer = Offer(
+            ticket=ticket,
+            host=where.host,
+            port=where.port,
+            num_tokens=req.num_prompt,
+            digest=digest_of(req.tokens),
+            start=start,
+            spans=self.scheduler.held.places(residency, start),
+        )
+        receiving.named.append(offer.spans)
+        self._orders.append(offer)
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event, open_ticket: OpenTicket | None, now: float) -> None:
+        if open_ticket is None or open_ticket.settled:
+            return
+        match event:
+            case Renewed():
+                open_ticket.deadline = now + self._options.lease_s
+            case Arrived(_, tail):
+                self._arrive(cast(_Receiving, open_ticket), tail)
+            case Broken(_, failure):
+                self._fail(open_ticket, failure)
+            case _:
+                pass
+
+    def _arrive(self, receiving: _Receiving, tail: Tail) -> None:
+        """Nothing is done with it before the ticket is closed: whoever wrote may write once more."""
+        req = receiving.req
+        if req and tail.num_tokens != req.num_prompt:
+            what = f"{tail.num_tokens} tokens were sent of a prompt of {req.num_prompt}"
+            self._fail(receiving, Failure.of(EngineError(what, code="transfer_lost")))
+            return
+        receiving.settled, receiving.tail = True, tail
+        receiving.deadline = np.inf
+
+    def _close(self, open_ticket: OpenTicket, now: float) -> None:
+        super()._close(open_ticket, now)
+        receiving, req = cast(_Receiving, open_ticket), open_ticket.req
+        if req is None:
+            return
+        if receiving.tail is None:
+            self._fail(receiving, LOST)
+            return
+        del self._of[req.id]
+        if req.status is Status.TRANSFERRING:
+            with blamed_on(req):
+                self._begin_to_tell(req, receiving.tail, now)
+
+    def _begin_to_tell(self, req: Request, tail: Tail, now: float) -> None:
+        """Its first token, which may be its last."""
+        req.residency.ticket = None
+        req.residency.kv_committed = req.num_prompt
+        req.cache_report = tail.cache
+        req.prompt_logprobs = (tail.prompt_logprobs or [])[1:]
+        self.scheduler.append(req, [tail.token_id], [tail.logprob], now)
+        if req.status is not Status.FINISHED:
+            insort(self._arrived, req, key=self.scheduler.rank)
+
+    # -- time and failures -------------------------------------------------------------------------------------------
+
+    def overdue(self, req: Request, now: float) -> ForebayError | None:
+        open_ticket = self._of.get(req.id)
+        if open_ticket and now > open_ticket.deadline:
+            lease = self._options.lease_s
+            return RequestTimeout(f"nothing was heard of the request's prompt for {lease:g} s", code="lease_timeout")
+        return None
+
+    def start_over(self, *, cleared: bool) -> None:
+        """Places that are no longer the requests' are of no use to them: they compute their prompts here."""
+        self._fresh.clear()
+        self._arrived = [req for req in self._arrived if req.status is Status.TRANSFERRING]
+        for open_ticket in self._of.values() if cleared else ():
+            open_ticket.req = None
+            if not open_ticket.settled:
+                self._withdraw(open_ticket.ticket, LOST)
+        if cleared:
+            self._of.clear()

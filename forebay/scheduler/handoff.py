@@ -1,0 +1,234 @@
+"""What an engine's role changes of a request's way through the scheduler; of one that computes all of it, nothing.
+
+On a server for prompts or for decoding a request has its other half on another engine. Its `Ticket` is open here from
+the offer until nobody touches the places any more that it named (`OpenTicket`), and whatever a request lets go of
+meanwhile waits for that. The scheduler tells its role what happens to requests; the role writes orders, takes events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest
+from forebay.config.engine_config import DisaggregationOptions, SchedulerConfig
+from forebay.memory.slots import Ids
+from forebay.requests.request import Request
+from forebay.requests.schedule_batch import ScheduleBatch
+from forebay.requests.step_plan import TokenLogprob
+from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
+from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.releases import Left
+from forebay.scheduler.residency import Residencies
+from forebay.scheduler.suspects import Suspects
+
+ABORTED: Final = Failure.of(EngineError("the request was aborted by its client", code="aborted"))
+LOST: Final = Failure.of(EngineError("the transfer ended before all had been written", code="transfer_lost"))
+
+
+class Scheduling(Protocol):
+    """The scheduler, as far as roles know it."""
+
+    config: SchedulerConfig
+    held: Residencies
+    requests: dict[int, Request]
+    handoff: Handoff
+    pending: list[Request]
+    waiting: list[Request]
+    transferring: list[Request]
+    running: ScheduleBatch
+    suspects: Suspects
+    news: list[Update]
+    num_waiting_tokens: int
+
+    @property
+    def num_running(self) -> int: ...
+
+    def rank(self, req: Request) -> tuple[int, int]: ...
+
+    def enqueue(self, req: Request) -> None: ...
+
+    def wait_for_the_other_half(self, req: Request) -> None: ...
+
+    def transfer(self, req: Request) -> None: ...
+
+    def remove(self, req: Request) -> None: ...
+
+    def append(
+        self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float
+    ) -> int: ...
+
+    def finish(
+        self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
+    ) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class OpenTicket:
+    """A ticket of `req` (None: nobody here waits for it any more), to be settled by `deadline`. `named` are the places
+    in orders so far: until it `is_open`, as a fence is, somebody may read or write them."""
+
+    ticket: Ticket
+    req: Request | None
+    deadline: float = np.inf
+    settled: bool = False  # it has come to its end, well or not
+    named: list[Mapping[str, Span]] = field(default_factory=list)
+    is_open: bool = False
+
+    @property
+    def ended(self) -> bool:
+        return self.req is None
+
+
+@dataclass(frozen=True, slots=True)
+class _All:
+    """Open when all these tickets are closed."""
+
+    tickets: Sequence[OpenTicket]
+
+    @property
+    def is_open(self) -> bool:
+        return all(ticket.is_open for ticket in self.tickets)
+
+    @property
+    def ended(self) -> bool:
+        return all(ticket.ended for ticket in self.tickets)
+
+
+class Handoff:
+    """The role of an engine that computes whole requests. What others do differently they say."""
+
+    scheduler: Scheduling
+
+    def __init__(self) -> None:
+        self._tickets: dict[Ticket, OpenTicket] = {}  # those that are not closed
+        self._orders: list[Order] = []
+
+    def bind(self, scheduler: Scheduling) -> None:
+        """To be called once, before anything else."""
+        self.scheduler = scheduler
+
+    # -- what the scheduler tells ---------------------------------------------------------------------------------
+
+    def admit(self, req: Request) -> None:
+        """A request has come: refuse it, or make of it what is computed here."""
+
+    def enqueue(self, req: Request, now: float) -> None:
+        self.scheduler.enqueue(req)
+
+    def before_plan(self, now: float) -> None:
+        """A step is about to be planned, and somebody is pending or transferring."""
+
+    def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
+        """Of `most` draft tokens of each of these requests, which a step decodes, how many the device can have."""
+        return most
+
+    def computed(self, req: Request) -> None:
+        """A step has committed that computed some of a prompt with another half, and the cache has adopted of it."""
+
+    def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
+        """Whether a request that is about to end goes on instead: its end will be told later."""
+        return False
+
+    def ended(self, req: Request, failure: Failure | None) -> None:
+        """A request has ended; what it holds is let go of next."""
+
+    def overdue(self, req: Request, now: float) -> ForebayError | None:
+        """Why a request has to end by now that waits for another engine."""
+        return None
+
+    def expire(self, now: float) -> None:
+        """Forget what nobody has come for."""
+
+    def start_over(self, *, cleared: bool) -> None:
+        """A step has failed, and nobody runs. With `cleared` nobody holds anything either."""
+
+    # -- tickets ---------------------------------------------------------------------------------------------------
+
+    def take(self, event: Event, now: float) -> None:
+        """Something has happened to a transfer. What that means for requests is among the scheduler's news."""
+        open_ticket = self._tickets.get(event.ticket)
+        if open_ticket and isinstance(event, Closed):
+            self._close(open_ticket, now)
+        else:
+            self._take(event, open_ticket, now)
+
+    def take_orders(self) -> list[Order]:
+        """What whoever carries transfers out is to do, once and in order."""
+        orders, self._orders = self._orders, []
+        return orders
+
+    @property
+    def num_open(self) -> int:
+        """Tickets that are not closed."""
+        return len(self._tickets)
+
+    def left(self) -> Left | None:
+        """The places that other engines may touch, from the orders alone; None for none."""
+        ids: dict[str, list[Ids]] = {}
+        tickets = [ticket for ticket in self._tickets.values() if ticket.named]
+        for kind, span in (item for ticket in tickets for named in ticket.named for item in named.items()):
+            ids.setdefault(kind, []).append(span.ids)
+        if not tickets:
+            return None
+        first = tickets[0].req
+        return Left(
+            ticket=_All(tickets),
+            request_id=first.id if first else 1,
+            ids={kind: np.unique(np.concatenate(parts)) for kind, parts in ids.items()},
+        )
+
+    def _take(self, event: Event, open_ticket: OpenTicket | None, now: float) -> None:
+        """Of a ticket that is open here, or of one that is not known."""
+
+    def _close(self, open_ticket: OpenTicket, now: float) -> None:
+        del self._tickets[open_ticket.ticket]
+        open_ticket.is_open = True
+        self.scheduler.held.take_back_what_is_free()
+
+    def _withdraw(self, ticket: Ticket, failure: Failure) -> None:
+        self._orders.append(Withdraw(ticket, failure))
+
+    def _fail(self, open_ticket: OpenTicket, failure: Failure) -> None:
+        """It will not come to its end: neither will its request."""
+        open_ticket.settled = True
+        if open_ticket.req:
+            self.scheduler.finish(open_ticket.req, FinishReason.ERROR, failure)
+
+
+class Role(Handoff):
+    """Of an engine that computes one half. A room is a label: only one living request is in it (`_rooms`)."""
+
+    def __init__(self, options: DisaggregationOptions) -> None:
+        super().__init__()
+        self._options = options
+        self._rooms: dict[object, Request] = {}
+        self._of: dict[int, OpenTicket] = {}  # by the id of a request that waits for it
+
+    def _room(self, rendezvous: Rendezvous) -> object:
+        """What must not come twice."""
+        raise NotImplementedError
+
+    def admit(self, req: Request) -> None:
+        where = req.rendezvous
+        if where and (other := self._rooms.get(self._room(where))):
+            raise InvalidRequest(
+                f"bootstrap_room {where.room} is in use, by {other}: choose another number for each request",
+                code="room_in_use",
+                param="bootstrap_room",
+            )
+
+    def ended(self, req: Request, failure: Failure | None) -> None:
+        if req.rendezvous:
+            del self._rooms[self._room(req.rendezvous)]
+        open_ticket = self._of.pop(req.id, None)
+        if open_ticket:
+            open_ticket.req = None
+            if not open_ticket.settled:
+                self._withdraw(open_ticket.ticket, failure or ABORTED)
+
+    def _begin(self, open_ticket: OpenTicket, req: Request) -> None:
+        self._tickets[open_ticket.ticket] = self._of[req.id] = open_ticket

@@ -1,0 +1,189 @@
+"""The role of an engine that computes prompts and the first token behind each.
+
+A request is pending until decode has offered places for its prompt, which may come first and wait for it; then it runs
+as any other. Whole pages go as their steps commit; the rest, and the first token, when that is known. The request's
+memory is then let go of behind its ticket, and its end is told when all has arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from msgspec.structs import replace
+
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest, RequestTimeout
+from forebay.config.engine_config import DisaggregationOptions
+from forebay.requests.request import Request, Status
+from forebay.requests.transfers import Broken, Closed, Event, Offered, Rendezvous, Send, Sent, Tail, Ticket, digest_of
+from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.handoff import LOST, OpenTicket, Role
+from forebay.scheduler.limits import most_requests
+
+
+@dataclass(slots=True, eq=False)
+class _Sending(OpenTicket):
+    """KV of the tokens up to `next`, a multiple of the page size, has been sent; `update` tells the request's end."""
+
+    next: int = 0
+    update: Update | None = None
+    reason: FinishReason = FinishReason.LENGTH
+
+
+class PrefillRole(Role):
+    def __init__(self, options: DisaggregationOptions) -> None:
+        super().__init__(options)
+        self._early: dict[Ticket, tuple[Offered, float]] = {}  # and until when they wait for their requests
+
+    def _room(self, rendezvous: Rendezvous) -> object:
+        return rendezvous.room
+
+    # -- a request's way ---------------------------------------------------------------------------------------------
+
+    def admit(self, req: Request) -> None:
+        """Of its tokens only the first is computed here."""
+        if req.rendezvous is None:
+            raise InvalidRequest(
+                "this server computes prompts for decode servers: bootstrap_host, bootstrap_port and bootstrap_room "
+                "have to say for which",
+                code="room_missing",
+                param="bootstrap_room",
+            )
+        super().admit(req)
+        req.params = replace(req.params, max_new_tokens=1)
+        req.max_kv_len = req.num_prompt
+
+    def enqueue(self, req: Request, now: float) -> None:
+        self._rooms[_rendezvous(req).room] = req
+        self.scheduler.wait_for_the_other_half(req)
+        for offered, _ in self._early.values():
+            if _is_of(offered, req):
+                del self._early[offered.ticket]
+                self._match(offered, req)
+                return
+
+    def _match(self, offered: Offered, req: Request) -> None:
+        """The request may run."""
+        page_size = self.scheduler.config.page_size
+        self._begin(_Sending(offered.ticket, req, next=offered.start // page_size * page_size), req)
+        self.scheduler.remove(req)
+        req.move(Status.WAITING)
+        self.scheduler.enqueue(req)
+
+    def computed(self, req: Request) -> None:
+        if sending := self._sending(req):
+            held, page_size = req.residency, self.scheduler.config.page_size
+            stop = held.kv_committed // page_size * page_size
+            if stop > sending.next:
+                held.ticket = sending
+                self._send(Send(ticket=sending.ticket, spans=self.scheduler.held.places(held, sending.next, stop)))
+                sending.next = stop
+
+    def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
+        """Its first token is known, which is the tail of what is sent."""
+        sending = self._sending(req)
+        if sending is None or sending.settled or update is None or reason in (FinishReason.ABORT, FinishReason.ERROR):
+            return False
+        told = self.scheduler.news.pop()
+        assert told is update, f"{told} was told behind {update}"
+        if req.held is None:  # it gave way while its last chunk was computed, and what that wrote is gone
+            req.tokens.pop()
+            self.scheduler.num_waiting_tokens -= 1
+            return True
+        held, residencies = req.residency, self.scheduler.held
+        self.scheduler.transfer(req)
+        residencies.adopt(req, req.num_prompt, last=True)
+        held.ticket = sending
+        sending.update, sending.reason = update, reason
+        sending.deadline = req.last_progress + self._options.lease_s
+        tail = Tail(
+            num_tokens=req.num_prompt,
+            token_id=update.token_ids[0],
+            cache=update.cache or Tail.cache,
+            logprob=update.logprobs[0] if update.logprobs else None,
+            prompt_logprobs=update.prompt_logprobs,
+        )
+        self._send(Send(ticket=sending.ticket, spans=residencies.places(held, sending.next), tail=tail))
+        residencies.release(req)
+        return True
+
+    def _send(self, send: Send) -> None:
+        self._tickets[send.ticket].named.append(send.spans)
+        self._orders.append(send)
+
+    def _sending(self, req: Request) -> _Sending | None:
+        return cast(_Sending | None, self._of.get(req.id))
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event, open_ticket: OpenTicket | None, now: float) -> None:
+        match event:
+            case Offered() if open_ticket is None:
+                self._offered(event, now)
+            case Sent() if open_ticket and open_ticket.req and not open_ticket.settled:
+                self._sent(cast(_Sending, open_ticket), open_ticket.req)
+            case Broken() if open_ticket:
+                self._fail(open_ticket, event.failure)
+            case Broken() | Closed():
+                self._early.pop(event.ticket, None)
+            case _:
+                pass
+
+    def _offered(self, offered: Offered, now: float) -> None:
+        for req in self.scheduler.pending:
+            if _is_of(offered, req):
+                self._match(offered, req)
+                return
+        if len(self._early) >= most_requests(self.scheduler.config):
+            self._turn_down(next(iter(self._early)))
+        self._early[offered.ticket] = offered, now + self._options.bootstrap_timeout_s
+
+    def _turn_down(self, ticket: Ticket) -> None:
+        del self._early[ticket]
+        message = f"no request of that prompt has come to bootstrap_room {ticket.room} of the prefill server"
+        self._withdraw(ticket, Failure.of(RequestTimeout(message, code="bootstrap_timeout")))
+
+    def _sent(self, sending: _Sending, req: Request) -> None:
+        if sending.update is None:
+            self._fail(sending, Failure.of(EngineError("decode has all before all was sent", code="transfer_lost")))
+            return
+        sending.settled = True
+        self.scheduler.news.append(sending.update)
+        self.scheduler.finish(req, sending.reason, update=sending.update)
+
+    def _close(self, open_ticket: OpenTicket, now: float) -> None:
+        super()._close(open_ticket, now)
+        if open_ticket.req and not open_ticket.settled:
+            self._fail(open_ticket, LOST)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def overdue(self, req: Request, now: float) -> ForebayError | None:
+        limit, sending = self._options.bootstrap_timeout_s, self._sending(req)
+        if req.status is Status.PENDING and now - req.arrival > limit:
+            return RequestTimeout(
+                f"no decode server has offered places for the request within {limit:g} s", code="bootstrap_timeout"
+            )
+        if sending and now > sending.deadline:
+            return RequestTimeout(
+                f"what was computed has not arrived within {self._options.lease_s:g} s", code="lease_timeout"
+            )
+        return None
+
+    def expire(self, now: float) -> None:
+        for ticket in [ticket for ticket, (_, until) in self._early.items() if now > until]:
+            self._turn_down(ticket)
+
+
+def _rendezvous(req: Request) -> Rendezvous:
+    assert req.rendezvous is not None, f"{req} has no room"
+    return req.rendezvous
+
+
+def _is_of(offered: Offered, req: Request) -> bool:
+    """Whether this is the other half of the request, whose own prompt it has to be."""
+    return (
+        offered.ticket.room == _rendezvous(req).room
+        and 0 <= offered.start < offered.num_tokens == req.num_prompt
+        and offered.digest == digest_of(req.tokens)
+    )

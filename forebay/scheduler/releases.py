@@ -1,0 +1,253 @@
+"""How rows, pages and what else requests hold come back: when nobody can touch them any more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from forebay.config.engine_config import SchedulerConfig
+from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, Steps, Transfer
+from forebay.memory.kinds.build import make_kinds, make_rows
+from forebay.memory.kv_allocator import PagedKvAllocator
+from forebay.memory.radix_cache import RadixCache
+from forebay.memory.radix_node import Adoption
+from forebay.memory.slots import NO_SLOT, NOBODY, Ids, Slots, as_ids
+from forebay.requests.request import Request
+from forebay.requests.step_plan import StepPlan
+from forebay.scheduler.offload import Offloaded
+from forebay.scheduler.step_draft import StepDraft
+
+
+class Left(NamedTuple):
+    """Slots by kind of cache that other engines may touch until `ticket` is open, each once. They are booked for one
+    request, whosever they were."""
+
+    ticket: Transfer
+    request_id: int
+    ids: Mapping[str, Ids]
+
+
+class Releases:
+    """Rows, KV pages, prefix cache and the other kinds of cache of one engine, and how they come back.
+
+    What each request holds is its `Residency`. What a step in flight may still write is not released: it waits for the
+    commit of the last step launched before it was let go. What another engine may still read or write waits for that,
+    too, however long it takes (C22).
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.page_size = config.page_size
+        self.kv = PagedKvAllocator(config.num_pages, config.page_size, ledger=config.ledger)
+        self.offloaded = Offloaded(config.kinds)
+        self.rows = make_rows(config)
+        self.kinds = make_kinds(config, self.rows)
+        self.nothing_resumable = {kind.name: 0 for kind in self.kinds}  # when nothing is found
+        self.at_ends = any(kind.at_ends for kind in self.kinds)  # whether it matters where prompts part
+        self.cache = RadixCache(self.kv, config.page_size, policy=config.radix_eviction_policy, kinds=self.kinds)
+        self.table = RowTable(self.rows.slots.num_rows, config.page_size)
+        self.steps = Steps()
+        self.deferred: list[DeferredFree] = []  # what has been let go of and is not released yet
+        self.draft = StepDraft(1, self.rows)  # of the step that will be launched next
+        self._reuse = config.radix_cache
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that can be had now: free, or cached and not pinned."""
+        return self.kv.num_free + self.cache.num_evictable
+
+    @property
+    def usable_pages(self) -> int:
+        """Pages that a request could have if it were alone: all but those that are set aside for good."""
+        return self.kv.capacity - self.kv.num_quarantined
+
+    @property
+    def deferred_pages(self) -> int:
+        """Pages that will be available when the steps in flight have committed; nobody counts on other engines."""
+        return sum(freed.num_pages for freed in self.deferred if freed.ticket is None)
+
+    # -- going out ------------------------------------------------------------------------------------------------
+
+    def adopt(self, req: Request, num_committed: int, *, last: bool = False) -> None:
+        """Let the cache have the whole pages among the first `num_committed` tokens, all written by completed steps, as
+        far as a request could go on behind them; with `last` the request is leaving. Where the cache has such pages
+        already, the request's row turns to those and its own copies are let go. Nothing behind the request's end is
+        given, though draft tokens behind it may have been accepted."""
+        if not self._reuse:
+            return
+        held = req.residency
+        ends: Sequence[int] = (min(num_committed, len(req.tokens)),)
+        for kind in self.kinds:
+            ends = kind.ends(held, ends, self.steps.committed, last=last)
+        for end in ends:
+            start, stop = held.pin.num_pages, end // self.page_size
+            if stop > start:
+                own = self.rows.pages(held.row, start, stop)
+                adoption = self.cache.extend_pin(held.pin, req.key(stop * self.page_size), own, req.id)
+                if len(adoption.replaced):
+                    self._turn_to(adoption, held, start, own)
+            for kind in self.kinds:
+                self._let_holding_go(kind.adopted(held, start, end), req.id)
+
+    def _turn_to(self, adoption: Adoption, held: Residency, start: int, own: Ids) -> None:
+        """The cache had some of the request's `own` pages, from page `start` on: the row turns to those."""
+        self.draft.write_row(held.row, start, adoption.replaced)
+        if len(adoption.remapped):
+            self.draft.remap(adoption.remapped)
+        self._let_pages_go(held, own[: len(adoption.replaced)])
+
+    def _let_pages_go(self, held: Residency, pages: Ids) -> None:
+        holdings = _present(kind.let_go(pages) for kind in self.kinds)
+        fence, ticket = self.steps.fence(), held.ticket
+        self.let_go(DeferredFree(fence=fence, ticket=ticket, request_id=held.id, pages=pages, holdings=holdings))
+
+    def next_end(self, held: Residency, stop: int) -> int | None:
+        """The first length, `stop` or more, to which the cache will be given what the request computes."""
+        end = stop if held.kv_committed < stop else None
+        for kind in self.kinds:
+            end = kind.next_end(held, stop, end)
+        return end
+
+    def is_finishing(self, req: Request) -> bool:
+        """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
+        return any(kind.is_finishing(req.residency, len(req.tokens)) for kind in self.kinds)
+
+    def release(self, req: Request, num_committed: int | None = None) -> None:
+        """Take back all that the request holds, now or when no step in flight and no other engine can touch it.
+
+        With `num_committed` the cache first adopts what completed steps wrote.
+        """
+        if num_committed is not None:
+            self.adopt(req, num_committed, last=True)
+        held = req.residency
+        own = self.rows.pages(held.row, held.pin.num_pages, held.num_pages)
+        holdings = _present(kind.leave(held) for kind in self.kinds)
+        req.held = None
+        self.table.move_out(held.row)
+        self.draft.forget_row(held.row)
+        fence, row = self.steps.fence(), held.row
+        if held.ticket:  # other engines know no rows
+            self.let_go(DeferredFree(fence=fence, request_id=req.id, row=row))
+            row = NO_SLOT
+        left: dict[str, Any] = {"row": row, "pages": own, "pin": held.pin, "holdings": holdings}
+        self.let_go(DeferredFree(fence=fence, ticket=held.ticket, request_id=req.id, **left))
+
+    def _let_holding_go(self, holding: Holding | None, request_id: int) -> None:
+        if holding is not None:
+            self.let_go(DeferredFree(fence=self.steps.fence(), request_id=request_id, holdings=(holding,)))
+
+    def let_go(self, freed: DeferredFree) -> None:
+        """Release this, as soon as nobody can touch it."""
+        if freed.is_free:
+            self.take_back(freed)
+        else:
+            self.deferred.append(freed)
+
+    def committed(self, plan: StepPlan, num_new: Ids) -> None:
+        """This step, whose decodes have so many tokens more, and all before it have completed: what they wrote counts,
+        and what only they could write is released."""
+        num = plan.num_extends
+        if num:
+            self.table.commit(plan.rows[:num], plan.ends)
+        if len(num_new):
+            self.table.settle(plan.rows[num:], plan.q_lens[num:] - 1, num_new)
+        self.steps.committed = plan.step
+        self.take_back_what_is_free()
+
+    def take_back_what_is_free(self) -> None:
+        """Fences need not open in the order in which they were set."""
+        at = 0
+        while at < len(self.deferred):
+            if self.deferred[at].is_free:
+                self.take_back(self.deferred.pop(at))
+            else:
+                at += 1
+
+    def take_back(self, freed: DeferredFree) -> None:
+        if len(freed.pages):
+            self.kv.return_ids(freed.pages, freed.request_id)
+        if freed.row != NO_SLOT:
+            self.rows.free_row(freed.row)
+        for holding in freed.holdings:
+            holding.kind.release(holding, freed.request_id)
+        if freed.pin is not None:
+            self.cache.unpin(freed.pin)
+
+    def start_over(self, reqs: Iterable[Request], ended: Iterable[Request], void: Sequence[StepPlan]) -> None:
+        """Take back what everybody holds: of `reqs` what completed steps wrote is adopted, of `ended` nothing. The
+        steps of the plans `void`, all those in flight, and what is planned since do not count."""
+        for req in reqs:
+            self.release(req, req.residency.kv_committed)
+        for req in ended:
+            self.release(req)
+        reads = self.draft.reads
+        self._draft_anew(void, self.steps.committed)
+        self.steps.committed = self.steps.launched
+        self.take_back_what_is_free()
+        for holding in reads:
+            holding.kind.release(holding, NOBODY)
+        for kind in self.kinds:
+            kind.start_over(self.draft)
+
+    def _draft_anew(self, void: Sequence[StepPlan], committed: int) -> None:
+        """What the steps of `void` were to do, and what was decided since, does not count."""
+        drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)
+        self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
+
+    def clear(self, void: Sequence[StepPlan], left: Left | None = None) -> None:
+        """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
+        plans `void`, all those in flight, counts. But what other engines may touch, `left`, stays out of use."""
+        self._draft_anew(void, committed=-1)
+        self.deferred.clear()
+        self.steps.committed = self.steps.launched
+        self.cache.clear()
+        self.kv.clear()
+        self.rows.clear()
+        self.table.clear()
+        if left:
+            self._set_aside(left)
+
+    def _set_aside(self, left: Left) -> None:
+        self.kv.claim(left.ids[self.kv.name], left.request_id)
+        holdings = [Holding(kind, left.ids[kind.name]) for kind in self.kinds if kind.name in left.ids]
+        for holding in holdings:
+            holding.kind.slots.claim(holding.ids, left.request_id)
+        fence, pages = self.steps.fence(), left.ids[self.kv.name]
+        owner, ticket = left.request_id, left.ticket
+        self.let_go(DeferredFree(fence=fence, ticket=ticket, request_id=owner, pages=pages, holdings=holdings))
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    @property
+    def pools(self) -> list[tuple[Slots, int]]:
+        """Every pool, and how many of its slots the prefix cache has."""
+        found: list[tuple[Slots, int]] = [(self.kv, self.cache.num_pages), (self.rows.slots, 0)]
+        return [*found, *((kind.slots, kind.num_cached) for kind in reversed(self.kinds))]
+
+    def waiting_in(self, slots: Slots) -> Iterator[tuple[DeferredFree, Ids]]:
+        """What of a pool was let go of and is not released yet."""
+        for left in self.deferred:
+            if slots is self.kv:
+                yield left, left.pages
+            elif slots is self.rows.slots:
+                yield left, as_ids([left.row] if left.row != NO_SLOT else [])
+            else:
+                yield from ((left, holding.ids) for holding in left.holdings if holding.kind.slots is slots)
+
+    def num_unfenced(self, slots: Slots) -> int:
+        """Slots that nobody here waits for and another engine may still touch."""
+        return sum(len(ids) for left, ids in self.waiting_in(slots) if left.ticket and left.ticket.ended)
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """What the pools and the cache have counted."""
+        counted: dict[str, float] = {
+            "evicted_pages": self.cache.num_evicted_pages,
+            "ledger_violations": sum(slots.num_violations for slots, _ in self.pools),
+        }
+        for kind in self.kinds:
+            counted |= kind.counters
+        return counted
+
+
+def _present(holdings: Iterable[Holding | None]) -> list[Holding]:
+    return [holding for holding in holdings if holding is not None]

@@ -1,0 +1,114 @@
+"""What requests are told: their tokens, and their end, which each has exactly once (C27)."""
+
+from __future__ import annotations
+
+from itertools import compress, islice
+
+from forebay.config.engine_config import SchedulerConfig
+from forebay.requests.request import Request, Status
+from forebay.requests.step_plan import StepResult, TokenLogprob
+from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.proposer import Proposer
+from forebay.scheduler.queues import Flight, Queues
+
+Sampled = tuple[Request, list[int], list[TokenLogprob | None] | None]
+"""What a step sampled for a request: tokens, and their log-probabilities where any were asked for."""
+
+
+class Telling(Queues):
+    """`news` is what is to be told, in order, and was not taken yet. `proposer` and `handoff` hear of who ends."""
+
+    def __init__(self, config: SchedulerConfig, proposer: Proposer | None, handoff: Handoff) -> None:
+        super().__init__(config, handoff)
+        self.proposer = proposer
+        self.news: list[Update] = []
+        handoff.bind(self)
+
+    def take_news(self) -> list[Update]:
+        """What there is to tell of requests, once: also of calls that did not come to their end."""
+        news, self.news = self.news, []
+        return news
+
+    def _take_tokens(self, sampled: list[Sampled], now: float) -> None:
+        """Tell each request's tokens; those of requests that ended while the step was in flight count for nothing."""
+        num_generated, num_told = 0, 0
+        for req, own, entries in sampled:
+            if req.status is not Status.FINISHED:
+                num_generated += self.append(req, own, entries, now)
+                num_told += 1
+        self.counters["generated_tokens"] += num_generated
+        self.counters["accepted_tokens"] += num_generated - num_told
+
+    def append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
+        """Add tokens to the request and to its update, up to that with which it ends; how many. Where memory runs out
+        neither happens, so that no token is told twice: what allocates comes first."""
+        left, end, ended = req.max_kv_len + 1 - len(req.tokens), 0, False
+        for token in tokens:
+            end += 1
+            if ended := (token in req.stop_ids or end == left):
+                tokens = tokens[:end]
+                break
+        told = [entry for entry in logprobs[:end] if entry] if logprobs else None
+        update = Update(req.id, tokens, logprobs=told or None)
+        if not req.num_output:
+            update.cache = req.cache_report
+            if req.params.prompt_logprobs >= 0:
+                update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
+        self.news.append(update)
+        try:
+            req.tokens.fromlist(tokens)  # all or none
+        except Exception:
+            self.news.pop()
+            raise
+        req.last_progress = now
+        if req.prompt_logprobs:
+            req.prompt_logprobs = []
+        if req.status is Status.WAITING:
+            self.num_waiting_tokens += end
+        if ended and tokens[-1] in req.stop_ids:
+            update.matched_stop = tokens[-1]
+            self.finish(req, FinishReason.STOP, update=update)
+        elif ended:
+            self.finish(req, FinishReason.LENGTH, update=update)
+        return end
+
+    def finish(
+        self, req: Request, reason: FinishReason, failure: Failure | None = None, update: Update | None = None
+    ) -> None:
+        """The one way out: everything is released, and the last update says why. The update is recorded first, so that
+        an error while releasing does not swallow it."""
+        if self.handoff.keeps(req, reason, update):
+            return
+        if update is None:
+            update = Update(req.id, [], cache=req.cache_report)
+            self.news.append(update)
+        update.finish, update.failure = reason, failure
+        was = req.status
+        req.move(Status.FINISHED)
+        del self.requests[req.id]
+        self.counters[f"finished.{reason}"] += 1
+        if self.proposer:
+            self.proposer.ended(req)
+        if self.suspects.groups:
+            self.suspects.acquit(req)
+        self.handoff.ended(req, failure)
+        self.remove(req, was)
+        if req.held is None:
+            self.held.offloaded.drop(req.id, self.held.draft)
+            return
+        if reason is not FinishReason.ERROR and self.held.is_finishing(req):
+            self.held.table.move_out(req.residency.row)
+            self.finishing.append(req)
+        else:
+            self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)
+
+
+def by_request(flight: Flight, result: StepResult) -> list[Sampled]:
+    reqs = compress(flight.reqs, flight.plan.sample_mask.tolist()) if flight.plan.num_extends else flight.reqs
+    if not (result.num_new or result.logprobs):
+        return [(req, [token], None) for req, token in zip(reqs, result.token_ids, strict=True)]
+    counts = result.num_new or [1] * len(result.token_ids)
+    tokens, logprobs = iter(result.token_ids), iter(result.logprobs or ())
+    each = zip(reqs, counts, strict=True)
+    return [(req, list(islice(tokens, count)), list(islice(logprobs, count)) or None) for req, count in each]
