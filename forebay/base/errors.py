@@ -35,6 +35,7 @@ def brief(value: object) -> str:
 class ForebayError(Exception):
     status: int = 500
     type: str = "server_error"
+    retry_after_s: int | None = None  # a hint for the client
     default_code: ClassVar[str] = "internal_error"
 
     def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
@@ -84,7 +85,7 @@ class PayloadTooLarge(RequestError):
 
 
 class Overloaded(RequestError):
-    """The queue is full; `retry_after_s` is a hint for the client."""
+    """The queue is full."""
 
     status = 429
     type = "rate_limit_error"

@@ -19,10 +19,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from forebay.base.errors import ConfigError, EngineError
+from forebay.base.http_client import Origin, get_json
 from forebay.cli.arguments import Parser, number, whole
 from forebay.cli.bench_metrics import Rows, summarize
 from forebay.cli.bench_serve import Load, Run, Target, run_load
-from forebay.cli.http_client import Origin, get_json
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason

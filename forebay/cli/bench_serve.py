@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import httptools
 import numpy as np
 
+from forebay.base.http_client import DONE, Origin, encode_request, error_text
 from forebay.cli.bench_metrics import Sample
-from forebay.cli.http_client import DONE, Origin, encode_request, error_text
 from forebay.cli.load_connection import Answer, LoadConnection, read_answer
 
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from forebay.base.errors import ForebayError, Unavailable
+from forebay.base.http_client import Origin, get_json, stream_json
 from forebay.cli.arguments import Parsed, Parser, note
 from forebay.cli.generate import add_sampling, sampling
-from forebay.cli.http_client import Origin, get_json, stream_json
 from forebay.cli.local import LocalModel, local_model
 from forebay.requests.sampling_params import RANDOM_SEED
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httptools
 
-from forebay.cli.http_client import KeptAlive, Origin
+from forebay.base.http_client import KeptAlive, Origin
 
 # The end of a chunked body. Events are lines of JSON, which have no line ends of their own: these bytes are no content.
 _LAST_CHUNK: Final = b"\r\n0\r\n\r\n"

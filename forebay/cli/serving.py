@@ -43,7 +43,8 @@ def serve_from(words: Sequence[str], spawned: Spawned | None) -> int:
 
 async def _serve(config: Config, process: EngineProcess, started: float) -> None:
     """Bind before the engine is waited for: a port that is taken is told at once."""
-    from forebay.server.serve import bind, serve
+    from forebay.server.listen import bind
+    from forebay.server.serve import serve
     from forebay.server.served_model import ServedModel
     from forebay.text.tokenizer import Tokenizer
 

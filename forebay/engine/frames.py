@@ -90,7 +90,8 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
-    `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only."""
+    `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only. `bootstrap_port`
+    is where a prefill engine listens for decode."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -103,6 +104,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     report: list[tuple[str, str, str, str]]
     pid: int
     wants_resume_points: bool = False
+    bootstrap_port: int = 0
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):

@@ -167,6 +167,7 @@ class ServerInfo(TypedDict):
     served_model_name: str
     model_path: str
     disaggregation_mode: Literal["null", "prefill", "decode"]
+    disaggregation_bootstrap_port: int | None
     max_running_requests: int | None
     max_total_tokens: int | None
     context_length: int | None

@@ -18,8 +18,9 @@ from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.server import generate, information
+from forebay.server.assets import file_endpoint, pass_on
 from forebay.server.bodies import Bodies
-from forebay.server.console import HEADERS, Asset, load_assets
+from forebay.server.console import Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
 from forebay.server.isolation import Isolation
@@ -97,10 +98,10 @@ def create_routes(server: ServerContext, assets: dict[str, Asset]) -> FastAPI:
     for method, path, handler, _ in ROUTES:
         app.add_api_route(path, _endpoint(handler, server), methods=[method], include_in_schema=False)
     for path, asset in assets.items():
-        app.add_api_route(path, _file(asset), methods=["GET"], include_in_schema=False)
+        app.add_api_route(path, file_endpoint(asset), methods=["GET"], include_in_schema=False)
     app.openapi = _document  # type: ignore[method-assign]
     for kind in (ForebayError, 404, 405, Exception):
-        app.add_exception_handler(kind, _pass_on)
+        app.add_exception_handler(kind, pass_on)
     return app
 
 
@@ -114,18 +115,3 @@ def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Aw
         return await handler(request, server)
 
     return endpoint
-
-
-def _file(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        headers = {**HEADERS, "etag": asset.etag}
-        if request.headers.get("if-none-match") == asset.etag:
-            return Response(status_code=304, headers=headers)
-        return Response(asset.body, media_type=asset.media_type, headers=headers)
-
-    return endpoint
-
-
-async def _pass_on(request: Request, error: Exception) -> Response:
-    """To the gateway, the one place where errors become answers."""
-    raise error

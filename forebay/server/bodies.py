@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from starlette.types import Receive, Scope
 
 from forebay.base.errors import Overloaded, PayloadTooLarge
 from forebay.server.errors import HttpError
 from forebay.server.json_body import parse_json_object
-from forebay.server.protocol import Strict
 from forebay.server.workers import Workers
 
-Body = TypeVar("Body", bound=Strict)
+
+class Parsed(Protocol):
+    """What a body is read as."""
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Self:
+        """Raises InvalidRequest that names the field."""
+        ...
+
+
+Body = TypeVar("Body", bound=Parsed)
 
 INLINE_BYTES: Final = 16 << 10  # parsing that much takes less than a millisecond
 ROOM_BYTES: Final = 128 << 20  # for all large bodies together, while they arrive and wait to be parsed

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from starlette.responses import Response
 
-from forebay.base.errors import EngineError, ForebayError, Overloaded, RequestError, from_code
+from forebay.base.errors import EngineError, ForebayError, RequestError, from_code
 from forebay.base.log import event, get_logger
 from forebay.requests.updates import Failure
 
@@ -32,7 +32,7 @@ def error_json(error: ForebayError) -> bytes:
 
 
 def error_headers(error: ForebayError) -> dict[str, str]:
-    if isinstance(error, Overloaded):
+    if error.retry_after_s is not None:
         return {"retry-after": str(error.retry_after_s)}
     if error.status == 401:
         return {"www-authenticate": "Bearer"}

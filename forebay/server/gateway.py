@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,16 +15,19 @@ from forebay.server.bodies import ClientGone
 from forebay.server.context import REQUEST, new_request_context
 from forebay.server.errors import HttpError, error_response, internal
 from forebay.server.isolation import Tenant
-from forebay.server.metrics import Metrics
 from forebay.server.security import Security
 
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
+class CountsErrors(Protocol):
+    def count_error(self, code: str) -> None: ...
+
+
 class Gateway:
     """An ASGI application around the routes."""
 
-    def __init__(self, app: ASGIApp, security: Security, metrics: Metrics, public_paths: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, security: Security, metrics: CountsErrors, public_paths: frozenset[str]) -> None:
         """`public_paths` are the console's files, served by GET without a key."""
         self._app = app
         self._security = security

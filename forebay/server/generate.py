@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,6 +28,7 @@ from forebay.server.logprobs import Scored
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import UNSUPPORTED_FIELD
+from forebay.server.watch import Watch
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
@@ -171,7 +171,7 @@ async def _serve(
         source, num_prompts = ("prompt", len(body.prompts)) if isinstance(body, CompletionRequest) else ("messages", 1)
         undo.enter_context(server.lifecycle.admit(num_prompts * body.choices))
         order = _order(server, context, body, params, num_prompts)
-        watch = undo.enter_context(_Watch(context.receive))
+        watch = undo.enter_context(Watch(context.receive))
         with _naming(source):
             made = await prompts()
         if watch.gone:
@@ -283,34 +283,6 @@ class _EventStream(Response):
             self._writer.open()
             ending = await self._writer.end()
             await self._send({"type": "http.response.body", "body": ending, "more_body": False})
-
-
-class _Watch:
-    """Notices that the client went away, from the end of its body on."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self._then: Callable[[], None] | None = None
-        self.gone = False
-
-    def on_gone(self, then: Callable[[], None]) -> None:
-        self._then = then
-        if self.gone:
-            then()
-
-    def __enter__(self) -> _Watch:
-        self._task = asyncio.create_task(self._wait())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._task.cancel()
-
-    async def _wait(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.gone = True
-        if self._then is not None:
-            self._then()
 
 
 def _gained(generation: Generation) -> dict[str, float]:

@@ -165,6 +165,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "served_model_name": server.model.name,
             "model_path": server.model.path,
             "disaggregation_mode": server.model.mode,
+            "disaggregation_bootstrap_port": (info.bootstrap_port or None) if info else None,
             **{name: getattr(info, name, None) for name in answers.LIMITS},
             "version": __version__,
             "model": {"name": server.model.name, "path": server.model.path},

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from benchmarks.peers import completions
+from forebay.base.http_client import Origin, get_json
 from forebay.cli.bench_serve import Load, Run, Target, run_load
-from forebay.cli.http_client import Origin, get_json
 
 
 class Counting:

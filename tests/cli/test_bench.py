@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ConfigError, EngineError
+from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.cli.bench import random_prompts
 from forebay.cli.bench_metrics import Sample, summarize
 from forebay.cli.bench_serve import Load, Target, run_load, to_sample
-from forebay.cli.http_client import Connection, Origin, stream_json
 from forebay.cli.load_connection import Answer, LoadConnection
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":4,"completion_tokens":3}}'

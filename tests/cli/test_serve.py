@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from forebay.cli.http_client import Origin, get_json, stream_json
+from forebay.base.http_client import Origin, get_json, stream_json
 from tests.deadlines import HANGS_S
 
 FOREBAY = (sys.executable, "-m", "forebay.cli.main")

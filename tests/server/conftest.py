@@ -13,7 +13,8 @@ import pytest
 import uvloop
 
 from forebay.config.engine_config import ServerConfig, Setting
-from forebay.server.serve import bind, serve
+from forebay.server.listen import bind
+from forebay.server.serve import serve
 from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S, POLL_S

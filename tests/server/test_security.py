@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
+from forebay.server.listen import bind
 from forebay.server.security import Security, host_name
-from forebay.server.serve import bind
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import FakeEngine

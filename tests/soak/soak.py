@@ -24,7 +24,7 @@ from random import Random
 from typing import Any, Final
 
 from forebay.base.errors import EngineError
-from forebay.cli.http_client import Connection, Origin, encode_request
+from forebay.base.http_client import Connection, Origin, encode_request
 from forebay.engine.async_engine import AsyncEngine
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S, NEVER_S

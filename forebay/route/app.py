@@ -1,0 +1,264 @@
+"""The router's routes: those of a server, each asked of the members that know."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forebay.base.errors import ForebayError
+from forebay.base.package import __version__
+from forebay.config.engine_config import DisaggregationMode
+from forebay.route.halves import AnyBody, Halves, RoutedBody, first_answer
+from forebay.route.members import Member, as_object
+from forebay.route.router import Router
+from forebay.route.upstream import Head
+from forebay.server.answers import LIMITS
+from forebay.server.assets import file_endpoint, pass_on
+from forebay.server.bodies import ClientGone
+from forebay.server.console import load_assets
+from forebay.server.context import RequestContext
+from forebay.server.dialects import DONE
+from forebay.server.errors import error_event
+from forebay.server.gateway import Gateway
+from forebay.server.http_protocol import Connection
+from forebay.server.security import Security
+from forebay.server.watch import Watch
+
+MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their own
+ASK_TIMEOUT_S: Final = 30.0
+_PASSED_ON: Final = ("authorization", "x-request-id")
+_PASSED_BACK: Final = ("content-type", "cache-control", "retry-after")
+
+
+Handler = Callable[[Request, Router], Awaitable[Response]]
+
+
+async def generate(request: Request, router: Router) -> Response:
+    """Both halves of a request; decode's answer."""
+    context = RequestContext.of(request.scope)
+    body = await router.bodies.read(RoutedBody, request.scope, context.receive, MOST_IDS)
+    async with contextlib.AsyncExitStack() as undo:
+        undo.enter_context(router.lifecycle.admit(1))
+        watch = undo.enter_context(Watch(context.receive))
+        path, headers = request.url.path, _passed_on(request, context)
+        try:
+            halves, head = await first_answer(router.members, body, path, headers, watch)
+        except ForebayError:
+            if watch.gone:
+                raise ClientGone from None
+            raise
+        router.under_way.add(halves)
+        undo.callback(router.under_way.discard, halves)
+        undo.callback(_end, router, halves)
+        if not head.headers.get("content-type", "").startswith("text/event-stream"):
+            return Response(await _whole(halves), headers=_passed_back(head))
+        return _Relayed(context.connection, context.send, halves, _passed_back(head), undo.pop_all())
+
+
+async def _whole(halves: Halves) -> bytes:
+    try:
+        return await halves.decode.upstream.whole()
+    except ForebayError:
+        if halves.gone:
+            raise ClientGone from None
+        raise
+
+
+def _end(router: Router, halves: Halves) -> None:
+    """Prefill may still be told that all has arrived: that is not the client's to wait for."""
+    if halves.decode.upstream.at_rest and not halves.gone:
+        router.spawn(halves.drain())
+        halves.decode.end()
+    else:
+        halves.end()
+
+
+class _Relayed(Response):
+    """A stream, piece by piece as it comes. Owns `undo`, which ends the request at both servers."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        send: Send,
+        halves: Halves,
+        headers: dict[str, str],
+        undo: contextlib.AsyncExitStack,
+    ) -> None:
+        super().__init__(headers=headers)
+        del self.headers["content-length"]
+        self._connection, self._send, self._halves, self._undo = connection, send, halves, undo
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._undo:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            upstream, ending = self._halves.decode.upstream, b""
+            upstream.relay(self._write)
+            try:
+                await upstream.ended()
+            except ForebayError as error:
+                ending = error_event(error) + DONE
+            await self._send({"type": "http.response.body", "body": ending, "more_body": False})
+
+    def _write(self, piece: bytes) -> None:
+        if not self._connection.write_chunk(piece):
+            self._halves.abort()
+
+
+async def forward(request: Request, router: Router) -> Response:
+    """The answer of a decode server, which knows as much as any other."""
+    return await _forward(request, router, router.members.choose_decode())
+
+
+async def _forward(request: Request, router: Router, member: Member) -> Response:
+    context = RequestContext.of(request.scope)
+    body = b""
+    if request.method == "POST" and request.headers.get("content-type"):
+        body = (await router.bodies.read(AnyBody, request.scope, context.receive, MOST_IDS)).encoded()
+    asked = member.pool.ask(request.method, request.url.path, _passed_on(request, context), body)
+    head, answer = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
+    return Response(answer, status_code=head.status, headers=_passed_back(head))
+
+
+async def flush_cache(request: Request, router: Router) -> Response:
+    """At every member that is up."""
+    answers = await asyncio.gather(*(_forward(request, router, member) for member in router.members.all if member.up))
+    worst = max(answers, key=lambda answer: answer.status_code, default=None)
+    return worst if worst is not None else await forward(request, router)
+
+
+async def health(request: Request, router: Router) -> Response:
+    return _json({"status": "ok", "reason": "ok" if router.members.ready else "starting"})
+
+
+async def ready(request: Request, router: Router) -> Response:
+    if router.lifecycle.draining:
+        return _unfit("draining", "the router is shutting down")
+    if not router.members.ready:
+        whys = [f"{member.role} {member.name}: {member.why}" for member in router.members.all if not member.up]
+        return _unfit("starting", "; ".join(whys))
+    return _json({"status": "ok", "reason": "ok"})
+
+
+async def metrics(request: Request, router: Router) -> Response:
+    return Response(router.metrics.render(router.members), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def server_info(request: Request, router: Router) -> Response:
+    """What gateways and the page ask for, of all members together."""
+    up = [member.info for member in router.members.decode if member.info]
+    first = up[0] if up else {}
+    limits = {name: first.get(name) for name in LIMITS}
+    limits["max_running_requests"] = sum(info.get("max_running_requests") or 0 for info in up) or None
+    return _json(
+        {
+            "served_model_name": first.get("served_model_name"),
+            "model_path": first.get("model_path"),
+            "disaggregation_mode": DisaggregationMode.NULL,
+            **limits,
+            "version": __version__,
+            "engine": first.get("engine"),
+            "members": [member.as_dict() for member in router.members.all],
+        }
+    )
+
+
+async def debug_state(request: Request, router: Router) -> Response:
+    """Of all members that tell: their pools under their own names, and what they count together."""
+    headers = _passed_on(request, RequestContext.of(request.scope))
+    answers = await asyncio.gather(*(_told(member, headers) for member in router.members.all))
+    told: list[dict[str, Any]] = [state for state in answers if "pools" in state]
+    refused = [state["status"] for state in answers if "status" in state]
+    if not told and refused:
+        return _json({"error": {"message": "the servers do not tell", "code": "not_told"}}, max(refused))
+    counters: dict[str, float] = {}
+    for state in told:
+        for name, value in state["counters"].items():
+            counters[name] = counters.get(name, 0) + value
+    pools = []
+    for member, state in zip(router.members.all, answers, strict=True):
+        pools += [{**pool, "name": f"{_short(router, member)} {pool['name']}"} for pool in state.get("pools", ())]
+    return _json(
+        {
+            **{name: sum(state[name] for state in told) for name in ("num_running", "num_waiting")},
+            "counters": counters,
+            "pools": pools,
+            "map": [cell for state in told for cell in state["map"]],
+            "members": [{**member.as_dict(), "name": _short(router, member)} for member in router.members.all],
+        }
+    )
+
+
+def _short(router: Router, member: Member) -> str:
+    """`decode`, or `decode 2` where there are several."""
+    same = [other for other in router.members.all if other.role is member.role]
+    return str(member.role) if len(same) == 1 else f"{member.role} {same.index(member) + 1}"
+
+
+async def _told(member: Member, headers: dict[str, str]) -> dict[str, Any]:
+    """Empty where it says nothing, with a `status` where it refuses."""
+    if not member.up:
+        return {}
+    try:
+        head, body = await asyncio.wait_for(member.pool.ask("GET", "/debug/state", headers), ASK_TIMEOUT_S)
+    except (ForebayError, TimeoutError):
+        return {}
+    return as_object(body) if head.status == 200 else {"status": head.status}
+
+
+def _passed_on(request: Request, context: RequestContext) -> dict[str, str]:
+    kept = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+    return {**kept, "x-request-id": context.request_id}
+
+
+def _passed_back(head: Head) -> dict[str, str]:
+    return {name: head.headers[name] for name in _PASSED_BACK if name in head.headers}
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _unfit(reason: str, message: str) -> Response:
+    return _json({"status": "not_ready", "reason": reason, "message": message}, 503)
+
+
+ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
+    ("POST", "/v1/chat/completions", generate),
+    ("POST", "/v1/completions", generate),
+    ("GET", "/v1/models", forward),
+    ("GET", "/v1/models/{model_id:path}", forward),
+    ("POST", "/tokenize", forward),
+    ("POST", "/detokenize", forward),
+    ("GET", "/health", health),
+    ("GET", "/ready", ready),
+    ("GET", "/metrics", metrics),
+    ("GET", "/server_info", server_info),
+    ("GET", "/model_info", forward),
+    ("GET", "/debug/state", debug_state),
+    ("POST", "/flush_cache", flush_cache),
+)
+
+
+def create_app(router: Router) -> ASGIApp:
+    """The ASGI application; run it with `server.listen`."""
+    assets = load_assets()
+    routes = [Route(path, _endpoint(handler, router), methods=[method]) for method, path, handler in ROUTES]
+    routes += [Route(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
+    return Gateway(app, Security(router.config), router.metrics, frozenset(assets))
+
+
+def _endpoint(handler: Handler, router: Router) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return await handler(request, router)
+
+    return endpoint

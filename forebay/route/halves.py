@@ -1,0 +1,203 @@
+"""One request at two servers: both get the same body, prefill's answer is drained and decode's is the client's."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import msgspec
+
+from forebay.base.errors import ForebayError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.route.members import Member, Members, as_object
+from forebay.route.prefixes import blocks_of
+from forebay.route.upstream import MEMBER_LOST, Head, Upstream
+from forebay.server.rendezvous import FIELDS
+from forebay.server.validation import UNSUPPORTED_FIELD
+from forebay.server.watch import Watch
+
+ROOM_BITS: Final = 62  # a request with several choices counts on from its room
+MOST_ATTEMPTS: Final = 3
+_AGAIN: Final = (503, 504)  # the server, or the one that it needs, is going, coming or gone: another one may not be
+
+_encode: Final = msgspec.json.Encoder().encode
+
+log = get_logger("route")
+
+
+class AnyBody:
+    """What a client asked for, as it is: members check it."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.data = data
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Self:
+        return cls(data)
+
+    def encoded(self, **more: Any) -> bytes:
+        return _encode({**self.data, **more})
+
+
+class RoutedBody(AnyBody):
+    """One that goes to two servers."""
+
+    @classmethod
+    def parse(cls, data: dict[str, Any]) -> Self:
+        for name in FIELDS:
+            if data.get(name) is not None:
+                raise InvalidRequest(
+                    f"{name} is this router's to choose: leave it out", code=UNSUPPORTED_FIELD, param=name
+                )
+        return cls(data)
+
+    def to(self, prefill: Member) -> bytes:
+        """The body for both, with a room that nobody else has."""
+        return self.encoded(
+            bootstrap_host=prefill.pool.origin.host,
+            bootstrap_port=prefill.bootstrap_port or None,
+            bootstrap_room=secrets.randbits(ROOM_BITS),
+        )
+
+
+class Half:
+    """What one server does of a request. Made by `begin`; `end` leaves the connection for the next request where the
+    answer has come whole, and closes it where not, which tells the server that nobody waits any more."""
+
+    def __init__(self, member: Member, upstream: Upstream) -> None:
+        self.member, self.upstream = member, upstream
+        self._ended = False
+        member.in_flight += 1
+        member.num_requests += 1
+
+    @classmethod
+    async def begin(cls, member: Member, path: str, headers: Mapping[str, str], body: bytes) -> Half:
+        """Raises Unavailable where the server cannot be reached."""
+        upstream = await member.pool.take()
+        upstream.send("POST", path, headers, body)
+        return cls(member, upstream)
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.member.in_flight -= 1
+            self.member.pool.give_back(self.upstream)
+
+
+class Halves:
+    """Both halves of one request. `end` is to be called in the end, and may be called at any time."""
+
+    def __init__(self, prefill: Half, decode: Half) -> None:
+        self.prefill, self.decode = prefill, decode
+        self.gone = False  # nobody waits for the answer any more
+
+    async def answer(self) -> tuple[Half, Head]:
+        """Whose answer is the client's: decode's, or prefill's where that refuses first, since decode would then wait
+        for nothing. Raises Unavailable where a connection breaks."""
+        theirs = asyncio.ensure_future(self.prefill.upstream.head())
+        ours = asyncio.ensure_future(self.decode.upstream.head())
+        try:
+            await asyncio.wait({theirs, ours}, return_when=asyncio.FIRST_COMPLETED)
+            if not ours.done() and (head := theirs.result()).status != 200:
+                return self.prefill, head
+            return self.decode, await ours
+        finally:
+            theirs.cancel()
+            ours.cancel()
+
+    async def drain(self) -> None:
+        """Let prefill come to its end, whose answer says nothing that decode's does not."""
+        self.prefill.upstream.relay()
+        try:
+            await self.prefill.upstream.ended()
+        except ForebayError as error:
+            log.info(event("prefill_not_drained", at=self.prefill.member.name, reason=error.message))
+        finally:
+            self.prefill.end()
+
+    def abort(self) -> None:
+        self.gone = True
+        self.end()
+
+    def end(self) -> None:
+        self.prefill.end()
+        self.decode.end()
+
+
+async def begin(members: Members, body: RoutedBody, path: str, headers: Mapping[str, str]) -> Halves:
+    """Send both halves on their way. Raises Unavailable where a server cannot be reached, which is marked then."""
+    prefill, decode = members.choose_prefill(blocks_of(body.data)), members.choose_decode()
+    data = body.to(prefill)
+    first = await _begin(members, prefill, path, headers, data)
+    try:
+        return Halves(first, await _begin(members, decode, path, headers, data))
+    except ForebayError:
+        first.end()
+        raise
+
+
+async def _begin(members: Members, member: Member, path: str, headers: Mapping[str, str], data: bytes) -> Half:
+    try:
+        return await Half.begin(member, path, headers, data)
+    except ForebayError as error:
+        members.lost(member, error.message)
+        raise
+
+
+class Failed(ForebayError):
+    """A member's own words, to be passed on as they are."""
+
+    def __init__(self, head: Head, body: bytes) -> None:
+        error = as_object(body).get("error")
+        said = error if isinstance(error, dict) else {}
+        super().__init__(
+            str(said.get("message", f"a server answered HTTP {head.status}")),
+            code=str(said.get("code", "member_error")),
+        )
+        self.status, self.type = head.status, str(said.get("type", "server_error"))
+        self.retry_after_s = 1 if head.status == 429 else None
+        self.param = said["param"] if isinstance(said.get("param"), str) else None
+
+
+async def first_answer(
+    members: Members, body: RoutedBody, path: str, headers: Mapping[str, str], watch: Watch
+) -> tuple[Halves, Head]:
+    """Both halves under way and the head of decode's answer, a 200. Until then nothing was sent to the client, so what
+    a server's coming or going spoils is begun again, at other servers where there are any.
+
+    Raises what the last attempt failed of, as the server said it.
+    """
+    failure: ForebayError | None = None
+    for _ in range(MOST_ATTEMPTS):
+        try:
+            halves = await begin(members, body, path, headers)
+        except ForebayError as error:
+            failure = failure or error
+            if error.code != MEMBER_LOST:  # nobody is up
+                break
+            continue
+        watch.on_gone(halves.abort)
+        failure, head = await _outcome(halves)
+        if failure is None:
+            return halves, head
+        halves.end()
+        if halves.gone or failure.status not in _AGAIN:
+            break
+        log.info(event("request_begun_again", code=failure.code))
+        await asyncio.gather(halves.prefill.member.check(), halves.decode.member.check())
+    assert failure is not None
+    raise failure
+
+
+async def _outcome(halves: Halves) -> tuple[ForebayError | None, Head]:
+    """Decode's head, or why there is no use in it."""
+    try:
+        half, head = await halves.answer()
+        return None if head.status == 200 else Failed(head, await half.upstream.whole()), head
+    except ForebayError as error:
+        return error, Head(error.status, {})
+    except BaseException:
+        halves.end()
+        raise

@@ -1,0 +1,174 @@
+"""The servers behind the router: who is up, how much each has to do, and who is to have the next request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from forebay.base.errors import ForebayError, Unavailable
+from forebay.base.http_client import Origin
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import DisaggregationMode
+from forebay.route.prefixes import Prefixes
+from forebay.route.upstream import Pool
+
+CHECK_INTERVAL_S: Final = 1.0
+CHECK_TIMEOUT_S: Final = 2.0
+GIVEN_UP_AFTER: Final = 3  # checks without any answer: whoever waits for this server waits in vain
+# A cached beginning is worth waiting for: so many requests more than the least busy server has.
+WORTH_WAITING: Final = 8
+
+log = get_logger("route")
+
+
+@dataclass(eq=False, slots=True)
+class Member:
+    """One server. `info` is what its /server_info said when it came up."""
+
+    role: DisaggregationMode
+    pool: Pool
+    up: bool = False
+    why: str = "not asked yet"  # where it is not up
+    info: dict[str, Any] = field(default_factory=dict)
+    in_flight: int = 0
+    num_requests: int = 0
+    num_failures: int = 0
+    num_silent: int = 0  # checks in a row that had no answer
+
+    @property
+    def name(self) -> str:
+        return str(self.pool.origin)
+
+    @property
+    def bootstrap_port(self) -> int:
+        return int(self.info.get("disaggregation_bootstrap_port") or 0)
+
+    def failed(self, why: str) -> None:
+        """It is asked nothing until a check finds it well."""
+        self.num_failures += 1
+        self.down(why)
+
+    def down(self, why: str) -> None:
+        if self.up:
+            log.warning(event("member_down", role=self.role, at=self.name, why=why))
+        self.up, self.why = False, why
+
+    def headers(self) -> dict[str, str]:
+        key = self.pool.origin.api_key
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+    async def check(self) -> None:
+        """Find out whether it would take a request. Requests at one that says nothing for long are given up."""
+        try:
+            await asyncio.wait_for(self._check(), CHECK_TIMEOUT_S)
+            self.num_silent = 0
+        except TimeoutError:
+            self.down(f"no answer within {CHECK_TIMEOUT_S:g} s")
+            self.num_silent += 1
+            if self.num_silent == GIVEN_UP_AFTER:
+                self.pool.give_up()
+        except ForebayError as error:
+            self.down(error.message)
+
+    async def _check(self) -> None:
+        head, body = await self.pool.ask("GET", "/ready", self.headers())
+        if head.status != 200:
+            self.down(str(as_object(body).get("reason", f"HTTP {head.status}")))
+        elif not self.up:
+            head, body = await self.pool.ask("GET", "/server_info", self.headers())
+            self._came_up(as_object(body) if head.status == 200 else {})
+
+    def _came_up(self, info: dict[str, Any]) -> None:
+        role = info.get("disaggregation_mode")
+        if role != self.role:
+            self.down(f"it is no {self.role} server: its --disaggregation-mode is {role}")
+            return
+        self.info, self.up, self.why = info, True, ""
+        log.info(event("member_up", role=self.role, at=self.name, model=info.get("served_model_name")))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "url": self.name,
+            "role": self.role,
+            "up": self.up,
+            "why": self.why,
+            "in_flight": self.in_flight,
+            "requests": self.num_requests,
+            "failures": self.num_failures,
+        }
+
+
+def as_object(body: bytes) -> dict[str, Any]:
+    """Empty for what is none."""
+    try:
+        value = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+class Members:
+    """All of them. Belongs to one event loop."""
+
+    def __init__(self, prefill: Iterable[Origin], decode: Iterable[Origin]) -> None:
+        self.prefill = [Member(DisaggregationMode.PREFILL, Pool(origin)) for origin in prefill]
+        self.decode = [Member(DisaggregationMode.DECODE, Pool(origin)) for origin in decode]
+        self.prefixes = Prefixes()
+
+    @property
+    def all(self) -> list[Member]:
+        return [*self.prefill, *self.decode]
+
+    @property
+    def ready(self) -> bool:
+        return any(member.up for member in self.prefill) and any(member.up for member in self.decode)
+
+    def choose_prefill(self, blocks: Sequence[bytes]) -> Member:
+        """Who has the longest known beginning of the prompt, unless it has much more to do than another. Raises
+        Unavailable where none is up."""
+        members = _up(self.prefill)
+        least = _least_busy(members)
+        known = self.prefixes.longest(blocks)
+        who = next((member for member in members if member.name == known), least)
+        if who.in_flight - least.in_flight >= WORTH_WAITING:
+            who = least
+        self.prefixes.learn(blocks, who.name)
+        return who
+
+    def choose_decode(self) -> Member:
+        """Who has least to do. Raises Unavailable where none is up."""
+        return _least_busy(_up(self.decode))
+
+    def lost(self, member: Member, why: str) -> None:
+        """Its process has ended, or does not answer."""
+        member.failed(why)
+        self.prefixes.forget(member.name)
+
+    async def watch(self) -> None:
+        """Check on all of them, for ever."""
+        while True:
+            await self.check()
+            await asyncio.sleep(CHECK_INTERVAL_S)
+
+    async def check(self) -> None:
+        await asyncio.gather(*(member.check() for member in self.all))
+
+    def close(self) -> None:
+        for member in self.all:
+            member.pool.close()
+
+
+def _up(members: Sequence[Member]) -> list[Member]:
+    found = [member for member in members if member.up]
+    if not found:
+        whys = "; ".join(f"{member.name}: {member.why}" for member in members)
+        raise Unavailable(f"no {members[0].role} server is up ({whys})", code=f"no_{members[0].role}_server")
+    return found
+
+
+def _least_busy(members: Sequence[Member]) -> Member:
+    return min(members, key=lambda member: (member.in_flight, member.num_requests))

@@ -1,0 +1,55 @@
+"""Which prefill server has computed which beginning of a prompt, as far as we know."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+import msgspec
+
+BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves less than a balanced load
+MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all
+MOST_KNOWN: Final = 1 << 16  # blocks of all prompts together, 10 MB
+_DIGEST_BYTES: Final = 16
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def blocks_of(data: dict[str, Any]) -> list[bytes]:
+    """Of the body of a request: hashes of its prompt's whole blocks, each over all that is before it too."""
+    text = _encode(data.get("messages", data.get("prompt")))
+    # The bracket at the end of a list stands where the next message, or id, of a longer one does.
+    found, before = [], b""
+    for start in range(0, min(len(text) - BLOCK_BYTES, BLOCK_BYTES * MOST_BLOCKS), BLOCK_BYTES):
+        before = blake2b(before + text[start : start + BLOCK_BYTES], digest_size=_DIGEST_BYTES).digest()
+        found.append(before)
+    return found
+
+
+class Prefixes:
+    """A table of bounded size; what nobody has asked for longest goes first."""
+
+    def __init__(self, most: int = MOST_KNOWN) -> None:
+        self._most = most
+        self._known: OrderedDict[bytes, str] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def longest(self, blocks: Sequence[bytes]) -> str | None:
+        """Who had the longest known beginning of this prompt last."""
+        return next((self._known[block] for block in reversed(blocks) if block in self._known), None)
+
+    def learn(self, blocks: Sequence[bytes], who: str) -> None:
+        for block in reversed(blocks):  # beginnings are asked for by more: they stay longer
+            self._known[block] = who
+            self._known.move_to_end(block)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def forget(self, who: str) -> None:
+        """Its cache is gone."""
+        for block in [block for block, known in self._known.items() if known == who]:
+            del self._known[block]

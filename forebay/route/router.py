@@ -1,0 +1,59 @@
+"""What the router's routes share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final
+
+from forebay.config.engine_config import ServerConfig
+from forebay.requests.updates import Failure
+from forebay.route.halves import Halves
+from forebay.route.members import Members
+from forebay.route.metrics import RouteMetrics
+from forebay.server.bodies import Bodies
+from forebay.server.lifecycle import Lifecycle
+from forebay.server.workers import Workers
+
+MOST_REQUESTS: Final = 1 << 12  # at once; members refuse what they have no room for
+
+
+class Router:
+    """Everything behind the door: `server.listen` serves it, and closes it in the end. Belongs to one event loop."""
+
+    def __init__(self, config: ServerConfig, members: Members) -> None:
+        self.config, self.members = config, members
+        self.metrics = RouteMetrics()
+        self.lifecycle = Lifecycle(lambda: MOST_REQUESTS)
+        self.dead: Failure | None = None
+        self.under_way: set[Halves] = set()
+        self._worker = Workers("JSON", 1)
+        self.bodies = Bodies(config.max_body_bytes, self._worker)
+        self._died = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run beside everything else, until `close`."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def die(self, failure: Failure) -> None:
+        """There is no use in going on."""
+        self.dead = self.dead or failure
+        self._died.set()
+
+    async def died(self) -> Failure:
+        await self._died.wait()
+        assert self.dead is not None
+        return self.dead
+
+    async def close(self, drain_s: float) -> None:
+        for halves in list(self.under_way):
+            halves.end()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.members.close()
+        self._worker.close()

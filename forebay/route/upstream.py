@@ -1,0 +1,164 @@
+"""Connections to servers behind the router: a head, and then the body piece by piece as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import httptools
+
+from forebay.base.errors import Unavailable
+from forebay.base.http_client import KeptAlive, Origin
+
+CONNECT_TIMEOUT_S: Final = 5.0
+IDLE_S: Final = 5.0  # less than our servers keep an idle connection: of the two we are the one that closes
+MEMBER_LOST: Final = "member_lost"
+MAX_IDLE: Final = 64  # connections to one server
+_DROP: Final[Callable[[bytes], None]] = lambda data: None  # noqa: E731
+
+
+class Head(NamedTuple):
+    status: int
+    headers: dict[str, str]  # names in lower case
+
+
+class Upstream(KeptAlive):
+    """One connection, one request at a time."""
+
+    def __init__(self, origin: Origin) -> None:
+        super().__init__(origin)
+        self._loop = asyncio.get_running_loop()
+        self._parser: Any = None
+        self._headers: dict[str, str] = {}
+        self._head: asyncio.Future[Head] = self._loop.create_future()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        self._body = bytearray()  # what came before anybody wanted it
+        self._sink: Callable[[bytes], None] | None = None
+
+    def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers, self._sink = {}, None
+        self._head, self._end = self._loop.create_future(), self._loop.create_future()
+        self._body.clear()
+        lines = [f"{method} {self.origin.prefix}{path} HTTP/1.1", f"Host: {self.origin.host}:{self.origin.port}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+
+    async def head(self) -> Head:
+        """Raises Unavailable where the connection breaks first."""
+        return await asyncio.shield(self._head)
+
+    def relay(self, sink: Callable[[bytes], None] = _DROP) -> None:
+        """Give `sink` the body, what has come of it and what will."""
+        self._sink = sink
+        if self._body:
+            sink(bytes(self._body))
+            self._body.clear()
+
+    async def ended(self) -> None:
+        """Wait for the end of the answer. Raises Unavailable where the connection breaks first."""
+        await asyncio.shield(self._end)
+
+    async def whole(self) -> bytes:
+        """The body, of an answer that nobody relays."""
+        await self.ended()
+        return bytes(self._body)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether another request can be sent: the answer to the last one has come whole."""
+        return self.is_open and self._end.done() and self._end.exception() is None
+
+    # asyncio's side
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, AttributeError):  # an answer that nobody asked for
+            self._fail("does not speak HTTP")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("closed the connection before its answer was complete")
+
+    def _fail(self, what: str) -> None:
+        error = Unavailable(f"{self.origin} {what}", code=MEMBER_LOST)
+        for future in (self._head, self._end):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # it may be that nobody waits for it
+
+    # httptools' side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._head.set_result(Head(self._parser.get_status_code(), self._headers))
+
+    def on_body(self, body: bytes) -> None:
+        if self._sink is not None:
+            self._sink(body)
+        else:
+            self._body += body
+
+    def on_message_complete(self) -> None:
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._end.set_result(None)
+
+
+class Pool:
+    """Connections to one server that wait for their next request."""
+
+    def __init__(self, origin: Origin) -> None:
+        self.origin = origin
+        self._idle: deque[tuple[float, Upstream]] = deque()  # the last one has waited least
+        self._taken: set[Upstream] = set()
+
+    async def take(self) -> Upstream:
+        """Whoever takes one gives it back, or closes it. Raises Unavailable where nobody listens."""
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            since, upstream = self._idle.pop()
+            if upstream.is_open and now - since < IDLE_S:
+                self._taken.add(upstream)
+                return upstream
+            upstream.close()
+        try:
+            upstream = await asyncio.wait_for(Upstream.connect(self.origin), CONNECT_TIMEOUT_S)
+            self._taken.add(upstream)
+            return upstream
+        except (Unavailable, TimeoutError):
+            raise Unavailable(f"nobody listens at {self.origin}", code=MEMBER_LOST) from None
+
+    def give_back(self, upstream: Upstream) -> None:
+        """Close it unless it is at rest."""
+        self._taken.discard(upstream)
+        if upstream.at_rest and len(self._idle) < MAX_IDLE:
+            self._idle.append((asyncio.get_running_loop().time(), upstream))
+        else:
+            upstream.close()
+
+    def give_up(self) -> None:
+        """Whoever waits for an answer is told that none will come."""
+        for upstream in list(self._taken):
+            upstream.close()
+
+    def close(self) -> None:
+        self.give_up()
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    async def ask(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> tuple[Head, bytes]:
+        """One whole answer."""
+        upstream = await self.take()
+        try:
+            upstream.send(method, path, headers, body)
+            return await upstream.head(), await upstream.whole()
+        finally:
+            self.give_back(upstream)

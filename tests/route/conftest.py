@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import pytest
+import uvloop
+
+from forebay.base.http_client import Origin
+from forebay.config.engine_config import DisaggregationMode
+from forebay.route.app import create_app
+from forebay.route.members import Members
+from forebay.route.router import Router
+from forebay.server.listen import bind, listen
+from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S, POLL_S
+from tests.server.conftest import CONFIG, MODEL, Running, start
+from tests.server.fake_engine import FakeEngine
+from tests.text.tiny_tokenizer import tiny_tokenizer
+
+PREFILL = replace(MODEL, mode=DisaggregationMode.PREFILL)
+DECODE = replace(MODEL, mode=DisaggregationMode.DECODE)
+
+
+@dataclass
+class Routed:
+    """A router on a free port, in a thread with its own loop, and the fakes behind it."""
+
+    url: str
+    router: Router
+    prefill: list[Running]
+    decode: list[Running]
+    loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event
+    thread: threading.Thread
+
+    def client(self, **options: Any) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, verify=False, **options)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something to become true in the router's loop."""
+
+        async def wait() -> None:
+            while not condition():
+                await asyncio.sleep(POLL_S)
+
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(HANGS_S)
+
+    def check(self) -> None:
+        """Look at all members now, not when it is time again."""
+        asyncio.run_coroutine_threadsafe(self.router.members.check(), self.loop).result(HANGS_S)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.stop.set)
+        self.thread.join(HANGS_S)
+        assert not self.thread.is_alive()
+        for server in (*self.prefill, *self.decode):
+            server.close()
+
+
+def start_router(prefill: list[Running], decode: list[Running], **changes: Any) -> Routed:
+    config = replace(CONFIG, **changes)
+    sock = bind(config)
+    started = threading.Event()
+    box: dict[str, Any] = {}
+    key = config.api_keys[0] if config.api_keys else ""
+
+    async def main() -> None:
+        members = Members(*([Origin(server.url, key) for server in servers] for servers in (prefill, decode)))
+        router = box["router"] = Router(config, members)
+        box["loop"], box["stop"] = asyncio.get_running_loop(), asyncio.Event()
+        await members.check()  # and not every second: the tests say when
+        on_ready = lambda url: (box.update(url=url), started.set())  # noqa: E731
+        await listen(
+            config, create_app(router), router.lifecycle, router, sock=sock, on_ready=on_ready, stop=box["stop"]
+        )
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                runner.run(main())
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, name="router")
+    thread.start()
+    assert started.wait(HANGS_S)
+    return Routed(box["url"], box["router"], prefill, decode, box["loop"], box["stop"], thread)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+Route = Callable[..., Routed]
+
+
+@pytest.fixture
+def route(tokenizer: Tokenizer, patience: None) -> Iterator[Route]:
+    """`route(prefill=2, decode=1, **config)` -> a router before so many fakes, ended with the test."""
+    routed: list[Routed] = []
+
+    def go(prefill: int = 1, decode: int = 1, make: Callable[[], FakeEngine] = FakeEngine, **changes: Any) -> Routed:
+        servers = [
+            [start(tokenizer, make, model=model, **changes) for _ in range(count)]
+            for model, count in ((PREFILL, prefill), (DECODE, decode))
+        ]
+        routed.append(start_router(*servers, **changes))
+        return routed[-1]
+
+    yield go
+    for each in routed:
+        each.close()

@@ -1,0 +1,49 @@
+"""Who had the beginning of a prompt before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.route.prefixes import BLOCK_BYTES, MOST_BLOCKS, Prefixes, blocks_of
+
+
+def chat(*texts: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text} for text in texts]}
+
+
+def test_the_next_turn_of_a_chat_begins_as_the_one_before() -> None:
+    first = blocks_of(chat("a" * 600))
+    assert len(first) == 600 // BLOCK_BYTES
+    assert blocks_of(chat("a" * 600, "b" * 300))[: len(first)] == first
+
+
+def test_what_parts_early_has_nothing_in_common_behind() -> None:
+    one, other = blocks_of(chat("a" + "x" * 2000)), blocks_of(chat("b" + "x" * 2000))
+    assert not {*one} & {*other}
+    assert blocks_of({"prompt": "a"}) == []
+
+
+def test_long_prompts_cost_no_more_than_their_beginning() -> None:
+    assert len(blocks_of({"prompt": "a" * (BLOCK_BYTES * MOST_BLOCKS * 3)})) == MOST_BLOCKS
+
+
+def test_the_longest_known_beginning_counts() -> None:
+    known = Prefixes()
+    short, long = blocks_of({"prompt": "a" * 600}), blocks_of({"prompt": "a" * 2000})
+    known.learn(long, "one")
+    known.learn(short, "two")
+    assert known.longest(long) == "one"
+    assert known.longest(short) == "two"
+    assert known.longest(blocks_of({"prompt": "b" * 2000})) is None
+    known.forget("one")
+    assert known.longest(long) == "two"
+
+
+def test_the_table_keeps_the_beginnings_that_were_asked_for_last() -> None:
+    known = Prefixes(most=4)
+    blocks = blocks_of({"prompt": "a" * 2000})
+    known.learn(blocks, "one")
+    assert len(known) == 4
+    assert known.longest(blocks[:1]) == "one"
+    known.learn(blocks_of({"prompt": "b" * 2000}), "two")
+    assert known.longest(blocks) is None

@@ -1,0 +1,210 @@
+"""The router before fakes: who gets what, what is drained and passed on, and what becomes of failures."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from forebay.route.members import WORTH_WAITING
+from tests.deadlines import HANGS_S
+from tests.route.conftest import Route, Routed, start_router
+from tests.server.fake_engine import FakeEngine
+
+LONG = "a" * 2000
+
+
+def ask(routed: Routed, prompt: Any = "a", **fields: Any) -> httpx.Response:
+    with routed.client() as http:
+        return http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 3, **fields})
+
+
+def direct(routed: Routed, prompt: Any = "a", **fields: Any) -> dict[str, Any]:
+    """What decode alone says."""
+    with routed.decode[0].client() as http:
+        where = {"bootstrap_host": "127.0.0.1", "bootstrap_room": 1}
+        body = {"prompt": prompt, "max_tokens": 3, **where, **fields}
+        answer: dict[str, Any] = http.post("/v1/completions", json=body).json()
+    return answer
+
+
+def num_submitted(routed: Routed) -> tuple[list[int], list[int]]:
+    at_rest(routed)
+    return (
+        [len(server.engine.submitted) for server in routed.prefill],
+        [len(server.engine.submitted) for server in routed.decode],
+    )
+
+
+def manual() -> FakeEngine:
+    return FakeEngine(manual=True)
+
+
+def test_both_halves_meet_in_a_room_and_decodes_answer_is_the_clients(route: Route) -> None:
+    routed = route()
+    answer = ask(routed, seed=1).json()
+    assert answer["choices"] == direct(routed, seed=1)["choices"]
+    [half], (other, _) = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
+    assert half.room == other.room
+    assert other.host == "127.0.0.1"
+    assert ask(routed).is_success
+    rooms = [half.room for half in routed.prefill[0].engine.rendezvous]
+    assert len({*rooms}) == 2
+
+
+def test_a_stream_comes_through_as_it_is(route: Route) -> None:
+    routed = route()
+    streamed = ask(routed, seed=1, stream=True)
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    events = [line[6:] for line in streamed.text.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+    assert text == direct(routed, seed=1)["choices"][0]["text"]
+    at_rest(routed)
+
+
+def test_several_choices_have_a_room_each(route: Route) -> None:
+    routed = route()
+    assert ask(routed, ["a", "b"], n=2).is_success
+    rooms = [half.room for half in routed.prefill[0].engine.rendezvous]
+    assert rooms == list(range(rooms[0], rooms[0] + 4))
+    assert rooms == [half.room for half in routed.decode[0].engine.rendezvous]
+
+
+def test_prompts_go_where_their_beginning_is_known_and_others_where_least_is_done(route: Route) -> None:
+    routed = route(prefill=2, decode=2)
+    for _ in range(3):
+        assert ask(routed, LONG).is_success
+    assert num_submitted(routed) == ([3, 0], [2, 1])
+    assert ask(routed, "b" * 2000).is_success
+    assert num_submitted(routed)[0] == [3, 1]
+    routed.router.members.prefill[0].in_flight += WORTH_WAITING
+    assert ask(routed, LONG).is_success
+    routed.router.members.prefill[0].in_flight -= WORTH_WAITING
+    assert num_submitted(routed)[0] == [3, 2]
+
+
+def test_what_a_client_must_not_choose_or_got_wrong_is_said_as_a_server_would(route: Route) -> None:
+    routed = route()
+    answer = ask(routed, bootstrap_room=5)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "bootstrap_room")
+    assert num_submitted(routed) == ([0], [0])
+    answer = ask(routed, temperature="hot")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "temperature")
+    assert answer.headers["x-request-id"]
+    with routed.client() as http:
+        assert http.get("/nowhere").status_code == 404
+        assert http.get("/version").status_code == 404
+
+
+def slow() -> FakeEngine:
+    return FakeEngine(interval_s=0.01)
+
+
+def at_rest(routed: Routed) -> None:
+    """Wait until no half of a request is under way."""
+    routed.until(lambda: not any(member.in_flight for member in routed.router.members.all))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_both_halves(route: Route, stream: bool) -> None:
+    routed = route(make=slow)
+    servers = [*routed.prefill, *routed.decode]
+    body = json.dumps({"prompt": "a", "max_tokens": 4000, "stream": stream}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(routed.url).port), HANGS_S) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if stream:
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        for server in servers:
+            server.until(lambda server=server: len(server.engine.submitted) == 1)
+    for server in servers:
+        server.until(lambda server=server: len(server.engine.aborted) == 1)
+    at_rest(routed)
+
+
+def test_prefill_that_refuses_is_heard_at_once_and_decode_waits_for_nothing(route: Route) -> None:
+    """Decode would have waited for its room until a time-out."""
+    routed = route(make=manual)
+    routed.prefill[0].call(lambda: setattr(routed.prefill[0].engine, "_limit", 0))
+    answer = ask(routed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    assert answer.headers["retry-after"]
+    routed.decode[0].until(lambda: len(routed.decode[0].engine.aborted) == 1)
+    at_rest(routed)
+
+
+def test_before_the_first_token_another_server_takes_over(route: Route) -> None:
+    routed = route(prefill=2, decode=2)
+    routed.prefill[0].close()
+    routed.decode[0].call(lambda: routed.decode[0].engine.die())
+    assert ask(routed).is_success
+    at_rest(routed)
+    assert [member.up for member in routed.router.members.all] == [False, True, False, True]
+
+
+def test_after_the_first_token_a_failure_is_told_in_the_stream_and_nothing_begins_again(route: Route) -> None:
+    routed = route(decode=2, make=slow)
+    with routed.client() as http:
+        body = {"prompt": "a", "max_tokens": 4000, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            events = (line[6:] for line in answer.iter_lines() if line)
+            next(events)
+            routed.decode[0].call(routed.decode[0].engine.die)
+            *_, error, done = events
+    assert (json.loads(error)["error"]["code"], done) == ("engine_dead", "[DONE]")
+    assert len(routed.decode[1].engine.submitted) == 0
+    at_rest(routed)
+
+
+def test_what_is_missing_is_said_by_role_and_comes_back_by_itself(route: Route) -> None:
+    routed = route()
+    routed.decode[0].call(lambda: routed.decode[0].engine.die())
+    routed.until(lambda: True)
+    answer = ask(routed)
+    assert answer.status_code == 503
+    routed.check()
+    answer = ask(routed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_decode_server")
+    with routed.client() as http:
+        ready = http.get("/ready")
+        assert ready.status_code == 503
+        assert "decode http" in ready.json()["message"]
+        metrics = http.get("/metrics").text
+    assert f'forebay:route_server_up{{role="decode",server="{routed.decode[0].url}"}} 0.0' in metrics
+
+
+def test_a_server_of_another_role_is_not_taken_for_one(route: Route) -> None:
+    routed = route()
+    swapped = start_router(routed.decode, routed.prefill)
+    whys = [member.why for member in swapped.router.members.all]
+    swapped.prefill = swapped.decode = []
+    swapped.close()
+    assert whys[0] == "it is no prefill server: its --disaggregation-mode is decode"
+    assert ask(routed).is_success
+
+
+def test_the_page_finds_all_members(route: Route) -> None:
+    routed = route(prefill=2)
+    with routed.client() as http:
+        state, info = http.get("/debug/state").json(), http.get("/server_info").json()
+        assert http.get("/").text.startswith("<!doctype html>")
+        assert http.get("/v1/models").json()["data"][0]["id"] == "tiny"
+        assert http.post("/tokenize", json={"prompt": "a"}).json()["count"] == 1
+        assert http.post("/flush_cache").json()["success"]
+    assert [member["name"] for member in state["members"]] == ["prefill 1", "prefill 2", "decode"]
+    assert {pool["name"].rpartition(" ")[0] for pool in state["pools"]} == {"prefill 1", "prefill 2", "decode"}
+    assert [member["up"] for member in info["members"]] == [True] * 3
+    assert info["served_model_name"] == "tiny"
+    assert [server.engine.flushed for server in (*routed.prefill, *routed.decode)] == [1, 1, 1]
+
+
+def test_keys_are_the_members_as_they_are_the_routers(route: Route) -> None:
+    key = "sk-canary-0123456789"
+    routed = route(api_keys=(key,))
+    assert ask(routed).status_code == 401
+    with routed.client(headers={"authorization": f"Bearer {key}"}) as http:
+        assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).is_success
