@@ -24,6 +24,13 @@ PAD: Final = 0  # the only definition of the padding index: row 0, page 0 and sl
 NO_SLOT: Final = PAD  # where an id could stand and none does
 NO_IDS: Final[Ids] = np.empty(0, dtype=np.int64)
 
+
+def inside(counts: Ids) -> Ids:
+    """Of what stands in runs of so many each, the place of each in its run: [2, 3] -> [0, 1, 0, 1, 2]."""
+    places: Ids = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return places
+
+
 # Owners: a positive number is a request's id. A free slot holds FREE or less: freeing writes a different value for each
 # slot of the call, so that reading them back finds a slot that was passed twice.
 NOBODY: Final = 0  # in other tables; the ledger has FREE

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import PAD, Ids
+from forebay.memory.slots import PAD, Ids, inside
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.runtime.logprobs import unpack
 from forebay.runtime.row_options import Sampling
@@ -85,10 +85,9 @@ class LaunchedStep:
     def _accepted(self, array: npt.NDArray[Any], q_lens: Ids) -> StepResult:
         seqs = np.repeat(np.arange(len(q_lens)), q_lens)
         num_new, ids = array[len(seqs) :], array[: len(seqs)]
-        inside = np.arange(len(seqs)) - np.repeat(np.cumsum(q_lens) - q_lens, q_lens)
-        broken = (ids < 0) | (ids >= self.vocab_size)
-        np.minimum.at(num_new, seqs[broken], inside[broken] + 1)
-        counted = inside < num_new[seqs]
+        places, broken = inside(q_lens), (ids < 0) | (ids >= self.vocab_size)
+        np.minimum.at(num_new, seqs[broken], places[broken] + 1)
+        counted = places < num_new[seqs]
         token_ids = np.where(broken, PAD, ids).tolist()
         entries = None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait())
         return StepResult(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.memory.slots import Ids
+from forebay.memory.slots import Ids, inside
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows, SamplingRows
 from forebay.requests.step_plan import Admission, HostCopy, StepPlan
@@ -168,8 +168,7 @@ def _of_drafts(plan: StepPlan) -> dict[str, Array]:
     if not len(plan.drafts):
         return {"q_start": q_start}
     counts = plan.q_lens - 1
-    columns = np.arange(len(plan.drafts)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return {"q_start": q_start, "draft_rows": np.repeat(plan.rows, counts), "draft_columns": columns}
+    return {"q_start": q_start, "draft_rows": np.repeat(plan.rows, counts), "draft_columns": inside(counts)}
 
 
 def _of_admissions(admissions: Sequence[Admission]) -> dict[str, Array]:

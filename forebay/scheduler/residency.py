@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import compress
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,7 @@ from forebay.memory.holding import Residency
 from forebay.memory.kinds.kind import Arrival, Kind
 from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_node import Match, Pin, no_match
-from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids
+from forebay.memory.slots import NO_IDS, NO_SLOT, NOBODY, Ids, inside
 from forebay.requests.request import Request
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import HostCopy, StepPlan
@@ -179,21 +180,21 @@ class Residencies(Releases):
             self._grow(growing, self.table.num_pages[growing])
         batch.prepare_for_decode(active)
 
-    def add_drafts(self, rows: Ids, counts: Ids, draft_tokens: list[int]) -> bool:
-        """Of these rows, which the next step decodes, it also verifies so many draft tokens each. False, and it
-        verifies none, where pages are too few for that. `draft_tokens` are these tokens, where the host has them.
-        """
-        stops = ceil_div(self.table.kv_bound[rows] + counts, self.page_size)
-        num_pages = self.table.num_pages[rows]
-        missing = np.maximum(stops - num_pages, 0)
-        if (total := int(missing.sum())) > self.available_pages:
-            return False
+    def add_drafts(self, rows: Ids, counts: Ids, draft_tokens: list[int]) -> int:
+        """Of these rows, which the next step decodes, it also verifies so many draft tokens each; how many those are.
+        Nothing that is cached gives way to a guess: where too few pages are free, only those are verified that stand on
+        pages which the rows have. `draft_tokens` are these tokens, where the host has them."""
+        bound, num_pages = self.table.kv_bound[rows], self.table.num_pages[rows]
+        missing = np.maximum(ceil_div(bound + counts, self.page_size) - num_pages, 0)
+        if (total := int(missing.sum())) > self.kv.num_free:
+            total, kept = 0, np.minimum(counts, num_pages * self.page_size - bound)
+            draft_tokens = list(compress(draft_tokens, inside(counts) < np.repeat(kept, counts)))
+            counts = kept
         if total:
-            before = np.repeat(np.cumsum(missing) - missing, missing)
-            self._grow(np.repeat(rows, missing), np.repeat(num_pages, missing) + np.arange(total) - before)
+            self._grow(np.repeat(rows, missing), np.repeat(num_pages, missing) + inside(missing))
         self.table.add_drafts(rows, counts)
         self.draft.num_drafts, self.draft.draft_tokens = counts, draft_tokens
-        return True
+        return int(counts.sum())
 
     def give_back_unused(self, rows: Ids) -> bool:
         """Let go of pages of these rows, which decode, that were taken for draft tokens and stand behind that of the

@@ -145,8 +145,8 @@ class Scheduler(Telling):
         room = kinds.num_scratch if kinds.num_slots else len(rows) * width
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
         counts, tokens = draft_tokens(self.proposer, reqs, most, room)
-        if counts.any() and self.held.add_drafts(rows, counts, tokens):
-            self.counters["draft_tokens"] += int(counts.sum())
+        if counts.any():
+            self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
 
     def retract(self, req: Request) -> None:
         """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper

@@ -134,6 +134,28 @@ def test_guesses_never_make_anybody_give_way():
     assert rig.scheduler.counters["retractions"] == 0
 
 
+def test_nothing_that_is_cached_gives_way_to_a_guess():
+    """Where pages are too few guesses end with the pages that their rows have."""
+    rig = Rig(width=4, proposer=Says(WRONG, 5, 6), page_size=4, num_pages=8)
+    rig.add(15, max_new=1)
+    rig.run()
+    reqs = [rig.add(n, max_new=7) for n in (6, 5)]
+    rig.step()
+    rig.add(4, max_new=1)  # and takes the last free pages
+    rig.step()
+    cache = rig.scheduler.held.cache
+    assert (rig.free_pages, cache.num_evictable) == (0, 4)
+    plan = rig.step()
+    assert plan.q_lens.tolist() == [1, 2]
+    assert plan.drafts.tolist() == [WRONG]
+    assert cache.num_evicted_pages == 0
+    rig.run()
+    assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 7] * 2
+    assert rig.scheduler.counters["draft_tokens"] == sum(
+        (plan.q_lens[plan.num_extends :] - 1).sum() for plan in rig.plans
+    )
+
+
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 22), (4, 6)])
 def test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way(page_size, num_pages):
     """One of two guesses, and both end before the memory does."""
