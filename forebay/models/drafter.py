@@ -35,6 +35,11 @@ class Drafter(Protocol):
         """What it keeps that `Model.cache_specs` does not say, behind these."""
         ...
 
+    @property
+    def num_layers(self) -> int:
+        """So many of the cache's last layers are its own: of all tokens' KV."""
+        ...
+
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
         """seen [T, F], what the model gives of the tokens at the context's positions, and next_ids [T] int64, those
         behind -> hidden states [T, H] that are guesses at what the model will make of these. Writes KV."""
@@ -58,6 +63,7 @@ class OwnHead:
     def __init__(self, model: Model, ops: Ops) -> None:
         self._model, self._ops = model, ops
         self.dtype, self.hidden_size = model.dtype, model.hidden_size
+        self.num_layers = len(model.kept_by_block[-1])
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
         return self._model.draft(ctx, next_ids, seen)

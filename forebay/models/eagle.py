@@ -44,6 +44,7 @@ class Eagle:
     def __init__(self, layers: EagleLayers, model: Model, ops: Ops, cache_specs: tuple[CacheSpec, ...]) -> None:
         self._layers, self._model, self._ops, self.cache_specs = layers, model, ops, cache_specs
         self.dtype, self.hidden_size = model.dtype, model.hidden_size
+        self.num_layers = len(cache_specs)
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
         return self._layers(ctx, self._model.embed(next_ids), seen)
@@ -68,6 +69,7 @@ class Eagle3:
         self._layers, self._model, self._ops = layers, model, ops
         self.cache_specs, self.taps = cache_specs, taps
         self.dtype, self.hidden_size = model.dtype, model.hidden_size
+        self.num_layers = len(cache_specs)
 
     def follow(self, ctx: ForwardContext, next_ids: Tensor, seen: Tensor) -> Tensor:
         return self.draft(ctx, next_ids, self._layers.join(ctx, seen))

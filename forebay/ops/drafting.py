@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from forebay.ops.accept import by_token
+from forebay.ops.accept import Known, by_token
 
 _PAD: Final = 0  # the padding row
 
@@ -26,33 +26,38 @@ class DraftingOps:
         """table[rows] = values: table [R, H], values [S, H]. Either value may stay in a row that is named twice."""
         table.index_copy_(0, rows.long(), values)
 
+    def clear_rows(self, table: Tensor, rows: Tensor, keep: Tensor) -> None:
+        """table[row] = 0 of those rows [T] int64 that are not to `keep` [T] bool: table [L, ...]."""
+        own = table.index_select(0, rows)
+        kept = keep.view(-1, *(1,) * (table.dim() - 1))
+        table.index_copy_(0, rows, torch.where(kept, own, torch.zeros_like(own)))
+
     def follow(
         self,
         input_ids: Tensor,
         positions: Tensor,
         rows: Tensor,
         q_start: Tensor,
-        last_tokens: Tensor,
-        kv_lens: Tensor,
+        known: Known,
         vocab: int,
     ) -> tuple[Tensor, Tensor]:
         """The token behind each of a step's, [T] int64, and which is the last of each sequence's that stay, [S] int32.
 
-        input_ids [T] int64 are the step's, at positions [T]. Those stay that kv_lens [R] int64 counts, at least one of
-        a sequence; behind the last of them comes last_tokens[row] [R] int64, and so it does behind a sequence's last
-        token. What is no token of the vocabulary becomes 0. Of a sequence without tokens any is the last.
+        input_ids [T] int64 are the step's, at positions [T]. Those stay that kv_lens counts, at least one of a
+        sequence; behind the last of them comes last_tokens[row], and so it does behind a sequence's last token. What is
+        no token of the vocabulary becomes 0. Of a sequence without tokens any is the last.
         """
         count = len(input_ids)
         if not count:
             return input_ids, torch.zeros_like(rows)
         seqs, _ = by_token(q_start, count)
         firsts = positions.index_select(0, q_start[:-1].clamp(max=count - 1))
-        stay = (kv_lens.index_select(0, rows) - firsts).clamp(min=1)
+        stay = (known.kv_lens.index_select(0, rows) - firsts).clamp(min=1)
         ends = q_start[:-1] + torch.minimum(stay, q_start.diff().long()) - 1
         tokens = torch.arange(count, device=rows.device)
         last = (tokens == ends.index_select(0, seqs)) | (tokens == (q_start[1:] - 1).index_select(0, seqs))
-        known = last_tokens.index_select(0, rows.index_select(0, seqs))
-        next_ids = torch.where(last, known, input_ids.roll(-1))
+        sampled = known.last_tokens.index_select(0, rows.index_select(0, seqs))
+        next_ids = torch.where(last, sampled, input_ids.roll(-1))
         next_ids = torch.where((next_ids >= 0) & (next_ids < vocab), next_ids, 0)
         return next_ids, ends.clamp(0, count - 1).int()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from forebay.ops.accept import Known
 from forebay.ops.kernels import Kernels
 
 
@@ -15,6 +16,7 @@ class NativeDrafting:
         self._pool = kernels.pool
         self._gather_rows = kernels.bind("fb_gather_rows")
         self._scatter_rows = kernels.bind("fb_scatter_rows")
+        self._clear_rows = kernels.bind("fb_clear_rows")
         self._follow = kernels.bind("fb_follow")
         self._keep_drafts = kernels.bind("fb_keep_drafts")
 
@@ -28,20 +30,23 @@ class NativeDrafting:
         row_bytes = table.shape[1] * table.itemsize
         self._scatter_rows(self._pool, table.data_ptr(), rows.data_ptr(), values.data_ptr(), row_bytes, rows.shape[0])
 
+    def clear_rows(self, table: Tensor, rows: Tensor, keep: Tensor) -> None:
+        row_bytes = table.stride(0) * table.itemsize
+        self._clear_rows(self._pool, table.data_ptr(), rows.data_ptr(), keep.data_ptr(), row_bytes, rows.shape[0])
+
     def follow(
         self,
         input_ids: Tensor,
         positions: Tensor,
         rows: Tensor,
         q_start: Tensor,
-        last_tokens: Tensor,
-        kv_lens: Tensor,
+        known: Known,
         vocab: int,
     ) -> tuple[Tensor, Tensor]:
         next_ids, ends = torch.empty_like(input_ids), torch.empty_like(rows)
         of_step = input_ids.data_ptr(), positions.data_ptr(), rows.data_ptr(), q_start.data_ptr()
-        known = last_tokens.data_ptr(), kv_lens.data_ptr(), vocab
-        self._follow(self._pool, *of_step, *known, next_ids.data_ptr(), ends.data_ptr(), rows.shape[0], len(next_ids))
+        of_rows = known.last_tokens.data_ptr(), known.kv_lens.data_ptr(), vocab
+        self._follow(self._pool, *of_step, *of_rows, next_ids.data_ptr(), ends.data_ptr(), rows.shape[0], len(next_ids))
         return next_ids, ends
 
     def keep_drafts(self, ids: Tensor, rows: Tensor, counts: Tensor, column: int, draft_tokens: Tensor) -> Tensor:

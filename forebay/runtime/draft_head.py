@@ -67,6 +67,8 @@ class Head:
         self.kept = Table(forward.rows.num_rows, columns=columns, device=device, take=forward.rows.take)
         self.counts = torch.arange(forward.rows.num_rows + 1, dtype=torch.int32, device=device)
         self._kinds = no_kinds(device)
+        num_layers = len(forward.cache.specs)
+        self.layers = [forward.cache.kv(layer) for layer in range(num_layers - drafter.num_layers, num_layers)]
 
     def begin(self, rows: Tensor, column: str) -> None:
         """`column` becomes the length that these rows [S] have now."""
@@ -76,6 +78,14 @@ class Head:
         """Of the tokens behind the `lens` [R] tokens of their rows, where next_ids [T] come behind each."""
         placed = self.ops.place_tokens(*batch, lens, self.forward.pages, len(next_ids))
         return self.forward.context(StepTokens(input_ids=next_ids, batch=batch, placed=placed, kinds=self._kinds))
+
+    def keep(self, ctx: ForwardContext, finite: Tensor) -> None:
+        """Of tokens that are not `finite` [T] the head keeps zeros: the prefix cache takes its KV unseen, as long as
+        the model's own is finite, and nothing could be guessed behind what is not (C30, decision 14)."""
+        for layer in self.layers:
+            for table in layer:
+                if table is not None:
+                    self.ops.clear_rows(table, ctx.full.out_cache_loc, finite)
 
 
 class DraftStep:
@@ -121,13 +131,14 @@ class FollowStep:
         self.head = head
 
     def __call__(self, inputs: FollowInputs) -> Followed:
-        head, ops, rows = self.head, self.head.ops, self.head.rows
+        head, ops = self.head, self.head.ops
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
         starts, seen = head.kept["starts"], inputs["seen"]
         positions = ops.place_tokens(*batch, starts, head.forward.pages, len(seen)).positions
-        known = rows.last_tokens, rows.kv_lens
-        next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, *known, head.vocab_size)
-        followed = head.drafter.follow(head.context(batch, starts, next_ids), next_ids, seen)
+        next_ids, ends = ops.follow(inputs["input_ids"], positions, *batch, head.forward.known, head.vocab_size)
+        ctx = head.context(batch, starts, next_ids)
+        followed = head.drafter.follow(ctx, next_ids, seen)
+        head.keep(ctx, ops.finite_rows(followed))
         ops.scatter_rows(head.kept["hidden"], batch.rows, ops.gather_rows(followed, ends))
         head.begin(batch.rows, "starts")
         return Followed(followed)

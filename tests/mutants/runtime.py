@@ -480,6 +480,13 @@ RUNTIME = (
         "runtime/test_draft_head.py::test_chunks_and_decodes_in_any_company_leave_the_heads_state",
     ),
     Mutant(
+        "C30 of what is not finite in a draft head alone nothing is kept",
+        "runtime/draft_head.py",
+        "        head.keep(ctx, ops.finite_rows(followed))\n",
+        "",
+        "runtime/test_draft_head.py::test_c30_what_is_not_finite_in_a_head_alone_harms_nobody_and_is_not_kept",
+    ),
+    Mutant(
         "C17 an EAGLE-3 head is fed with the outputs of the layers that it names",
         "models/eagle.py",
         "tuple(layer + 1 for layer in config.tapped)",

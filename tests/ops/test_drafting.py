@@ -5,11 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from forebay.ops.accept import Known
+
 PAD, VOCAB, NUM_ROWS = 0, 50, 9
 
 
 def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values)
+
+
+def known(last_tokens: torch.Tensor, kv_lens: torch.Tensor) -> Known:
+    return Known(kv_lens, last_tokens, torch.zeros(NUM_ROWS, 0, dtype=torch.int64))
 
 
 def test_behind_each_token_stands_the_next_one_and_behind_the_last_that_stays_what_was_sampled(each_ops):
@@ -21,8 +27,7 @@ def test_behind_each_token_stands_the_next_one_and_behind_the_last_that_stays_wh
         ints(10, 11, 12, 13, 0, 1, 2, 0),
         ints(3, 1, 7).int(),
         ints(0, 4, 7, 8).int(),
-        last_tokens,
-        kv_lens,
+        known(last_tokens, kv_lens),
         VOCAB,
     )
     assert next_ids.tolist() == [21, 33, 23, 33, 5, 6, 11, 17]
@@ -33,9 +38,8 @@ def test_what_is_no_token_follows_as_token_zero(each_ops):
     last_tokens = torch.full((NUM_ROWS,), 10**12)
     for ids in (ints(-1, -7), ints(VOCAB, 2**40)):
         bounds = ints(0, 2).int()
-        next_ids, _ = each_ops.follow(
-            ids, ints(4, 5), ints(2).int(), bounds, last_tokens, torch.full((NUM_ROWS,), 6), VOCAB
-        )
+        rows = known(last_tokens, torch.full((NUM_ROWS,), 6))
+        next_ids, _ = each_ops.follow(ids, ints(4, 5), ints(2).int(), bounds, rows, VOCAB)
         assert next_ids.tolist() == [0, 0]
 
 
@@ -43,7 +47,8 @@ def test_lengths_that_are_not_true_stay_inside_the_step(each_ops):
     for length in (-(2**40), 0, 3, 2**40):
         kv_lens = torch.full((NUM_ROWS,), length)
         batch = ints(2, 5).int(), ints(0, 2, 3).int()
-        _, ends = each_ops.follow(ints(1, 2, 3), ints(4, 5, 9), *batch, torch.ones(NUM_ROWS).long(), kv_lens, VOCAB)
+        rows = known(torch.ones(NUM_ROWS).long(), kv_lens)
+        _, ends = each_ops.follow(ints(1, 2, 3), ints(4, 5, 9), *batch, rows, VOCAB)
         assert 0 <= ends[0] < 2
         assert ends[1] == 2
 
@@ -70,6 +75,14 @@ def test_rows_are_moved_as_they_are(each_ops, dtype):
     assert torch.equal(table, expected)
 
 
+def test_rows_become_zeros_where_they_are_not_to_stay(each_ops, dtype):
+    table = torch.randn(NUM_ROWS, 2, 3).to(dtype)
+    expected = table.clone()
+    expected[[5, 8]] = 0
+    each_ops.clear_rows(table, ints(3, 5, PAD, 8), torch.tensor([True, False, True, False]))
+    assert torch.equal(table, expected)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_native_ops_follow_as_torch_does(native, reference, seed):
     """Ragged sequences, some without tokens, rows with any lengths."""
@@ -82,9 +95,9 @@ def test_native_ops_follow_as_torch_does(native, reference, seed):
     counts = random(0, 5, num_seqs)
     q_start = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).int()
     num_tokens, rows = int(q_start[-1]), random(0, NUM_ROWS, num_seqs).int()
-    known = random(-3, VOCAB + 3, NUM_ROWS), random(0, 30, NUM_ROWS), VOCAB
+    of_rows = known(random(-3, VOCAB + 3, NUM_ROWS), random(0, 30, NUM_ROWS))
     step = random(-3, VOCAB + 3, num_tokens), random(0, 30, num_tokens), rows, q_start
-    (ids, ends), (expected_ids, expected_ends) = (made.follow(*step, *known) for made in (native, reference))
+    (ids, ends), (expected_ids, expected_ends) = (made.follow(*step, of_rows, VOCAB) for made in (native, reference))
     assert torch.equal(ids, expected_ids)
     if num_tokens:
         assert torch.equal(ends, expected_ends)

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from forebay.models.decoder import Model
+from forebay.models.drafter import Drafter
 from forebay.ops import Ops, make_ops
+from forebay.pools.regions import Regions
+from forebay.runtime.graph_backends import Eager, graphs_for
 from tests.kernels import NATIVE
+from tests.models.tiny import VOCAB
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +33,30 @@ def ops(request: pytest.FixtureRequest) -> Ops:
 def native_ops() -> Ops:
     """What promises equal bits whatever the batch, and reads nothing back from the device."""
     return made(NATIVE)
+
+
+Drafted = tuple[Model, Drafter]
+
+
+@pytest.fixture(params=[("torch", False), (NATIVE, False), (NATIVE, True)], ids=["torch", "native", "graphs"])
+def drafting(request: pytest.FixtureRequest) -> Callable[[Callable[[Ops], Drafted], int], HybridPlanner]:
+    """Plans for a model, beside what `load` says drafts for it, on all ops and captured."""
+    backend, captured = request.param
+    ops = made(backend)
+
+    def planner(load: Callable[[Ops], Drafted], width: int) -> HybridPlanner:
+        model, drafter = load(ops)
+        graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
+        runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=width, drafter=drafter)
+        return HybridPlanner(runner)
+
+    return planner
+
+
+def kept_by_head(plans: HybridPlanner, row: int) -> torch.Tensor:
+    """The head's hidden state, of the last token but one of those known, beside the last."""
+    hidden: torch.Tensor = plans.runner.proposer.head.kept["hidden"][row]
+    return hidden
 
 
 def made(backend: str) -> Ops:

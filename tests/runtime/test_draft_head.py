@@ -11,12 +11,13 @@ import torch
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models.drafter import OwnHead
-from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import Eager, graphs_for
+from forebay.ops import Ops
+from forebay.runtime.graph_backends import Eager
 from tests.kernels import NATIVE
 from tests.models.heads import Headed, make_headed
 from tests.models.tiny import VOCAB, random_ids
-from tests.runtime.conftest import made
+from tests.runtime.conftest import Drafted, made
+from tests.runtime.conftest import kept_by_head as kept
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import PAGE_SIZE
 
@@ -33,28 +34,17 @@ def headed(tmp_path_factory) -> Callable[[str], Headed]:
     return of
 
 
-@pytest.fixture(params=[("torch", False), (NATIVE, False), (NATIVE, True)], ids=["torch", "native", "graphs"])
-def planner(request, headed) -> Callable[[str], HybridPlanner]:
-    backend, captured = request.param
-    ops = made(backend)
-
-    def of(case: str) -> HybridPlanner:
+@pytest.fixture
+def planner(drafting, headed) -> Callable[[str], HybridPlanner]:
+    def load(case: str, ops: Ops) -> Drafted:
         checkpoint = open_checkpoint(headed(case).path, draft_head=True)
         model = models.load(checkpoint, ops=ops, dtype=torch.float32, draft_head=True)
-        graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
-        drafter = OwnHead(model, ops)
-        runner = hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, drafter=drafter)
-        return HybridPlanner(runner)
+        return model, OwnHead(model, ops)
 
-    return of
-
-
-def kept(plans: HybridPlanner, row: int) -> torch.Tensor:
-    return plans.runner.proposer.head.kept["hidden"][row]
+    return lambda case: drafting(functools.partial(load, case), WIDTH)
 
 
 def expected_state(oracle: Headed, known: list[int]) -> torch.Tensor:
-    """The head's, of the last token but one of those known, beside the last."""
     hidden, _ = oracle.drafted(known[1:], oracle.hidden(known[:-1]))
     return hidden[-1]
 
@@ -118,6 +108,21 @@ def test_a_row_that_drafts_fewer_tokens_writes_nothing_behind_its_pages(planner,
     plans.step(decodes=[(1, 5), (2, 1)])
     assert torch.equal(head.k[locations], before)
     assert plans.runner.rows.draft_tokens[1].tolist() == drafted(oracle, known[1], 5)
+
+
+@pytest.mark.parametrize("case", ["deepseek_v3", "qwen3_next"])
+def test_c30_what_is_not_finite_in_a_head_alone_harms_nobody_and_is_not_kept(case, planner):
+    """Who goes on behind such pages, which the prefix cache may have, is guessed for again."""
+    plans, known = planner(case), random_ids(13, seed=9)
+    plans.begin(1, known)
+    weights = plans.runner.proposer.head.drafter._model._draft_head._norms[0]
+    right = weights.clone()
+    weights.fill_(float("nan"))
+    assert plans.step(extends=[(1, 8)]).failed == ()
+    assert kept(plans, 1).isnan().all()
+    weights.copy_(right)
+    assert plans.step(extends=[(1, 5)]).failed == ()
+    assert kept(plans, 1).isfinite().all()
 
 
 class Overwriting(Eager):

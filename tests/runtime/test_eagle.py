@@ -10,13 +10,11 @@ import torch
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
-from forebay.pools.regions import Regions
-from forebay.runtime.graph_backends import Eager, graphs_for
-from tests.kernels import NATIVE
+from forebay.ops import Ops
 from tests.models.eagles import Head, load_head, make_head, make_target
-from tests.models.tiny import VOCAB, random_ids
-from tests.runtime.conftest import made
-from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.models.tiny import random_ids
+from tests.runtime.conftest import Drafted, kept_by_head
+from tests.runtime.fake_hybrid import HybridPlanner
 
 WIDTH = 5
 TOLERANCE = {"rtol": 0, "atol": 1e-4}
@@ -39,28 +37,19 @@ def headed(tmp_path_factory) -> Callable[[str], Head]:
     return of
 
 
-@pytest.fixture(params=[("torch", False), (NATIVE, False), (NATIVE, True)], ids=["torch", "native", "graphs"])
-def planner(request, headed) -> Callable[[str], HybridPlanner]:
-    backend, captured = request.param
-    ops = made(backend)
-
-    def of(case: str) -> HybridPlanner:
-        oracle = headed(case)
+@pytest.fixture
+def planner(drafting, headed) -> Callable[[str], HybridPlanner]:
+    def load(oracle: Head, ops: Ops) -> Drafted:
         checkpoint = open_checkpoint(oracle.path.parent)
         model = models.load(checkpoint, ops=ops, dtype=torch.float32)
-        drafter = load_head(oracle.path, model, checkpoint.config, ops, third=oracle.third)
-        graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
-        return HybridPlanner(
-            hybrid_runner(model, vocab_size=VOCAB, ops=ops, graphs=graphs, width=WIDTH, drafter=drafter)
-        )
+        return model, load_head(oracle.path, model, checkpoint.config, ops, third=oracle.third)
 
-    return of
+    return lambda case: drafting(functools.partial(load, headed(case)), WIDTH)
 
 
 def check_kept(plans: HybridPlanner, row: int, oracle: Head, known: list[int]) -> None:
-    """The head's state, of the last token but one of those known, beside the last."""
     expected = oracle.guesses(known[1:], oracle.seen(known[:-1]))[-1]
-    torch.testing.assert_close(plans.runner.proposer.head.kept["hidden"][row], expected, **TOLERANCE)
+    torch.testing.assert_close(kept_by_head(plans, row), expected, **TOLERANCE)
 
 
 @pytest.mark.parametrize("case", HEADS)

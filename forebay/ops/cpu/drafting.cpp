@@ -21,6 +21,14 @@ void fb_scatter_rows(Pool* pool, char* table, const int32_t* rows, const char* v
     });
 }
 
+// table[rows[i]] = 0 where not keep[i].
+void fb_clear_rows(Pool* pool, char* table, const int64_t* rows, const bool* keep, long row_bytes, long count) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < count; ++i)
+            if (!keep[i]) std::memset(table + rows[i] * row_bytes, 0, row_bytes);
+    });
+}
+
 // See `DraftingOps.follow`.
 void fb_follow(Pool* pool, const int64_t* input_ids, const int64_t* positions, const int32_t* rows,
                const int32_t* q_start, const int64_t* last_tokens, const int64_t* kv_lens, long vocab,
