@@ -25,7 +25,9 @@ from forebay.config.engine_config import EngineConfig, SchedulerConfig, Speculat
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
 from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_specs, drafter_of
+from forebay.engine.exchange import Connected
 from forebay.engine.frames import Ready
+from forebay.engine.roles import role_of, shared_caches, transfers_for
 from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
@@ -69,14 +71,13 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
-    draft_head = config.speculation.by_own_head
-    checkpoint = open_checkpoint(config.model_path, draft_head=draft_head)
+    checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
     _name_unknown_options(checkpoint.config)
     needs = needs_of(checkpoint.config, draft_head=draft_head)
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config.speculation)), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     config = replace(config, speculation=within_memory(config.speculation, budget))
-    regions = Regions(config.device)
+    regions = Regions(config.device, shared=shared_caches(config))
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
     with _within_memory(config):
@@ -93,17 +94,24 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         runner = _runner(config, budget, checkpoint, model, ops, regions)
         _keep_freed_memory()
         runner.warm_up()
-    scheduler = Scheduler(scheduler_config(config, budget, model.weight_bytes), proposer)
-    core = _core(config, scheduler, runner, checkpoint.config, clock)
+    limits = scheduler_config(config, budget, model.weight_bytes)
+    transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
+    scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers))
+    core = _core(config, scheduler, runner, checkpoint.config, clock, transfers)
     load_seconds = time.monotonic() - begin
-    report = _report(config, budget, model, runner, ops, load_seconds)
-    ready = _ready(core.scheduler.config, budget, checkpoint, report, load_seconds)
+    report, port = _report(config, budget, model, runner, ops, load_seconds), transfers.port if transfers else 0
+    ready = _ready(limits, budget, checkpoint, report, load_seconds, port)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
 
 
 def _core(
-    config: EngineConfig, scheduler: Scheduler, runner: ModelRunner, model: ModelConfig, clock: Callable[[], float]
+    config: EngineConfig,
+    scheduler: Scheduler,
+    runner: ModelRunner,
+    model: ModelConfig,
+    clock: Callable[[], float],
+    transfers: Connected | None,
 ) -> EngineCore:
     # A GPU runs beside the host by itself.
     beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
@@ -115,6 +123,7 @@ def _core(
         clock=clock,
         in_idle_time=beside.capture_next,
         widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
+        transfers=transfers,
     )
 
 
@@ -213,7 +222,12 @@ def _runner(
 
 
 def _ready(
-    limits: SchedulerConfig, budget: MemoryBudget, checkpoint: Checkpoint, report: Report, load_seconds: float
+    limits: SchedulerConfig,
+    budget: MemoryBudget,
+    checkpoint: Checkpoint,
+    report: Report,
+    load_seconds: float,
+    bootstrap_port: int,
 ) -> Ready:
     return Ready(
         max_total_tokens=budget.max_total_tokens,
@@ -227,6 +241,7 @@ def _ready(
         report=report,
         pid=os.getpid(),
         wants_resume_points=bool(budget.demand.kinds),
+        bootstrap_port=bootstrap_port,
     )
 
 

@@ -139,6 +139,10 @@ class Channel(Generic[T]):
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
+    def also_wake_for(self, fd: int) -> None:
+        """`receive` returns early while this descriptor, somebody else's, is readable."""
+        self._poll.register(fd, select.POLLIN)
+
     @property
     def num_unsent_bytes(self) -> int:
         return len(self._unsent)

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 from forebay.base import fault
 from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
+from forebay.engine.exchange import Connected, Exchange
 from forebay.engine.frames import AddRequest
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
@@ -71,7 +72,7 @@ class Decoding:
 class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
     says whether there is more. `widths` says how many tokens decodes compute, and learns what came of it; None where
-    nothing is guessed.
+    nothing is guessed. `transfers` carry out what a scheduler with a role orders; None where it has none.
 
     A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
     which ends with a typed error; the others are run again without it and get the same tokens.
@@ -87,10 +88,12 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
         in_idle_time: Callable[[], bool] = lambda: False,
         widths: Widths | None = None,
+        transfers: Connected | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.in_idle_time = in_idle_time
-        self.stats = Stats(clock(), widths)
+        self.exchange = Exchange(scheduler, transfers) if transfers else None
+        self.stats = Stats(clock(), widths, self.exchange)
         self._runner = runner
         self._depth = scheduler.config.overlap_depth
         self._vocab_size = vocab_size
@@ -139,6 +142,7 @@ class EngineCore:
                 arrival=now,
                 eos_token_ids=self._eos_token_ids,
                 resume_points=wanted.resume_points,
+                rendezvous=self.exchange.with_nonce(wanted.rendezvous) if self.exchange else wanted.rendezvous,
             )
             self.scheduler.add(request, now)
         except Exception as error:
@@ -158,10 +162,17 @@ class EngineCore:
             self._recover(error)
         return self._take_news()
 
+    def hear(self) -> list[Update]:
+        """Take in what has become of transfers; of an engine that is not idle, `step` does so."""
+        return self._guarded(self._hear)
+
     def step(self) -> list[Update]:
         """Plan and launch one step if there is one to do, and commit the oldest when enough more are in flight."""
+        return self._guarded(self._turn)
+
+    def _guarded(self, work: Callable[[], None]) -> list[Update]:
         try:
-            self._turn()
+            work()
         except EngineBroken:
             raise
         except Exception as error:
@@ -169,7 +180,9 @@ class EngineCore:
         return self._take_news()
 
     def _take_news(self) -> list[Update]:
-        """With what speculation did for those that end."""
+        """With what speculation did for those that end. What transfers are to do about it goes out as well."""
+        if self.exchange:
+            self.exchange.tell()
         news, widths = self.scheduler.take_news(), self._widths
         if widths is None:
             return news
@@ -182,11 +195,17 @@ class EngineCore:
                 update.speculation = widths.report(decoding.begin, decoding.num_tokens)
         return news
 
-    def _turn(self) -> None:
+    def _hear(self) -> None:
         now = self._clock()
         if now >= self._expire_at:
             self._expire_at = now + EXPIRE_INTERVAL_S
             self.scheduler.expire(now)
+        if self.exchange and self.exchange.hear(now):
+            self._progressed = True
+
+    def _turn(self) -> None:
+        self._hear()
+        now = self._clock()
         fault.point("engine.plan")
         num_running = len(self.scheduler.running)
         width = self._widths.width(num_running) if self._widths and num_running else 1
@@ -195,6 +214,8 @@ class EngineCore:
         ahead = [plan, *(step.plan for step in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
         if plan is not None:
+            if not (self._in_flight or self._progressed):
+                self.stats.last_step_at = now  # the time in which nothing could be done is no step's
             self._launch(plan, width)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()

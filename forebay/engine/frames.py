@@ -68,12 +68,23 @@ class Speculating(msgspec.Struct, frozen=True, kw_only=True):
     recent: SpeculationReport
 
 
+class Transferring(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that wait for their other half, and for what is on its way; tickets that are not closed, and those of
+    them that have broken while a peer may still write to their places."""
+
+    pending: int
+    transferring: int
+    open: int
+    unfenced: int
+
+
 class State(SchedulerState, frozen=True, tag="state", kw_only=True):
     """Where the engine stands. Times are seconds of its monotonic clock; of the counters see `engine/stats.py`, too."""
 
     last_step_age_s: float  # since a step last completed, 0 when idle
     answers: int = 0  # the serial of the frame that asked for it
     speculation: Speculating | None = None  # where something is guessed
+    transfers: Transferring | None = None  # in a role
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):

@@ -43,6 +43,8 @@ class EngineLoop:
     ) -> None:
         self._core = core
         self._channel = channel
+        if core.exchange:
+            channel.also_wake_for(core.exchange.transfers.fileno())
         self._clock = clock
         self._state_at = clock() + STATE_INTERVAL_S
         self._audit_at = clock() + AUDIT_INTERVAL_S
@@ -71,8 +73,10 @@ class EngineLoop:
         if not self._core.idle:
             updates += self._core.step()
             self._report()
-        elif not frames and self._idle_work:
-            self._idle_work = self._core.in_idle_time()
+        else:
+            updates += self._core.hear()
+            if not frames and self._idle_work:
+                self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
 
@@ -105,7 +109,7 @@ class EngineLoop:
 
     def _patience_s(self) -> float | None:
         if self._core.idle:
-            return IDLE_WORK_AFTER_S if self._idle_work else None
+            return IDLE_WORK_AFTER_S if self._idle_work or self._core.exchange else None
         return STUCK_WAIT_S if self._core.stuck else 0.0
 
     def _handle(self, frame: ToEngine) -> list[Update]:

@@ -15,16 +15,18 @@ from __future__ import annotations
 from msgspec.structs import asdict
 
 from forebay.base.log import event
+from forebay.engine.exchange import Exchange
 from forebay.engine.frames import Speculating, State
 from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 
 
 class Stats:
-    """Counters of one engine; `core` adds to them, having the clock. `widths`: where something is guessed."""
+    """Counters of one engine; `core` adds to them, having the clock. `widths`: where something is guessed; `exchange`:
+    in a role."""
 
-    def __init__(self, now: float, widths: Widths | None = None) -> None:
-        self._widths = widths
+    def __init__(self, now: float, widths: Widths | None = None, exchange: Exchange | None = None) -> None:
+        self._widths, self._exchange = widths, exchange
         self.refused = 0
         self.step_failures = 0
         self.steps = 0
@@ -48,7 +50,8 @@ class Stats:
         known = asdict(state) | {"counters": {**state.counters, **own}}
         widths = self._widths
         speculation = None if widths is None else Speculating(width=widths.current, recent=widths.recent)
-        return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation)
+        transfers = self._exchange.state() if self._exchange else None
+        return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, transfers=transfers)
 
     def worked_s(self) -> float:
         """Seconds of work since the last `line`."""
@@ -72,4 +75,5 @@ class Stats:
             prefill_tok_s=prefill,
             decode_tok_s=decode,
             **({"spec_net_speedup": self._widths.recent.net_speedup} if self._widths else {}),
+            **(asdict(self._exchange.state()) if self._exchange else {}),
         )

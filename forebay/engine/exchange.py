@@ -1,0 +1,60 @@
+"""Between a scheduler with a role and whoever carries its transfers out: events in, orders out."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final, Protocol
+
+import msgspec
+
+from forebay.engine.frames import Transferring
+from forebay.requests.transfers import Rendezvous, Transfers
+from forebay.scheduler.scheduler import Scheduler
+
+NONCE_BYTES: Final = 16
+
+
+class Connected(Transfers, Protocol):
+    """Transfers of a process: `fileno` is readable while there are events."""
+
+    @property
+    def num_unfenced(self) -> int:
+        """Broken tickets whose places a peer may still write to."""
+        ...
+
+    def fileno(self) -> int: ...
+
+
+class Exchange:
+    """Owned by the engine's thread; neither call waits."""
+
+    def __init__(self, scheduler: Scheduler, transfers: Connected) -> None:
+        self._scheduler, self.transfers = scheduler, transfers
+        self._offers = scheduler.config.disaggregation.is_decode
+
+    def with_nonce(self, wanted: Rendezvous | None) -> Rendezvous | None:
+        """On decode: rooms may come twice, nonces do not."""
+        if wanted is None or not self._offers:
+            return wanted
+        return msgspec.structs.replace(wanted, nonce=secrets.token_bytes(NONCE_BYTES))
+
+    def hear(self, now: float) -> bool:
+        """Tell the scheduler what has happened; whether anything has. Raises EngineError where nothing ever will."""
+        events = self.transfers.poll()
+        for happened in events:
+            self._scheduler.handoff.take(happened, now)
+        return bool(events)
+
+    def tell(self) -> None:
+        """Hand over the orders that the scheduler has given since."""
+        for order in self._scheduler.handoff.take_orders():
+            self.transfers.submit(order)
+
+    def state(self) -> Transferring:
+        state = self._scheduler
+        return Transferring(
+            pending=len(state.pending),
+            transferring=len(state.transferring),
+            open=state.handoff.num_open,
+            unfenced=self.transfers.num_unfenced,
+        )

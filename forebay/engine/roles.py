@@ -1,0 +1,55 @@
+"""What a role adds to an engine: its scheduler's policy, and whoever carries caches to or from its peers."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from forebay.base.errors import ConfigError
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, EngineConfig, TransferBackend
+from forebay.engine.exchange import Connected
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.regions import Regions, Tag
+from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.prefill_role import PrefillRole
+
+_MAPPED_BY_PEERS = (TransferBackend.AUTO, TransferBackend.SHM)
+
+
+class Listening(Connected, Protocol):
+    """`instance` is this process's own name; `port` is where prefill listens, 0 on decode."""
+
+    instance: str
+    port: int
+
+
+def shared_caches(config: EngineConfig) -> tuple[Tag, ...]:
+    """Decode's caches lie where a prefill process of this machine can write to them."""
+    options, here = config.disaggregation, config.device == "cpu" and sys.platform == "linux"
+    return (Tag.KV_CACHE,) if here and options.is_decode and options.transfer_backend in _MAPPED_BY_PEERS else ()
+
+
+def transfers_for(
+    config: EngineConfig, cache: CachePool, vocab_size: int, kernels: str, regions: Regions
+) -> Listening | None:
+    """None without a role. Raises ConfigError where prefill cannot listen."""
+    options = config.disaggregation
+    if options.mode is DisaggregationMode.NULL:
+        return None
+    from forebay.disagg.build import make_transfers  # nobody else has a use for sockets
+
+    place = regions.place if shared_caches(config) else None
+    try:
+        return make_transfers(config, cache, vocab_size=vocab_size, kernels=kernels, place=place)
+    except OSError as error:
+        raise ConfigError(
+            f"{options.host}:{options.bootstrap_port} cannot be used ({error.strerror}): stop what listens there, or "
+            "give --disaggregation-bootstrap-port"
+        ) from error
+
+
+def role_of(options: DisaggregationOptions, transfers: Listening | None) -> Handoff:
+    if transfers is None:
+        return Handoff()
+    return DecodeRole(options, transfers.instance) if options.is_decode else PrefillRole(options)
