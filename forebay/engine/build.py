@@ -72,7 +72,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
-    _name_unknown_options(checkpoint.config)
+    _name_what_is_not_used(checkpoint, draft_head)
     needs = needs_of(checkpoint.config, draft_head=draft_head)
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config.speculation)), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
@@ -137,10 +137,12 @@ def _proposer(options: SpeculationOptions) -> Ngram | None:
     return Ngram(options) if options.algorithm is SpeculativeAlgorithm.NGRAM else None
 
 
-def _name_unknown_options(model: ModelConfig) -> None:
-    if model.unknown_options:
-        names = ", ".join(model.unknown_options)
+def _name_what_is_not_used(checkpoint: Checkpoint, draft_head: bool) -> None:
+    if checkpoint.config.unknown_options:
+        names = ", ".join(checkpoint.config.unknown_options)
         log.warning(event("unknown_model_options", names=names, effect="ignored: if they change results, not here"))
+    if draft_head and checkpoint.num_draft_heads > 1:
+        log.info(event("draft_heads", found=checkpoint.num_draft_heads, used=1, effect="the first drafts all tokens"))
 
 
 @contextlib.contextmanager

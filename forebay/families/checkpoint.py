@@ -35,13 +35,13 @@ _HEAD = "lm_head.weight"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
     """`gguf_metadata` is empty for safetensors; of a GGUF file it has the tokenizer and the chat template too.
-    `has_draft_head`: the files have one, whose tensors are only here if they were asked for."""
+    `num_draft_heads` are in the files; tensors of the first are here if they were asked for, those of others never."""
 
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
     gguf_metadata: Mapping[str, Any]
-    has_draft_head: bool = False
+    num_draft_heads: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -75,14 +75,15 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     tensors: dict[str, StoredTensor] = {}
     packed: dict[str, U8] = {}
     layers: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
-    has_draft_head = False
+    num_draft_heads = 0
     for file in files:
         for stored in file.tensors:
             name = names.here(stored, config.num_layers)
             if own.unused(config, name):
                 continue
-            if not name and (of_head := names.in_draft_head(stored, config.num_layers)):
-                has_draft_head, name = True, of_head if draft_head else ""
+            num_draft_heads += names.begins_draft_head(stored)
+            if not name and draft_head:
+                name = names.in_draft_head(stored, config.num_layers)
             if names.is_packed(name):
                 packed[name] = file.packed(stored)
             layer, _, part = name.rpartition(".")
@@ -106,7 +107,7 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     if _HEAD in tensors:
         # As in transformers: a head that the files bring is used, whatever the configuration says.
         config = replace(config, tie_word_embeddings=False)
-    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, has_draft_head=has_draft_head)
+    return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, num_draft_heads=num_draft_heads)
 
 
 def _opened(path: Path) -> list[SafetensorsFile]:

@@ -12,6 +12,7 @@ GATE_UP: Final = "gate_up_proj"
 DOWN: Final = "down_proj"
 
 _SHARED: Final = ("embed_tokens.weight", "shared_head.head.weight", "lm_head.weight")
+_JOINS: Final = ("eh_proj.weight", "mtp.fc.weight")
 _LAYER: Final = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 
@@ -42,6 +43,10 @@ class TensorNames:
         if self.draft_layers and layer is not None and int(layer[1]) >= num_layers:
             return ""
         return "" if name.startswith(self.unused) else name
+
+    def begins_draft_head(self, name: str) -> bool:
+        """Whether it is the one matrix of a draft head, whichever of several, that joins what the head is fed with."""
+        return bool(self.draft_head) and self._renamed(name).endswith(_JOINS)
 
     def in_draft_head(self, name: str, num_layers: int) -> str:
         """What `name` is called here; "" for a tensor without use to the draft head, which shares embedding and logits

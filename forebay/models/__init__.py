@@ -78,7 +78,7 @@ def load(
     says, and where the context is longer than the model's.
     """
     spec = describe(checkpoint.config, draft_head=draft_head)
-    if draft_head and not checkpoint.has_draft_head:
+    if draft_head and not checkpoint.num_draft_heads:
         raise ModelError(f"{checkpoint.path}: no draft head (MTP, NextN) is in these files: {_NO_HEAD}")
     params = dry_build(spec).params
     check_names(checkpoint, params)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from forebay.base.errors import ModelError
 from forebay.config.resolve import resolve
@@ -144,6 +145,19 @@ def test_an_engine_is_built_with_its_draft_head_where_that_is_asked_for(case: st
     assert tokens == plain
     assert steps < 30
     assert engine.count("accepted_tokens") > 0
+
+
+def test_of_several_draft_heads_the_first_drafts_and_that_is_said(tmp_path: Path, caplog: Any) -> None:
+    path = make_right("deepseek_v3", tmp_path)
+    stored = load_file(path / "model.safetensors")
+    second = {name.replace(".3.", ".4."): 0 * values for name, values in stored.items() if ".layers.3." in name}
+    save_file({**stored, **second}, path / "model.safetensors", metadata={"format": "pt"})
+    with caplog.at_level("INFO", logger="forebay"):
+        engine = built(path, speculative_algorithm="NEXTN", speculative_num_draft_tokens="4")
+    (line,) = [record.message for record in caplog.records if "draft_heads" in record.message]
+    assert "found=2 used=1" in line
+    run_steps(engine, 41)
+    assert engine.count("accepted_tokens") > 20
 
 
 def test_a_checkpoint_without_a_draft_head_is_refused_by_name() -> None:
