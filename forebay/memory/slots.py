@@ -222,28 +222,21 @@ class Slots:
         Costs O(capacity): for tests and for idle moments, not for every step.
         """
         self._book_drawn()
-        held = [*holders, Holder(GROUP, np.array(self._group, dtype=np.int64))]
+        held = [*holders, Holder(GROUP, as_ids(self._group)), Holder(FREE, self._stack[: self._top])]
         ids = np.concatenate([holder.ids for holder in held])
-        times = np.bincount(ids, minlength=self.capacity + 1) + (self.owner == QUARANTINE)
-        if (times[ids] > 1).any():
-            wrong = next(holder for holder in reversed(held) if (times[holder.ids] > 1).any())
-            raise LedgerError(f"{self.name}: {_few(wrong.ids)} of {_name(wrong.owner)} have another holder too")
-        claimed = np.where(self.owner == QUARANTINE, QUARANTINE, FREE)
+        quarantined = self.owner == QUARANTINE
+        claimed = np.where(quarantined, QUARANTINE, NOBODY)
         claimed[ids] = np.repeat([holder.owner for holder in held], [len(holder.ids) for holder in held])
-        booked = np.where(self.owner <= FREE, FREE, self.owner)
-        if (claimed != booked).any():
-            bad = int(np.flatnonzero(claimed != booked)[0])
+        if np.count_nonzero(claimed) != len(ids) + np.count_nonzero(quarantined):
+            times = np.bincount(ids, minlength=self.capacity + 1) + quarantined
+            wrong = next(holder for holder in held if (times[holder.ids] > 1).any())
+            raise LedgerError(f"{self.name}: {_few(wrong.ids)} of {_name(wrong.owner)} have another holder too")
+        booked = np.maximum(self.owner, FREE)
+        if claimed.tobytes() != booked.tobytes():
+            bad = np.flatnonzero(claimed != booked)
             raise LedgerError(
-                f"{self.name}: slot {bad} is booked for {_name(int(booked[bad]))} "
-                f"but held by {_name(int(claimed[bad]))}; "
-                f"{np.count_nonzero(claimed != booked)} slots differ in all"
-            )
-        free = self._stack[: self._top]
-        if (np.bincount(free) > 1).any() or (booked[free] != FREE).any():
-            raise LedgerError(f"{self.name}: the free list holds a slot twice, or one that is not free")
-        if self._top != np.count_nonzero(booked == FREE):
-            raise LedgerError(
-                f"{self.name}: {np.count_nonzero(booked == FREE) - self._top} free slots are not in the free list"
+                f"{self.name}: slot {bad[0]} is booked for {_name(int(booked[bad[0]]))} "
+                f"but held by {_name(int(claimed[bad[0]]))}; {len(bad)} slots differ in all"
             )
 
     def _rightful(self, ids: Ids, owner: int) -> Ids:
@@ -285,8 +278,9 @@ def _all_are(values: Ids, value: int) -> bool:
 
 def _name(owner: int) -> str:
     if owner <= FREE:
-        return "nobody (free)"
-    return {CACHE: "the prefix cache", GROUP: "a group", QUARANTINE: "quarantine"}.get(owner, f"request {owner}")
+        return "the free list"
+    others = {NOBODY: "nobody", CACHE: "the prefix cache", GROUP: "a group", QUARANTINE: "quarantine"}
+    return others.get(owner, f"request {owner}")
 
 
 def _few(ids: Ids) -> str:

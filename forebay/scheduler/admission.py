@@ -82,7 +82,7 @@ class AdmissionPass:
         self._leaders = list(queues.extending)  # whose prompts will soon be in the cache
         self._num_running = queues.num_running
         self._alone = not self._num_running
-        tokens = (queues.running.tokens_left.clip(0, _LONGEST_GUESS) * ratio).astype(np.int64)
+        tokens = (np.minimum(np.maximum(queues.running.tokens_left, 0), _LONGEST_GUESS) * ratio).astype(np.int64)
         growing = -(-tokens // self._config.page_size)
         self._promised = int(growing.sum()) + sum(map(self._growth, queues.extending))
 

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from forebay.memory.slots import FREE, PAD, Slots
-from forebay.requests.parts import I64
+from forebay.requests.parts import I64, Mask
 from tests.simulation.hashing import U64
 
 POISON: Final = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
@@ -55,11 +55,21 @@ class Touched:
     def check(self, step: int) -> None:
         """Raise unless all of it is still held by whom it was held by at the launch, or by the cache if it is only
         read."""
-        owner = self.slots.owner
-        if (owner[self.written] != self.writers).any():
+        owner, generation = self.slots.owner, self.slots.generation
+        if not same(owner[self.written], self.writers):
             raise RunnerError(f"{self.what} {self.written} were released while step {step} writes them")
-        if (owner[self.read] <= FREE).any() or (self.slots.generation[self.read] != self.generations).any():
+        if some(owner[self.read] <= FREE) or not same(generation[self.read], self.generations):
             raise RunnerError(f"{self.what} {self.read} were released while step {step} reads them")
+
+
+def same(a: I64, b: I64) -> bool:
+    """Whether two arrays hold the same. Comparing bytes takes a fifth of the time of comparing and reducing."""
+    return a.tobytes() == b.tobytes()
+
+
+def some(mask: Mask) -> bool:
+    """Whether anything is set. Counting takes a tenth of the time of `any`."""
+    return np.count_nonzero(mask) > 0
 
 
 def check_ids(slots: Slots, what: str, ids: I64) -> None:

@@ -20,7 +20,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import CACHE, PAD
 from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TokenLogprob
-from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_unique
+from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_unique, some
 from tests.simulation.hash_step import HashStep, Pools
 from tests.simulation.hashing import (
     KEY,
@@ -105,7 +105,7 @@ class HashRunner:
         self._check_turns(plan)
         tenants = self.tenant[plan.rows]
         span = self.lengths.launch(plan, tenants)
-        pages = self.table[plan.rows, : -(-int(span.ends.max()) // self.page_size)].astype(np.int64)
+        pages = self.table[plan.rows, : -(-max(span.ends.tolist()) // self.page_size)].astype(np.int64)
         step = HashStep(self, plan, span, pages, saved_rows)
         self._check_owners(step)
         if self.windows:
@@ -132,10 +132,12 @@ class HashRunner:
         """Each row once, every one with tokens; of a decode the drafts are here if the host proposes, and only
         then."""
         rows, q_lens = plan.rows, plan.q_lens
-        if len(set(rows.tolist())) != len(rows) or rows.min() <= PAD:
+        ids = rows.tolist()
+        if len(set(ids)) != len(ids) or min(ids) <= PAD:
             raise RunnerError(f"step {plan.step} has a row twice, or the padding row: {rows}")
         most = self.draft_tokens.shape[1] + 1 if not plan.num_extends else 1
-        if (q_lens <= 0).any() or (q_lens[plan.num_extends :] > most).any():
+        lens = q_lens.tolist()
+        if min(lens) <= 0 or max(lens[plan.num_extends :], default=1) > most:
             raise RunnerError(f"step {plan.step} has wrong query lengths: {q_lens}")
         drafted = 0 if self._propose else int((q_lens[plan.num_extends :] - 1).sum())
         vocab = self.model.vocab
@@ -151,7 +153,7 @@ class HashRunner:
         if rows.min() <= PAD or pages.min() <= PAD or pages.max() > self.pools.kv.capacity or columns.min() < 0:
             raise RunnerError(f"row write outside the pools: rows {rows}, columns {columns}, pages {pages}")
         self.table[rows, columns] = pages
-        if (self.table[rows, columns] != pages).any():
+        if some(self.table[rows, columns] != pages):
             # torch leaves open which of two writes to one entry wins.
             raise RunnerError(f"one table entry is written twice in a step: rows {rows}, columns {columns}")
 
@@ -170,7 +172,7 @@ class HashRunner:
     def _check_turns(self, plan: StepPlan) -> None:
         """Who has a sampled token decodes, and nobody else."""
         rows = plan.rows
-        if self.sampling[rows[: plan.num_extends]].any() or not self.sampling[rows[plan.num_extends :]].all():
+        if some(self.sampling[rows] != (self._ladder[: plan.num_seqs] >= plan.num_extends)):
             raise RunnerError(f"step {plan.step}: a decode without a sampled token, or an extend after one")
         self.sampling[rows] = plan.sample_mask
 
@@ -188,10 +190,10 @@ class HashRunner:
         position = self._ladder[: of.shape[1]]
         read = position < span.ends[:, None]
         written = read & (position >= span.least[:, None])
-        if (written & (of != tenants)).any():
+        if some(written & (of != tenants)):
             raise RunnerError(f"step {plan.step} writes pages {step.pages} that {step.tenants} do not hold")
         check_unique("a location", step.locations[written])
-        if (read & (of != CACHE) & (of != tenants)).any():
+        if some(read & (of != CACHE) & (of != tenants)):
             raise RunnerError(f"step {plan.step} reads pages that neither its request nor the cache holds")
 
     # -- what others must leave alone ---------------------------------------------------------------------------------
@@ -408,7 +410,7 @@ class HashRunner:
 
     def _logprobs(self, rows: I64, chosen: I64, values: U64) -> list[TokenLogprob | None] | None:
         wanted = self.wants_logprob[rows]
-        if not wanted.any():
+        if not some(wanted):
             return None
         return [
             TokenLogprob(token, logprob_of(value), 1) if asked else None

@@ -67,6 +67,7 @@ class HashStep:
         self.out_cache_loc = self.out_window_loc = _NONE
         self.states: U64 = np.empty(0, dtype=np.uint64)
         self.others: list[Touched] = []  # besides pages and window pages
+        self._touched, self._touched_at = self.others, -1
         rows, kv = runner.pools.rows, runner.pools.kv
         self.others.append(Touched(rows, "rows", plan.rows, rows.owner[plan.rows], plan.rows))
         for load in plan.host.loads:
@@ -79,7 +80,12 @@ class HashStep:
 
     @property
     def touched(self) -> list[Touched]:
-        """What it may still write or read."""
+        """What it may still write or read, which is less whenever its span has been narrowed."""
+        if self._touched_at != self.span.num_narrowed:
+            self._touched, self._touched_at = self._find_touched(), self.span.num_narrowed
+        return self._touched
+
+    def _find_touched(self) -> list[Touched]:
         span, ps = self.span, self._runner.page_size
         first = np.arange(self.pages.shape[1], dtype=np.int64) * ps
         read = first < span.ends[:, None]

@@ -11,7 +11,7 @@ import numpy as np
 
 from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
-from tests.simulation.device_memory import RunnerError
+from tests.simulation.device_memory import RunnerError, some
 
 
 class Span:
@@ -22,12 +22,15 @@ class Span:
         self.rows, self.q_lens, self.tenants = plan.rows, plan.q_lens, tenants
         self.decodes = np.arange(plan.num_seqs) >= plan.num_extends
         self.least, self.most = least, most
+        self.ends: I64 = most + plan.q_lens  # the most tokens behind each of its sequences [S]
+        self.num_narrowed = 0
 
-    @property
-    def ends(self) -> I64:
-        """The most tokens behind each of its sequences [S]."""
-        ends: I64 = self.most + self.q_lens
-        return ends
+    def narrow(self, more: I64, fewer: I64) -> None:
+        """By what a step before it accepted beyond the certain, and rejected, of the tokens of each row [R]."""
+        self.least += more[self.rows]
+        self.most -= fewer[self.rows]
+        self.ends -= fewer[self.rows]
+        self.num_narrowed += 1
 
 
 class RowLengths:
@@ -53,7 +56,7 @@ class RowLengths:
     def _check_starts(self, plan: StepPlan, new: Mask) -> None:
         under_way = plan.rows[: plan.num_extends][~new]
         least, most = self.least[under_way], self.most[under_way]
-        if (plan.starts[~new] != least).any() or (least != most).any():
+        if some(plan.starts[~new] != least) or some(least != most):
             raise RunnerError(f"step {plan.step} begins at {plan.starts[~new]}, the device has KV up to {most}")
 
     def begin(self, plan: StepPlan) -> I64:
@@ -68,12 +71,11 @@ class RowLengths:
         self.kv_lens[span.rows] += accepted
         rejected = span.q_lens - accepted
         certain = np.where(span.decodes, 1, span.q_lens)
-        if not ((accepted > certain).any() or rejected.any()):
+        if not (some(accepted > certain) or some(rejected)):
             return
         more, fewer = np.zeros_like(self.kv_lens), np.zeros_like(self.kv_lens)
         more[span.rows], fewer[span.rows] = accepted - certain, rejected
         self.least += more
         self.most -= fewer
         for other in later:
-            other.least += more[other.rows]
-            other.most -= fewer[other.rows]
+            other.narrow(more, fewer)

@@ -12,7 +12,7 @@ import numpy as np
 from forebay.memory.slots import CACHE, PAD, Slots
 from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
-from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
+from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique, some
 from tests.simulation.hashing import U64, scan
 from tests.simulation.row_lengths import Span
 
@@ -47,9 +47,9 @@ class StateMemory:
             raise RunnerError(f"step {plan.step} verifies {verified} tokens with {self.num_scratch} scratch states")
         used, users = np.concatenate([live, snaps]), np.concatenate([tenants, tenants[work.snap_seqs]])
         check_unique("a state slot", used)
-        if (self.slots.owner[used] != users).any():
+        if some(self.slots.owner[used] != users):
             raise RunnerError(f"step {plan.step} writes state slots {used} that are not its requests' {users}")
-        if len(work.clears) or len(work.copy_dst) or plan.host.loads or admitted.any():
+        if len(work.clears) or len(work.copy_dst) or plan.host.loads or some(admitted):
             self._check_beginnings(plan, tenants, admitted)
         dst = work.copy_dst
         written = np.concatenate([used, dst]) if len(dst) else used
@@ -62,7 +62,7 @@ class StateMemory:
         check_ids(self.slots, "snapshot slots", work.snap_slots)
         if list(zip(seqs, lens, strict=True)) != sorted(zip(seqs, lens, strict=True)):
             raise RunnerError(f"step {plan.step}: snapshots out of order: {seqs} {lens}")
-        if (lens > span.ends[seqs]).any() or (lens <= span.least[seqs]).any():
+        if some(lens > span.ends[seqs]) or some(lens <= span.least[seqs]):
             raise RunnerError(f"step {plan.step}: snapshots at {lens} outside of what its sequences compute")
         check_unique("a snapshot of a decode", seqs[span.decodes[seqs]])
 

@@ -16,7 +16,7 @@ from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import CACHE, PAD, Slots
 from forebay.requests.parts import I64, Mask
 from forebay.requests.step_plan import StepPlan
-from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique
+from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, Touched, check_ids, check_unique, some
 from tests.simulation.hashing import U64, WINDOW_WEIGHT, unwindowed, windowed
 from tests.simulation.row_lengths import Span
 
@@ -97,7 +97,7 @@ class WindowMemory:
             generations=self._pool.slots.generation[pages],
         )
         read = reads.within(span.least, span.ends)
-        if (read & ((pages == PAD) | (pages != self._pool.full_to_window[full]))).any():
+        if some(read & ((pages == PAD) | (pages != self._pool.full_to_window[full]))):
             raise RunnerError(f"step {plan.step} reads windows that are gone: {pages} of pages {full}")
         self._check_owners(plan, reads, read, full)
         return reads
@@ -105,12 +105,12 @@ class WindowMemory:
     def _check_owners(self, plan: StepPlan, reads: Reads, read: Mask, full: I64) -> None:
         pages, tenants = reads.pages, reads.span.tenants[:, None]
         of = self._pool.slots.owner[pages]
-        if (read & (of != CACHE) & (of != tenants)).any():
+        if some(read & (of != CACHE) & (of != tenants)):
             raise RunnerError(f"step {plan.step} reads window pages that neither its request nor the cache holds")
-        if (read & (of != self._kv_slots.owner[full])).any():
+        if some(read & (of != self._kv_slots.owner[full])):
             raise RunnerError(f"step {plan.step}: a window page is not whose its full page is: {pages} of {full}")
         written = read & (reads.positions >= reads.span.least[:, None])
-        if (written & (of != tenants)).any():
+        if some(written & (of != tenants)):
             raise RunnerError(f"step {plan.step} writes window pages {pages} that are not its requests' {tenants}")
         check_unique("a window location", reads.locations[written])
 

@@ -122,7 +122,8 @@ class HybridReqToTokenPool(ReqToTokenPool):
 
     def audit(self, rows: Sequence[int]) -> None:
         super().audit(rows)
-        free = np.setdiff1d(np.arange(self.slots.num_rows), rows)
+        free = np.ones(self.slots.num_rows, dtype=bool)
+        free[rows] = False
         assert not self._row_slots[free].any(), "a free row, or the padding row, has a state slot or a tracking slot"
 
     @contextmanager
