@@ -36,6 +36,12 @@ def _few_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
+def reference() -> Ops:
+    """Once, not for each variant of the native kernels: nothing here is compared with those."""
+    return Ops(1)
+
+
+@pytest.fixture(scope="module")
 def ops(device: str) -> OnDevice:
     return OnDevice(TritonOps(device, 1), device)
 
