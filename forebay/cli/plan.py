@@ -137,7 +137,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
-    drafting = _draft_cache_specs(config)
+    drafting = _draft_cache_specs(config, model)
     sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
     budget = divide_memory(memory_demand(config.engine, sizes, model.max_position_embeddings))
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
@@ -156,10 +156,10 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     )
 
 
-def _draft_cache_specs(config: Config) -> tuple[CacheSpec, ...]:
+def _draft_cache_specs(config: Config, model: ModelConfig) -> tuple[CacheSpec, ...]:
     from forebay.engine.drafting import draft_cache_specs  # as below
 
-    return draft_cache_specs(config.engine.speculation)
+    return draft_cache_specs(config.engine, model)
 
 
 def _read(path: Path, draft_head: bool) -> Shape:

@@ -37,7 +37,7 @@ ABSENT: Final = _by_name(
             "speculative_adaptive* speculative_disable_by_batch_size"
         ),
         "use --speculative-algorithm and --speculative-num-draft-tokens": "speculative_config spec_* lookup_cache_*",
-        "the draft model has the device, types and kernels of the model": (
+        "the draft model has the device, types, quantization and kernels of the model": (
             "speculative_draft_* draft_* ctx_size_draft gpu_layers_draft threads_draft device_draft"
         ),
         "speculation is set by --speculative-algorithm, -num-draft-tokens, -draft-model-path and the -ngram- ones": (

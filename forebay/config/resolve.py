@@ -272,7 +272,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
         yield f"{asked('kv_cache_dtype')}: larger than {dtype}, the model's type: use that"
     if kv_dtype != dtype and device == "cuda":
         yield f"{asked('kv_cache_dtype')}: KV of another type is for CPUs; use {dtype}"
-    if given["quantization"].value == Quantization.FILE and not facts.weights.has_codes:
+    if given["quantization"].value == Quantization.FILE and not (facts.weights.has_codes or facts.draft.has_codes):
         yield (
             f"{asked('quantization')}: {facts.model_path} has no weights in codes that are kept (Q2_K to Q8_0, IQ4_NL, "
             "IQ4_XS, GPTQ, AWQ, compressed-tensors): use int8 or int4 to round them while loading, or none"

@@ -83,7 +83,7 @@ def _kernels(facts: Facts, settled: Settled) -> Decision:
 
 
 def _quantization(facts: Facts, settled: Settled) -> Decision:
-    if not facts.weights.has_codes:
+    if not (facts.weights.has_codes or facts.draft.has_codes):
         return Decision(Quantization.NONE.value, "the checkpoint has no codes that could be kept")
     if settled["kernels"] == KernelBackend.TORCH:
         return Decision(Quantization.NONE.value, "the torch kernels are fastest without")

@@ -24,7 +24,7 @@ from forebay.base.variants import cpu_flags, lacks
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
-from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_specs, drafter_of
+from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_specs, draft_model_of, drafter_of
 from forebay.engine.exchange import Connected
 from forebay.engine.frames import Ready
 from forebay.engine.roles import role_of, shared_caches, transfers_for
@@ -39,6 +39,7 @@ from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime import ModelRunner, build_runner
+from forebay.runtime.draft_model import DraftModel
 from forebay.runtime.graph_backends import Eager, graphs_for
 from forebay.runtime.graph_runner import default_sizes
 from forebay.runtime.overlap import OverlappedRunner
@@ -74,7 +75,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
     _name_what_is_not_used(checkpoint, draft_head)
     needs = needs_of(checkpoint.config, draft_head=draft_head)
-    sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config.speculation)), config.types)
+    sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, checkpoint.config)), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
     config = replace(config, speculation=within_memory(config.speculation, budget))
     regions = Regions(config.device, shared=shared_caches(config))
@@ -129,11 +130,6 @@ def _core(
 
 def _proposer(options: SpeculationOptions) -> Ngram | None:
     """Who guesses on the host; None where nobody does."""
-    if options.algorithm is SpeculativeAlgorithm.STANDALONE:
-        raise ConfigError(
-            f"--speculative-algorithm STANDALONE with {options.draft_model_path}: not in this version: use NGRAM, or "
-            "NEXTN or EAGLE3 where there is a head"
-        )
     return Ngram(options) if options.algorithm is SpeculativeAlgorithm.NGRAM else None
 
 
@@ -204,6 +200,7 @@ def _runner(
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
         width=width,
         regions=regions,
+        draft_model=draft_model_of(config, model, ops, num_positions=budget.context_length, progress=_progress_log()),
         assistant=assistant_of(
             config,
             checkpoint.config,
@@ -270,6 +267,7 @@ def _report(
         allocated[region.kind] += region.num_bytes
     return [
         ("model", "weights", human_bytes(model.weight_bytes), f"{_forms(model)} on {config.device}"),
+        *_of_draft_model(config, runner),
         ("model", "kernels", ops.name, _why_kernels(config, ops)),
         ("model", "decode graphs", runner.decode.backend.name, _sizes_of_graphs(runner)),
         ("model", "load time", human_seconds(load_seconds), "until the first step could run"),
@@ -288,6 +286,14 @@ def _why_kernels(config: EngineConfig, ops: Ops) -> str:
     asked = f"{config.kernels} asked, {config.num_threads} threads"
     rounding = f"inputs of codes rounded to {ops.activation_bits} bits" if ops.activation_bits else ""
     return "; ".join(filter(None, (asked, rounding, missing)))
+
+
+def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:
+    if not isinstance(runner.proposer, DraftModel):
+        return []
+    model = runner.proposer.beside.model
+    per_token = human_bytes(cache_sizes(model.cache_specs(), config.types).kv_bytes_per_token)
+    return [("model", "draft model", human_bytes(model.weight_bytes), f"{_forms(model)}; {per_token} of KV per token")]
 
 
 def _forms(model: Model) -> str:

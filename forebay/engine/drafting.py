@@ -9,19 +9,20 @@ from typing import Final
 
 import torch
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ModelError, brief
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.families import ASSISTANTS, HEADS
-from forebay.families.checkpoint import open_checkpoint
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.eagle_head.config import EagleConfig
 from forebay.families.model_config import ModelConfig, config_from_folder
+from forebay.models import load, needs_of
 from forebay.models.assistant import Assistant, load_assistant
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
 from forebay.models.eagle import eagle_cache_specs, load_eagle
 from forebay.ops import Ops
-from forebay.pools.cache_spec import CacheSpec
+from forebay.pools.cache_spec import CacheSpec, Per
 
 _OF_ASSISTANTS: Final = (
     SpeculativeAlgorithm.FROZEN_KV_MTP,
@@ -41,7 +42,7 @@ def by_draft_model(options: SpeculationOptions) -> SpeculationOptions:
     path, algorithm = options.draft_model_path, options.algorithm
     if path is None:
         return options
-    asked, model_type = f"--speculative-algorithm {algorithm} with {path}", _model_type(Path(path))
+    asked, model_type = f"--speculative-algorithm {algorithm} with {path}", _config_of(Path(path)).model_type
     if model_type in ASSISTANTS:
         if algorithm not in _OF_ASSISTANTS:
             raise ConfigError(
@@ -61,17 +62,63 @@ def by_draft_model(options: SpeculationOptions) -> SpeculationOptions:
     return options
 
 
-def _model_type(path: Path) -> str:
-    config = open_checkpoint(path).config if path.suffix == ".gguf" else config_from_folder(path)
-    return config.model_type
+def _config_of(path: Path) -> ModelConfig:
+    return open_checkpoint(path).config if path.suffix == ".gguf" else config_from_folder(path)
 
 
-def draft_cache_specs(options: SpeculationOptions) -> tuple[CacheSpec, ...]:
-    """What a head in a checkpoint of its own keeps behind the layers of the model that it drafts for."""
-    if options.algorithm not in _OF_HEADS or options.draft_model_path is None:
+def draft_cache_specs(config: EngineConfig, target: ModelConfig) -> tuple[CacheSpec, ...]:
+    """What a head or a model in a checkpoint of its own keeps behind the layers of the model that it drafts for.
+    ConfigError for a model that cannot draft for it."""
+    options = config.speculation
+    if options.draft_model_path is None or options.algorithm not in (*_OF_HEADS, SpeculativeAlgorithm.STANDALONE):
         return ()
-    config = config_from_folder(Path(options.draft_model_path))
-    return eagle_cache_specs(config) if isinstance(config, EagleConfig) else ()
+    draft = _config_of(Path(options.draft_model_path))
+    if options.algorithm is SpeculativeAlgorithm.STANDALONE:
+        return _specs_of_model(config, options.draft_model_path, draft, target)
+    return eagle_cache_specs(draft) if isinstance(draft, EagleConfig) else ()
+
+
+def _specs_of_model(config: EngineConfig, path: str, draft: ModelConfig, target: ModelConfig) -> tuple[CacheSpec, ...]:
+    if draft.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"{path} has a vocabulary of {draft.vocab_size} tokens, and {config.model_path} one of "
+            f"{target.vocab_size}: a draft model has the tokens of the model: take one of the same family"
+        )
+    asked, own = config.memory.context_length, draft.max_position_embeddings
+    if asked > own:
+        raise ConfigError(
+            f"{path} has {own} positions, and the context is {asked} tokens: set --context-length {own}, or take "
+            "another draft model"
+        )
+    specs = needs_of(draft).cache_specs
+    for spec in specs:
+        if any(column.per is not Per.TOKEN for column in spec.columns(config.types)):
+            raise ConfigError(
+                f"{path}: a layer of this {draft.model_type} keeps {spec}: a draft model shares the model's pages, "
+                "which have room for all tokens and where rejected ones are written over: take one of full attention"
+            )
+    _check_same_tokens(path, config.model_path)
+    return specs
+
+
+def _check_same_tokens(draft: str, target: str) -> None:
+    """Wherever both have a spelling."""
+    for token, (piece, other) in enumerate(zip(_spellings(draft), _spellings(target), strict=False)):
+        if None not in (piece, other) and piece != other:
+            raise ConfigError(
+                f"token {token} is {brief(piece)} in {draft} and {brief(other)} in {target}: a draft model has the "
+                "tokens of the model: take one of the same family"
+            )
+
+
+def _spellings(path: str) -> list[str | None]:
+    """By token; nothing where there is no tokenizer, or none that is known: who has to do with text says so."""
+    from forebay.text import tokenizer_files  # brings the tokenizers, which the engine does without otherwise
+
+    try:
+        return tokenizer_files.from_path(Path(path)).pieces
+    except ModelError:
+        return []
 
 
 def drafter_of(
@@ -93,12 +140,8 @@ def drafter_of(
         return None
     assert options.draft_model_path is not None, "an algorithm of draft models without one"
     log.info(event("draft_head", path=options.draft_model_path, algorithm=options.algorithm))
-    checkpoint = open_checkpoint(options.draft_model_path)
-    if checkpoint.config.unknown_options:
-        names = ", ".join(checkpoint.config.unknown_options)
-        log.warning(event("unknown_draft_options", names=names, effect="ignored: fewer guesses may be right"))
     return load_eagle(
-        checkpoint,
+        _opened(options.draft_model_path),
         target,
         model,
         third=options.algorithm is SpeculativeAlgorithm.EAGLE3,
@@ -108,6 +151,36 @@ def drafter_of(
         num_positions=num_positions,
         quantization=config.quantization,
     )
+
+
+def draft_model_of(
+    config: EngineConfig, model: Model, ops: Ops, *, num_positions: int, progress: Callable[[int, int], None]
+) -> Model | None:
+    """Loaded, its layers behind those of `model`; None where no model drafts, or memory leaves no width to draft
+    for."""
+    options = config.speculation
+    if options.algorithm is not SpeculativeAlgorithm.STANDALONE or options.num_draft_tokens == 1:
+        return None
+    assert options.draft_model_path is not None, "an algorithm of draft models without one"
+    log.info(event("draft_model", path=options.draft_model_path))
+    return load(
+        _opened(options.draft_model_path),
+        ops=ops,
+        dtype=model.dtype,
+        device=config.device,
+        progress=progress,
+        context_length=num_positions,
+        quantization=config.quantization,
+        first_entry=len(model.cache_specs()),
+    )
+
+
+def _opened(path: str) -> Checkpoint:
+    checkpoint = open_checkpoint(path)
+    if checkpoint.config.unknown_options:
+        names = ", ".join(checkpoint.config.unknown_options)
+        log.warning(event("unknown_draft_options", names=names, effect="ignored: fewer guesses may be right"))
+    return checkpoint
 
 
 def assistant_of(

@@ -8,7 +8,7 @@ what it keeps of the tokens it has seen. What a whole model needs is so known fr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -25,17 +25,18 @@ from forebay.pools.cache_spec import CacheSpec
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What a model's layers are built with, handed from one to the next. Names of weights are those of the checkpoint
-    behind `prefix`."""
+    behind `prefix`; what the layers keep, `kept`, are the entries of the `CachePool` from number `first` on."""
 
     ops: Ops
     weights: Weights
     ropes: RopeTables
     kept: list[CacheSpec] = field(default_factory=list)
     prefix: str = ""
+    first: int = 0
 
     def within(self, name: str) -> Parts:
         """The same for the parts of `name`."""
-        return Parts(self.ops, self.weights, self.ropes, self.kept, f"{self.prefix}{name}.")
+        return replace(self, prefix=f"{self.prefix}{name}.")
 
     def linear(
         self,
@@ -85,7 +86,7 @@ class Parts:
     def keep(self, spec: CacheSpec) -> int:
         """Say what a mixer keeps; its number in the `CachePool`."""
         self.kept.append(spec)
-        return len(self.kept) - 1
+        return self.first + len(self.kept) - 1
 
     def _joined(
         self,

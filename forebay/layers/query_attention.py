@@ -17,8 +17,8 @@ from forebay.layers.rotary import RopeSpec
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueryAttentionSpec:
-    """`name` is the checkpoint's prefix; `kept_by` the number, in the `CachePool`, of the layer that keeps the KV, as
-    of the same window. Queries are normed, each head by itself."""
+    """`name` is the checkpoint's prefix; `kept_by` the number, among what the model keeps in the `CachePool`, of the
+    layer that keeps the KV, as of the same window. Queries are normed, each head by itself."""
 
     name: str
     kept_by: int
@@ -42,7 +42,8 @@ class QueryAttention:
         self._queries = parts.linear({"q_proj": size}, spec.hidden_size, bias=spec.bias)
         self._norm = parts.tensor("q_norm.weight", spec.head_dim)
         self._output = parts.linear({"o_proj": spec.hidden_size}, size, bias=spec.bias)
-        self._attend = PagedAttention(parts, spec.kept_by, scale=spec.scale, rope=spec.rope, window=spec.sliding_window)
+        kept_by = parts.first + spec.kept_by
+        self._attend = PagedAttention(parts, kept_by, scale=spec.scale, rope=spec.rope, window=spec.sliding_window)
 
     def __call__(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """x [T, H] -> [T, H]."""

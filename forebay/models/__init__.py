@@ -68,12 +68,13 @@ def load(
     context_length: int | None = None,
     quantization: Quantization = Quantization.NONE,
     draft_head: bool = False,
+    first_entry: int = 0,
 ) -> Model:
     """Read the weights tensor by tensor, in `dtype` or in the codes of `quantization`, into the form that `ops` reads
     fastest.
 
     Positions below `context_length` (None: all that the configuration has) can be used. `progress(done, total)` is
-    called with bytes of the result. With its `draft_head` the checkpoint was opened, too.
+    called with bytes of the result. With its `draft_head` the checkpoint was opened, too. `first_entry`: see `Model`.
     ModelError, before anything is read, where a weight is missing, unused or of another shape than the configuration
     says, and where the context is longer than the model's.
     """
@@ -90,4 +91,4 @@ def load(
     weights = Loader(
         checkpoint, params, ops=ops, dtype=dtype, device=device, progress=progress, quantization=quantization
     )
-    return Model(spec, ops, weights, num_positions=num_positions)
+    return Model(spec, ops, weights, num_positions=num_positions, first_entry=first_entry)

@@ -172,16 +172,18 @@ class Model:
     """What the engine knows of a model. Its weights are read-only after loading, and it keeps nothing of a step.
 
     Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
-    `8 bits`, `4 bits`.
+    `8 bits`, `4 bits`. What it keeps are the entries of the `CachePool` from number `first_entry` on.
     """
 
-    def __init__(self, spec: DecoderSpec, ops: Ops, weights: Weights, *, num_positions: int) -> None:
+    def __init__(
+        self, spec: DecoderSpec, ops: Ops, weights: Weights, *, num_positions: int, first_entry: int = 0
+    ) -> None:
         self._spec = spec
         self._ops = ops
         self.hidden_size, self.dtype = spec.embedding.inner[0], weights.dtype
         self.held_bytes = weights.held_bytes
         self.weight_bytes = sum(weights.held_bytes.values())
-        parts = Parts(ops, weights, RopeTables(num_positions, weights.device))
+        parts = Parts(ops, weights, RopeTables(num_positions, weights.device), first=first_entry)
         table = weights.table(spec.embedding)
         self._embedding = lookup(parts, table)
         self._per_layer = None if spec.per_layer is None else spec.per_layer.build(parts)

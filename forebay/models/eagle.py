@@ -124,10 +124,9 @@ def load_eagle(
     if not third:  # a copy of the model's, as some files have it
         tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != _HEAD}
         checkpoint = replace(checkpoint, tensors=tensors)
-    kept = list(model.cache_specs())
 
     def parts(ops: Ops, weights: Weights, num_positions: int = 1) -> Parts:
-        return Parts(ops, weights, RopeTables(num_positions, weights.device), [*kept])
+        return Parts(ops, weights, RopeTables(num_positions, weights.device), first=len(model.cache_specs()))
 
     params = asked_by(lambda ops, weights: spec.build(parts(ops, weights)))
     check_names(checkpoint, params)
@@ -136,7 +135,7 @@ def load_eagle(
     )
     own = parts(ops, weights, num_positions)
     layers = spec.build(own)
-    specs = tuple(own.kept[len(kept) :])
+    specs = tuple(own.kept)
     assert specs == eagle_cache_specs(config), specs
     if isinstance(layers, Eagle3Layers):
         return Eagle3(layers, model, ops, specs, taps)

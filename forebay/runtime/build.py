@@ -16,10 +16,12 @@ from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import CacheSpec
 from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
 from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.draft_head import DraftHead
+from forebay.runtime.draft_model import DraftModel
 from forebay.runtime.forward import Forward
 from forebay.runtime.frozen_draft import FrozenDraft
 from forebay.runtime.graph_backends import GraphBackend, graphs_for
@@ -41,20 +43,21 @@ def build_runner(
     width: int = 1,
     drafter: Drafter | None = None,
     assistant: Assistant | None = None,
+    draft_model: Model | None = None,
     regions: Regions | None = None,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
     `graphs` None: what fits the ops and the device; `graph_sizes` () : the default batch sizes; `regions` None: some of
     its own. `max_num_tokens` is the most tokens of one step, `width` the most that a decode computes; the drafts among
-    them are the `drafter`'s, or the `assistant`'s, else they come with the plans. Sets torch's threads for the whole
-    process: one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
+    them are the `drafter`'s, `assistant`'s or `draft_model`'s, else of the plans. Sets torch's threads of the process:
+    one beside the native ops, whose own threads would otherwise compete with torch's for the cores.
     """
     torch.set_num_threads(ops.num_threads if ops.name == "torch" else 1)
     regions = Regions(device) if regions is None else regions
     take = partial(regions.take, Tag.KV_CACHE)
     cache = CachePool(
-        (*model.cache_specs(), *(() if drafter is None else drafter.cache_specs)),
+        (*model.cache_specs(), *_behind(drafter, draft_model)),
         types,
         page_size=sizes.page_size,
         num_slots=sizes.num_slots,
@@ -69,13 +72,21 @@ def build_runner(
     limits: dict[str, Any] = {"vocab_size": vocab_size, "max_num_tokens": max_num_tokens}
     taps = () if drafter is None else drafter.taps
     own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "taps": taps, **limits}
-    own["proposer"] = _proposer(drafter, assistant, limits, sizes=graph_sizes, backend=graphs)
+    own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
     return ModelRunner(model, ops, cache=cache, rows=rows, **own)
 
 
+def _behind(drafter: Drafter | None, draft_model: Model | None) -> Sequence[CacheSpec]:
+    if draft_model is not None:
+        return draft_model.cache_specs()
+    return () if drafter is None else drafter.cache_specs
+
+
 def _proposer(
-    drafter: Drafter | None, assistant: Assistant | None, limits: dict[str, Any], **graphs: Any
+    drafter: Drafter | None, assistant: Assistant | None, model: Model | None, limits: dict[str, Any], **graphs: Any
 ) -> Callable[[Forward], DeviceProposer] | None:
+    if model is not None:
+        return partial(DraftModel, model=model, **limits, **graphs)
     if drafter is not None:
         return partial(DraftHead, drafter=drafter, **limits, **graphs)
     return None if assistant is None else partial(FrozenDraft, assistant=assistant, **graphs)

@@ -12,7 +12,7 @@ from forebay.runtime.packing import Array, Sections
 
 DRAFTING: Final = {
     "drafting_rows": torch.int32,  # of decodes with drafts
-    "num_drafts": torch.int32,  # of each, at least one
+    "num_drafts": torch.int32,  # of each
     "chunk_rows": torch.int32,  # of prompts that go on behind the step
     "chunk_next": torch.int64,  # their next tokens
 }
@@ -27,8 +27,8 @@ class DeviceProposer(Protocol):
         ...
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
-        """A step of decodes is about to run, whose changes to the page table are made: write the drafts that the plan
-        asks for to `RequestRows.draft_tokens`. Only now do a row's pages reach as far as these."""
+        """A step is about to run, whose changes to the page table are made: write the drafts that the plan asks for to
+        `RequestRows.draft_tokens`. Only now do a row's pages reach as far as these."""
         ...
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:

@@ -199,8 +199,9 @@ class DraftHead:
         return arrays
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
-        columns = inputs.of(DraftInputs.declared)
-        self.drafts[plan.width - 2].run(columns, len(columns["drafting_rows"]))
+        if plan.width > 1:
+            columns = inputs.of(DraftInputs.declared)
+            self.drafts[plan.width - 2].run(columns, len(columns["drafting_rows"]))
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
         head, rows = self.head, inputs["req_pool_indices"]

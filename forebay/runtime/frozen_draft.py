@@ -96,9 +96,10 @@ class FrozenDraft:
         return {}
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
-        rows = inputs["req_pool_indices"]
-        self._lens = self._ops.gather(self._rows.kv_lens, rows)
-        self.runners[plan.width - 2].run({"drafting_rows": rows}, plan.num_seqs)
+        if plan.width > 1:
+            rows = inputs["req_pool_indices"]
+            self._lens = self._ops.gather(self._rows.kv_lens, rows)
+            self.runners[plan.width - 2].run({"drafting_rows": rows}, plan.num_seqs)
 
     def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
         """What is kept is of each row's last token that stays; nothing of a row without any."""

@@ -112,7 +112,7 @@ class ModelRunner:
 
     def _decode(self, plan: StepPlan) -> LaunchedStep:
         sampling = self._options.sampling(plan.rows)
-        inputs = self.inputs.stage(plan, Shape.DECODES, sampling, NO_IDS)
+        inputs = self._stage(plan, Shape.DECODES, sampling)
         decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
         chosen = decoded.greedy
         if sampling.otherwise:
@@ -126,9 +126,7 @@ class ModelRunner:
     def _verify(self, plan: StepPlan) -> LaunchedStep:
         """Something is chosen behind each token of each sequence, and what is accepted is known on the device alone."""
         sampling = self._options.sampling(np.repeat(plan.rows, plan.q_lens))
-        inputs = self.inputs.stage(plan, Shape.DRAFTS, sampling, NO_IDS)
-        if self.proposer is not None:
-            self.proposer.before(plan, inputs)
+        inputs = self._stage(plan, Shape.DRAFTS, sampling)
         assert self.verify is not None, "its bounds let no drafts pass"
         decoded = self.verify.run(self.inputs.verify_columns(inputs), plan.num_tokens)
         chosen, num_new = decoded.greedy, decoded.num_new[: plan.num_seqs]
@@ -158,7 +156,7 @@ class ModelRunner:
         sampling = self._options.sampling(sample_rows)
         wanted = [(i, *self._options.prompt_chunk(plan, i)) for i in plan.prompt_logprobs]
         targets = np.concatenate([chunk[1] for chunk in wanted]) if wanted else NO_IDS
-        inputs = self.inputs.stage(plan, Shape.TOKENS, sampling, targets)
+        inputs = self._stage(plan, Shape.TOKENS, sampling, targets)
         input_ids = self.inputs.input_ids(plan, inputs)
         hidden, finite, seen = self._hidden(plan, inputs, input_ids)
         chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
@@ -220,6 +218,13 @@ class ModelRunner:
             **StepPlan.padding(lengths),
             **parts,
         )
+
+    def _stage(self, plan: StepPlan, shape: Shape, sampling: Sampling, targets: Ids = NO_IDS) -> Sections:
+        """What the step is told, and the drafts that it verifies where they are made here."""
+        inputs = self.inputs.stage(plan, shape, sampling, targets)
+        if self.proposer is not None:
+            self.proposer.before(plan, inputs)
+        return inputs
 
     def _hidden(self, plan: StepPlan, inputs: Sections, input_ids: Tensor) -> HiddenStates:
         if self.extend is not None and 0 < plan.num_tokens <= self.extend.sizes[-1]:

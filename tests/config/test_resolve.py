@@ -19,6 +19,7 @@ from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 from forebay.config.speculation import PREFIX
 from forebay.formats.quantized import Quantization
+from forebay.formats.store import find_model
 from tests.models.tiny import make_tiny
 
 KEY = "sk-canary-0123456789"
@@ -247,6 +248,9 @@ def test_a_checkpoint_without_codes_has_none_to_keep(tmp_path: Path) -> None:
     assert config.engine.quantization is Quantization.NONE
     with pytest.raises(ConfigError, match=r"--quantization \(file\): .* use int8 or int4"):
         resolve({"model": str(tmp_path), "quantization": "file"})
+    drafting = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": str(find_model(None))}
+    config = resolve({"model": str(tmp_path), "kernels": "native", **drafting})
+    assert config.engine.quantization is Quantization.FILE
 
 
 def test_weights_count_as_what_they_are_held_in() -> None:

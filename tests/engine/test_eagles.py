@@ -63,7 +63,7 @@ def test_c16_an_eagle_head_changes_no_token(algorithm: str, folder: Path) -> Non
         ("FROZEN_KV_MTP", "EAGLE", "it is an EAGLE head: use EAGLE or EAGLE3"),
         ("NEXTN", "EAGLE3", "it is an EAGLE head: use EAGLE or EAGLE3"),
         ("EAGLE3", ".", "a model of type llama is no EAGLE head"),
-        ("STANDALONE", ".", "not in this version"),
+        ("STANDALONE", "EAGLE", "it is an EAGLE head: use EAGLE or EAGLE3"),
     ],
 )
 def test_a_draft_of_another_kind_is_named(algorithm: str, draft: str, message: str, folder: Path) -> None:

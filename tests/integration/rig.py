@@ -110,7 +110,7 @@ class Engine:
 
 class Rig:
     """A loaded model; `engine` makes an engine over it in milliseconds. `kv_dtype` None: KV is of `dtype`. With its
-    `draft_head` it drafts for itself, else what `draft` makes does."""
+    `draft_head` it drafts for itself, else what `draft` makes does, or the model at `draft_model`."""
 
     def __init__(
         self,
@@ -123,6 +123,7 @@ class Rig:
         context_length: int,
         draft_head: bool = False,
         draft: Callable[[Model, ModelConfig, Ops], Drafter] | None = None,
+        draft_model: Path | None = None,
     ) -> None:
         checkpoint = open_checkpoint(str(path), draft_head=draft_head)
         self.ops = make_ops(kernels, num_threads)
@@ -135,6 +136,10 @@ class Rig:
         self._drafter: Drafter | None = OwnHead(self._model, self.ops) if draft_head else None
         if draft is not None:
             self._drafter = draft(self._model, checkpoint.config, self.ops)
+        self._draft_model: Model | None = None
+        if draft_model is not None:
+            beside, first = open_checkpoint(str(draft_model)), len(self._model.cache_specs())
+            self._draft_model = models.load(beside, ops=self.ops, dtype=dtype, first_entry=first)
 
     def engine(
         self,
@@ -188,6 +193,7 @@ class Rig:
             ),
             width=width,
             drafter=self._drafter if width > 1 else None,
+            draft_model=self._draft_model if width > 1 else None,
             ops=self.ops,
             max_num_tokens=max(chunked_prefill_size + max_running_requests, max_running_requests * width),
             vocab_size=self._vocab_size,

@@ -61,7 +61,7 @@ class Guesses:
     def before(self, plan: StepPlan, inputs: Sections) -> None:
         assert self.runner is not None
         rows = self.runner.rows
-        for row, count in zip(plan.rows.tolist(), (plan.q_lens - 1).tolist(), strict=True):
+        for row, count in zip(plan.rows.tolist(), (plan.q_lens - 1).tolist(), strict=True) if plan.width > 1 else ():
             guess = self._guess(self._of_row[row], int(rows.kv_lens[row]) + 1, count)
             rows.draft_tokens[row, :count] = torch.tensor(guess, dtype=torch.int64)
 

@@ -119,9 +119,8 @@ CONTRACTS: Final = {
         "sampler would have chosen, and a draft can cost acceptance alone. A query-only assistant reads the model's "
         "KV, writes none, and sees a fixed prefix while it drafts.",
         "scheduler/scheduler.py, runtime/verify_step.py, runtime/device_proposer.py, runtime/draft_head.py, "
-        "runtime/frozen_draft.py, models/assistant.py, models/drafter.py, models/eagle.py, "
+        "runtime/frozen_draft.py, runtime/draft_model.py, models/assistant.py, models/drafter.py, models/eagle.py, "
         "ops/accept.py, ops/drafting.py",
-        "a draft model of its own",
     ),
     "C18": Contract(
         "The prefix cache resumes what is whole",

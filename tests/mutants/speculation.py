@@ -46,6 +46,13 @@ SPECULATION = (
         "engine/test_channel.py::test_several_tokens_of_a_request_travel_with_their_number",
     ),
     Mutant(
+        "C17 a draft model has as many tokens as the model",
+        "engine/drafting.py",
+        "    if draft.vocab_size != target.vocab_size:\n",
+        "    if not draft.vocab_size:\n",
+        "engine/test_draft_models.py::test_a_model_that_cannot_draft_is_refused",
+    ),
+    Mutant(
         "C17 guesses that continue the last token go with no step in flight",
         "config/speculation.py",
         '    if algorithm is SpeculativeAlgorithm.NGRAM and settled["overlap_depth"]:',

@@ -168,7 +168,7 @@ class Watched(FrozenDraft):
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
         super().before(plan, inputs)
-        for row, q_len in zip(plan.rows.tolist(), plan.q_lens.tolist(), strict=True):
+        for row, q_len in zip(plan.rows.tolist(), plan.q_lens.tolist(), strict=True) if plan.width > 1 else ():
             said, drafts = self._said.tokens[row], self._rows.draft_tokens[row]
             alone = our_drafts(*self._drafting, [*PROMPTS[row], *said])[: q_len - 1]
             assert drafts[: q_len - 1].tolist() == alone, (row, len(said))

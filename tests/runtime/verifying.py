@@ -82,7 +82,7 @@ def kv_of(plans: HybridPlanner, row: int) -> list[Tensor]:
     for i, spec in enumerate(cache.specs):
         if isinstance(spec, RecurrentState):
             continue
-        window = spec.window if isinstance(spec, SlidingWindow) else length
+        window = spec.window if isinstance(spec, SlidingWindow) else length + 1
         positions = torch.arange(max(0, length - window + 1), length)
         pages = torch.from_numpy(plans.pages[row])[positions // PAGE_SIZE]
         if isinstance(spec, SlidingWindow):

@@ -1,0 +1,165 @@
+"""Tokens drafted by a smaller model: where the model computes, and never seen by the host.
+
+Its layers stand behind the model's own, in the same pages, and a token has the same place in both. Before a step the
+draft model runs over the tokens that the step decodes, and where drafts behind them are verified it goes on from each
+draft to the next. Behind a step it runs over the prompts in it.
+
+What was drafted last has no KV here when it is accepted. So a draft begins with the last two tokens of its row, and
+none but the last of a row's tokens ever lacks its KV.
+
+What it drafts, and whatever it keeps, can cost acceptance and never a token.
+
+Shape letters: D rows that decode, T tokens, S sequences, H hidden size of the draft model, padding included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from forebay.models.decoder import Model
+from forebay.ops.accept import Known
+from forebay.pools.table import Column, Table
+from forebay.requests.step_plan import StepPlan
+from forebay.runtime.draft_head import DraftInputs, FollowedSequences, FollowInputs
+from forebay.runtime.extend_step import Tokens, token_counts
+from forebay.runtime.forward import Batch, Forward, StepTokens
+from forebay.runtime.graph_backends import GraphBackend
+from forebay.runtime.graph_runner import GraphRunner
+from forebay.runtime.kinds import no_kinds
+from forebay.runtime.packing import Array, Sections
+
+
+class Ran(NamedTuple):
+    hidden: Tensor  # [D, H] or [T, H], of the tokens that it ran over last
+
+
+class Beside:
+    """The draft model over the pools, and by request row the last token that has KV in the model, `before_last`; `lens`
+    are the tokens before those that it is about to compute."""
+
+    def __init__(self, forward: Forward, model: Model, vocab_size: int) -> None:
+        self.forward, self.ops, self.rows, self.model = forward, forward.ops, forward.rows, model
+        self.vocab_size = vocab_size
+        device = self.rows.kv_lens.device
+        columns = {name: Column(torch.int64, pad=0) for name in ("before_last", "lens")}
+        self.kept = Table(self.rows.num_rows, columns=columns, device=device, take=self.rows.take)
+        # As if the last token were a draft behind the one before it.
+        self.last_two = Known(self.kept["lens"], self.kept["before_last"], self.rows.last_tokens.unsqueeze(1))
+        self.counts = torch.arange(self.rows.num_rows + 1, dtype=torch.int32, device=device)
+        self._kinds = no_kinds(device)
+
+    def hidden(self, batch: Batch, input_ids: Tensor) -> Tensor:
+        """Of input_ids [T], behind the `lens` tokens of their rows -> [T, H]. Writes KV."""
+        placed = self.ops.place_tokens(*batch, self.kept["lens"], self.forward.pages, len(input_ids))
+        tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=self._kinds)
+        return self.model.forward(self.forward.context(tokens), input_ids)
+
+
+class DraftStep:
+    """Runs over the last two tokens of each row, and drafts up to `most` behind them, the most likely ones, into
+    `draft_tokens`. Of the last draft there is no KV."""
+
+    def __init__(self, beside: Beside, *, most: int) -> None:
+        self._beside, self._most = beside, most
+        self._begins = 2 * beside.counts
+        self._seconds = self._begins[:-1] + 1
+
+    def __call__(self, inputs: DraftInputs) -> Ran:
+        beside, ops, n = self._beside, self._beside.ops, inputs.num_rows
+        rows, lens = inputs.drafting_rows, beside.kept["lens"]
+        batch = Batch(rows, self._begins[: n + 1])
+        input_ids = ops.decode_ids(*batch, beside.last_two, 2 * n, beside.vocab_size)
+        hidden = ops.gather_rows(beside.hidden(batch, input_ids), self._seconds[:n])
+        for column in range(self._most):
+            ops.advance(lens, *batch)
+            token_ids = ops.argmax_rows(beside.model.logits(hidden))[0]
+            rows = ops.keep_drafts(token_ids, rows, inputs.num_drafts, column, beside.rows.draft_tokens)
+            if column + 1 < self._most:
+                batch = Batch(rows, beside.counts[: n + 1])
+                hidden = beside.hidden(batch, token_ids)
+        return Ran(hidden)
+
+
+class PromptStep:
+    """Runs over tokens of prompts, for the sake of their KV."""
+
+    def __init__(self, beside: Beside) -> None:
+        self._beside = beside
+
+    def __call__(self, inputs: FollowInputs) -> Ran:
+        batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
+        return Ran(self._beside.hidden(batch, inputs["input_ids"]))
+
+
+class DraftModel:
+    """A `DeviceProposer`."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        *,
+        model: Model,
+        vocab_size: int,
+        max_num_tokens: int,
+        sizes: Sequence[int],
+        backend: GraphBackend,
+    ) -> None:
+        self.beside = Beside(forward, model, vocab_size)
+        self._lens = torch.empty(0, dtype=torch.int64)  # of the rows that decode, before the step
+        most = forward.rows.draft_tokens.shape[1]
+        self.drafts = [self._drafts(num, sizes, backend) for num in range(most + 1)]
+        self.prompts = self._prompts(max_num_tokens, sizes, backend)
+
+    def _drafts(self, most: int, sizes: Sequence[int], backend: GraphBackend) -> GraphRunner[DraftInputs, Ran]:
+        beside = self.beside
+        writes = [(beside.rows, "draft_tokens"), (beside.kept, "lens")]
+        inputs = DraftInputs(beside.rows.num_rows, device=beside.counts.device)
+        return GraphRunner(DraftStep(beside, most=most), inputs, writes=writes, sizes=sizes, backend=backend)
+
+    def _prompts(
+        self, max_num_tokens: int, sizes: Sequence[int], backend: GraphBackend
+    ) -> GraphRunner[FollowInputs, Ran]:
+        beside, device = self.beside, self.beside.counts.device
+        sequences = FollowedSequences(beside.rows.num_rows, device=device)
+        inputs = FollowInputs(Tokens(max_num_tokens, device=device), sequences)
+        # A padded sequence must not be longer than a row of the page table.
+        most = min(max_num_tokens, beside.rows.req_to_token.shape[1] * beside.forward.cache.page_size)
+        captured = token_counts(most) if backend.captures_prompts else [1]  # others run as they are
+        return GraphRunner(PromptStep(beside), inputs, writes=[], sizes=captured, backend=backend)
+
+    def arrays(self, plan: StepPlan) -> dict[str, Array]:
+        return {"num_drafts": plan.q_lens - 1} if plan.width > 1 else {}
+
+    def before(self, plan: StepPlan, inputs: Sections) -> None:
+        rows = inputs["req_pool_indices"][plan.num_extends :]
+        if plan.num_decodes:
+            self._lens = self.beside.ops.gather(self.beside.rows.kv_lens, rows)
+            self.beside.ops.scatter(self.beside.kept["lens"], rows, self._lens - 1)
+            columns = {"drafting_rows": rows, **inputs.of(["num_drafts"])}
+            self.drafts[plan.width - 1].run(columns, plan.num_decodes)
+
+    def after(self, plan: StepPlan, inputs: Sections, input_ids: Tensor, seen: Tensor) -> None:
+        if not plan.num_seqs:
+            return
+        ops, kept, rows = self.beside.ops, self.beside.kept, inputs["req_pool_indices"]
+        bounds = inputs["q_start"] if "q_start" in inputs else self.beside.counts[: plan.num_seqs + 1]
+        num_stay = bounds.diff().long()
+        if plan.width > 1:
+            num_stay = ops.gather(self.beside.rows.kv_lens, rows) - self._lens
+        last = (bounds[:-1] + num_stay - 1).clamp(min=0)  # the padding row may have come from any length
+        ops.scatter(kept["before_last"], rows, input_ids.index_select(0, last))
+        if num := plan.num_extends:
+            ops.scatter(kept["lens"], rows[:num], inputs["starts"])
+            known = inputs["input_ids"]
+            columns = {"input_ids": known, "req_pool_indices": rows[:num], "q_ends": bounds[1 : num + 1]}
+            self.prompts.run(columns, len(known))
+
+    def capture_next(self) -> bool:
+        return self.prompts.capture_next() or any(runner.capture_next() for runner in reversed(self.drafts))
+
+    def reset_padding(self) -> None:
+        self.beside.kept.reset_padding()

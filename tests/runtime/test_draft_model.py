@@ -1,0 +1,121 @@
+"""A draft model beside a model's steps keeps of every token what it would keep alone, and drafts what it would say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from forebay import models
+from forebay.families.checkpoint import open_checkpoint
+from forebay.pools.regions import Regions
+from forebay.runtime.graph_backends import Eager, graphs_for
+from tests.engine.conftest import greedy
+from tests.kernels import NATIVE
+from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.runtime.conftest import made
+from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
+from tests.runtime.plans import Decode
+from tests.runtime.verifying import kv_of
+
+DRAFT = "llama"
+WIDTH = 5
+
+
+@pytest.fixture(params=["eager", "graphs"])
+def planner(request: pytest.FixtureRequest) -> Callable[..., HybridPlanner]:
+    return planner_of(NATIVE, captured=request.param == "graphs")
+
+
+def planner_of(backend: str, *, captured: bool) -> Callable[..., HybridPlanner]:
+    """Of a model of the type given, for which DRAFT drafts, or nobody where that is what is asked for."""
+    ops = made(backend)
+    graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
+
+    def of(case: str, *, drafting: bool = True) -> HybridPlanner:
+        model = models.load(open_checkpoint(shared_tiny(case).path), ops=ops, dtype=torch.float32)
+        options = {"vocab_size": VOCAB, "ops": ops, "graphs": graphs}
+        if drafting:
+            checkpoint, first = open_checkpoint(shared_tiny(DRAFT).path), len(model.cache_specs())
+            options["draft_model"] = models.load(checkpoint, ops=ops, dtype=torch.float32, first_entry=first)
+        return HybridPlanner(hybrid_runner(model, width=WIDTH if drafting else 1, **options))
+
+    return of
+
+
+def check_kept(plans: HybridPlanner, alone: HybridPlanner, known: dict[int, list[int]], *, lacking: int) -> None:
+    """Of all tokens with KV in the model but the last `lacking` ones."""
+    for row, tokens in known.items():
+        if length := int(plans.lens[row]):
+            alone.begin(row, tokens[:length])
+            alone.step(extends=[(row, length)])
+            expected = kv_of(alone, row)
+            for ours, theirs in zip(kv_of(plans, row)[-len(expected) :], expected, strict=True):
+                torch.testing.assert_close(ours[: length - lacking], theirs[: length - lacking], rtol=0, atol=1e-4)
+
+
+def step(plans: HybridPlanner, known: dict[int, list[int]], extends: Sequence, decodes: Sequence[Decode]) -> list[int]:
+    """`known` grows by what it samples; how many tokens each of the decodes got."""
+    plan = plans.plan(extends=extends, decodes=decodes)
+    result = plans.settle(plan, plans.runner.launch(plan).result())
+    counts = result.num_new or plan.sample_mask.astype(int).tolist()
+    new = iter(result.token_ids)
+    for row, count in zip(plan.rows.tolist(), counts, strict=True):
+        known[row] += [next(new) for _ in range(count)]
+    return counts[plan.num_extends :]
+
+
+Step = tuple[list, list[Decode]]
+DECODES: tuple[Step, ...] = (
+    ([], [(1, 3), (2, 1)]),
+    ([], [1, 2]),
+    ([], [(1, 4)]),
+    ([(3, 4)], [1, 2]),
+    ([], [(2, 4), 1]),
+    ([], [(2, 2), (1, 2)]),
+)
+
+
+def test_a_draft_model_drafts_with_the_reference_ops():
+    check_drafts("qwen2", planner_of("torch", captured=False), DECODES[:1])
+
+
+@pytest.mark.parametrize("target", ["llama", "qwen3_5_text", "mistral-window"])
+def test_a_draft_model_keeps_and_drafts_what_it_would_alone(target, planner):
+    """Whether its drafts are all accepted, those of the model itself, or hardly ever; in chunks and in any company."""
+    check_drafts(target, planner, DECODES)
+
+
+def check_drafts(target: str, planner: Callable[..., HybridPlanner], steps: Sequence[Step]) -> None:
+    plans, alone, oracle = planner(target), planner(DRAFT, drafting=False), shared_tiny(DRAFT)
+    known = {row: random_ids(length, seed=row) for row, length in ((1, 9), (2, 6), (3, 5))}
+    for row in (1, 2):
+        plans.begin(row, known[row])
+    step(plans, known, [(1, 4), (2, 3)], [])
+    step(plans, known, [(1, 5), (2, 3)], [])
+    check_kept(plans, alone, {row: known[row] for row in (1, 2)}, lacking=0)
+    plans.begin(3, known[3])
+    for extends, decodes in steps:
+        wide = dict(wanted for wanted in decodes if not isinstance(wanted, int))
+        expected = {row: greedy(oracle, known[row], count) for row, count in wide.items()}
+        counts = step(plans, known, extends, decodes)
+        drafted = plans.runner.rows.draft_tokens
+        assert {row: drafted[row, : wide[row]].tolist() for row in wide} == expected
+        check_kept(plans, alone, known, lacking=1)
+        if target == DRAFT:
+            assert counts == [1 + wide.get(row if isinstance(row, int) else row[0], 0) for row in decodes]
+
+
+def test_a_draft_model_writes_nothing_for_rows_that_draft_fewer_tokens_than_others(planner):
+    """Behind their pages, where their line of the page table may name another's."""
+    plans = planner("qwen3_5_text")
+    known = {1: random_ids(7, seed=6), 2: random_ids(6, seed=7)}
+    for row, tokens in known.items():
+        plans.begin(row, tokens)
+    step(plans, known, [(1, 7), (2, 6)], [])
+    plans.runner.rows.req_to_token[2, 2:] = int(plans.pages[1, 0])
+    before = [tensor[:4].clone() for tensor in kv_of(plans, 1)]
+    step(plans, known, [], [(1, 4), (2, 1)])
+    for kept, was in zip(kv_of(plans, 1), before, strict=True):
+        assert torch.equal(kept[:4], was)
