@@ -6,16 +6,16 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from forebay.base.errors import ConfigError
 from forebay.base.log import setup_logging
-from forebay.config.engine_config import Config
-from forebay.config.flag import AUTO, Flag
-from forebay.config.resolve import HERE, Survey, resolve, written_values
+from forebay.config.engine_config import Config, ServerConfig
+from forebay.config.flag import AUTO, Flag, Value
+from forebay.config.resolve import HERE, Survey, resolve, resolve_server, shown, written_values
 from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, SERVER_GROUPS
 from forebay.config.sources import Once, add_flags, refuse_unknown
 
@@ -34,6 +34,11 @@ class Parsed:
     @property
     def written(self) -> dict[str, str]:
         """What was set on the command line, in the environment or the file, with values for people."""
+        return {name: shown(name, value) for name, value in self.values.items()}
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The same, as they are."""
         return written_values(self.flags, dict(os.environ), self.config_file)
 
     def resolve(self, survey: Survey = HERE, /, **implied: object) -> Config:
@@ -50,6 +55,10 @@ class Parsed:
             pull_default_model()
         flags = {**self.flags, **{name: value for name, value in implied.items() if name not in chosen}}
         return resolve(flags, environment, self.config_file, warn=note, survey=survey)
+
+    def resolve_server(self) -> ServerConfig:
+        """Of a command that has no engine."""
+        return resolve_server(self.flags, dict(os.environ), self.config_file, note)
 
 
 class Parser:
@@ -77,12 +86,19 @@ class Parser:
 
     def engine_flags(self, *, server: bool, model_is_positional: bool) -> None:
         """Add the declared flags: all with `server`, otherwise without those of HTTP."""
-        self._flags = tuple(flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
-        add_flags(self._parser, self._flags)
-        self._parser.add_argument("--config", dest="config_file", metavar="FILE")
+        self._add_flags(flag for flag in BY_NAME.values() if server or flag.group not in SERVER_GROUPS)
         self._takes_model = model_is_positional
         if model_is_positional:
             self._parser.add_argument("model_positional", nargs="?")
+
+    def server_flags(self) -> None:
+        """Add those of HTTP alone."""
+        self._add_flags(flag for flag in BY_NAME.values() if flag.group in SERVER_GROUPS or flag.name == "log_level")
+
+    def _add_flags(self, flags: Iterable[Flag]) -> None:
+        self._flags = tuple(flags)
+        add_flags(self._parser, self._flags)
+        self._parser.add_argument("--config", dest="config_file", metavar="FILE")
 
     def parse(self, words: Sequence[str]) -> Parsed:
         """Prints the help and exits where it is asked for. ConfigError for what is not understood."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from forebay.base.errors import ConfigError, ForebayError, ModelError
@@ -16,6 +16,7 @@ from forebay.base.package import __version__
 
 COMMANDS: Final = {
     "serve": ("forebay.cli.serve", "serve a model over HTTP (OpenAI's API, and a page at /)"),
+    "route": ("forebay.cli.route", "one endpoint before prefill and decode servers"),
     "chat": ("forebay.cli.chat", "talk to a model in the terminal"),
     "generate": ("forebay.cli.generate", "complete one prompt to standard output"),
     "bench": ("forebay.cli.bench", "measure: serve, throughput, latency"),
@@ -33,8 +34,13 @@ EXIT_INTERRUPTED: Final = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one subcommand; the console script exits with what this returns."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    return guarded(lambda: _dispatch(words))
+
+
+def guarded(work: Callable[[], int]) -> int:
+    """Its exit code, or that of what it raises, which is told in words."""
     try:
-        return _dispatch(words)
+        return work()
     except ForebayError as error:
         print(f"forebay: error: {error.message}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError | ModelError) else EXIT_FAILED

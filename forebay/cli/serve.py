@@ -9,7 +9,7 @@ from forebay.engine.spawn import spawn
 
 
 def run(words: Sequence[str]) -> int:
-    spawned = None if _asks_for_help(words) else spawn()
+    spawned = None if _has_no_engine(words) else spawn()
     try:
         from forebay.cli.serving import serve_from
 
@@ -19,5 +19,6 @@ def run(words: Sequence[str]) -> int:
             spawned.discard()  # which is nothing unless we failed before it was told what to serve
 
 
-def _asks_for_help(words: Sequence[str]) -> bool:
-    return any(word == "-h" or word.startswith("--help") for word in words)
+def _has_no_engine(words: Sequence[str]) -> bool:
+    """Of its own: with --pd others have them. Where that is set elsewhere one is started for nothing."""
+    return any(word == "-h" or word.startswith(("--help", "--pd")) for word in words)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import socket
 import time
 from collections.abc import Sequence
 
@@ -20,35 +21,42 @@ from forebay.engine.launch import EngineProcess, configure
 from forebay.engine.spawn import Spawned, spawn
 
 
-def serve_from(words: Sequence[str], spawned: Spawned | None) -> int:
+def serve_from(words: Sequence[str], spawned: Spawned | None, sock: socket.socket | None = None) -> int:
     """Serve until a signal ends it. Owns `spawned` once the command line has been read without an error; without one it
-    starts an engine of its own. The collector is off until the server is up."""
+    starts an engine of its own. `sock` listens already, in the place of --host and --port. The collector is off until
+    the server is up."""
     gc.disable()
     parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
     parser.engine_flags(server=True, model_is_positional=True)
     parsed = parser.parse(words)
     started = time.monotonic()
     config = parsed.resolve()
-    setup_logging(config.server.log_level, process="server")
+    if config.server.pd:
+        from forebay.cli.local_fleet import serve_fleet
+
+        if spawned is not None:
+            spawned.discard()
+        return serve_fleet(parsed, config)
+    setup_logging(config.server.log_level, process=config.engine.disaggregation.named("server"))
     process = configure(spawned or spawn(), config.engine)
     try:
         # Ctrl-C waits until the server takes it: in between it would tear the loop from tasks that have just begun.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(config, process, started))
+            runner.run(_serve(config, process, started, sock))
     finally:
         process.stop(0.0)  # it has ended, unless we failed before it could serve anybody
     return 0
 
 
-async def _serve(config: Config, process: EngineProcess, started: float) -> None:
+async def _serve(config: Config, process: EngineProcess, started: float, sock: socket.socket | None) -> None:
     """Bind before the engine is waited for: a port that is taken is told at once."""
     from forebay.server.listen import bind
     from forebay.server.serve import serve
     from forebay.server.served_model import ServedModel
     from forebay.text.tokenizer import Tokenizer
 
-    sock = bind(config.server)
+    sock = sock or bind(config.server)
     engine = await AsyncEngine.connect(process)
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)

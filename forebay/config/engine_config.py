@@ -216,6 +216,10 @@ class DisaggregationOptions:
     cluster_key: bytes = field(default=b"", repr=False)
     chaos: Chaos = Chaos()
 
+    def named(self, process: str) -> str:
+        """What a process of this role is called in logs."""
+        return process if self.mode is DisaggregationMode.NULL else f"{self.mode}-{process}"
+
     @property
     def is_prefill(self) -> bool:
         return self.mode is DisaggregationMode.PREFILL

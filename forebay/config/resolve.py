@@ -126,11 +126,28 @@ def resolve(
     )
 
 
-def written_values(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> dict[str, str]:
-    """The settings that anybody wrote anywhere, with their values for people."""
+def written_values(flags: Mapping[str, object], env: Mapping[str, str], file: Path | None = None) -> dict[str, Value]:
+    """The settings that anybody wrote anywhere."""
     given, _ = _gather(flags, env, file)
-    chosen = {name: item.value for name, item in given.items() if item.source in _REASONS and item.value is not AUTO}
-    return {name: _shown(name, value) for name, value in chosen.items()}
+    chosen = {name: item.value for name, item in given.items() if item.source in _REASONS}
+    return {name: value for name, value in chosen.items() if not isinstance(value, Auto)}
+
+
+def resolve_server(
+    flags: Mapping[str, object], env: Mapping[str, str], file: Path | None, warn: Callable[[str], None]
+) -> ServerConfig:
+    """Of a server without a model of its own. Raises ConfigError as `resolve` does."""
+    given, warnings = _gather(flags, env, file)
+    for warning in warnings:
+        warn(warning)
+    written = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
+    keys = api_keys(written, "api_key"), api_keys(written, "admin_api_key")
+    check_exposure(str(written["host"]), keys[0])
+    values = {BY_NAME[name].field: value for name, value in written.items()}
+    values.pop("chat_template", None)
+    derived = {"api_keys": keys[0], "admin_api_keys": keys[1], "cache_isolation": CacheIsolation.NONE}
+    config: ServerConfig = _build(ServerConfig, values, **derived)
+    return config
 
 
 def _gather(
@@ -151,7 +168,7 @@ def _refuse_contradictions(given: dict[str, Given]) -> None:
 
     def clash(first: str, second: str, why: str) -> None:
         a, b = given[first], given[second]
-        raise ConfigError(f"{a.origin} ({_shown(first, a.value)}) and {b.origin} ({_shown(second, b.value)}): {why}")
+        raise ConfigError(f"{a.origin} ({shown(first, a.value)}) and {b.origin} ({shown(second, b.value)}): {why}")
 
     def over(first: str, second: str, why: str) -> None:
         a, b = given[first].value, given[second].value
@@ -243,7 +260,7 @@ def _decide(given: dict[str, Given], facts: Facts, warn: Callable[[str], None]) 
     settled = Settled({name: item.value for name, item in given.items() if not isinstance(item.value, Auto)})
     reasons = disaggregation.overrule(settled)
     for name in reasons.keys() & {name for name, item in given.items() if not isinstance(item.value, Auto)}:
-        warn(f"{given[name].origin} ({_shown(name, given[name].value)}) becomes {settled[name]}: {reasons[name]}")
+        warn(f"{given[name].origin} ({shown(name, given[name].value)}) becomes {settled[name]}: {reasons[name]}")
     for name, rule in RULES.items():
         if name in settled:
             continue
@@ -259,7 +276,7 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     """On this machine, with this model: one line for each."""
 
     def asked(name: str) -> str:
-        return f"{given[name].origin} ({_shown(name, settled[name])})"
+        return f"{given[name].origin} ({shown(name, settled[name])})"
 
     device, dtype, kv_dtype = settled["device"], settled["dtype"], settled["kv_cache_dtype"]
     if (settled["kernels"] == KernelBackend.TRITON) != (device == "cuda"):
@@ -346,10 +363,10 @@ def _setting(name: str, given: dict[str, Given], settled: Settled, reasons: dict
         return Setting(name=name, value="none", source="default", reason=OPTIONAL[name])
     reason = reasons.get(name, _REASONS.get(item.source, "the default"))
     source = "rule" if name in reasons else item.source
-    return Setting(name=name, value=_shown(name, settled[name]), source=source, reason=reason)
+    return Setting(name=name, value=shown(name, settled[name]), source=source, reason=reason)
 
 
-def _shown(name: str, value: object) -> str:
+def shown(name: str, value: object) -> str:
     """The value for people and /server_info; never a key."""
     flag = BY_NAME[name]
     if flag.kind is SECRET:

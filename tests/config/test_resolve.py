@@ -367,10 +367,10 @@ def test_what_was_written_is_told_from_what_was_not(tmp_path: Path) -> None:
     file.write_text("port = 1\n")
     flags = {"max_n": "2", "dtype": "auto", "kv_cache_bytes": 1 << 30}
     assert written_values(flags, {"FOREBAY_HOST": "localhost"}, file) == {
-        "port": "1",
-        "max_n": "2",
+        "port": 1,
+        "max_n": 2,
         "host": "localhost",
-        "kv_cache_bytes": "1.0 GiB",
+        "kv_cache_bytes": 1 << 30,
     }
 
 

@@ -1,0 +1,159 @@
+"""`forebay serve --pd local`: prefill and decode servers and their router, all of this machine, as one server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from forebay.base.log import setup_logging
+from forebay.base.units import human_bytes
+from forebay.cli.arguments import Parsed
+from forebay.config.disaggregation import num_servers
+from forebay.config.engine_config import Config, DisaggregationMode
+from forebay.config.flag import Value
+from forebay.config.server_args import BY_NAME, LIMITS
+from forebay.route.app import create_app
+from forebay.route.fleet import BACKLOG, Fleet, Server
+from forebay.route.members import Members
+from forebay.route.router import Router
+from forebay.server.listen import bind, listen
+
+KEY_BYTES: Final = 32
+# What is the router's alone, and what is divided among its servers.
+_OURS: Final = frozenset(
+    {
+        *("pd", "chaos", "host", "port", "cors_origins", "allowed_hosts", "model_path", "cluster_key_file"),
+        *("api_key", "api_key_file", "admin_api_key", "admin_api_key_file"),
+        *("num_threads", "kv_cache_bytes", "mem_fraction_static", "retraction_host_bytes"),
+        *("disaggregation_bootstrap_port",),
+    }
+)
+_OF_DECODE: Final = frozenset(
+    {
+        *("disaggregation_decode_extra_slots", "disaggregation_decode_enable_radix_cache"),
+        *("num_reserved_decode_tokens",),
+    }
+)
+
+
+def serve_fleet(parsed: Parsed, config: Config) -> int:
+    started = time.monotonic()
+    setup_logging(config.server.log_level, process="router")
+    sock = bind(config.server)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until the server takes it
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, fleet_of(parsed.values, config), sock, started))
+    return 0
+
+
+async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: float) -> None:
+    key = config.server.api_keys[0] if config.server.api_keys else ""
+    members = Members(*(fleet.origins(role, key) for role in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE)))
+    router = Router(config.server, members)
+    router.spawn(members.watch())
+
+    async def tell(url: str) -> None:
+        while not members.ready:
+            await asyncio.sleep(0.05)
+        _print_startup(config, fleet, url, time.monotonic() - started)
+
+    app = create_app(router)
+    with fleet:  # inside the loop, whose threads wait for its processes
+        fleet.watch(router)
+        on_ready = lambda url: router.spawn(tell(url))  # noqa: E731
+        await listen(config.server, app, router.lifecycle, router, sock=sock, on_ready=on_ready)
+
+
+def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:
+    """The servers of `--pd`, with what was written for them and their share of threads and memory. They prove to each
+    other a key that is made here, and take their clients' keys as we do; both come in files without names."""
+    prefill, decode = num_servers(config.server.pd)
+    cluster_key = _file(secrets.token_hex(KEY_BYTES))
+    keys = {name: _file("\n".join(found)) for name, found in _keys(config) if found}
+    roles = [DisaggregationMode.PREFILL] * prefill + [DisaggregationMode.DECODE] * decode
+    shared = [
+        f"--cluster-key-file=/dev/fd/{cluster_key}",
+        *(f"{BY_NAME[name].option}=/dev/fd/{fd}" for name, fd in keys.items()),
+        *_shares(config, len(roles)),
+    ]
+    servers = [Server(role, [*_words(role, written, config), *shared], _listening()) for role in roles]
+    return Fleet(servers, [cluster_key, *keys.values()], config.engine.disaggregation.chaos)
+
+
+def _keys(config: Config) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "api_key_file", config.server.api_keys
+    yield "admin_api_key_file", config.server.admin_api_keys
+
+
+def threads_each(config: Config, num: int) -> int:
+    return max(1, config.engine.num_threads // num)
+
+
+def _shares(config: Config, num: int) -> list[str]:
+    return [
+        f"--num-threads={threads_each(config, num)}",
+        f"--kv-cache-bytes={config.engine.memory.kv_cache_bytes // num}",
+        f"--retraction-host-bytes={config.engine.kinds.retraction_host_bytes // num}",
+    ]
+
+
+def _words(role: DisaggregationMode, written: Mapping[str, Value], config: Config) -> list[str]:
+    chaos = config.engine.disaggregation.chaos
+    words = [f"--model-path={config.engine.model_path}", f"--disaggregation-mode={role}"]
+    if role is DisaggregationMode.PREFILL:
+        words.append("--disaggregation-bootstrap-port=0")
+    if chaos.drop or chaos.delay_s:
+        words.append(f"--chaos=drop={100 * chaos.drop:g}%,delay={1000 * chaos.delay_s:g}ms")
+    for name, value in written.items():
+        others = name in _OF_DECODE if role is DisaggregationMode.PREFILL else name == "disable_radix_cache"
+        guesses = name.startswith("speculative_") and role is DisaggregationMode.PREFILL
+        if name not in _OURS and not others and not guesses and BY_NAME[name].group != LIMITS:
+            words.append(f"{BY_NAME[name].option}={_text(value)}")
+    return words
+
+
+def _text(value: Value) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _file(text: str) -> int:
+    """A descriptor of a file without a name that holds the text, for nobody but us and whom we pass it to."""
+    fd = os.memfd_create("forebay-key", os.MFD_CLOEXEC)
+    os.fchmod(fd, 0o600)
+    os.write(fd, text.encode())
+    return fd
+
+
+def _listening() -> socket.socket:
+    sock = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
+    sock.setblocking(False)
+    return sock
+
+
+def _print_startup(config: Config, fleet: Fleet, url: str, seconds: float) -> None:
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 140)
+    title = f"forebay serves {config.engine.served_model_name} by {config.server.pd}"
+    table = Table(title=title, title_justify="left", box=None)
+    for column in ("server", "at", "why"):
+        table.add_column(column, overflow="fold")
+    num, threads = len(fleet.servers), config.engine.num_threads
+    for server in fleet.servers:
+        each = threads_each(config, num)
+        memory = human_bytes(config.engine.memory.kv_cache_bytes // num)
+        why = f"{each} of {threads} threads and {memory} of the caches' memory: {num} servers share this machine"
+        table.add_row(str(server.role), server.origin, why)
+    console.print(table)
+    console.print(f"ready at [bold]{url}[/bold] after {seconds:.1f} s (page: {url}/, API: {url}/v1, Ctrl-C ends)")

@@ -1,0 +1,40 @@
+"""One server of `forebay serve --pd`: `python -m forebay.cli.member LISTENING LEASE WORDS...`, with the descriptors of
+a socket that listens and of a pipe that ends with whoever started us."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from typing import NoReturn
+
+from forebay.cli.main import guarded
+from forebay.engine.spawn import spawn
+
+
+def _end_with(lease: int) -> None:
+    def watch() -> None:
+        os.read(lease, 1)  # nothing is ever written
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lease", daemon=True).start()
+
+
+def main() -> NoReturn:
+    listening, lease, *words = sys.argv[1:]
+    _end_with(int(lease))
+    spawned = spawn()
+
+    def serve() -> int:
+        from forebay.cli.serving import serve_from
+
+        return serve_from(words, spawned, socket.socket(fileno=int(listening)))
+
+    code = guarded(serve)
+    spawned.discard()
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
