@@ -238,10 +238,12 @@ def delta_case(name: str, *, per_channel: bool) -> RecurrentCase:
 
 def state_batch(sequences: int, length: int) -> StateBatch:
     none, slots = torch.zeros(0, dtype=torch.int32), torch.arange(1, sequences + 1, dtype=torch.int32)
+    q_start = torch.arange(0, sequences * length + 1, length, dtype=torch.int32)
     return StateBatch(
         slots=slots,
         write_slots=slots,
-        q_start=torch.arange(0, sequences * length + 1, length, dtype=torch.int32),
+        q_start=q_start,
+        q_stop=q_start[1:],
         snap_start=torch.zeros(sequences + 1, dtype=torch.int32),
         snap_ends=none,
         snap_slots=none,

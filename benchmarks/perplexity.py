@@ -31,7 +31,7 @@ from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
-from forebay.layers.context import ForwardContext
+from forebay.layers.context import ForwardContext, States
 from forebay.models import Model
 from forebay.ops import Ops, make_ops
 from forebay.ops.attention import PagedKv
@@ -108,7 +108,7 @@ def _context(model: Model, length: int, dtype: torch.dtype) -> ForwardContext:
         out_cache_loc=_PAGE + torch.arange(length),
     )
     no_snapshots = {"snap_start": torch.zeros(2, dtype=torch.int32), "snap_ends": none, "snap_slots": none}
-    states = StateBatch(slots=row, write_slots=row, q_start=ends, **no_snapshots)
+    states = States(StateBatch(slots=row, write_slots=row, q_start=ends, q_stop=ends[1:], **no_snapshots))
     return ForwardContext(positions=torch.arange(length), full=paged, window=paged, states=states, cache=cache)
 
 

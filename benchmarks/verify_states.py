@@ -1,11 +1,10 @@
-"""Time what recurrent layers do in a step that verifies W tokens, two ways, beside a plain decode step.
+"""Time what recurrent layers do in a step that verifies W tokens, beside a plain decode step.
 
     python benchmarks/verify_states.py [--threads 2] [--repeats 15] [--only falcon_h1]
 
-(a) keeps the state behind each token in a scratch row and copies the one behind the last accepted token. (b) computes
-the tokens without writing a state and runs the accepted ones again, with writes; that their inputs must be kept until
-then is not in its times. Convolutions and scans of all layers, tokens accepted: one, half, all. Each repeat runs all of
-them in turn; printed are minima, in ms, and the ratio of (a) to (b).
+The tokens are computed without writing a state, and the accepted ones again, with writes. Convolutions and scans of all
+layers, by their Python; tokens accepted: one, half, all. Each repeat runs all in turn; printed are minima in ms,
+and their ratio to the plain step.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from torch import Tensor
 from benchmarks.ops_bench import random
 from forebay.ops import Ops, make_ops
 from forebay.ops.recurrence import Convolution, Scan, StateBatch
-from forebay.ops.states import StateColumns, Wishes
 
 TAPS = 4
 Run = Callable[[int, Tensor, Tensor, StateBatch], object]  # so many tokens, on the states of a layer
@@ -66,57 +64,45 @@ def int32(values: object) -> Tensor:
     return torch.as_tensor(values, dtype=torch.int32)
 
 
-def batch_of(slots: Tensor, lens: int, write_slots: Tensor, scratch: Tensor | None = None) -> StateBatch:
+def batch_of(slots: Tensor, lens: int, accepted: int, write_slots: Tensor) -> StateBatch:
     q_start = torch.arange(len(slots) + 1, dtype=torch.int32) * lens
     none = int32([])
     return StateBatch(
         slots=slots,
         write_slots=write_slots,
         q_start=q_start,
-        snap_start=torch.zeros_like(q_start) if scratch is None else q_start,
-        snap_ends=none if scratch is None else q_start[-1:].new_tensor(range(1, int(q_start[-1]) + 1)),
-        snap_slots=none if scratch is None else scratch,
+        q_stop=q_start[:-1] + accepted,
+        snap_start=torch.zeros_like(q_start),
+        snap_ends=none,
+        snap_slots=none,
     )
 
 
 def bench(ops: Ops, model: Model, dtype: torch.dtype, rows: int, width: int, repeats: int) -> None:
     tokens, slots = rows * width, torch.arange(1, rows + 1, dtype=torch.int32)
-    num_rows = 1 + rows + tokens
-    convs = [torch.rand(num_rows, TAPS - 1, model.channels).to(torch.bfloat16) for _ in range(model.layers)]
-    scans = [torch.rand(num_rows, *model.state).to(dtype) for _ in range(model.layers)]
+    convs = [torch.rand(1 + rows, TAPS - 1, model.channels).to(torch.bfloat16) for _ in range(model.layers)]
+    scans = [torch.rand(1 + rows, *model.state).to(dtype) for _ in range(model.layers)]
     x = random(tokens, model.channels)
     conv, scan = Convolution(random(TAPS, model.channels), None, silu=True), model.scan(ops, x)
-    columns = StateColumns((*convs, *scans))
-    positions = torch.arange(tokens, dtype=torch.int64)
-    wishes = Wishes(torch.zeros(rows, dtype=torch.int64), torch.zeros(rows, dtype=torch.int32))
 
     def layers(batch: StateBatch, n: int) -> None:
         for conv_state, scan_state in zip(convs, scans, strict=True):
             ops.causal_conv(x[:n], conv, conv_state, batch)
             scan(n, scan_state, batch)
 
-    nowhere = torch.zeros_like(slots)
-    kept = batch_of(slots, width, nowhere, int32(range(1 + rows, num_rows)))
-    unkept = batch_of(slots, width, nowhere)
+    verified = batch_of(slots, width, width, torch.zeros_like(slots))
 
-    def with_scratch(accepted: int) -> None:
-        layers(kept, tokens)
-        ops.commit_states(columns, kept, positions, torch.full((rows,), accepted), wishes)
-
-    def again(accepted: int) -> None:
-        layers(unkept, tokens)
-        layers(batch_of(slots, accepted, slots), rows * accepted)
+    def verify(accepted: int) -> None:
+        layers(verified, tokens)
+        layers(batch_of(slots, width, accepted, slots), tokens)
 
     counts = sorted({1, (width + 1) // 2, width})
-    steps: dict[str, Callable[[], None]] = {"plain": lambda: layers(batch_of(slots, 1, slots), rows)}
+    steps: dict[str, Callable[[], None]] = {"plain": lambda: layers(batch_of(slots, 1, 1, slots), rows)}
     for count in counts:
-        steps[f"a{count}"] = lambda count=count: with_scratch(count)
-        steps[f"b{count}"] = lambda count=count: again(count)
+        steps[str(count)] = lambda count=count: verify(count)
     times = measured(steps, repeats)
     ratios = "  ".join(
-        f"{count}: {times[f'a{count}'] * 1e3:6.2f} / {times[f'b{count}'] * 1e3:6.2f} = "
-        f"{times[f'a{count}'] / times[f'b{count}']:.2f}"
-        for count in counts
+        f"{count}: {times[str(count)] * 1e3:6.2f} = {times[str(count)] / times['plain']:.2f}" for count in counts
     )
     kind = str(dtype).removeprefix("torch.")
     print(f"{model.name:15} {kind:9} {rows} x {width}  plain {times['plain'] * 1e3:6.2f} ms  {ratios}", flush=True)
@@ -133,7 +119,7 @@ def measured(steps: dict[str, Callable[[], None]], repeats: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the states of a step that verifies, two ways.")
+    parser = argparse.ArgumentParser(description="Time the states of a step that verifies.")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", help="the beginning of a model's name")

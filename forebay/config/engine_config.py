@@ -131,13 +131,11 @@ class KindOptions:
 class KindConfig(KindOptions):
     """What the scheduler must know of layers that keep something else than all tokens' KV.
 
-    `num_slots` 0: no recurrent layer; `num_scratch` is how many tokens of sequences with guesses one step may verify,
-    each of which leaves a state behind it; `num_window_pages` 0: no layer with a sliding window of `window` tokens.
+    `num_slots` 0: no recurrent layer; `num_window_pages` 0: no layer with a sliding window of `window` tokens.
     What a page or slot of each kind of cache has in bytes, of all layers, is for the cost of copying it to the host.
     """
 
     num_slots: int = 0
-    num_scratch: int = 0
     num_window_pages: int = 0
     window: int = 0
     slot_bytes: Mapping[str, int] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_sp
 from forebay.engine.exchange import Connected
 from forebay.engine.frames import Ready
 from forebay.engine.roles import role_of, shared_caches, transfers_for
-from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
+from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
@@ -77,7 +77,6 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     needs = needs_of(checkpoint.config, draft_head=draft_head)
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, checkpoint.config)), config.types)
     budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
-    config = replace(config, speculation=within_memory(config.speculation, budget))
     regions = Regions(config.device, shared=shared_caches(config))
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)

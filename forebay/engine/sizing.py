@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
+from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
 from forebay.memory.kinds.build import CacheSizes, make_demands
 from forebay.memory.kv_allocator import KV
@@ -28,12 +28,6 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddin
             sizes, memory.page_size, config.kinds, scheduling, config.speculation.num_draft_tokens, certain
         ),
     )
-
-
-def within_memory(options: SpeculationOptions, budget: MemoryBudget) -> SpeculationOptions:
-    """As wide as the states behind a step's tokens have room; the budget's lines say why that is less."""
-    widths = [kind.most_width(options.num_draft_tokens) for kind in budget.demand.kinds]
-    return replace(options, num_draft_tokens=min(widths, default=options.num_draft_tokens))
 
 
 def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: int) -> SchedulerConfig:

@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVarTuple
 
 from torch import Tensor
 
 from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
 from forebay.pools.cache_pool import CachePool
+
+Inputs = TypeVarTuple("Inputs")
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The recurrent states of a step's sequences: what reads and writes them is run through here. Where nobody knows
+    yet which of the tokens stay, `ran` gets all that is to be run again for those that do, on another batch."""
+
+    batch: StateBatch
+    ran: list[Callable[[StateBatch], Tensor]] | None = None
+
+    def run(self, op: Callable[[*Inputs, StateBatch], Tensor], *inputs: *Inputs) -> Tensor:
+        if self.ran is not None:
+            self.ran.append(lambda batch: op(*inputs, batch))
+        return op(*inputs, self.batch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +42,6 @@ class ForwardContext:
     positions: Tensor  # [T] int64
     full: PagedKv
     window: PagedKv
-    states: StateBatch
+    states: States
     cache: CachePool
     per_layer: Tensor | None = None  # [T, L * P]

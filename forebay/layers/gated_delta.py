@@ -64,10 +64,10 @@ class GatedDelta:
         sizes = [delta.channels, delta.value_size, heads, heads]
         mixed, gate, beta, decay = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         state = ctx.cache.state(self._layer)
-        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
+        mixed = ctx.states.run(ops.causal_conv, mixed, self._conv, state.conv)
         log_decay, beta = ops.delta_gates(decay, beta, self._gates)
         q, k, v = torch.split(mixed, [delta.key_size, delta.key_size, delta.value_size], dim=-1)
         q, k = (part.view(tokens, key_heads, delta.key_head_dim) for part in (q, k))
         v = v.view(tokens, heads, delta.value_head_dim)
-        out = ops.gated_delta_rule(q, k, v, log_decay, beta, state.ssm, ctx.states).flatten(1)
+        out = ctx.states.run(ops.gated_delta_rule, q, k, v, log_decay, beta, state.ssm).flatten(1)
         return self._output(ctx, ops.gated_rms_norm(out, gate, self._norm))

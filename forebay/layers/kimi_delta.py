@@ -72,9 +72,9 @@ class KimiDeltaLayer:
         if self._second_layers:
             decay, gate = (layer(ctx, y) for layer, y in zip(self._second_layers, (decay, gate), strict=True))
         state = ctx.cache.state(self._layer)
-        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
+        mixed = ctx.states.run(ops.causal_conv, mixed, self._conv, state.conv)
         heads = (len(x), delta.num_heads, delta.head_dim)
         q, k, v = (part.view(heads) for part in mixed.chunk(3, dim=-1))
         log_decay, beta = ops.delta_gates(decay, beta, self._gates)
-        out = ops.gated_delta_rule(q, k, v, log_decay.view(heads), beta, state.ssm, ctx.states).flatten(1)
+        out = ctx.states.run(ops.gated_delta_rule, q, k, v, log_decay.view(heads), beta, state.ssm).flatten(1)
         return self._output(ctx, ops.gated_rms_norm(out, gate, self._norm))

@@ -60,9 +60,9 @@ class Mamba1:
         """x [T, H] -> [T, H]. Reads and writes the states of the step's sequences."""
         ops, state = self._ops, ctx.cache.state(self._layer)
         mixed, gate = self._inputs(ctx, x).chunk(2, dim=-1)
-        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
+        mixed = ctx.states.run(ops.causal_conv, mixed, self._conv, state.conv)
         dt, b, c = self._select(ctx, mixed)
-        y = ops.mamba1_scan(mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm, ctx.states)
+        y = ctx.states.run(ops.mamba1_scan, mixed, self._dt(ctx, dt), b, c, self._scan, state.ssm)
         return self._output(ctx, ops.mul_silu(y, gate))
 
     def _select(self, ctx: ForwardContext, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

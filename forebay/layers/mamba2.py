@@ -78,11 +78,11 @@ class Mamba2:
         sizes = [mixer.intermediate_size, mixer.channels, mixer.num_heads]
         gate, mixed, dt = torch.split(self._inputs(ctx, x), sizes, dim=-1)
         state = ctx.cache.state(self._layer)
-        mixed = ops.causal_conv(mixed, self._conv, state.conv, ctx.states)
+        mixed = ctx.states.run(ops.causal_conv, mixed, self._conv, state.conv)
         y, b, c = torch.split(mixed, [mixer.intermediate_size, mixer.group_channels, mixer.group_channels], dim=-1)
         y = y.view(len(x), mixer.num_heads, mixer.head_dim)
         b, c = (part.view(len(x), mixer.num_groups, mixer.state_size) for part in (b, c))
-        y = ops.mamba2_scan(y, dt, b, c, self._scan, state.ssm, ctx.states).flatten(1)
+        y = ctx.states.run(ops.mamba2_scan, y, dt, b, c, self._scan, state.ssm).flatten(1)
         gated = ops.mul_silu(y, gate) if self._norm is None else ops.gated_rms_norm(y, gate, self._norm)
         return self._output(ctx, gated)
 

@@ -44,5 +44,5 @@ class ShortConv:
         ops = self._ops
         b, c, y = self._inputs(ctx, x).chunk(3, dim=-1)
         state = ctx.cache.state(self._layer).conv
-        mixed = ops.causal_conv(ops.mul(b, y), self._conv, state, ctx.states)
+        mixed = ctx.states.run(ops.causal_conv, ops.mul(b, y), self._conv, state)
         return self._output(ctx, ops.mul(c, mixed))

@@ -51,22 +51,9 @@ class KindDemand(ABC):
     slot_bytes: int
     per_page: int | None = None
 
-    @property
-    def num_scratch(self) -> int:
-        """Slots behind those that are handed out, which a step writes and nobody keeps."""
-        return 0
-
-    def settled(self, demand: MemoryDemand) -> KindDemand:
-        """With as many scratch slots as the memory has room for."""
-        return self
-
-    def most_width(self, width: int) -> int:
-        """Of `width` tokens that a step is to compute of a sequence, how many there is room for."""
-        return width
-
     def bytes_of(self, num_slots: int) -> int:
-        """With the padding slot and scratch, where there are any."""
-        return (num_slots + 1 + self.num_scratch) * self.slot_bytes if num_slots else 0
+        """With the padding slot, where there are any."""
+        return (num_slots + 1) * self.slot_bytes if num_slots else 0
 
     @abstractmethod
     def least(self, demand: MemoryDemand, num_requests: int) -> int:
@@ -143,12 +130,11 @@ class MemoryDemand(MemoryOptions):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSizes:
     """How large the pools are, without the padding page, slot and row: of each kind of cache, full KV among them, its
-    `num_slots`. Behind state slots lie `num_scratch` rows more. `context_length` is the most tokens of a row;
-    `pre_alloc_size` rows are there beside those of running requests."""
+    `num_slots`. `context_length` is the most tokens of a row; `pre_alloc_size` rows are there beside those of running
+    requests."""
 
     page_size: int
     num_slots: Mapping[str, int]
-    num_scratch: int = 0
     max_running_requests: int
     pre_alloc_size: int = 0
     context_length: int
@@ -187,7 +173,6 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
     Raises ConfigError when not a single request could run.
     """
     _refuse_too_little(demand)
-    demand = replace(demand, kinds=tuple(kind.settled(demand) for kind in demand.kinds))
     reasons = {}
     rows, reasons["rows"] = _num_rows(demand)
     num_slots: dict[str, int] = {}
@@ -203,7 +188,6 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
         demand=demand,
         page_size=demand.page_size,
         num_slots=num_slots,
-        num_scratch=sum(kind.num_scratch for kind in demand.kinds),
         max_running_requests=min(rows, demand.max_running_requests),
         pre_alloc_size=max(0, rows - demand.max_running_requests),
         context_length=context,

@@ -15,11 +15,10 @@ from forebay.ops.drafting import DraftingOps
 from forebay.ops.experts import ExpertOps
 from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
-from forebay.ops.states import StateOps
 from forebay.ops.steps import StepOps
 
 
-class Ops(ExpertOps, AttentionOps, RecurrenceOps, StateOps, StepOps, DraftingOps):
+class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
     """The kernels of one backend: nothing in it changes once made. Not safe to call from two threads at once, nor in a
     child that was forked (its worker threads stay behind): make one per process. By itself it is the torch backend.
 

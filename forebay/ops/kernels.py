@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _P, _L, _F = c_void_p, c_long, c_float
-_BATCH = [_P, _P, _P, _P, _P, _P, _L]
+_BATCH = [*([_P] * 7), _L]
 _LINEAR = [_P, _P, _L, _P, _P, _P, _L, _L, _L]
 _ROWS = [_P, _P, _L, _P, _L, _L]
 _ZIP = [_P, _P, _L, _P, _L, _P, _L, _L, _L]
@@ -29,6 +29,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_scatter": [_P, _P, _P, _P, _L],
     "fb_place_tokens": [_P, _P, _P, _P, _P, _L, _L, _P, _P, _P, _P, _P, _L],
     "fb_due": [_P, _P, _P, _P, _P, _P, _L],
+    "fb_accepted_stops": [*([_P] * 10), _L],
     "fb_advance": [_P, _P, _P, _P, _L],
     "fb_decode_ids": [_P, _P, _P, _P, _P, _L, _L, _P, _L],
     "fb_accept": [_P, _P, _P, _P, _P, _P, _P, _L, _P, _P, _P, _L],
@@ -85,7 +86,6 @@ SIGNATURES: dict[str, list[Any]] = {
     "fb_mamba1_scan_{}_{}": [*_SCAN, _L, _L],
     "fb_mamba2_scan_{}_{}": [*_SCAN, _L, _L, _L, _L, _F, _F],
     "fb_gated_delta_rule_{}_{}": _DELTA,
-    "fb_commit_states": [_P, _P, _L, *([_P] * 7), _L],
 }
 # Of those that return anything.
 RESULTS = {

@@ -1,4 +1,4 @@
-"""The native twins of the ops in recurrence.py and states.py: thin calls into the compiled kernels."""
+"""The native twins of the ops in recurrence.py: thin calls into the compiled kernels."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from torch import Tensor
 
 from forebay.ops.kernels import Kernels, address, view
 from forebay.ops.recurrence import Convolution, DeltaGates, GatedNorm, Scan, StateBatch
-from forebay.ops.states import StateColumns, Wishes
 
 _MOST_TAPS = 8  # kMostTaps of cpu/conv.cpp
 
 
 class NativeRecurrence:
-    """See `RecurrenceOps`, `StateOps`. The last dimension of every tensor is contiguous, and so are a token's heads."""
+    """See `RecurrenceOps`. The last dimension of every tensor is contiguous, and so are a token's heads."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._pool = kernels.pool
@@ -23,7 +22,6 @@ class NativeRecurrence:
         self._gated_delta_rule = kernels.by_dtypes("fb_gated_delta_rule_{}_{}")
         self._delta_gates = kernels.by_dtype("fb_delta_gates_{}")
         self._gated_rms_norm = kernels.by_dtype("fb_gated_rms_norm_{}")
-        self._commit_states = kernels.bind("fb_commit_states")
 
     def causal_conv(self, x: Tensor, conv: Convolution, state: Tensor, batch: StateBatch) -> Tensor:
         (tokens, channels), taps = x.shape, conv.weight.shape[0]
@@ -86,14 +84,6 @@ class NativeRecurrence:
         self._gated_rms_norm[x.dtype](self._pool, *tensors, *sizes, norm.eps, norm.norm_first, norm.sigmoid)
         return out
 
-    def commit_states(
-        self, columns: StateColumns, batch: StateBatch, positions: Tensor, num_new: Tensor, wishes: Wishes
-    ) -> None:
-        tensors = (batch.slots, batch.q_start, batch.snap_slots, positions, num_new, *wishes)
-        self._commit_states(
-            self._pool, columns.places.data_ptr(), len(columns.tables), *map(Tensor.data_ptr, tensors), len(batch.slots)
-        )
-
 
 def _scanned(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan) -> tuple[int, ...]:
     weights = scan.d.data_ptr(), scan.dt_bias.data_ptr()
@@ -103,5 +93,6 @@ def _scanned(x: Tensor, dt: Tensor, b: Tensor, c: Tensor, scan: Scan) -> tuple[i
 def _states(table: Tensor, batch: StateBatch) -> tuple[int, ...]:
     """The states, and the arguments of FOREBAY_BATCH in cpu/recurrence.h."""
     slots = batch.slots.data_ptr(), batch.write_slots.data_ptr()
+    tokens = batch.q_start.data_ptr(), batch.q_stop.data_ptr()
     snaps = batch.snap_start.data_ptr(), batch.snap_ends.data_ptr(), batch.snap_slots.data_ptr()
-    return (table.data_ptr(), *slots, batch.q_start.data_ptr(), *snaps, batch.slots.shape[0])
+    return (table.data_ptr(), *slots, *tokens, *snaps, batch.slots.shape[0])

@@ -19,6 +19,7 @@ class NativeSteps:
         self._scatter = kernels.bind("fb_scatter")
         self._place_tokens = kernels.bind("fb_place_tokens")
         self._due = kernels.bind("fb_due")
+        self._accepted_stops = kernels.bind("fb_accepted_stops")
         self._advance = kernels.bind("fb_advance")
         self._decode_ids = kernels.bind("fb_decode_ids")
         self._accept = kernels.bind("fb_accept")
@@ -60,6 +61,21 @@ class NativeSteps:
         columns = slots.data_ptr(), ends.data_ptr(), lens.data_ptr(), positions.data_ptr()
         self._due(self._pool, *columns, out.data_ptr(), slots.shape[0])
         return out
+
+    def accepted_stops(
+        self,
+        q_start: Tensor,
+        num_new: Tensor,
+        positions: Tensor,
+        written: Tensor,
+        wish_lens: Tensor,
+        wish_slots: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        num_seqs = num_new.shape[0]
+        stops, ends, slots = (torch.empty(num_seqs, dtype=torch.int32) for _ in range(3))
+        inputs = (t.data_ptr() for t in (q_start, num_new, positions, written, wish_lens, wish_slots))
+        self._accepted_stops(self._pool, *inputs, stops.data_ptr(), ends.data_ptr(), slots.data_ptr(), num_seqs)
+        return stops, ends, slots
 
     def advance(self, kv_lens: Tensor, rows: Tensor, q_start: Tensor) -> None:
         self._advance(self._pool, kv_lens.data_ptr(), rows.data_ptr(), q_start.data_ptr(), rows.shape[0])

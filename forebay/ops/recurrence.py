@@ -1,6 +1,6 @@
 """The ops of recurrent layers: what each does for every backend, and its definition in torch.
 
-All of them run a recurrence over a packed batch: sequence i's tokens are `q_start[i]..q_start[i+1]`, its state is read
+All of them run a recurrence over a packed batch: sequence i's tokens are `q_start[i]..q_stop[i]`, its state is read
 from row `slots[i]` of the layer's state table and after its last token written to row `write_slots[i]`. Where the batch
 names a snapshot, the state as it is after that token is also written to the snapshot's row. Tokens are taken one after
 the other, whatever the step's length, and the state is rounded to its table's dtype after each (the token's own output
@@ -32,12 +32,14 @@ class StateBatch:
     with slot 0 is no snapshot, and its end means nothing: so a replayed step has an entry for each sequence.
     Sequences of no token leave their state alone. Padded sequences name slot 0: it is read but never written (C14).
     `write_slots[i]` is `slots[i]`, or 0 for a sequence that is verified: nobody knows yet which of its tokens stay, so
-    the state is written nowhere but to its snapshots. No other slot is named twice.
+    its state is written nowhere. No other slot is named twice. Nor does anybody know what comes out for the tokens from
+    `q_stop[i]` to the next sequence's first: there are some when only those are run again that stay.
     """
 
     slots: Tensor  # [S]
     write_slots: Tensor  # [S]
     q_start: Tensor  # [S + 1]
+    q_stop: Tensor  # [S]
     snap_start: Tensor  # [S + 1]
     snap_ends: Tensor  # [N]
     snap_slots: Tensor  # [N]
@@ -216,7 +218,7 @@ def _scan(table: Tensor, batch: StateBatch, step: Callable[[Tensor, Tensor], Ten
     the places of these tokens in the packed batch, and returns the states after them.
     """
     starts, slots = batch.q_start[:-1].long(), batch.slots.long()
-    lens = batch.q_start[1:].long() - starts
+    lens = batch.q_stop.long() - starts
     snap_seqs = torch.repeat_interleave(batch.snap_start.diff())
     snap_steps = batch.snap_ends - 1 - starts[snap_seqs]
     states = table[slots]

@@ -14,14 +14,13 @@ from torch import Tensor
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
-from forebay.ops.states import StateColumns
 from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
 
 
 class StateLayer(NamedTuple):
-    """Per slot and scratch row, `[slots + 1 + scratch, ...]`: the convolution's last inputs, and the scan's state.
+    """Per slot, `[slots + 1, ...]`: the convolution's last inputs, and the scan's state.
     Empty where there is none."""
 
     conv: Tensor
@@ -38,11 +37,8 @@ class CachePool:
     """By kind of cache a table of its pages or slots, with the columns of all layers; a layer knows its own number.
 
     `num_slots` are without the padding page or slot; of kinds that it does not name there is nothing else. Where layers
-    have windows, which have fewer pages, `full_to_window` says where a page's is.
-
-    Where layers have states, `num_scratch` rows lie behind the slots, from `first_scratch` on: a step that verifies
-    leaves a state behind each token there, and nothing lives there from one step to the next. No plan names them.
-    Their memory comes from `take`, None: from torch.
+    have windows, which have fewer pages, `full_to_window` says where a page's is. Their memory comes from `take`, None:
+    from torch.
     """
 
     def __init__(
@@ -52,7 +48,6 @@ class CachePool:
         *,
         page_size: int,
         num_slots: Mapping[str, int],
-        num_scratch: int = 0,
         device: torch.device | str,
         take: Take | None = None,
     ) -> None:
@@ -65,11 +60,7 @@ class CachePool:
                 columns[per][f"{layer}.{name}"] = Column(getattr(torch, dtype), shape, pad=0)
         # With the padding page or slot.
         self.num_ids: dict[str, int] = {per: num_slots.get(per, 0) + 1 for per in Per}
-        self.num_scratch = num_scratch if self.has(Per.SLOT) else 0
-        self.first_scratch = self.num_ids[Per.SLOT]
-        rows = {per: self.num_ids[per] + (self.num_scratch if per is Per.SLOT else 0) for per in Per}
-        self.tables: dict[str, Table] = {per: Table(rows[per], columns=columns[per], **where) for per in Per}
-        self.states = StateColumns(tuple(self.tables[Per.SLOT].tensors))
+        self.tables: dict[str, Table] = {per: Table(self.num_ids[per], columns=columns[per], **where) for per in Per}
         windows = self.has(Per.WINDOW_TOKEN)
         self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], **where).full_to_window if windows else None
         self._layers: list[KvCache | StateLayer] = []

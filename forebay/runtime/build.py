@@ -61,7 +61,6 @@ def build_runner(
         types,
         page_size=sizes.page_size,
         num_slots=sizes.num_slots,
-        num_scratch=sizes.num_scratch,
         device=device,
         take=take,
     )

@@ -36,6 +36,15 @@ class Padded(Protocol):
     def head(self, n: int) -> Self: ...
 
 
+class Settled(Protocol):
+    """What is still to be done behind a step, when more is known. It reads the step's inputs and outputs, and the
+    memory that `forget` gives free."""
+
+    def settle(self) -> tuple[()]: ...
+
+    def forget(self) -> None: ...
+
+
 class GraphRunner(Generic[Inputs, Outputs]):
     """`step` maps a table of B rows to a named tuple of tensors `[B, ..]`, and may read nothing else that changes.
 
@@ -43,7 +52,8 @@ class GraphRunner(Generic[Inputs, Outputs]):
     contents are nobody's; the captured step itself begins by resetting the padding row of every column in `writes`, so
     that nothing drifts there however often it is replayed. `sizes` are the B that may be captured; a batch runs in the
     smallest that holds it, a larger one as it is. A size runs eagerly until its `patience`-th use, then is captured: by
-    default at the first use where graphs are quickly made.
+    default at the first use where graphs are quickly made. What is `settled` behind a step is captured with it, on the
+    memory that it leaves.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class GraphRunner(Generic[Inputs, Outputs]):
         writes: Sequence[tuple[Table, str]],
         sizes: Sequence[int],
         backend: GraphBackend,
+        settled: Settled | None = None,
         patience: int = 0,
     ) -> None:
         self.sizes = sorted(set(sizes))
@@ -62,6 +73,9 @@ class GraphRunner(Generic[Inputs, Outputs]):
         self.backend = backend
         self._step, self._inputs, self._writes = step, inputs, tuple(writes)
         self.graphs: dict[int, Callable[[], Outputs]] = {}  # by size: what does the captured step again
+        self._settled = settled
+        self._settles: dict[int, Callable[[], tuple[()]]] = {}  # by size
+        self._latest = 0  # size
         self._refused = False
         self._uses: dict[int, int] = {}
         self._patience = patience or (1 if backend.captures_quickly else _PATIENCE)
@@ -74,7 +88,15 @@ class GraphRunner(Generic[Inputs, Outputs]):
         graph = self.graphs.get(size) or self._captured_by_use(size)
         self._inputs.fill(values, n, size)
         outputs = self._run(size) if graph is None else graph()
+        self._latest = size
         return outputs if n == size else _cut(outputs, n)
+
+    def settle(self) -> None:
+        """Do what is left to do of the latest run, whose outputs stay what they are. Nothing of the same backend may
+        have run since."""
+        if self._settled is not None:
+            self._settles.get(self._latest, self._settled.settle)()
+            self._settled.forget()
 
     def captured(self, n: int) -> bool:
         """Whether a run of n rows makes no graph, which would be made where outputs of other graphs lie."""
@@ -105,13 +127,20 @@ class GraphRunner(Generic[Inputs, Outputs]):
         """
         self._inputs.fill({}, 0, size)
         try:
-            graph = self.graphs[size] = self.backend.capture(lambda: self._run(size))
+            graph = self.backend.capture(lambda: self._run(size))
+            if self._settled is not None:
+                graph()  # what is settled lies where the step leaves it
+                self._settles[size] = self.backend.capture(self._settled.settle)
         except Exception as error:
             self._refused = True
             expected = isinstance(error, Uncapturable)
             effect = "steps run by their Python, slower"
             log.warning(event("capture_failed", size=size, reason=str(error), effect=effect), exc_info=not expected)
             return None
+        finally:
+            if self._settled is not None:
+                self._settled.forget()
+        self.graphs[size] = graph
         return graph
 
     def _run(self, size: int) -> Outputs:

@@ -5,7 +5,7 @@ Shape letters: S sequences, T tokens, K snapshots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, Protocol
 
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.layers.context import States
 from forebay.memory.slots import PAD
 from forebay.ops import Ops
 from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
-from forebay.ops.states import Wishes
 from forebay.ops.steps import Pages, Placement
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
@@ -34,34 +34,29 @@ DERIVED: Final = {
     "mamba_track_indices": torch.int32,  # [S], of a step that only decodes
     "mamba_track_lens": torch.int64,  # [S]
     "write_slots": torch.int32,  # [S], of a step that verifies
-    "scratch_slots": torch.int32,  # [T], of a step that verifies
 }
-# Inputs of captured decode steps: where the state goes too, PAD for nowhere, once it is that of so many tokens. The
+# Inputs of captured steps of decodes: where the state goes too, PAD for nowhere, once it is that of so many tokens. The
 # field's `mamba_track_mask` is where the two meet.
 TRACKED: Final[Mapping[str, Column]] = {
     "mamba_track_indices": Column(torch.int32, pad=PAD),
     "mamba_track_lens": Column(torch.int64, pad=0),
 }
+# Inputs of captured steps that verify: where the model leaves the state of a sequence.
+WRITTEN: Final[Mapping[str, Column]] = {"write_slots": Column(torch.int32, pad=PAD), **TRACKED}
 # Inputs of captured steps with prompts; one with slot PAD is none, wherever it ends.
 STOPS: Final[Mapping[str, Column]] = {
     "snap_ends": Column(torch.int32, pad=0),
     "snap_lens": Column(torch.int64, pad=0),
     "snap_slots": Column(torch.int32, pad=PAD),
 }
-# Inputs of captured steps that verify: where the model leaves the state of a sequence, and where that behind a token.
-WRITTEN: Final[Mapping[str, Column]] = {"write_slots": Column(torch.int32, pad=PAD), **TRACKED}
-SCRATCH: Final[Mapping[str, Column]] = {"scratch_slots": Column(torch.int32, pad=PAD)}
 # What layers are told of a step's tokens besides where KV lies.
-KindTokens = StateBatch
+KindTokens = States
+# What a layer ran on them, to be run again.
+Ran = Callable[[StateBatch], Tensor]
 
 
 class Columns(Protocol):
     def __getitem__(self, name: str, /) -> Tensor: ...
-
-
-def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
-    """Of a step of decodes of one token, where there are any."""
-    return _wishes(plan) if len(plan.states.snap_seqs) else {}
 
 
 def _nothing(plan: StepPlan) -> bool:
@@ -69,26 +64,25 @@ def _nothing(plan: StepPlan) -> bool:
     return not len(plan.states.state_slots)
 
 
-def _wishes(plan: StepPlan) -> dict[str, Array]:
-    """Of a step that only decodes: a sequence has one at most."""
+def stops_of_decodes(plan: StepPlan) -> dict[str, Array]:
+    """Of a step that only decodes, where there are any: a sequence has one at most."""
     work = plan.states
+    if not len(work.snap_seqs):
+        return {}
     arrays = {name: np.zeros(plan.num_seqs, dtype=np.int64) for name in TRACKED}
     arrays["mamba_track_indices"][work.snap_seqs] = work.snap_slots
     arrays["mamba_track_lens"][work.snap_seqs] = work.snap_lens
     return arrays
 
 
-def stops_of_drafts(plan: StepPlan, cache: CachePool) -> dict[str, Array]:
-    """Of a step of decodes with drafts: the state behind each token of a sequence that has some goes to scratch, and
-    its slot is written when it is known which of them stay."""
-    work = plan.states
+def stops_of_drafts(plan: StepPlan) -> dict[str, Array]:
+    """Of a step of decodes with drafts. Where it is not certain what stays, or a state is wished for, the slot is
+    written behind the step."""
     if _nothing(plan):
         return {}
-    verified = plan.q_lens > 1
-    tokens = np.repeat(verified, plan.q_lens)
-    written = np.where(verified, PAD, work.state_slots)
-    scratch = np.where(tokens, cache.first_scratch - 1 + np.cumsum(tokens), PAD)
-    return {"write_slots": written, "scratch_slots": scratch, **_wishes(plan)}
+    written = np.where(plan.q_lens > 1, PAD, plan.states.state_slots)
+    written[plan.states.snap_seqs] = PAD
+    return {"write_slots": written, **stops_of_decodes(plan)}
 
 
 def stops_of_tokens(plan: StepPlan, q_start: Array) -> dict[str, Array]:
@@ -129,16 +123,12 @@ def of_layers(cache: CachePool, full: PagedKv, placed: Placement, tokens: KindTo
     return {"window": window, "states": tokens}
 
 
-def check_kinds(plan: StepPlan, num_scratch: int) -> None:
+def check_kinds(plan: StepPlan) -> None:
     """Raise IndexOutOfPool unless the model and the copies before it write each state slot at most once, never the
-    padding slot, snapshots lie inside what the step computes, in order, and no more tokens are verified than there are
-    scratch slots for."""
+    padding slot, and snapshots lie inside what the step computes, in order."""
     work = plan.states
     if _nothing(plan):
         return
-    verified = plan.q_lens[plan.num_extends :]
-    if (num_tokens := verified[verified > 1].sum()) > num_scratch:
-        raise IndexOutOfPool(f"a plan verifies {num_tokens} tokens; there are {num_scratch} scratch slots")
     if len(work.clears) or len(work.copy_dst):
         _once("copy_src, clears and copy_dst", np.unique(work.copy_src), work.clears, work.copy_dst)
     if not len(work.snap_seqs):
@@ -165,7 +155,7 @@ def _check_stops(plan: StepPlan) -> None:
 def no_kinds(device: torch.device) -> KindTokens:
     """Of a step of layers none of which has any."""
     nothing = torch.empty(0, dtype=torch.int32, device=device)
-    return StateBatch(**{field.name: nothing for field in fields(StateBatch)})
+    return States(StateBatch(**{field.name: nothing for field in fields(StateBatch)}))
 
 
 def of_prompts(
@@ -173,48 +163,49 @@ def of_prompts(
 ) -> KindTokens:
     """Of a step of any shape."""
     slots, ends, lens = (columns[name] for name in ("snap_slots", "snap_ends", "snap_lens"))
-    return StateBatch(
-        slots=columns["state_slots"],
-        write_slots=columns["state_slots"],
-        q_start=q_start,
-        snap_start=snap_start,
-        snap_ends=ends,
-        snap_slots=ops.due(slots, ends, lens, positions) if cache.has(Per.SLOT) else slots,
-    )
+    due = ops.due(slots, ends, lens, positions) if cache.has(Per.SLOT) else slots
+    return States(_batch(columns, q_start, q_start[1:], snap_start, ends, due))
 
 
 def of_decodes(columns: Columns, counts: Tensor, *, positions: Tensor, ops: Ops, cache: CachePool) -> KindTokens:
     """Of a token of each sequence; `counts` are 0, 1, 2 and so on up to their number."""
     slots, lens = columns["mamba_track_indices"], columns["mamba_track_lens"]
-    return StateBatch(
-        slots=columns["state_slots"],
-        write_slots=columns["state_slots"],
-        q_start=counts,
-        snap_start=counts,
-        snap_ends=counts[1:],
-        snap_slots=ops.due(slots, counts[1:], lens, positions) if cache.has(Per.SLOT) else slots,
-    )
+    due = ops.due(slots, counts[1:], lens, positions) if cache.has(Per.SLOT) else slots
+    return States(_batch(columns, counts, counts[1:], counts, counts[1:], due))
 
 
-def of_drafts(columns: Columns, q_start: Tensor, counts: Tensor) -> KindTokens:
-    """Of tokens that are verified; `counts` are 0, 1, 2 and so on up to their number."""
+def of_drafts(columns: Columns, q_start: Tensor, zeros: Tensor) -> KindTokens:
+    """Of tokens that are verified: no state follows them, and what ran is there to be run again. `zeros` are one more
+    than sequences."""
+    batch = _batch(columns, q_start, q_start[1:], zeros, zeros[:0], zeros[:0])
+    return States(replace(batch, write_slots=columns["write_slots"]), ran=[])
+
+
+def of_accepted(
+    columns: Columns, q_start: Tensor, counts: Tensor, positions: Tensor, num_new: Tensor, ops: Ops
+) -> StateBatch:
+    """Of those of them that stay, num_new [S] of each sequence; `counts` are 0, 1, 2 and so on up to their number."""
+    wishes = columns["mamba_track_lens"], columns["mamba_track_indices"]
+    q_stop, ends, due = ops.accepted_stops(q_start, num_new, positions, columns["write_slots"], *wishes)
+    return _batch(columns, q_start, q_stop, counts, ends, due)
+
+
+def settles(cache: CachePool) -> bool:
+    """Whether there is something to run again."""
+    return cache.has(Per.SLOT)
+
+
+def _batch(columns: Columns, q_start: Tensor, q_stop: Tensor, *snapshots: Tensor) -> StateBatch:
+    slots, (snap_start, snap_ends, snap_slots) = columns["state_slots"], snapshots
     return StateBatch(
-        slots=columns["state_slots"],
-        write_slots=columns["write_slots"],
+        slots=slots,
+        write_slots=slots,
         q_start=q_start,
-        snap_start=q_start,
-        snap_ends=counts[1:],
-        snap_slots=columns["scratch_slots"],
+        q_stop=q_stop,
+        snap_start=snap_start,
+        snap_ends=snap_ends,
+        snap_slots=snap_slots,
     )
-
-
-def settle_kinds(
-    columns: Columns, tokens: KindTokens, positions: Tensor, num_new: Tensor, *, ops: Ops, cache: CachePool
-) -> None:
-    """Let what sequences keep follow their accepted tokens, once."""
-    if cache.has(Per.SLOT):
-        wishes = Wishes(columns["mamba_track_lens"], columns["mamba_track_indices"])
-        ops.commit_states(cache.states, tokens, positions, num_new, wishes)
 
 
 def _once(name: str, *slots: Array) -> None:

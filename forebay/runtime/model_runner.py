@@ -34,7 +34,7 @@ from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, spans_of
 from forebay.runtime.row_options import RowOptions, Sampling
 from forebay.runtime.step_inputs import Shape, StepInputs
-from forebay.runtime.verify_step import VerifyInputs, VerifyStep, verify_runner
+from forebay.runtime.verify_step import VerifyInputs, verify_runner
 
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
@@ -78,11 +78,8 @@ class ModelRunner:
         self.decode = decode_runner(self._forward, sizes=graph_sizes, backend=graphs)
         self.verify: GraphRunner[VerifyInputs, Decoded] | None = None  # None: no decode has drafts
         most = rows.num_rows * width
-        self._verify_step = VerifyStep(self._forward, vocab_size=vocab_size, most=most)
         if width > 1:
-            self.verify = verify_runner(
-                self._forward, self._verify_step, most=most, vocab_size=vocab_size, backend=graphs
-            )
+            self.verify = verify_runner(self._forward, most=most, vocab_size=vocab_size, backend=graphs)
         self.extend: GraphRunner[ExtendInputs, HiddenStates] | None = None  # None: steps with prompts are not captured
         if graphs.captures_prompts:
             self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
@@ -96,7 +93,7 @@ class ModelRunner:
         the sampling. IndexOutOfPool or NoHostCopy, with nothing done, for a plan that names what there is not.
         """
         self._bounds.check(plan)
-        check_kinds(plan, self.cache.num_scratch)
+        check_kinds(plan)
         if plan.host.loads:
             self.inputs.copies.check(plan)
         for admission in plan.admissions:
@@ -141,8 +138,9 @@ class ModelRunner:
                 spans=spans_of(plan.rows, plan.q_lens),
                 input_ids=decoded.input_ids,
             )
-            num_new = num_new if settled is None else settled
-        self._verify_step.settle_kinds(inputs, batch, decoded.positions, num_new)
+            assert settled is not None
+            num_new.copy_(settled)
+        self.verify.settle()
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
         ids = ToHost(torch.cat([chosen.or_failed(), num_new]))
         launched = LaunchedStep(self._vocab_size, ids, None, sampling, logprobs, q_lens=plan.q_lens)

@@ -132,7 +132,7 @@ class StepInputs:
             case Shape.DECODES:
                 return stops_of_decodes(plan)
             case Shape.DRAFTS:
-                return _of_drafts(plan) | stops_of_drafts(plan, self._cache)
+                return _of_drafts(plan) | stops_of_drafts(plan)
             case Shape.TOKENS:
                 return _of_tokens(plan)
 

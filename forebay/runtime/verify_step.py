@@ -7,23 +7,19 @@ Shape letters: T tokens, S sequences, both padding included.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
 
 from forebay.pools.table import Table
 from forebay.runtime.forward import Batch, Decoded, Forward, StepTokens
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner, default_sizes
-from forebay.runtime.kinds import SCRATCH, WRITTEN, Columns, KindTokens, of_drafts, settle_kinds
+from forebay.runtime.kinds import WRITTEN, Ran, of_accepted, of_drafts, settles
 from forebay.runtime.ragged import RAGGED, RaggedInputs, from_zero
 
 _MOST_LOGITS: Final = 1 << 26  # of a captured step, 256 MiB: graphs keep them
-
-
-class VerifiedTokens(Table):
-    declared = SCRATCH
 
 
 class VerifiedSequences(Table):
@@ -35,51 +31,76 @@ class VerifiedSequences(Table):
 
 
 class VerifyInputs(RaggedInputs):
-    columns = (*VerifiedTokens.declared, *VerifiedSequences.declared)
+    columns = tuple(VerifiedSequences.declared)
 
-    def __init__(self, tokens: VerifiedTokens, sequences: VerifiedSequences) -> None:
+    def __init__(self, tokens: Table, sequences: VerifiedSequences) -> None:
         super().__init__(tokens, sequences)
-        self.tokens, self.sequences = tokens, sequences
+        self.sequences = sequences
+
+
+class Verified(NamedTuple):
+    """What a step has left to do: `ran` again, for the tokens that are accepted. Who holds this holds its memory."""
+
+    inputs: VerifyInputs
+    decoded: Decoded
+    ran: Sequence[Ran]
 
 
 class VerifyStep:
-    """Row i's last token and its first drafts are read, and what is accepted of them is written, in `RequestRows`."""
+    """Row i's last token and its first drafts are read, and what is accepted of them is written, in `RequestRows`.
 
-    def __init__(self, forward: Forward, *, vocab_size: int, most: int) -> None:
+    States of rows with drafts are read and not written. When it is certain which tokens stay, and not before (the copy
+    at a wished length may be all that a request can go on from), `settle` runs the recurrences again for those alone:
+    from the same state, on the same inputs, so that what is written are the bits of plain steps.
+    """
+
+    def __init__(self, forward: Forward, *, vocab_size: int) -> None:
         self._forward, self._vocab_size = forward, vocab_size
-        self._counts = torch.arange(most + 1, dtype=torch.int32, device=forward.rows.last_tokens.device)
+        num_rows, device = forward.rows.num_rows, forward.rows.last_tokens.device
+        self._counts = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
+        self._zeros = torch.zeros_like(self._counts)
+        self._verified: Verified | None = None
 
     def __call__(self, inputs: VerifyInputs) -> Decoded:
+        self.forget()
         forward, num_tokens = self._forward, inputs.num_rows
         batch = Batch(inputs["req_pool_indices"], inputs.sequences.q_start)
         placed = forward.place(batch, num_tokens)
         input_ids = forward.ops.decode_ids(*batch, forward.known, num_tokens, self._vocab_size)
-        kinds = self._kinds(inputs, batch, num_tokens)
+        kinds = of_drafts(inputs, batch.q_start, self._zeros)
         tokens = StepTokens(input_ids=input_ids, batch=batch, placed=placed, kinds=kinds)
-        return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
+        decoded = forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))
+        if settles(forward.cache):
+            self._verified = Verified(inputs, decoded, kinds.ran or ())
+        return decoded
 
-    def settle_kinds(self, columns: Columns, batch: Batch, positions: Tensor, num_new: Tensor) -> None:
-        """Let states follow the accepted tokens, once it is certain which those are: behind the step, of its columns
-        without padding. What is copied to a slot that was wished for cannot be taken back."""
-        kinds = self._kinds(columns, batch, len(positions))
-        settle_kinds(columns, kinds, positions, num_new, ops=self._forward.ops, cache=self._forward.cache)
+    def settle(self) -> tuple[()]:
+        """Let states follow the latest step's first `num_new` tokens."""
+        assert self._verified is not None, "a step is settled behind it"
+        inputs, decoded, ran = self._verified
+        q_start, ops = inputs.sequences.q_start, self._forward.ops
+        batch = of_accepted(inputs, q_start, self._counts, decoded.positions, decoded.num_new, ops)
+        for op in ran:
+            op(batch)
+        return ()
 
-    def _kinds(self, columns: Columns, batch: Batch, num_tokens: int) -> KindTokens:
-        return of_drafts(columns, batch.q_start, self._counts[: num_tokens + 1])
+    def forget(self) -> None:
+        self._verified = None
 
 
 def verify_runner(
-    forward: Forward, step: VerifyStep, *, most: int, vocab_size: int, backend: GraphBackend
+    forward: Forward, *, most: int, vocab_size: int, backend: GraphBackend
 ) -> GraphRunner[VerifyInputs, Decoded]:
     """For steps of up to `most` tokens, which are captured as far as their logits are not too many."""
-    rows, device = forward.rows, forward.rows.last_tokens.device
-    inputs = VerifyInputs(VerifiedTokens(most, device=device), VerifiedSequences(rows.num_rows, device=device))
+    rows, device, step = forward.rows, forward.rows.last_tokens.device, VerifyStep(forward, vocab_size=vocab_size)
+    inputs = VerifyInputs(Table(most, device=device), VerifiedSequences(rows.num_rows, device=device))
     # A padded sequence must not be longer than a row of the page table.
     captured = min(most, rows.req_to_token.shape[1] * forward.cache.page_size, max(1, _MOST_LOGITS // vocab_size))
     return GraphRunner(
         step,
         inputs,
         writes=[(rows, "last_tokens"), (rows, "kv_lens")],
+        settled=step if settles(forward.cache) else None,
         sizes=default_sizes(captured, quickly=backend.captures_quickly),
         backend=backend,
     )

@@ -23,18 +23,15 @@ class Proposer(Protocol):
         ...
 
 
-def draft_tokens(proposer: Proposer | None, reqs: Sequence[Request], most: Ids, room: int) -> tuple[Ids, list[int]]:
+def draft_tokens(proposer: Proposer | None, reqs: Sequence[Request], most: Ids) -> tuple[Ids, list[int]]:
     """How many draft tokens each request gets, at most `most` of it, and the tokens, where they are guessed here; where
-    they are not, each gets as many as it may. With the one before them those of all take no more than `room`."""
+    they are not, each gets as many as it may."""
     tokens: list[int] = []
     counts = np.zeros(len(reqs), dtype=np.int64)
-    for i, (req, limit) in enumerate(zip(reqs, most.tolist(), strict=True)):
-        count = min(limit, room - 1)
+    for i, (req, count) in enumerate(zip(reqs, most.tolist(), strict=True)):
         if count > 0 and proposer:
             with blamed_on(req):
                 tokens += (proposed := proposer.propose(req, count))
             count = len(proposed)
-        if count > 0:
-            counts[i] = count
-            room -= count + 1
+        counts[i] = max(count, 0)
     return counts, tokens

@@ -139,12 +139,10 @@ class Scheduler(Telling):
         return np.setdiff1d(everyone, youngest), roomy
 
     def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
-        """Find draft tokens for these requests, which the step decodes: no more than each may still come to, and than
-        memory has room for the states behind them."""
-        table, kinds = self.held.table, self.config.kinds
-        room = kinds.num_scratch if kinds.num_slots else len(rows) * width
+        """Find draft tokens for these requests, which the step decodes: no more than each may still come to."""
+        table = self.held.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
-        counts, tokens = draft_tokens(self.proposer, reqs, most, room)
+        counts, tokens = draft_tokens(self.proposer, reqs, most)
         if counts.any():
             self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
 

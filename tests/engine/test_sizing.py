@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from forebay.cli.plan import capacity
-from forebay.config.engine_config import CacheTypes, SpeculationOptions, SpeculativeAlgorithm, StateStrategy
-from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
+from forebay.config.engine_config import CacheTypes, StateStrategy
+from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.memory.budget import MemoryDemand, divide_memory
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow, cache_sizes
 from tests.engine.engine_fakes import changed
@@ -62,16 +62,6 @@ def test_what_is_said_to_fit_fits_in_every_pool(strategy: StateStrategy, depth: 
     assert live + fits.num_cached_beside <= budget.num_slots["state"]
     assert windows.least(budget.demand, fits.num_requests) <= budget.num_slots["window"]
     assert fits.num_cached_beside <= fits.num_cached_idle <= budget.num_slots["state"]
-
-
-@pytest.mark.parametrize(("kv_cache_bytes", "width"), [(1 << 22, 4), (9 << 13, 3), (1 << 15, 1)])
-def test_steps_are_as_wide_as_the_states_behind_their_tokens_have_room(kv_cache_bytes: int, width: int) -> None:
-    asked = SpeculationOptions(algorithm=SpeculativeAlgorithm.NGRAM, num_draft_tokens=4)
-    config = changed(LARGE, kv_cache_bytes=kv_cache_bytes, context_length=16, max_running_requests=2, speculation=asked)
-    budget = divide_memory(memory_demand(config, cache_sizes(SPECS[:2], config.types), 16))
-    assert within_memory(asked, budget).num_draft_tokens == width
-    limits = scheduler_config(config, budget, weight_bytes=1)
-    assert limits.kinds.num_scratch == budget.num_scratch == {4: 8, 3: 3, 1: 0}[width]
 
 
 def test_without_a_prefix_cache_no_conversation_stays() -> None:

@@ -180,13 +180,11 @@ class Rig:
             },
             retraction_host_bytes=retraction_host_bytes,
             recompute_bytes_per_token=1 << 20,
-            num_scratch=3 * width if sizes.state_bytes and width > 1 else 0,
         )
         runner = build_runner(
             self._model,
             sizes=PoolSizes(
                 num_slots={"kv": num_pages, "window": state.num_window_pages, "state": state.num_slots},
-                num_scratch=state.num_scratch,
                 page_size=page_size,
                 max_running_requests=max_running_requests,
                 context_length=self._context_length,

@@ -24,7 +24,7 @@ from tests.models.tiny import VOCAB, shared_tiny
 
 MODELS = ("llama", "falcon_h1", "qwen3_5_text", "deepseek_v3", "lfm3", "gpt_oss")
 WIDTH = 5
-TIGHT = {"num_tokens": 200, "schedule_conservativeness": 0.0}
+TIGHT = {"num_tokens": 168, "schedule_conservativeness": 0.0}
 EVERYTHING = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": {9: 1.5}, "logprobs": 1}
 SHAPES = (
     {"overlap_depth": 0, "page_size": 4, "chunked_prefill_size": 16},

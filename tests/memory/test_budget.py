@@ -200,36 +200,6 @@ def test_one_request_runs_even_where_its_states_are_more_than_their_share() -> N
     assert (budget.max_running_requests, budget.num_slots["state"]) == (1, 3)
 
 
-def test_requests_that_guess_have_a_scratch_slot_for_each_token_of_a_step() -> None:
-    budget = divide_memory(HYBRID(max_running_requests=8, width=4))
-    assert budget.num_scratch == 32
-    assert budget.num_bytes["state"] == (budget.num_slots["state"] + 1 + 32) * 64 * KIB
-    assert reasons(budget)["tokens verified per step"] == "4 tokens of 8 requests in one step"
-    assert divide_memory(HYBRID()).num_scratch == divide_memory(WINDOWED(width=4)).num_scratch == 0
-
-
-def test_scratch_slots_are_bounded_by_a_share_of_the_memory() -> None:
-    budget = divide_memory(HYBRID(width=4))
-    assert budget.num_scratch == 8 * MIB // (64 * KIB)
-    assert reasons(budget)["tokens verified per step"] == (
-        "lowered from 256: 8.0 MiB of 64.0 MiB has room for no more, at 64.0 KiB each"
-    )
-
-
-@pytest.mark.parametrize(("state_bytes", "num_scratch", "guessed"), [(3 * MIB, 2, 1), (5 * MIB, 0, 0)])
-def test_less_is_guessed_where_scratch_slots_do_not_fit(state_bytes: int, num_scratch: int, guessed: int) -> None:
-    budget = divide_memory(HYBRID(state_bytes=state_bytes, width=4))
-    assert budget.num_scratch == num_scratch
-    assert f"a step guesses {guessed} tokens of a request at most, not 3" in reasons(budget)["tokens verified per step"]
-    assert [kind.most_width(4) for kind in budget.demand.kinds] == [guessed + 1]
-
-
-def test_scratch_slots_keep_no_request_from_running() -> None:
-    budget = divide_memory(HYBRID(state_bytes=4 * MIB, kv_bytes_per_token=1400 * KIB, width=2))
-    assert (budget.max_running_requests, budget.num_scratch) == (1, 0)
-    assert "the memory has room for no more" in reasons(budget)["tokens verified per step"]
-
-
 def test_a_configured_size_that_is_too_small_is_raised_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     """C4."""
     with caplog.at_level(logging.WARNING, logger="forebay"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from forebay.layers.context import ForwardContext
+from forebay.layers.context import ForwardContext, States
 from forebay.models import Model
 from forebay.ops.attention import PagedKv
 from forebay.ops.recurrence import StateBatch
@@ -87,7 +87,7 @@ class Driver:
             )
             for table in (self.page_table, self.window_table)
         )
-        states = state_batch(rows, q_start, snapshots)
+        states = States(state_batch(rows, q_start, snapshots))
         ctx = ForwardContext(positions=positions, full=full, window=window, states=states, cache=self.cache)
         return ctx, torch.tensor(tokens, dtype=torch.int64)
 
@@ -115,6 +115,7 @@ def state_batch(rows: Tensor, q_start: Tensor, snapshots: Sequence[tuple[int, in
         slots=rows,
         write_slots=rows,
         q_start=q_start,
+        q_stop=q_start[1:],
         snap_start=torch.tensor([0, *counts.cumsum(0).tolist()], dtype=torch.int32),
         snap_ends=torch.tensor(ends, dtype=torch.int32),
         snap_slots=torch.tensor([slot for _, _, slot in snapshots], dtype=torch.int32),

@@ -138,15 +138,15 @@ RUNTIME = (
     Mutant(
         "C16 what is accepted is what was drawn",
         "runtime/model_runner.py",
-        "            num_new = num_new if settled is None else settled\n",
+        "            num_new.copy_(settled)\n",
         "",
         f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
     ),
     Mutant(
         "C16 states follow the accepted tokens",
-        "runtime/kinds.py",
-        "    if cache.has(Per.SLOT):\n",
-        "    if False:\n",
+        "runtime/verify_step.py",
+        "settled=step if settles(forward.cache) else None",
+        "settled=None",
         f"{_VERIFY}::test_c16_every_wish_is_granted_as_without_drafts",
     ),
     Mutant(
@@ -170,7 +170,14 @@ RUNTIME = (
         "        writes=(),\n",
         f"{_VERIFY}::test_c14_the_padding_holds_however_often_a_verify_is_replayed",
     ),
-    _pad("`scratch_slots`", "runtime/kinds.py", '"scratch_slots": Column(torch.int32', "PAD", "1", _PADDED_VERIFY),
+    _pad("`write_slots`", "runtime/kinds.py", '"write_slots": Column(torch.int32', "PAD", "1", _PADDED_VERIFY),
+    Mutant(
+        "C18 a state that is wished for is written when its length is certain",
+        "runtime/kinds.py",
+        "    written[plan.states.snap_seqs] = PAD\n",
+        "",
+        f"{_VERIFY}::test_c18_a_wished_state_is_taken_if_the_accepted_tokens_come_to_its_length",
+    ),
     Mutant(
         "C18 a decode's snapshot is taken at its length alone",
         "ops/steps.py",
@@ -308,32 +315,23 @@ RUNTIME = (
     ),
     Mutant(
         "C16 the live state follows the last token that stays, and no further",
-        "ops/states.py",
-        "(first + count - 1)",
-        "(first + count)",
-        "ops/test_states.py::test_a_commit_copies_rows_of_all_sizes_and_dtypes",
+        "ops/recurrence.py",
+        "batch.q_stop.long() - starts",
+        "batch.q_start[1:].long() - starts",
+        "ops/test_states.py::test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it",
     ),
     Mutant(
         "C18 a wished state is kept only where the tokens that stay come to its length",
-        "ops/states.py",
+        "ops/steps.py",
         "(wished > 0) & (wished <= num_new)",
         "(wished > 0)",
-        "ops/test_states.py::test_a_commit_copies_rows_of_all_sizes_and_dtypes",
-    ),
-    Mutant(
-        "C16 scratch rows lie behind the slots",
-        "pools/cache_pool.py",
-        "self.first_scratch = self.num_ids[Per.SLOT]",
-        "self.first_scratch = self.num_ids[Per.SLOT] - 1",
-        "pools/test_cache_pool.py::test_scratch_rows_lie_behind_the_slots_of_states_alone",
+        "ops/test_states.py::test_tokens_that_stay_stop_where_they_do_and_come_to_wishes_or_not",
     ),
     Mutant(
         "C18 a wish is granted when it is certain which tokens are accepted, and not before",
         "runtime/verify_step.py",
-        "        return forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))\n",
-        "        decoded = forward.decode(tokens, lambda chosen: forward.accept(chosen, placed.positions, batch))\n"
-        "        self.settle_kinds(inputs, batch, placed.positions, decoded.num_new)\n"
-        "        return decoded\n",
+        "            self._verified = Verified(inputs, decoded, kinds.ran or ())\n",
+        "            self._verified = Verified(inputs, decoded, kinds.ran or ())\n            self.settle()\n",
         "runtime/test_hybrid.py::test_c18_a_wish_that_only_the_most_likely_tokens_come_to_leaves_its_slot_alone",
     ),
     # -- steps --------------------------------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ def state_batch(
         slots=ints(slots),
         write_slots=ints(slots if write_slots is None else write_slots),
         q_start=ints(starts),
+        q_stop=ints(starts[1:]),
         snap_start=ints(np.cumsum([0, *map(len, per_seq)])),
         snap_ends=ints(end for end, _ in flat),
         snap_slots=ints(slot for _, slot in flat),

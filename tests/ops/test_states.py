@@ -5,11 +5,10 @@ import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
-from forebay.ops.states import StateColumns, Wishes
 from forebay.ops.tape import Tape
 from tests.ops.helpers import assert_close, assert_same_bits
 from tests.ops.recurrences import CASES, Case, Conv, state_table
-from tests.ops.verifying import NUM_SLOTS, RAGGED, STEPS, Verified, batch_of, commit, decode, num_rows, verify
+from tests.ops.verifying import NUM_SLOTS, RAGGED, STEPS, Verified, decode, stops_of, verify
 
 NAN = float("nan")
 
@@ -25,65 +24,40 @@ def test_c16_after_a_verify_every_slot_is_as_plain_decode_steps_leave_it(
 ) -> None:
     dtype, state_dtype = dtypes[0], dtypes[0] if isinstance(case, Conv) else dtypes[1]
     inputs = [case.inputs(seq.num_tokens, dtype, seed=100 * i) for i, seq in enumerate(RAGGED)]
-    verified = state_table(case, num_rows(RAGGED), state_dtype, seed=7)
-    verified[0] = verified[NUM_SLOTS:] = NAN
+    verified = state_table(case, NUM_SLOTS, state_dtype, seed=7)
+    verified[0] = NAN
     decoded = verified.clone()
     outputs = verify(each_ops, case, inputs, verified, RAGGED).split([seq.num_tokens for seq in RAGGED])
     expected = decode(each_ops, case, inputs, decoded, RAGGED)
     assert verified[0].isnan().all()
-    assert verified[-1].isnan().all()
     same = assert_close if each_ops.name == "torch" else assert_same_bits  # torch's exp is another at a row's end
-    same(verified[1:NUM_SLOTS], decoded[1:NUM_SLOTS])
+    same(verified[1:], decoded[1:])
     for out, tokens in zip(outputs, expected, strict=True):
         for t, plain in enumerate(tokens):
             same(out[t : t + 1], plain)
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-def test_a_commit_copies_rows_of_all_sizes_and_dtypes(
-    native: NativeOps, single_threaded: NativeOps, reference: Ops, step: list[Verified]
-) -> None:
-    shapes = [((3, 5), torch.bfloat16), ((2, 7, 64), torch.float32), ((1,), torch.bfloat16), ((300,), torch.float32)]
-    rows = num_rows(step)
-    tables = [torch.rand(rows, *shape).to(dtype) for shape, dtype in shapes]
-    results = []
-    for ops in (reference, native, single_threaded):
-        results.append([table.clone() for table in tables])
-        commit(ops, results[-1], batch_of(step), step)
-    for i, table in enumerate(tables):
-        for seq, scratch in _scratch_of(step):
-            if seq.num_new and scratch:
-                table[seq.slot] = table[scratch + seq.num_new - 1]
-            if 0 < (wished := seq.wish - seq.start) <= seq.num_new:
-                table[seq.wish_slot] = table[scratch + wished - 1 if scratch else seq.slot]
-        for result in results:
-            assert_same_bits(result[i], table)
+def test_tokens_that_stay_stop_where_they_do_and_come_to_wishes_or_not(each_ops: Ops, step: list[Verified]) -> None:
+    lens = torch.tensor([0, *(seq.num_tokens for seq in step)])
+    q_start = lens.cumsum(0).int()
+    stops, ends, slots = (column.tolist() for column in stops_of(each_ops, step, q_start))
+    for i, (seq, first) in enumerate(zip(step, q_start.tolist(), strict=False)):
+        assert stops[i] == first + (0 if seq.certain else seq.num_new)
+        come_to = seq.start < seq.wish <= seq.start + seq.num_new
+        assert slots[i] == (seq.wish_slot if come_to else 0)
+        if slots[i]:
+            assert ends[i] == first + seq.wish - seq.start
 
 
-def _scratch_of(step: list[Verified]) -> list[tuple[Verified, int]]:
-    """The first scratch row of each sequence, 0 for those that have none."""
-    found, scratch = [], NUM_SLOTS
-    for seq in step:
-        verified = seq.slot > 0 and seq.num_tokens > 1
-        found.append((seq, scratch if verified else 0))
-        scratch += seq.num_tokens * verified
-    return found
-
-
-def test_a_commit_on_a_tape_follows_what_was_accepted_since(native: NativeOps) -> None:
-    step = STEPS["one"]
-    table, tape, num_new = torch.rand(num_rows(step), 3, 40), Tape(native.kernels), torch.tensor([0])
-    columns, batch, before = StateColumns((table,)), batch_of(step), table.clone()
-    positions, wishes = torch.tensor([4, 5, 6]), Wishes(torch.tensor([6]), torch.tensor([2], dtype=torch.int32))
+def test_stops_on_a_tape_follow_what_was_accepted_since(native: NativeOps) -> None:
+    tape, num_new = Tape(native.kernels), torch.tensor([0])
+    q_start, written, slots = (torch.tensor(values, dtype=torch.int32) for values in ([0, 3], [0], [2]))
+    inputs = q_start, num_new, torch.tensor([4, 5, 6]), written, torch.tensor([6]), slots
     with tape.recording():
-        native.commit_states(columns, batch, positions, num_new, wishes)
-    for accepted, live, wished in ((3, 15, 14), (1, 13, 2), (0, 1, 2)):
-        table.copy_(before)
+        stops, ends, due = native.accepted_stops(*inputs)
+    for accepted, wished in ((3, 2), (1, 0), (2, 2)):
         num_new.fill_(accepted)
         tape.replay()
-        assert_same_bits(table, before[[0, live, wished, *range(3, len(before))]])
+        assert (stops.tolist(), ends.tolist(), due.tolist()) == ([accepted], [2], [wished])
     assert len(tape) == 1
-
-
-def test_a_model_without_states_has_nothing_to_commit(each_ops: Ops) -> None:
-    commit(each_ops, [], batch_of(RAGGED), RAGGED)

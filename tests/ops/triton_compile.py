@@ -15,7 +15,6 @@ from forebay.ops.accept import Known
 from forebay.ops.attention import KvCache, PagedKv
 from forebay.ops.recurrence import Convolution, GatedNorm, Scan
 from forebay.ops.sampling import Draws
-from forebay.ops.states import StateColumns, Wishes
 from forebay.ops.steps import Pages
 from forebay.ops.triton import TritonOps
 from tests.formats.coded import FORMATS, random_codes, stored
@@ -151,8 +150,6 @@ def recurrences(ops: TritonOps, x: torch.Tensor, weight: torch.Tensor) -> None:
     key, value, state = zeros(3, 4, 128), zeros(3, 8, 128), float32(4, 8, 128, 128)
     for decays in (float32(3, 8), float32(3, 8, 128)):
         ops.gated_delta_rule(key, key, value, decays, float32(3, 8), state, batch)
-    counts = torch.zeros(3, dtype=torch.int64)
-    ops.commit_states(StateColumns((state, zeros(4, 3, 4096))), batch, counts, counts[:2], Wishes(counts[:2], int32(2)))
 
 
 def many_linears(ops: TritonOps) -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 from forebay.ops.attention import PagedKv
 from forebay.ops.interface import Ops
 from forebay.ops.recurrence import StateBatch
-from forebay.ops.states import StateColumns
 from tests.conftest import HAS_GPU
 from tests.ops import helpers
 
@@ -84,7 +83,7 @@ def _map(value: Any, function: Any) -> Any:
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {name: _map(part, function) for name, part in value.items()}
-    if isinstance(value, StateBatch | PagedKv | StateColumns):
+    if isinstance(value, StateBatch | PagedKv):
         named = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         return replace(value, **_map(named, function))
     return value
@@ -98,5 +97,3 @@ def _tensors(value: Any) -> Iterable[Tensor]:
             yield from _tensors(part)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
-    elif isinstance(value, StateColumns):
-        yield from value.tables

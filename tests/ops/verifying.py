@@ -10,15 +10,15 @@ from torch import Tensor
 
 from forebay.ops.interface import Ops
 from forebay.ops.recurrence import StateBatch
-from forebay.ops.states import StateColumns, Wishes
+from tests.ops.helpers import assert_same_bits
 from tests.ops.recurrences import Case, Inputs, cut, joined, state_batch
 
-NUM_SLOTS = 13  # with the padding slot; scratch rows are behind
+NUM_SLOTS = 14  # with the padding slot
 
 
 class Verified(NamedTuple):
     """A sequence of `num_tokens` tokens behind `start` others, whose first `num_new` stay. Its state is wished for at
-    `wish` tokens, in `wish_slot`."""
+    `wish` tokens, in `wish_slot`. `certain`: all stay, and nothing is wished for."""
 
     slot: int
     start: int
@@ -26,6 +26,11 @@ class Verified(NamedTuple):
     num_new: int
     wish: int = 0
     wish_slot: int = 0
+    certain: bool = False
+
+    @property
+    def write_slot(self) -> int:
+        return self.slot if self.certain else 0
 
 
 RAGGED = [
@@ -36,49 +41,49 @@ RAGGED = [
     Verified(slot=2, start=15, num_tokens=4, num_new=1, wish=17, wish_slot=7),  # its wish is not come to
     Verified(slot=4, start=16, num_tokens=2, num_new=1, wish=16, wish_slot=8),  # nor this one, which is past
     Verified(slot=12, start=3, num_tokens=2, num_new=0),  # nothing of it stays
+    Verified(slot=13, start=9, num_tokens=1, num_new=1, certain=True),
     Verified(slot=0, start=0, num_tokens=3, num_new=2),  # padding
     Verified(slot=0, start=0, num_tokens=0, num_new=0),
 ]
 STEPS = {
     "none": [],
     "one": [Verified(slot=1, start=4, num_tokens=3, num_new=2, wish=6, wish_slot=2)],
-    "one-token": [Verified(slot=1, start=4, num_tokens=1, num_new=1)],
+    "one-token": [Verified(slot=1, start=4, num_tokens=1, num_new=1, certain=True)],
     "all-rejected": [Verified(slot=1, start=4, num_tokens=4, num_new=1, wish=5, wish_slot=2)],
     "ragged": RAGGED,
 }
 
 
-def batch_of(step: Sequence[Verified]) -> StateBatch:
-    """Scratch rows for each token of the live sequences that have several."""
-    lens, scratch, snapshots = [seq.num_tokens for seq in step], NUM_SLOTS, []
-    for seq in step:
-        verified = seq.num_tokens > 1 and seq.slot > 0
-        snapshots.append([(t + 1, scratch + t if verified else 0) for t in range(seq.num_tokens)])
-        scratch += seq.num_tokens * verified
-    slots = [seq.slot for seq in step]
-    write_slots = [slot if num_tokens == 1 else 0 for slot, num_tokens in zip(slots, lens, strict=True)]
-    return state_batch(lens, slots, snapshots, write_slots=write_slots)
-
-
-def num_rows(step: Sequence[Verified]) -> int:
-    """Of the table: one row more than is used, which nobody may touch."""
-    return NUM_SLOTS + sum(seq.num_tokens for seq in step) + 1
-
-
-def commit(ops: Ops, tables: Sequence[Tensor], batch: StateBatch, step: Sequence[Verified]) -> None:
+def stops_of(ops: Ops, step: Sequence[Verified], q_start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`Ops.accepted_stops` of a step."""
     positions = [seq.start + t if seq.slot else 0 for seq in step for t in range(seq.num_tokens)]
-    wishes = Wishes(
-        torch.tensor([seq.wish for seq in step], dtype=torch.int64),
-        torch.tensor([seq.wish_slot for seq in step], dtype=torch.int32),
-    )
-    num_new = torch.tensor([seq.num_new for seq in step], dtype=torch.int64)
-    ops.commit_states(StateColumns(tuple(tables)), batch, torch.tensor(positions, dtype=torch.int64), num_new, wishes)
+    longs = [[seq.num_new for seq in step], positions, [seq.wish for seq in step]]
+    num_new, at, wishes = (torch.tensor(column, dtype=torch.int64) for column in longs)
+    ints = [seq.write_slot for seq in step], [seq.wish_slot for seq in step]
+    written, slots = (torch.tensor(column, dtype=torch.int32) for column in ints)
+    return ops.accepted_stops(q_start, num_new, at, written, wishes, slots)
 
 
 def verify(ops: Ops, case: Case, inputs: Sequence[Inputs], table: Tensor, step: Sequence[Verified]) -> Tensor:
-    batch = batch_of(step)
-    out = case.call(ops, joined(inputs), table, batch)
-    commit(ops, [table], batch, step)
+    """All tokens without writing a state that is not certain, then those that stay once more."""
+    lens, slots = [seq.num_tokens for seq in step], [seq.slot for seq in step]
+    write_slots, tokens, before = [seq.write_slot for seq in step], joined(inputs), table.clone()
+    batch = state_batch(lens, slots, write_slots=write_slots)
+    out = case.call(ops, tokens, table, batch)
+    uncertain = [slot for slot in range(1, NUM_SLOTS) if slot not in write_slots]
+    assert_same_bits(table[uncertain], before[uncertain])
+    q_stop, ends, wished = stops_of(ops, step, batch.q_start)
+    counts = torch.arange(len(step) + 1, dtype=torch.int32)
+    again = StateBatch(
+        slots=batch.slots,
+        write_slots=batch.slots,
+        q_start=batch.q_start,
+        q_stop=q_stop,
+        snap_start=counts,
+        snap_ends=ends,
+        snap_slots=wished,
+    )
+    case.call(ops, tokens, table, again)
     return out
 
 

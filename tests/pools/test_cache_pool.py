@@ -10,8 +10,6 @@ import torch
 
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.slots import PAD
-from forebay.ops import Ops
-from forebay.ops.states import Wishes
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import (
     FullAttention,
@@ -23,7 +21,6 @@ from forebay.pools.cache_spec import (
 )
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
-from tests.ops.recurrences import state_batch
 from tests.pools.caches import all_tensors, cache_types
 
 EVERYTHING = (
@@ -114,35 +111,6 @@ def test_c6_clearing_and_copying_touch_the_named_slots_of_every_layer():
         assert torch.equal(tensor[1], was[2])
         assert not tensor[2].any()
         assert torch.equal(tensor[PAD], was[PAD])
-
-
-def test_scratch_rows_lie_behind_the_slots_of_states_alone():
-    cache, without = (
-        pool(num_scratch=5),
-        CachePool(
-            EVERYTHING[:1], cache_types(torch.float32), page_size=3, num_slots={"kv": 4}, num_scratch=5, device="cpu"
-        ),
-    )
-    assert (cache.num_scratch, cache.first_scratch, cache.num_ids) == (5, 3, {"kv": 5, "window": 4, "state": 3})
-    assert {kind: len(next(iter(table.tensors))) for kind, table in cache.tables.items()} == {
-        "kv": 5,
-        "window": 4,
-        "state": 8,
-    }
-    assert [len(part) for part in (*cache.state(1), cache.state(5).conv)] == [8, 8, 8]
-    assert without.num_scratch == 0
-
-
-def test_c16_a_commit_copies_the_states_of_all_layers():
-    cache = pool(num_scratch=3)
-    for tensor in cache.tables["state"].tensors:
-        tensor.copy_(torch.rand(tensor.shape))
-    before = [tensor.clone() for tensor in cache.tables["state"].tensors]
-    batch = state_batch([3], [2], [[(1, 3), (2, 4), (3, 5)]], write_slots=[0])
-    wishes = Wishes(torch.tensor([8]), torch.tensor([1], dtype=torch.int32))
-    Ops(1).commit_states(cache.states, batch, torch.tensor([7, 8, 9]), torch.tensor([2]), wishes)
-    for tensor, was in zip(cache.tables["state"].tensors, before, strict=True):
-        assert torch.equal(tensor, was[[0, 3, 4, 3, 4, 5]])
 
 
 def test_c26_a_copy_on_the_host_comes_back_into_other_places():

@@ -14,6 +14,8 @@ from forebay.memory.budget import PoolSizes
 from forebay.memory.slots import PAD
 from forebay.models.decoder import Model
 from forebay.ops import Ops, make_ops
+from forebay.ops.recurrence import StateBatch
+from forebay.pools.cache_pool import StateLayer
 from forebay.pools.cache_spec import CacheSpec, RecurrentState, SlidingWindow
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import HostCopy, StepPlan, StepResult
@@ -44,7 +46,7 @@ class FakeHybrid(FakeModel):
         k, v, *_ = ctx.cache.kv(1)
         k.index_copy_(0, ctx.window.out_cache_loc, x.unsqueeze(1))
         v.index_copy_(0, ctx.window.out_cache_loc, -x.unsqueeze(1))
-        states = _advance(ctx, x)
+        states = ctx.states.run(_advance, ctx.cache.state(2), x)
         out = hidden.clone()
         for i in range(len(ctx.full.seq_lens)):
             for t in range(int(ctx.full.q_start[i]), int(ctx.full.q_start[i + 1])):
@@ -62,14 +64,13 @@ class FakeHybrid(FakeModel):
         return mixed
 
 
-def _advance(ctx: ForwardContext, x: Tensor) -> Tensor:
+def _advance(tables: StateLayer, x: Tensor, batch: StateBatch) -> Tensor:
     """The states' part of each token's logits; slot 0 is read and never written."""
-    tables, batch, out = ctx.cache.state(2), ctx.states, torch.zeros_like(x)
-    weights = torch.arange(1.0, 1 + HIDDEN)
+    out, weights = torch.zeros_like(x), torch.arange(1.0, 1 + HIDDEN)
     for i, (slot, written) in enumerate(zip(batch.slots.tolist(), batch.write_slots.tolist(), strict=True)):
         conv, ssm = tables.conv[slot], tables.ssm[slot]
         snapshots = range(int(batch.snap_start[i]), int(batch.snap_start[i + 1]))
-        for t in range(int(batch.q_start[i]), int(batch.q_start[i + 1])):
+        for t in range(int(batch.q_start[i]), int(batch.q_stop[i])):
             ssm = torch.sin(ssm.roll(1, dims=1) + conv.T * 0.3 + x[t] * torch.tensor([[1.0], [0.5]]))
             conv = torch.cat([conv[:, 1:], x[t].unsqueeze(1)], dim=1)
             out[t] = (ssm[0] * weights).roll(2) + ssm[1] * 2 + (conv[:, 0] - conv[:, 1]) * 0.5
@@ -96,7 +97,6 @@ def hybrid_runner(
         model or FakeHybrid(),
         sizes=PoolSizes(
             num_slots={"kv": NUM_ROWS * PAGES_PER_ROW, "window": NUM_WINDOWS, "state": NUM_SLOTS},
-            num_scratch=NUM_ROWS * width if width > 1 else 0,
             page_size=PAGE_SIZE,
             max_running_requests=NUM_ROWS,
             context_length=CONTEXT,

@@ -115,7 +115,7 @@ def random_hybrid_plan(rng: np.random.Generator, step: int, on_host: set[int]) -
 
 
 def check_tokens(plan: StepPlan, tokens: StepTokens, cache: CachePool, rows: RequestRows) -> None:
-    states, placed = tokens.kinds, tokens.placed
+    states, placed = tokens.kinds.batch, tokens.placed
     pages, inside = placed.out_cache_loc // PAGE_SIZE, placed.out_cache_loc % PAGE_SIZE
     assert cache.full_to_window is not None
     windows = cache.full_to_window[pages] * PAGE_SIZE + inside

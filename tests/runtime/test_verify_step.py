@@ -80,7 +80,6 @@ def test_c16_every_wish_is_granted_as_without_drafts(wish, draft):
 
     def spoil(plans: HybridPlanner) -> None:
         plans.poison(list(prompts))
-        poison(plans.runner.verify._inputs.tokens)
         poison(plans.runner.verify._inputs.sequences)
         plans.runner.rows.last_tokens[PAD] = 5
         plans.runner.rows.kv_lens[PAD] = 9
@@ -230,10 +229,8 @@ def test_c14_the_padding_holds_however_often_a_verify_is_replayed(native_ops):
 def test_c13_padded_tokens_of_a_verify_are_nobodys():
     runner = hybrid_runner(width=WIDTH)
     inputs = runner.verify._inputs
-    for table in (inputs.tokens, inputs.sequences):
-        poison(table)
+    poison(inputs.sequences)
     padded = inputs.fill({name: torch.ones(2, dtype=torch.int64) for name in inputs.columns}, 2, 5)
-    assert padded["scratch_slots"].tolist() == [1, 1, 0, 0, 0]
     assert set(padded["q_ends"][2:].tolist()) == {5}
     for name in ("req_pool_indices", "state_slots", "write_slots", "mamba_track_indices", "mamba_track_lens"):
         assert set(padded[name][2:].tolist()) == {PAD}, name
@@ -281,13 +278,6 @@ def test_more_drafts_than_there_is_room_for_are_refused():
     plans.step(extends=[(1, 7)])
     with pytest.raises(IndexOutOfPool, match="q_lens"):
         plans.step(decodes=[(1, [3, 4])])
-    hybrid = HybridPlanner(hybrid_runner(width=WIDTH))
-    hybrid.runner.cache.num_scratch = 5
-    for row in (1, 2):
-        hybrid.begin(row, prompt(row))
-    hybrid.step(extends=[(1, 7), (2, 7)])
-    with pytest.raises(IndexOutOfPool, match="verifies 6 tokens; there are 5 scratch"):
-        hybrid.step(decodes=[(1, [3, 4]), (2, [3, 4])])
 
 
 def test_every_number_of_tokens_is_captured_in_idle_time(native_ops):

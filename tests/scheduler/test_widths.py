@@ -179,19 +179,9 @@ def test_pages_that_wrong_guesses_were_given_go_back_before_anybody_gives_way(pa
     assert rig.free_pages == num_pages
 
 
-def test_states_behind_guesses_are_no_more_than_there_is_scratch_for():
-    kinds = KindConfig(num_slots=32, num_scratch=5)
-    rig = Rig(width=4, proposer=Says(WRONG, WRONG, WRONG), kinds=kinds)
-    for _ in range(3):
-        rig.add(5, max_new=8)
-    rig.step()
-    assert sorted(rig.step().q_lens.tolist()) == [1, 1, 4]
-    rig.run()
-
-
 @pytest.mark.parametrize("tokens", [(RIGHT,) * 5, (RIGHT, WRONG), (WRONG,)])
 def test_c18_a_state_is_tracked_at_its_length_however_far_a_step_goes(tokens):
-    kinds = KindConfig(num_slots=32, num_scratch=32, track_interval=8)
+    kinds = KindConfig(num_slots=32, track_interval=8)
     rig = Rig(width=6, proposer=Says(*tokens), kinds=kinds)
     req = rig.add(5, max_new=30)
     while req.held is None or req.num_output < 20:
@@ -221,7 +211,7 @@ def test_c18_a_tracked_state_that_was_overwritten_behind_the_end_is_given_to_nob
     """The accepted tokens come to a length that the stop token among them is before: the only slot for tracked states
     has the one of that length by then."""
     token, proposer = [RIGHT], Says()
-    kinds = KindConfig(num_slots=24, num_scratch=8, track_interval=4)
+    kinds = KindConfig(num_slots=24, track_interval=4)
     rig = Rig(sample=lambda row: token[0], width=4, proposer=proposer, kinds=kinds)
     req = rig.add(list(range(9)), max_new=30)
     for _ in range(5):

@@ -41,7 +41,7 @@ class Tenant:
 class Device:
     """A runner over pools that the test itself hands out."""
 
-    def __init__(self, model=MODEL, *, propose=None, num_scratch=0, **changes):
+    def __init__(self, model=MODEL, *, propose=None, **changes):
         self.kv, self.rows, self.states = Slots("kv", 40), Slots("rows", 4), Slots("state", 12)
         self.windows = Windows(40, 40, ReqToTokenPool(4, 80, page_size=PAGE), window=WINDOW)
         config = SchedulerConfig(
@@ -50,7 +50,7 @@ class Device:
             max_running_requests=4,
             context_length=16,
             ledger=Ledger.RAISE,
-            kinds=KindConfig(num_slots=12, num_scratch=num_scratch, num_window_pages=40, window=WINDOW),
+            kinds=KindConfig(num_slots=12, num_window_pages=40, window=WINDOW),
             **changes,
         )
         self.rows.take_ids(4, 1)

@@ -74,7 +74,7 @@ class HashRunner:
         self.pages = SlotBytes(pools.kv, ps)
         self.kv = self.pages.words
         self.windows = WindowMemory(pools.windows, pools.kv, ps, config.context_length) if pools.windows else None
-        self.states = StateMemory(pools.states, config.kinds.num_scratch) if pools.states else None
+        self.states = StateMemory(pools.states) if pools.states else None
         self.host = HostMemory(self.pages, self.windows, self.states)
         self.last_tokens = np.full(rows, NO_TOKEN, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)

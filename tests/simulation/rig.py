@@ -48,7 +48,7 @@ def simulation_of(
 def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes) -> Simulation:
     """Decodes as wide as they can be, whose drafts are all right."""
     algorithm = {"host": SpeculativeAlgorithm.NGRAM, "device": SpeculativeAlgorithm.EAGLE}[proposed_on]
-    sim = simulation_of(speculating(asked, algorithm, width, num_scratch=width * asked.max_running_requests), **changes)
+    sim = simulation_of(speculating(asked, algorithm, width), **changes)
     sim.width = lambda: width
     sim.propose.right = width
     if sim.proposer:

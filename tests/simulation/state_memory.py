@@ -25,8 +25,8 @@ NO_LEN: Final = -1
 class StateMemory:
     """One word per slot. Changes by plans only, when a step's turn comes."""
 
-    def __init__(self, slots: Slots, num_scratch: int) -> None:
-        self.slots, self.num_scratch = slots, num_scratch
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
         self.bytes = SlotBytes(slots)
         self.states = self.bytes.words
         self.lens = np.full(slots.num_rows, NO_LEN, dtype=np.int64)
@@ -42,9 +42,6 @@ class StateMemory:
         check_ids(self.slots, "state slots", live)
         if len(snaps):
             self._check_snapshots(plan, span)
-        verified = int(plan.q_lens[span.decodes & (plan.q_lens > 1)].sum())
-        if verified > self.num_scratch:
-            raise RunnerError(f"step {plan.step} verifies {verified} tokens with {self.num_scratch} scratch states")
         used, users = np.concatenate([live, snaps]), np.concatenate([tenants, tenants[work.snap_seqs]])
         check_unique("a state slot", used)
         if some(self.slots.owner[used] != users):
@@ -111,7 +108,7 @@ class StateMemory:
         return (self.lens[live] != starts) | (self.states[live] == POISON)
 
     def scan(self, plan: StepPlan, keys: U64, inside: I64, which: I64) -> U64:
-        """The state after each of the step's tokens [T], in scratch memory; see `hashing.scan`."""
+        """The state after each of the step's tokens [T]; see `hashing.scan`."""
         return scan(keys, self.states[plan.states.state_slots], inside, which, np.cumsum(plan.q_lens))
 
     def advance(self, step: HashStep, accepted: I64) -> None:

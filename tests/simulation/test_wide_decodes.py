@@ -13,9 +13,9 @@ from tests.simulation.hash_runner import NO_TOKEN
 from tests.simulation.hashing import state_values
 
 
-def wide_device(model=MODEL, propose=None, num_scratch=8):
+def wide_device(model=MODEL, propose=None):
     """A device whose rows verify up to three drafts; with `propose` it makes them itself."""
-    return Device(model, propose=propose, speculation=SpeculationOptions(num_draft_tokens=4), num_scratch=num_scratch)
+    return Device(model, propose=propose, speculation=SpeculationOptions(num_draft_tokens=4))
 
 
 def started(device, **changes):
@@ -128,12 +128,6 @@ def test_a_window_that_a_step_may_still_look_at_must_not_go_before_its_turn():
     device.windows.slots.return_ids(device.windows.detach(tenant.pages[4:5]), 1)
     with pytest.raises(RunnerError, match=r"window pages .* released while step 3 reads"):
         device.runner.check_in_flight()
-
-
-def test_states_for_which_there_is_no_scratch_are_found():
-    device = wide_device(num_scratch=3)
-    tenant, _ = started(device)
-    refused(device, verified(device, tenant, [1, 2, 3]), "verifies 4 tokens with 3 scratch")
 
 
 @pytest.mark.parametrize("num_right", [0, 1, 3])

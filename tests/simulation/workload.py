@@ -113,24 +113,19 @@ def random_config(rng: Random) -> SchedulerConfig:
 
 
 def with_speculation(rng: Random, config: SchedulerConfig) -> SchedulerConfig:
-    """For half of the configurations, with scratch for the states of all decodes or of one. Nothing else changes."""
+    """For half of the configurations. Nothing else changes."""
     algorithm = rng.choice([SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.OFF, *PROPOSED_ON])
     if algorithm is SpeculativeAlgorithm.OFF:
         return config
-    width, rows = rng.randint(2, MOST_WIDTH), config.max_running_requests
-    return speculating(config, algorithm, width, num_scratch=width * rng.choice([1, rows, rows]))
+    return speculating(config, algorithm, rng.randint(2, MOST_WIDTH))
 
 
-def speculating(
-    config: SchedulerConfig, algorithm: SpeculativeAlgorithm, width: int, num_scratch: int
-) -> SchedulerConfig:
-    """The same with decodes of up to `width` tokens, and room for their windows and states."""
+def speculating(config: SchedulerConfig, algorithm: SpeculativeAlgorithm, width: int) -> SchedulerConfig:
+    """The same with decodes of up to `width` tokens, and room for their windows."""
     kinds, ahead = config.kinds, (config.overlap_depth + 1) * (width - 1)
     if kinds.num_window_pages:
         more = config.max_running_requests * -(-ahead // config.page_size)
         kinds = replace(kinds, num_window_pages=kinds.num_window_pages + more)
-    if kinds.num_slots:
-        kinds = replace(kinds, num_scratch=num_scratch)
     return replace(config, kinds=kinds, speculation=SpeculationOptions(algorithm=algorithm, num_draft_tokens=width))
 
 

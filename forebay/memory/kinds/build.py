@@ -87,7 +87,6 @@ def make_demands(
                 configured=configured,
                 raised=effective_mamba_size(configured or 0, certain, num_tracking) if certain else 0,
                 ratio=options.mamba_full_memory_ratio,
-                width=width,
             )
         )
     return tuple(demands)

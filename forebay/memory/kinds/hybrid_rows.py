@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -28,8 +28,6 @@ _log = log.get_logger("memory")
 STATE: Final = "state"
 # Cached states nearer to each other than this save less than a step's work. It only bounds what is set aside for them.
 _SPACING_TOKENS: Final = 16
-# Of the caches' bytes, for the states behind tokens that one step verifies: what is held for those serves nobody else.
-_SCRATCH_SHARE: Final = 1 / 8
 
 
 class MambaPool(Slots):
@@ -172,8 +170,7 @@ def tracking_slots(extra_buffer: bool, depth: int) -> int:
 class StateDemand(KindDemand):
     """Slots for live states, `num_tracking` tracked ones of each request, and with `cached` those of the prefix cache.
     `configured` None: by `ratio`, of their bytes to those of KV. `raised` is that of a decode server, to what all its
-    requests need, which is certain before memory is divided (C4). With a `width` over 1 there are scratch slots, for
-    the states behind the tokens that one step verifies."""
+    requests need, which is certain before memory is divided (C4)."""
 
     name: ClassVar[str] = STATE
     unit: ClassVar[str] = "state slots"
@@ -191,32 +188,6 @@ class StateDemand(KindDemand):
     configured: int | None = None
     raised: int = 0
     ratio: float
-    width: int = 1
-    scratch: Decided = (0, "")
-
-    @property
-    def num_scratch(self) -> int:
-        return self.scratch[0]
-
-    def settled(self, demand: MemoryDemand) -> StateDemand:
-        """As many as all requests can use in one step; fewer where that is more than a share of the memory, or more
-        than one request leaves."""
-        if self.width == 1:
-            return self
-        rows, share = demand.max_running_requests, int(demand.kv_cache_bytes * _SCRATCH_SHARE)
-        most, left = rows * self.width, demand.kv_cache_bytes - demand.least_bytes(1)
-        num = min(most, min(share, left) // self.slot_bytes)
-        why = f"{self.width} tokens of {rows} requests in one step"
-        if num < most:
-            room = f"{human_bytes(share)} of {human_bytes(demand.kv_cache_bytes)}" if share <= left else "the memory"
-            why = f"lowered from {most}: {room} has room for no more, at {human_bytes(self.slot_bytes)} each"
-        if num < self.width:
-            num = num if num > 1 else 0
-            why += f"; a step guesses {max(0, num - 1)} tokens of a request at most, not {self.width - 1}"
-        return replace(self, scratch=(num, why))
-
-    def most_width(self, width: int) -> int:
-        return min(width, max(1, self.num_scratch))
 
     @property
     def per_request(self) -> int:
@@ -233,7 +204,7 @@ class StateDemand(KindDemand):
     def num_slots(self, demand: MemoryDemand, rows: int, given: Mapping[str, int]) -> Decided:
         needed, useful = self.least(demand, rows), self._useful(demand, rows)
         others = demand.least_bytes(rows, {**given, self.name: 0})
-        affordable = (demand.kv_cache_bytes - others - self._scratch_bytes) // self.slot_bytes - 1
+        affordable = (demand.kv_cache_bytes - others) // self.slot_bytes - 1
         why_useful = f"more could not be of use beside the KV: one for every {_spacing(demand)} tokens"
         if self.configured is not None:
             asked = f"--max-mamba-cache-size {self.configured}"
@@ -254,13 +225,9 @@ class StateDemand(KindDemand):
         }
         return slots, reasons[slots]
 
-    @property
-    def _scratch_bytes(self) -> int:
-        return self.num_scratch * self.slot_bytes
-
     def _share(self, demand: MemoryDemand, rows: int) -> int:
         """By the ratio of their memory to that of KV. All of it where there is no KV."""
-        left = demand.kv_cache_bytes - demand.row_bytes(rows, demand.possible_context) - self._scratch_bytes
+        left = demand.kv_cache_bytes - demand.row_bytes(rows, demand.possible_context)
         if demand.keeps_tokens:
             left = int(left * self.ratio / (1 + self.ratio))
         return max(0, left // self.slot_bytes - 1)
@@ -271,7 +238,7 @@ class StateDemand(KindDemand):
         if not self.cached:
             return running
         spacing, tokens = _spacing(demand), demand.max_total_tokens
-        left = demand.kv_cache_bytes - running * self.slot_bytes - self._scratch_bytes
+        left = demand.kv_cache_bytes - running * self.slot_bytes
         by_memory = left // (spacing * demand.kv_bytes_per_token + self.slot_bytes)
         return running + max(0, by_memory if tokens is None else min(by_memory, ceil_div(tokens, spacing)))
 
@@ -280,21 +247,14 @@ class StateDemand(KindDemand):
         num_bytes = human_bytes((slots + 1) * self.slot_bytes)
         parts = [(1, "live"), (self.num_tracking, "tracking"), (int(self.cached), "cached")]
         each = " + ".join(f"{count} {what}" for count, what in parts if count)
-        lines = [
+        return [
             BudgetLine("state slots", str(slots), reason),
             BudgetLine("slots per request", str(self.per_request), each),
             BudgetLine("states", num_bytes, f"({slots} + 1 padding) slots of {human_bytes(self.slot_bytes)}"),
         ]
-        if self.width > 1:
-            num, why = self.scratch
-            lines += [
-                BudgetLine("scratch states", human_bytes(self._scratch_bytes), f"{num} behind the slots"),
-                BudgetLine("tokens verified per step", str(num), why),
-            ]
-        return lines
 
     def limits(self, budget: MemoryBudget) -> dict[str, int]:
-        return {"num_slots": budget.num_slots[self.name], "num_scratch": self.num_scratch}
+        return {"num_slots": budget.num_slots[self.name]}
 
     def num_cached(self, budget: MemoryBudget, num_running: int, context: int) -> int:
         return budget.num_slots[self.name] - num_running * (1 + self.num_tracking)

@@ -68,7 +68,7 @@ void store_state(const Conv<T>& conv, const Inputs<T>& inputs, long slot, long e
 template <int kTaps, class T>
 void convolve_sequence(const Conv<T>& conv, long seq, long first, long count) {
     const StateBatch& batch = conv.batch;
-    const long begin = batch.q_start[seq], end = batch.q_start[seq + 1], past = kTaps - 1;
+    const long begin = batch.q_start[seq], end = batch.q_stop[seq], past = kTaps - 1;
     if (begin == end) return;
     T* const state = conv.state + batch.slots[seq] * past * conv.channels + first;
     const Inputs<T> inputs{conv.x + first, conv.ldx, state, conv.channels, past, begin};

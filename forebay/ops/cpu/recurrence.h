@@ -17,6 +17,7 @@ struct StateBatch {
     const int32_t* slots;        // [num_seqs]
     const int32_t* write_slots;  // [num_seqs]
     const int32_t* q_start;      // [num_seqs + 1]
+    const int32_t* q_stop;       // [num_seqs]
     const int32_t* snap_start;   // [num_seqs + 1]
     const int32_t* snap_ends;
     const int32_t* snap_slots;
@@ -27,10 +28,10 @@ struct StateBatch {
 
 // The parameters of a C entry point that make a `StateBatch`, and the batch made of them.
 #define FOREBAY_BATCH                                                                                        \
-    const int32_t *slots, const int32_t *write_slots, const int32_t *q_start, const int32_t *snap_start,     \
-        const int32_t *snap_ends, const int32_t *snap_slots, long num_seqs
+    const int32_t *slots, const int32_t *write_slots, const int32_t *q_start, const int32_t *q_stop,         \
+        const int32_t *snap_start, const int32_t *snap_ends, const int32_t *snap_slots, long num_seqs
 #define FOREBAY_BATCH_OF_ARGUMENTS \
-    StateBatch { slots, write_slots, q_start, snap_start, snap_ends, snap_slots, num_seqs }
+    StateBatch { slots, write_slots, q_start, q_stop, snap_start, snap_ends, snap_slots, num_seqs }
 
 // In its scope what is smaller than a normal number is zero. A state that dies away passes through such numbers, and each
 // product with one takes the CPU a hundred times as long.
@@ -52,11 +53,11 @@ void for_each_part(Pool& pool, const StateBatch& batch, long parts, const Body& 
         const FlushToZero scope;
         for (long i = begin; i < end; ++i) {
             const long seq = i / parts;
-            if (batch.q_start[seq] < batch.q_start[seq + 1]) body(seq, i % parts);
+            if (batch.q_start[seq] < batch.q_stop[seq]) body(seq, i % parts);
         }
     };
     long live = batch.num_seqs;  // those behind are padding
-    while (live > 0 && batch.q_start[live] == batch.q_start[live - 1]) --live;
+    while (live > 0 && batch.q_stop[live - 1] == batch.q_start[live - 1]) --live;
     const long count = live * parts;
     if (batch.num_tokens() > live) {
         pool.run(count, 1, some);  // a long sequence's parts must not end up in one thread's piece
@@ -83,7 +84,7 @@ class StateBlock {
           at_(table_ + batch.slots[seq] * slot_entries), stride_(shape.stride) {
         // Rows that lie apart in the table are in so few of L1's sets that they drive each other out: for one token
         // that does not matter.
-        const bool dense = shape.columns == shape.stride, once = batch.q_start[seq + 1] - batch.q_start[seq] == 1;
+        const bool dense = shape.columns == shape.stride, once = batch.q_stop[seq] - batch.q_start[seq] == 1;
         in_place_ = slot_ != 0 && slot_ == batch.slots[seq] && (dense || once);
         if (in_place_) return;
         for (long r = 0; r < shape.rows; ++r) std::copy_n(at_ + r * stride_, shape.columns, spare + r * shape.columns);
@@ -149,7 +150,7 @@ void for_each_stretch(const StateBatch& batch, long seq, const Run& run, const S
         begin = batch.snap_ends[i];
         save(batch.snap_slots[i]);
     }
-    run(begin, static_cast<long>(batch.q_start[seq + 1]));
+    run(begin, static_cast<long>(batch.q_stop[seq]));
 }
 
 // As for_each_stretch, for a state that is a block.

@@ -56,6 +56,21 @@ void fb_due(Pool* pool, const int32_t* slots, const int32_t* ends, const int64_t
     });
 }
 
+// See `StepOps.accepted_stops`.
+void fb_accepted_stops(Pool* pool, const int32_t* q_start, const int64_t* num_new, const int64_t* positions,
+                       const int32_t* written, const int64_t* wish_lens, const int32_t* wish_slots, int32_t* stops,
+                       int32_t* ends, int32_t* slots, long num_seqs) {
+    pool->op([=](Pool&) {
+        for (long i = 0; i < num_seqs; ++i) {
+            const int32_t first = q_start[i];
+            const int64_t wished = first == q_start[i + 1] ? 0 : wish_lens[i] - positions[first];
+            stops[i] = first + (written[i] == 0 ? static_cast<int32_t>(num_new[i]) : 0);
+            ends[i] = first + static_cast<int32_t>(wished);
+            slots[i] = wished > 0 && wished <= num_new[i] ? wish_slots[i] : 0;
+        }
+    });
+}
+
 // kv_lens[rows[i]] += the number of its tokens.
 void fb_advance(Pool* pool, int64_t* kv_lens, const int32_t* rows, const int32_t* q_start, long num_seqs) {
     pool->op([=](Pool&) {

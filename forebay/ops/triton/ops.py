@@ -11,7 +11,6 @@ from forebay.ops.triton.linear import TritonLinear
 from forebay.ops.triton.recurrence import TritonRecurrence
 from forebay.ops.triton.rowwise import TritonRowwise
 from forebay.ops.triton.sampling import TritonSampling
-from forebay.ops.triton.states import TritonStates
 from forebay.ops.triton.steps import TritonSteps
 
 
@@ -21,7 +20,6 @@ class TritonOps(
     TritonExpertOps,
     TritonAttention,
     TritonRecurrence,
-    TritonStates,
     TritonSampling,
     TritonSteps,
     Ops,

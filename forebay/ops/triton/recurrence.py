@@ -37,6 +37,7 @@ def _convolve(
     out,
     slots,
     q_start,
+    q_stop,
     num_seqs,
     x_stride,
     channels,
@@ -50,7 +51,7 @@ def _convolve(
     seq = owner(q_start, num_seqs, token, 1)
     first = tl.load(q_start + seq)
     t = token - seq
-    if t >= tl.load(q_start + seq + 1):
+    if t >= tl.load(q_stop + seq):
         return
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < channels
@@ -88,6 +89,7 @@ def _keep_inputs(
     slots,
     write_slots,
     q_start,
+    q_stop,
     snap_start,
     snap_ends,
     snap_slots,
@@ -100,7 +102,7 @@ def _keep_inputs(
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < channels
     first = tl.load(q_start + seq)
-    stop = tl.load(q_start + seq + 1)
+    stop = tl.load(q_stop + seq)
     size = (TAPS - 1) * channels
     last = state + tl.load(slots + seq).to(tl.int64) * size
     for snap in range(tl.load(snap_start + seq), tl.load(snap_start + seq + 1)):
@@ -127,6 +129,7 @@ def _mamba2(
     slots,
     write_slots,
     q_start,
+    q_stop,
     snap_start,
     snap_ends,
     snap_slots,
@@ -154,7 +157,7 @@ def _mamba2(
     live = live_n[:, None] & live_p[None, :]
     place = n[:, None] * P + p[None, :]
     first = tl.load(q_start + seq).to(tl.int64)
-    stop = tl.load(q_start + seq + 1).to(tl.int64)
+    stop = tl.load(q_stop + seq).to(tl.int64)
     slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
     h = tl.load(state + (slot * HEADS + head) * (D * P) + place, mask=live, other=0.0).to(tl.float32)
     rate, skip, bias = tl.load(a + head), tl.load(d + head), tl.load(dt_bias + head)
@@ -194,6 +197,7 @@ def _mamba1(
     slots,
     write_slots,
     q_start,
+    q_stop,
     snap_start,
     snap_ends,
     snap_slots,
@@ -213,7 +217,7 @@ def _mamba1(
     live = live_i[:, None] & live_n[None, :]
     place = i[:, None] * D + n[None, :]
     first = tl.load(q_start + seq).to(tl.int64)
-    stop = tl.load(q_start + seq + 1).to(tl.int64)
+    stop = tl.load(q_stop + seq).to(tl.int64)
     slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
     h = tl.load(state + slot * channels * D + place, mask=live, other=0.0).to(tl.float32)
     rate = tl.load(a + place, mask=live, other=0.0)
@@ -251,6 +255,7 @@ def _delta_rule(
     slots,
     write_slots,
     q_start,
+    q_stop,
     snap_start,
     snap_ends,
     snap_slots,
@@ -277,7 +282,7 @@ def _delta_rule(
     live = live_i[:, None] & live_j[None, :]
     place = i[:, None] * DV + j[None, :]
     first = tl.load(q_start + seq).to(tl.int64)
-    stop = tl.load(q_start + seq + 1).to(tl.int64)
+    stop = tl.load(q_stop + seq).to(tl.int64)
     slot, write_slot = tl.load(slots + seq).to(tl.int64), tl.load(write_slots + seq).to(tl.int64)
     h = tl.load(state + (slot * HEADS + head) * (DK * DV) + place, mask=live, other=0.0).to(tl.float32)
     key_head = head // PER_KEY_HEAD
@@ -324,6 +329,7 @@ class TritonRecurrence:
             out,
             batch.slots,
             batch.q_start,
+            batch.q_stop,
             num_seqs,
             x.stride(0),
             channels,
@@ -439,4 +445,5 @@ class TritonRecurrence:
 
 
 def _tensors(batch: StateBatch) -> tuple[Tensor, ...]:
-    return batch.slots, batch.write_slots, batch.q_start, batch.snap_start, batch.snap_ends, batch.snap_slots
+    tokens = batch.q_start, batch.q_stop
+    return batch.slots, batch.write_slots, *tokens, batch.snap_start, batch.snap_ends, batch.snap_slots
