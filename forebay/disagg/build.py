@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from forebay.base.errors import ConfigError
-from forebay.config.engine_config import DisaggregationOptions, EngineConfig, TransferBackend
+from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig, TransferBackend
 from forebay.disagg.decode_side import is_loopback
 from forebay.disagg.layout import Layout, layout_of
 from forebay.disagg.memory import HostMemory, Memory, shapes_of
@@ -65,6 +65,8 @@ def _check(options: DisaggregationOptions, place: Place | None) -> None:
             "--disaggregation-transfer-backend shm: the cache is not in memory that other processes can map (a CPU's, "
             "under Linux): use auto or tcp"
         )
+    if options.chaos != Chaos() and not is_loopback(options.host):
+        raise ConfigError(f"--chaos with servers on {options.host}: faults on purpose are for one machine")
     if options.is_prefill and not options.cluster_key and not is_loopback(options.host):
         raise ConfigError(
             f"prefill would listen on {options.host} for whoever asks: give it and decode the same --cluster-key-file"

@@ -32,13 +32,15 @@ class Stage(Enum):
 
 @dataclass(slots=True)
 class Receipt:
-    """A ticket as decode has it. `reach` is what its writer was let into, where that writes by itself."""
+    """A ticket as decode has it. `instance` is the process that it was offered to, and `reach` what that was let into,
+    where it writes by itself."""
 
     offer: Offer
     since: float
     stage: Stage = Stage.WAITING
     is_complete: bool = False
     tail: Tail | None = None
+    instance: str = ""
     reach: Reach | None = None
 
     @property
@@ -102,7 +104,7 @@ class DecodeSide:
     def _make(self, peer: Peer, receipt: Receipt, session: Session) -> None:
         """The offer goes out: from here on it is not ours alone to close."""
         offer = receipt.offer
-        receipt.stage, receipt.reach = Stage.OFFERED, session.reach
+        receipt.stage, receipt.instance, receipt.reach = Stage.OFFERED, session.instance, session.reach
         places = {
             kind: frames.Places(span.start, span.ids.astype("<i8").tobytes()) for kind, span in offer.spans.items()
         }
@@ -185,8 +187,8 @@ class DecodeSide:
                     self._break(peer, peer.receipts[nonce], failure)
             case frames.Fenced(nonce):
                 receipt = peer.receipts.get(nonce)
-                if receipt is not None and receipt.stage is Stage.BROKEN:
-                    self._close(receipt)
+                if receipt is not None and receipt.stage is Stage.BROKEN and receipt.instance == session.instance:
+                    self._close(receipt)  # a successor on the same port cannot speak for it
 
     def _complete(self, peer: Peer, receipt: Receipt, tail: Tail) -> None:
         if tail.num_tokens != receipt.offer.num_tokens:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from forebay.disagg.memory import U8
+from forebay.disagg.memory import U8, HostMemory, checksum
 from forebay.disagg.pages import KindShape, Piece
 from forebay.pools.cache_pool import CachePool
+from forebay.requests.parts import I64
 
 
 class DeviceMemory:
@@ -53,6 +54,14 @@ class DeviceMemory:
                 rows = torch.from_numpy(data[begin:end]).view(len(places), -1)
                 region.index_copy_(0, places, rows.to(self._device, non_blocking=True))
             self._stream.record_event().synchronize()
+
+    def sum(self, piece: Piece, staging: U8) -> int:
+        return checksum(self.gather(piece, staging).data)
+
+    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
+        data = self.gather(piece, staging)
+        there.scatter(piece._replace(places=places), data)
+        return checksum(data.data)
 
     def _of(self, piece: Piece) -> Iterable[Tensor]:
         return self._regions[piece.kind][piece.region : piece.region + piece.num_regions]

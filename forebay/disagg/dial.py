@@ -43,9 +43,10 @@ class Session:
         self._desk, self._user, self.address, self.epoch = desk, user, address, epoch
         self.where = f"prefill server {address[0]}:{address[1]}"
         self.is_joined, self._is_over = False, False
+        self.instance = ""  # the process that answered
         self.reach: Reach | None = None
         self._since = self._beat_at = desk.clock()
-        self._links: list[Link] = []  # the control connection, then that of chunks
+        self._links: list[Link] = []  # the control connection; that of chunks until the mover has it
         self._hellos = [self._hello(data=False), self._hello(data=True)]
         self._connect(address)
 
@@ -84,6 +85,7 @@ class Session:
         control = self._links[0]
         match frame:
             case frames.Challenge() if link is control:
+                self.instance = frame.instance
                 link.enter(self._desk.options.cluster_key, self._hellos[0], frame)
                 desk = self._desk
                 self.send(frames.Introduce(layout=desk.layout, transports=desk.transports, machine=desk.machine))
@@ -116,6 +118,7 @@ class Session:
     def _attach(self, link: Link) -> None:
         self._try(lambda: link.send(frames.Attach()))
         self._desk.unwatch(link)
+        self._links.remove(link)
         reader = TcpReader(link.sock, link.opener, self._desk.staging())
         self._desk.mover.submit(mover.AddReader(self.epoch, reader))
 
@@ -159,7 +162,6 @@ class Session:
             log.warning(event("prefill_lost", where=self.where, code=failure.code, why=failure.message))
         for link in self._links:
             self._desk.unwatch(link)
-        for link in self._links[:1]:
             link.close()
         self._desk.mover.submit(mover.EndSession(self.epoch))
         if self.reach is not None:

@@ -22,6 +22,10 @@ class Faults:
         if not self._chaos.drop or self._random.random() >= self._chaos.drop:
             self._held.append((self._clock() + self._chaos.delay_s, data))
 
+    @property
+    def holds_back(self) -> bool:
+        return bool(self._held)
+
     def due(self) -> Iterator[bytes]:
         now = self._clock()
         while self._held and self._held[0][0] <= now:

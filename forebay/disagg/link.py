@@ -57,6 +57,11 @@ class Link:
             raise LinkLost(f"it left {len(self._unsent)} bytes unread")
 
     @property
+    def holds_back(self) -> bool:
+        """Frames that are to leave later."""
+        return self._faults.holds_back
+
+    @property
     def wants_to_write(self) -> bool:
         return bool(self._unsent)
 

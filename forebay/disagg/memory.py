@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
@@ -14,10 +15,12 @@ from forebay.disagg.pages import CHUNK_BYTES, KindShape, Piece
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
 from forebay.pools.table import Region
+from forebay.requests.parts import I64
 
 U8 = npt.NDArray[np.uint8]
 Places = npt.NDArray[Any]  # opaque values, one a place
 
+RUN_BYTES: Final = 4 << 10  # above, a copy of its own costs less than passing a buffer
 checksum: Final = xxhash.xxh3_64_intdigest
 
 
@@ -35,6 +38,14 @@ class Memory(Protocol):
         ...
 
     def scatter(self, piece: Piece, data: U8) -> None: ...
+
+    def sum(self, piece: Piece, staging: U8) -> int:
+        """The checksum of what lies there."""
+        ...
+
+    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
+        """To `places` of another engine's memory; the checksum of what was read."""
+        ...
 
 
 def shapes_of(cache: CachePool) -> dict[str, KindShape]:
@@ -68,6 +79,8 @@ def rows(data: U8, shape: KindShape, region: int) -> Places:
 
 
 class HostMemory:
+    """Runs of places that are long enough are copied and summed where they lie; others pass through a buffer."""
+
     @classmethod
     def of(cls, cache: CachePool, shapes: Mapping[str, KindShape]) -> Self:
         regions = cache.regions()
@@ -103,5 +116,43 @@ class HostMemory:
             begin, end = end, end + len(piece.places) * region.itemsize
             region[piece.places] = data[begin:end].view(region.dtype)
 
-    def _of(self, piece: Piece) -> Iterable[Places]:
+    def sum(self, piece: Piece, staging: U8) -> int:
+        found = runs(piece.places)
+        if self._are_short(piece, found):
+            return checksum(self.gather(piece, staging).data)
+        total = xxhash.xxh3_64()
+        for region in self._of(piece):
+            for begin, end in found:
+                total.update(_part(region, piece.places[begin], end - begin).data)
+        return total.intdigest()
+
+    def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
+        found = runs(piece.places, places)
+        if self._are_short(piece, found):
+            data = self.gather(piece, staging)
+            there.scatter(piece._replace(places=places), data)
+            return checksum(data.data)
+        total = xxhash.xxh3_64()
+        for ours, theirs in zip(self._of(piece), there._of(piece), strict=True):
+            for begin, end in found:
+                part = _part(ours, piece.places[begin], end - begin)
+                np.copyto(_part(theirs, places[begin], end - begin), part)
+                total.update(part.data)
+        return total.intdigest()
+
+    def _of(self, piece: Piece) -> Sequence[Places]:
         return self._regions[piece.kind][piece.region : piece.region + piece.num_regions]
+
+    def _are_short(self, piece: Piece, found: Sequence[tuple[int, int]]) -> bool:
+        return self.num_bytes(piece) < RUN_BYTES * len(found) * piece.num_regions
+
+
+def runs(*places: I64) -> list[tuple[int, int]]:
+    """Where each of these goes on place by place: [begin, end) of neighbours merged."""
+    cuts = np.flatnonzero(np.any([np.diff(some) != 1 for some in places], axis=0)) + 1
+    return list(pairwise([0, *cuts.tolist(), len(places[0])]))
+
+
+def _part(region: Places, first: int, num_places: int) -> U8:
+    """As bytes, which numpy copies in one go."""
+    return region[first : first + num_places].view(np.uint8)

@@ -259,7 +259,7 @@ class Mover:
         if landing is None:
             return
         piece = self._piece(landing, chunk)
-        if piece is not None and self._is_whole(chunk, piece, data):
+        if piece is not None and self._is_whole(chunk, piece, len(data), checksum(data.data)):
             self._memory.scatter(piece, data)
             self._landed(chunk, landing, piece)
 
@@ -268,7 +268,7 @@ class Mover:
         if landing is None:
             return
         piece = self._piece(landing, chunk)
-        if piece is not None and self._is_whole(chunk, piece, self._memory.gather(piece, self._staging)):
+        if piece is not None and self._is_whole(chunk, piece, chunk.num_bytes, self._memory.sum(piece, self._staging)):
             self._landed(chunk, landing, piece)
 
     def _piece(self, landing: Landing, chunk: Chunk) -> Piece | None:
@@ -278,8 +278,8 @@ class Mover:
             self._fail(chunk.nonce, Failure.of(error))
             return None
 
-    def _is_whole(self, chunk: Chunk, piece: Piece, data: U8) -> bool:
-        if len(data) == self._memory.num_bytes(piece) and checksum(data.data) == chunk.checksum:
+    def _is_whole(self, chunk: Chunk, piece: Piece, num_bytes: int, checksum: int) -> bool:
+        if num_bytes == self._memory.num_bytes(piece) and checksum == chunk.checksum:
             return True
         self._fail(chunk.nonce, failures.altered(chunk.kind, chunk.first, chunk.end))
         return False
@@ -304,7 +304,7 @@ class Mover:
         reader = self._readers.pop(session, None)
         for end in (None if box is None else box.writer, reader):
             if end is not None:
-                if end.fileno() in self._selector.get_map():
+                if end.fileno() >= 0 and end.fileno() in self._selector.get_map():
                     self._selector.unregister(end.fileno())
                 end.close()
         if box is not None:

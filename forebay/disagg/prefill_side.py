@@ -106,8 +106,8 @@ class PrefillSide:
         except OSError:
             return
         if len(self._guests) >= MAX_STRANGERS:
-            sock.close()
-            return
+            oldest = next(iter(self._guests))
+            self.on_lost(oldest, failures.peer_lost(oldest.where, "too many strangers"))
         tune(sock)
         link = Link(sock, f"{address[0]}:{address[1]}", self._desk.clock, self._desk.options.chaos)
         link.await_greeting(self._desk.options.cluster_key)
@@ -388,7 +388,11 @@ class PrefillSide:
         """What this engine still has, where it takes news: one that hangs renews nothing."""
         if self._desk.untaken_s() > self._desk.options.lease_s:
             return []
-        return [shipment.ticket.nonce for shipment in self._of_session(session) if shipment.stage is Stage.OPEN]
+        return [
+            shipment.ticket.nonce
+            for shipment in self._of_session(session)
+            if shipment.stage in (Stage.OPEN, Stage.COMPLETED)
+        ]
 
 
 def _ids(place: frames.Places) -> I64:

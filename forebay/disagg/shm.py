@@ -201,9 +201,8 @@ class ShmWriter:
         self._chunk: Chunk | None = None
 
     def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
-        data = self._memory.gather(piece, self._staging)
-        self._there.scatter(piece._replace(places=places), data)
-        self._chunk = chunk_of(nonce, piece, data)
+        checksum = self._memory.copy(piece, self._there, places, self._staging)
+        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), checksum)
 
     def advance(self) -> Chunk | None:
         return self._chunk

@@ -37,7 +37,7 @@ class TcpWriter:
 
     def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
         data = self._memory.gather(piece, self._staging)
-        self._chunk = chunk_of(nonce, piece, data)
+        self._chunk = chunk_of(nonce, piece, len(data), checksum(data.data))
         self._unsent = [memoryview(self._sealer.seal(self._chunk)), data.data]
 
     def advance(self) -> Chunk | None:
@@ -101,7 +101,7 @@ class TcpReader:
         self._sock.close()
 
 
-def chunk_of(nonce: bytes, piece: Piece, data: U8) -> Chunk:
+def chunk_of(nonce: bytes, piece: Piece, num_bytes: int, checksum: int) -> Chunk:
     return Chunk(
         nonce=nonce,
         kind=piece.kind,
@@ -109,8 +109,8 @@ def chunk_of(nonce: bytes, piece: Piece, data: U8) -> Chunk:
         num_regions=piece.num_regions,
         first=piece.first,
         end=piece.end,
-        num_bytes=len(data),
-        checksum=checksum(data.data),
+        num_bytes=num_bytes,
+        checksum=checksum,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 
 
@@ -11,18 +12,23 @@ class Wake:
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._lock, self._is_closed = threading.Lock(), False
 
     def fileno(self) -> int:
         return self._read
 
     def set(self) -> None:
-        with suppress(BlockingIOError):  # full: it is readable
-            os.write(self._write, b"\0")
+        """Nothing where it is closed: the number may be another file's by then."""
+        with self._lock, suppress(BlockingIOError):  # full: it is readable
+            if not self._is_closed:
+                os.write(self._write, b"\0")
 
     def clear(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._read, 4096)
 
     def close(self) -> None:
-        os.close(self._read)
-        os.close(self._write)
+        with self._lock:
+            self._is_closed = True
+            os.close(self._read)
+            os.close(self._write)

@@ -34,6 +34,7 @@ from forebay.requests.transfers import Event, Offer, Order, Send, Withdraw
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
+HOLD_S: Final = 0.005  # between two looks at frames that are held up on purpose
 
 log = get_logger("disagg")
 
@@ -164,8 +165,10 @@ class Worker:
                     next_tick = now + self._period_s
                     self._clock.tick()
                     self._side.tick()
+                held_back = any(link.holds_back for link in self._users)
+                if held_back:
                     self._flush()
-                self._turn(max(0.0, next_tick - time.monotonic()))
+                self._turn(HOLD_S if held_back else max(0.0, next_tick - time.monotonic()))
         except Exception:
             log.exception(event("transfers_ended"))
             self._news.set()

@@ -1,0 +1,184 @@
+"""How fast caches go from one engine to another, each transport beside what it is made of.
+
+    python -m benchmarks.transfer [--mib 256] [--repeats 5] [--page-sizes 1 16]
+
+Two processes on this machine, with the cache of a model of 24 layers, 2 heads of 64 (bfloat16); the sequence lies in
+pages here and there. `shm` is compared with a copy of as many bytes from one buffer to another (memcpy), `tcp` with a
+bare connection of the loopback device between two processes. Rounds are interleaved; the figures are the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+from multiprocessing.connection import Connection
+
+import numpy as np
+
+from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
+from forebay.disagg.build import transfers_of
+from forebay.disagg.check import PatternSink, PatternSource
+from forebay.disagg.layout import Layout, columns_of
+from forebay.disagg.worker import Worker
+from forebay.pools.cache_pool import CachePool
+from forebay.pools.cache_spec import FullAttention, cache_sizes
+from forebay.pools.regions import Regions, Tag
+from forebay.requests.transfers import Span
+
+SPECS = (FullAttention(num_kv_heads=2, head_dim=64),) * 24
+TYPES = CacheTypes(dtype="bfloat16", kv_cache_dtype="bfloat16")
+TIMEOUT_S = 120.0
+SOCKET_BYTES = 1 << 20
+
+
+def engine(
+    mode: DisaggregationMode, backend: str, page_size: int, num_tokens: int
+) -> tuple[Worker, CachePool, dict[str, Span], Regions]:
+    regions = Regions(shared=(Tag.KV_CACHE,))
+    num_pages = -(-num_tokens // page_size)
+    cache = CachePool(
+        SPECS,
+        TYPES,
+        page_size=page_size,
+        num_slots={"kv": num_pages + num_pages // 4},
+        device="cpu",
+        take=partial(regions.take, Tag.KV_CACHE),
+    )
+    layout = Layout(
+        page_size=page_size,
+        vocab_size=1,
+        weights="",
+        quantization="",
+        dtype=TYPES.dtype,
+        kernels="",
+        activation_bits=16,
+        columns=list(columns_of(cache)),
+    )
+    options = DisaggregationOptions(mode=mode, transfer_backend=TransferBackend(backend), bootstrap_port=0)
+    # A pool that has been used for a while: runs of eight pages, anywhere.
+    runs = np.random.default_rng(mode == DisaggregationMode.PREFILL).permutation(num_pages // 8 + 1)
+    ids = (runs[:, None] * 8 + np.arange(1, 9)).ravel()
+    ids = ids[ids <= num_pages][:num_pages].astype(np.int64)
+    return transfers_of(options, cache, layout, regions.place), cache, {"kv": Span(start=0, ids=ids)}, regions
+
+
+def prefill(pipe: Connection, backend: str, page_size: int, num_tokens: int) -> None:
+    transfers, cache, spans, _regions = engine(DisaggregationMode.PREFILL, backend, page_size, num_tokens)
+    source = PatternSource(transfers, cache, spans, num_tokens, timeout_s=TIMEOUT_S)
+    pipe.send(transfers.port)
+    with contextlib.suppress(EOFError):
+        while pipe.recv():
+            source.answer()
+    transfers.close()
+
+
+@contextlib.contextmanager
+def transport(backend: str, page_size: int, num_tokens: int) -> Iterator[partial[float]]:
+    """What moves the tokens once, and says how long it took."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    process = multiprocessing.get_context("spawn").Process(
+        target=prefill, args=(theirs, backend, page_size, num_tokens), daemon=True
+    )
+    process.start()
+    theirs.close()
+    port = ours.recv()
+    transfers, cache, spans, _regions = engine(DisaggregationMode.DECODE, backend, page_size, num_tokens)
+
+    sink = PatternSink(transfers, cache, spans, num_tokens, timeout_s=TIMEOUT_S)
+
+    def once() -> float:
+        ours.send(True)
+        report = sink.fetch("127.0.0.1", port)
+        if report.wrong:
+            raise SystemExit(f"{backend}: {report}")
+        return report.seconds
+
+    try:
+        yield partial(once)
+    finally:
+        ours.close()
+        process.join()
+        transfers.close()
+
+
+def memcpy(num_bytes: int) -> partial[float]:
+    source, target = np.ones(num_bytes, dtype=np.uint8), np.ones(num_bytes, dtype=np.uint8)
+
+    def once() -> float:
+        begin = time.monotonic()
+        np.copyto(target, source)
+        return time.monotonic() - begin
+
+    return partial(once)
+
+
+def send_bytes(address: tuple[str, int], num_bytes: int) -> None:
+    data = memoryview(bytearray(SOCKET_BYTES))
+    with socket.create_connection(address) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        while sock.recv(1):
+            for _ in range(num_bytes // SOCKET_BYTES):
+                sock.sendall(data)
+
+
+@contextlib.contextmanager
+def bare_socket(num_bytes: int) -> Iterator[partial[float]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    process = multiprocessing.get_context("spawn").Process(
+        target=send_bytes, args=(listener.getsockname(), num_bytes), daemon=True
+    )
+    process.start()
+    sock, _ = listener.accept()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    data = memoryview(bytearray(SOCKET_BYTES))
+
+    def once() -> float:
+        begin, due = time.monotonic(), num_bytes // SOCKET_BYTES * SOCKET_BYTES
+        sock.send(b"\0")
+        while due:
+            due -= sock.recv_into(data, min(due, SOCKET_BYTES))
+        return time.monotonic() - begin
+
+    try:
+        yield partial(once)
+    finally:
+        sock.close()
+        listener.close()
+        process.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=256, help="of KV that is moved")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--backends", nargs="+", default=["shm", "tcp"])
+    options = parser.parse_args()
+    num_tokens = (options.mib << 20) // cache_sizes(SPECS, TYPES).bytes_per_token
+    num_bytes = num_tokens * cache_sizes(SPECS, TYPES).bytes_per_token
+    with contextlib.ExitStack() as stack:
+        contenders = {"memcpy": memcpy(num_bytes), "bare socket": stack.enter_context(bare_socket(num_bytes))}
+        for backend in options.backends:
+            for size in options.page_sizes:
+                name = f"{backend}, pages of {size}"
+                contenders[name] = stack.enter_context(transport(backend, size, num_tokens))
+        seconds: dict[str, list[float]] = defaultdict(list)
+        for _ in range(options.repeats + 1):
+            for name, once in contenders.items():
+                seconds[name].append(once())
+    best = {name: min(found[1:]) for name, found in seconds.items()}  # the first touches fresh memory
+    print(f"{num_tokens} tokens, {num_bytes / 2**20:.0f} MiB, {os.cpu_count()} CPUs, best of {options.repeats}")
+    for name, took in best.items():
+        against = "memcpy" if name.startswith("shm") else "bare socket"
+        print(f"{name:<20} {num_bytes / took / 1e9:6.2f} GB/s   {best[against] / took:5.0%} of {against}")
+
+
+if __name__ == "__main__":
+    main()
