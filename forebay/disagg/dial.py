@@ -98,6 +98,7 @@ class Session:
                 self.lose(failure)
             case frames.Joined():
                 self.is_joined = True
+                link.joined()
                 self._user.on_joined(self)
             case _:
                 self._user.on_session_frame(self, frame)

@@ -30,7 +30,8 @@ class Link:
         self.sock, self.where, self._clock = sock, where, clock
         self.heard = clock()
         self._unsent = bytearray()
-        self._faults = Faults(chaos, clock)
+        self._faults = Faults(Chaos(), clock)
+        self._chaos = chaos
         self.sealer: Sealer
         self.opener: Opener
 
@@ -55,6 +56,10 @@ class Link:
             del self._unsent[:sent]
         if len(self._unsent) > MAX_UNSENT_BYTES:
             raise LinkLost(f"it left {len(self._unsent)} bytes unread")
+
+    def joined(self) -> None:
+        """From here on there are faults, where they are asked for: a greeting that is lost shows only in time."""
+        self._faults = Faults(self._chaos, self._clock)
 
     @property
     def holds_back(self) -> bool:

@@ -121,9 +121,11 @@ class HostMemory:
         if self._are_short(piece, found):
             return checksum(self.gather(piece, staging).data)
         total = xxhash.xxh3_64()
+        firsts = [(int(piece.places[begin]), end - begin) for begin, end in found]
         for region in self._of(piece):
-            for begin, end in found:
-                total.update(_part(region, piece.places[begin], end - begin).data)
+            size, flat = region.itemsize, region.view(np.uint8)
+            for first, n in firsts:
+                total.update(flat[first * size : (first + n) * size].data)
         return total.intdigest()
 
     def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
@@ -133,10 +135,12 @@ class HostMemory:
             there.scatter(piece._replace(places=places), data)
             return checksum(data.data)
         total = xxhash.xxh3_64()
-        for ours, theirs in zip(self._of(piece), there._of(piece), strict=True):
-            for begin, end in found:
-                part = _part(ours, piece.places[begin], end - begin)
-                np.copyto(_part(theirs, places[begin], end - begin), part)
+        firsts = [(int(piece.places[begin]), int(places[begin]), end - begin) for begin, end in found]
+        for region, target in zip(self._of(piece), there._of(piece), strict=True):
+            size, ours, theirs = region.itemsize, region.view(np.uint8), target.view(np.uint8)
+            for first, to, n in firsts:
+                part = ours[first * size : (first + n) * size]
+                theirs[to * size : (to + n) * size] = part
                 total.update(part.data)
         return total.intdigest()
 
@@ -151,8 +155,3 @@ def runs(*places: I64) -> list[tuple[int, int]]:
     """Where each of these goes on place by place: [begin, end) of neighbours merged."""
     cuts = np.flatnonzero(np.any([np.diff(some) != 1 for some in places], axis=0)) + 1
     return list(pairwise([0, *cuts.tolist(), len(places[0])]))
-
-
-def _part(region: Places, first: int, num_places: int) -> U8:
-    """As bytes, which numpy copies in one go."""
-    return region[first : first + num_places].view(np.uint8)

@@ -16,7 +16,7 @@ from forebay.base.errors import EngineError
 from forebay.requests.parts import I64
 from forebay.requests.transfers import Span
 
-CHUNK_BYTES: Final = 1 << 20  # stays in a core's cache between the copy and the checksum
+CHUNK_BYTES: Final = 4 << 20  # what it costs to send one is little beside that, and it stays in the last cache
 
 
 class OfferError(EngineError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import count
 from typing import Final
@@ -80,21 +80,14 @@ class _Guest:
     hello: frames.Hello | None = None
 
 
-@dataclass(slots=True)
-class _Roll:
-    """Sessions by decode engine, and the last epoch of each that there ever was."""
-
-    sessions: dict[str, Session] = field(default_factory=dict)
-    epochs: dict[str, int] = field(default_factory=dict)
-
-
 class PrefillSide:
     def __init__(self, desk: Desk, listener: socket.socket) -> None:
         self._desk, self._listener = desk, listener
         self._guests: dict[Link, _Guest] = {}
         self._by_link: dict[Link, Session] = {}
         self._by_number: dict[int, Session] = {}
-        self._roll = _Roll()
+        self._sessions: dict[str, Session] = {}  # by decode engine
+        self._epochs: dict[str, int] = {}  # the last of each that there ever was
         self._shipments: dict[bytes, Shipment] = {}
         self._numbers = count(1)
 
@@ -133,7 +126,7 @@ class PrefillSide:
 
     def _introduce(self, link: Link, hello: frames.Hello, frame: frames.Introduce) -> None:
         desk = self._desk
-        if hello.epoch <= self._roll.epochs.get(hello.instance, 0):
+        if hello.epoch <= self._epochs.get(hello.instance, 0):
             raise WireError(f"epoch {hello.epoch} of {hello.instance[:8]} is over")
         difference = mismatch(desk.layout, frame.layout)
         mine = [name for name in desk.transports if name != "shm" or frame.machine == desk.machine]
@@ -145,7 +138,7 @@ class PrefillSide:
             log.warning(event("decode_refused", where=link.where, why=failure.message))
             link.send(frames.Refused(failure))
             return
-        old = self._roll.sessions.get(hello.instance)
+        old = self._sessions.get(hello.instance)
         if old is not None:
             self._lose(old, failures.peer_lost(old.where, "it began a new session"))
         shapes = {
@@ -156,13 +149,13 @@ class PrefillSide:
         session = Session(link, hello, next(self._numbers), transport, shapes, frame.layout.page_size, now, beat_at=now)
         del self._guests[link]
         self._by_link[link] = self._by_number[session.number] = session
-        self._roll.sessions[hello.instance] = session
-        self._roll.epochs[hello.instance] = hello.epoch
+        self._sessions[hello.instance] = session
+        self._epochs[hello.instance] = hello.epoch
         self._send(session, frames.Welcome(desk.layout, transport))
 
     def _attach(self, link: Link, hello: frames.Hello) -> None:
         """A connection of chunks: of the session of this epoch, and no other."""
-        session = self._roll.sessions.get(hello.instance)
+        session = self._sessions.get(hello.instance)
         if session is None or session.hello.epoch != hello.epoch or session.transport != "tcp" or session.is_joined:
             raise WireError(f"no session {hello.epoch} of {hello.instance[:8]} waits for a connection of chunks")
         del self._guests[link]
@@ -197,6 +190,7 @@ class PrefillSide:
         self._desk.mover.submit(mover.AddWriter(session.number, writer))
         log.info(event("decode_joined", where=session.where, transport=session.transport))
         self._send(session, frames.Joined())
+        session.link.joined()
 
     # -- what decode says ------------------------------------------------------------------------------------------
 
@@ -314,7 +308,7 @@ class PrefillSide:
         shipment = self._shipments.pop(report.nonce, None)
         if shipment is None:
             return
-        session = self._roll.sessions.get(shipment.ticket.peer)
+        session = self._sessions.get(shipment.ticket.peer)
         if shipment.stage is Stage.BROKEN and session is not None:
             self._send(session, frames.Fenced(report.nonce))
         self._desk.emit(Closed(shipment.ticket))
@@ -340,8 +334,8 @@ class PrefillSide:
             return
         log.warning(event("decode_lost", where=session.where, code=failure.code, why=failure.message))
         del self._by_link[session.link]
-        if self._roll.sessions.get(session.hello.instance) is session:
-            del self._roll.sessions[session.hello.instance]
+        if self._sessions.get(session.hello.instance) is session:
+            del self._sessions[session.hello.instance]
         self._desk.unwatch(session.link)
         session.link.close()
         self._desk.mover.submit(mover.EndSession(session.number))

@@ -13,7 +13,7 @@ from forebay.disagg import pages
 from forebay.disagg.pages import Departing, KindShape, Landing, OfferError, Piece, extents
 from forebay.requests.transfers import Span
 
-SIZES = (6, 600_000, 10, 4)  # bytes of a place in each region; the second needs chunks of its own
+SIZES = (6, 2_500_000, 10, 4)  # bytes of a place in each region; the second needs chunks of its own
 
 
 def shape(page_size: int = 4, num_ids: int = 400) -> KindShape:

@@ -8,6 +8,7 @@
 them too.
 """
 
+from tests.mutants.disagg import DISAGG
 from tests.mutants.engine import ENGINE
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
@@ -16,4 +17,4 @@ from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.speculation import SPECULATION
 
-MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *SERVER, *SPECULATION)
+MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *DISAGG, *SERVER, *SPECULATION)

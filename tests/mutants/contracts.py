@@ -140,7 +140,13 @@ CONTRACTS: Final = {
         "memory/miss_reason.py, memory/radix_index.py, scheduler/admission.py",
     ),
     "C21": Contract("Prefill and decode on servers of their own", "", "", "disaggregation"),
-    "C22": Contract("A peer's failure", "", "", "disaggregation"),
+    "C22": Contract(
+        "A peer's failure",
+        "Its death, and messages that are lost, late, doubled or altered, end in the right tokens or one typed error,"
+        " on both sides. Places that it may still write to are not used again before it says that it will not, or "
+        "its process has died.",
+        "disagg/",
+    ),
     "C23": Contract("Sparse KV in host memory", "", "", "sparse offload"),
     "C24": Contract("Compressed attention", "", "", "DeepSeek-V4's state rings"),
     "C25": Contract("Sleep and wake", "", "", "the memory saver"),
