@@ -18,7 +18,8 @@ from forebay.route.upstream import Pool
 
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0
-GIVEN_UP_AFTER: Final = 3  # checks without any answer: whoever waits for this server waits in vain
+GIVEN_UP_AFTER: Final = 3  # checks that find nobody at work: whoever waits for this server waits in vain
+_WELL_BUT_BUSY: Final = ("draining", "queue_full")  # reasons of /ready with which what runs comes to its end
 # A cached beginning is worth waiting for: so many requests more than the least busy server has.
 WORTH_WAITING: Final = 8
 
@@ -37,7 +38,7 @@ class Member:
     in_flight: int = 0
     num_requests: int = 0
     num_failures: int = 0
-    num_silent: int = 0  # checks in a row that had no answer
+    num_stuck: int = 0  # checks in a row that found nobody at work
 
     @property
     def name(self) -> str:
@@ -62,17 +63,16 @@ class Member:
         return {"authorization": f"Bearer {key}"} if key else {}
 
     async def check(self) -> None:
-        """Find out whether it would take a request. Requests at one that says nothing for long are given up."""
+        """Find out whether it would take a request. Requests at one that does nothing for long are given up."""
         try:
             await asyncio.wait_for(self._check(), CHECK_TIMEOUT_S)
-            self.num_silent = 0
         except TimeoutError:
             self.down(f"no answer within {CHECK_TIMEOUT_S:g} s")
-            self.num_silent += 1
-            if self.num_silent == GIVEN_UP_AFTER:
-                self.pool.give_up()
         except ForebayError as error:
             self.down(error.message)
+        self.num_stuck = 0 if self.up or self.why in _WELL_BUT_BUSY else self.num_stuck + 1
+        if self.num_stuck == GIVEN_UP_AFTER:
+            self.pool.give_up()
 
     async def _check(self) -> None:
         head, body = await self.pool.ask("GET", "/ready", self.headers())

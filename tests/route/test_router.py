@@ -46,11 +46,13 @@ def manual() -> FakeEngine:
 def test_both_halves_meet_in_a_room_and_decodes_answer_is_the_clients(route: Route) -> None:
     routed = route()
     answer = ask(routed, seed=1).json()
+    at_rest(routed)
     assert answer["choices"] == direct(routed, seed=1)["choices"]
     [half], (other, _) = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
     assert half.room == other.room
     assert other.host == "127.0.0.1"
     assert ask(routed).is_success
+    at_rest(routed)
     rooms = [half.room for half in routed.prefill[0].engine.rendezvous]
     assert len({*rooms}) == 2
 
@@ -69,6 +71,7 @@ def test_a_stream_comes_through_as_it_is(route: Route) -> None:
 def test_several_choices_have_a_room_each(route: Route) -> None:
     routed = route()
     assert ask(routed, ["a", "b"], n=2).is_success
+    at_rest(routed)
     rooms = [half.room for half in routed.prefill[0].engine.rendezvous]
     assert rooms == list(range(rooms[0], rooms[0] + 4))
     assert rooms == [half.room for half in routed.decode[0].engine.rendezvous]

@@ -1,0 +1,223 @@
+"""Prefill, decode and their router as real processes: the tokens of one process, and what becomes of faults (C21, C22).
+
+The servers are shared by all tests, and each leaves them at rest: nothing under way, nothing in quarantine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+
+from tests.deadlines import HANGS_S, wait_until
+
+SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--port=0", "--log-level=warning")
+# Faults are found sooner than in production, and not so soon that a busy machine is taken for one.
+SOON = ("--disaggregation-heartbeat=1", "--disaggregation-lease=8", "--disaggregation-bootstrap-timeout=6")
+LONG = "The river went on and on, past hills and towns and fields. " * 40
+
+
+class Servers(NamedTuple):
+    process: subprocess.Popen[str]
+    url: str
+
+    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+        return httpx.post(f"{self.url}{path}", json=body, timeout=HANGS_S, trust_env=False)
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"max_tokens": 8, "temperature": 0, **body})
+
+    def state(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/debug/state", timeout=HANGS_S, trust_env=False).json()
+        return answer
+
+    @property
+    def is_ready(self) -> bool:
+        return httpx.get(f"{self.url}/ready", timeout=HANGS_S, trust_env=False).is_success
+
+    def at_rest(self) -> bool:
+        """All members are up, and nobody holds anything but caches do."""
+        state = self.state()
+        told = {pool["name"].partition(" ")[0] for pool in state["pools"]}
+        return told == {"prefill", "decode"} and not any(
+            (pool["running"], pool["quarantined"]) != (0, 0) for pool in state["pools"]
+        )
+
+    def member(self, role: str) -> int:
+        """The pid of its server process, the first of its role."""
+        return next(pid for pid in children(self.process.pid) if f"--disaggregation-mode={role}" in command(pid))
+
+    def engine(self, role: str) -> int:
+        return next(pid for pid in children(self.member(role)) if "forebay.engine.process" in command(pid))
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def started(*flags: str) -> Iterator[Servers]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "forebay.cli.main", "serve", *SMALL, *flags],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout:
+        found = next((match for line in process.stdout if (match := re.search(r"ready at (\S+)", line))), None)
+        assert found is not None
+        below = children(process.pid)
+        yield Servers(process, found[1])
+        process.terminate()
+        assert process.wait(HANGS_S) == 0
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.fixture(scope="session")
+def alone(embedded_model: Path) -> Iterator[Servers]:
+    yield from started()
+
+
+@pytest.fixture(scope="session")
+def pair(embedded_model: Path) -> Iterator[Servers]:
+    yield from started("--pd=local", *SOON)
+
+
+@pytest.fixture(autouse=True)
+def _at_rest(pair: Servers) -> Iterator[None]:
+    yield
+    wait_until(pair.at_rest)
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "greedy": {"prompt": "The capital of France is"},
+    "sampled": {"prompt": "Once upon a time", "temperature": 1.0, "top_p": 0.9, "seed": 7, "max_tokens": 24},
+    "penalties": {"prompt": LONG, "repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+    "logprobs": {"prompt": "One, two, three,", "logprobs": 3, "echo": True},
+    "stop": {"prompt": "1 2 3 4 5", "stop": ["9"], "max_tokens": 32},
+    "one token": {"prompt": "The capital of France is", "max_tokens": 1},
+    "ids": {"prompt": [[1, 2, 3], list(range(100, 170))], "n": 2, "temperature": 0.8, "seed": 3},
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_c21_two_engines_say_what_one_says(alone: Servers, pair: Servers, body: dict[str, Any]) -> None:
+    expected, found = alone.complete(**body), pair.complete(**body)
+    assert (found.status_code, found.json().get("choices")) == (200, expected.json()["choices"]), found.text
+
+
+def test_c21_a_streamed_chat_is_the_same_and_the_second_turn_is_cached_at_prefill(
+    alone: Servers, pair: Servers
+) -> None:
+    turns = [{"role": "user", "content": LONG}]
+    texts = []
+    for servers in (alone, pair):
+        body = {"messages": turns, "max_tokens": 12, "temperature": 0, "stream": True}
+        lines = servers.post("/v1/chat/completions", body).text.splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        texts.append("".join(event["choices"][0]["delta"].get("content", "") for event in events))
+    assert texts[0] == texts[1] != ""
+    more = [*turns, {"role": "assistant", "content": texts[0]}, {"role": "user", "content": "And then?"}]
+    body = {"messages": more, "max_tokens": 4, "temperature": 0}
+    first, second = (servers.post("/v1/chat/completions", body).json() for servers in (alone, pair))
+    assert first["choices"] == second["choices"]
+    assert second["usage"]["cache"]["cached_tokens"] >= 400
+
+
+def leave(servers: Servers, *, after_bytes: int) -> None:
+    """Send a request, read so much of its answer, and close the connection."""
+    body = json.dumps({"prompt": LONG * 2, "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(servers.url).port), HANGS_S) as client:
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        if after_bytes:
+            assert client.recv(after_bytes)
+        else:
+            wait_until(lambda: any(member["in_flight"] for member in servers.state()["members"]))
+
+
+@pytest.mark.parametrize("after_bytes", [0, 1])
+def test_c22_of_a_client_that_leaves_nothing_is_left_on_either_side(pair: Servers, after_bytes: int) -> None:
+    for _ in range(3):
+        leave(pair, after_bytes=after_bytes)
+    wait_until(pair.at_rest)
+    assert pair.complete(**BODIES["greedy"]).is_success
+
+
+# A server's engine, its HTTP process, and how it goes.
+FAULTS = [
+    pytest.param("prefill", "engine", signal.SIGKILL),
+    pytest.param("decode", "member", signal.SIGKILL),
+    pytest.param("prefill", "engine", signal.SIGSTOP, marks=pytest.mark.slow),
+    pytest.param("decode", "engine", signal.SIGSTOP, marks=pytest.mark.slow),
+    pytest.param("prefill", "member", signal.SIGKILL, marks=pytest.mark.slow),
+    pytest.param("decode", "engine", signal.SIGKILL, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("role", "which", "number"), FAULTS)
+def test_c22_whoever_waits_for_one_that_is_gone_is_told_and_the_pair_serves_again(
+    alone: Servers, pair: Servers, role: str, which: str, number: signal.Signals
+) -> None:
+    expected = alone.complete(**BODIES["greedy"]).json()["choices"]
+    pid = getattr(pair, which)(role)
+    request = {"prompt": LONG, "max_tokens": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+    ended = ""
+    url = f"{pair.url}/v1/completions"
+    with httpx.stream("POST", url, json=request, timeout=HANGS_S, trust_env=False) as answer:
+        assert answer.is_success
+        lines = answer.iter_lines()
+        next(lines)
+        os.kill(pid, number)
+        if role == "decode":
+            *_, ended = (line for line in lines if "error" in line)
+    if role == "decode":
+        assert json.loads(ended[6:])["error"]["code"] in ("engine_dead", "member_lost", "engine_stalled")
+    if number is signal.SIGSTOP:
+        refused = pair.complete(**BODIES["greedy"])
+        assert refused.status_code in (503, 504), refused.text
+        assert refused.json()["error"]["message"]
+        os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: pair.is_ready and pair.complete(**BODIES["greedy"]).is_success)
+    assert pair.complete(**BODIES["greedy"]).json()["choices"] == expected
+
+
+def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) -> None:
+    at = {role: next(m["url"] for m in pair.state()["members"] if m["role"] == role) for role in ("prefill", "decode")}
+    info = httpx.get(f"{at['prefill']}/server_info", trust_env=False).json()
+    where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": info["disaggregation_bootstrap_port"]}
+    body = {"prompt": "a", "max_tokens": 2, "bootstrap_room": 5, **where}
+    with httpx.Client(timeout=HANGS_S, trust_env=False) as http:
+        for url in at.values():
+            answer = http.post(f"{url}/v1/completions", json=body)
+            assert answer.status_code == 504
+            assert answer.json()["error"]["code"] in ("bootstrap_timeout", "lease_timeout"), answer.text
+        assert http.post(f"{at['prefill']}/v1/completions", json={**body, "bootstrap_room": None}).status_code == 400
+        twice = http.post(
+            f"{at['decode']}/v1/completions", json={**body, "prompt": ["a", "b"], "bootstrap_room": [5, 5]}
+        )
+        assert (twice.status_code, twice.json()["error"]["code"]) == (400, "room_in_use")
+
+
+@pytest.mark.slow
+def test_c21_by_tcp_and_by_two_of_each_the_tokens_are_the_same(alone: Servers, embedded_model: Path) -> None:
+    by_tcp = ("--pd=local:2p2d", "--disaggregation-transfer-backend=tcp", "--disaggregation-decode-enable-radix-cache")
+    with_tree = started(*by_tcp, *SOON)
+    servers = next(with_tree)
+    for body in BODIES.values():
+        assert servers.complete(**body).json().get("choices") == alone.complete(**body).json()["choices"]
+    assert next(with_tree, None) is None
