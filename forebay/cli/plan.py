@@ -139,7 +139,7 @@ def make_plan(parsed: Parsed, memory: Amount) -> Plan:
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
     drafting = _draft_cache_specs(config, model)
     sizes = cache_sizes((*needs.cache_specs, *drafting), config.engine.types)
-    budget = divide_memory(memory_demand(config.engine, sizes, model.max_position_embeddings))
+    budget = divide_memory(memory_demand(config.engine, sizes, model))
     contexts = sorted({c for c in CONTEXTS if c < budget.context_length} | {budget.context_length})
     return Plan(
         model=config.engine.served_model_name,

@@ -28,11 +28,11 @@ from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_sp
 from forebay.engine.exchange import Connected
 from forebay.engine.frames import Ready
 from forebay.engine.roles import role_of, shared_caches, transfers_for
-from forebay.engine.sizing import memory_demand, scheduler_config
+from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
-from forebay.models import load, needs_of
+from forebay.models import Needs, load, needs_of
 from forebay.models.decoder import Model
 from forebay.ops import Ops, make_ops
 from forebay.ops.weight_memory import WeightMemory
@@ -75,8 +75,7 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
     _name_what_is_not_used(checkpoint, draft_head)
     needs = needs_of(checkpoint.config, draft_head=draft_head)
-    sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, checkpoint.config)), config.types)
-    budget = divide_memory(memory_demand(config, sizes, checkpoint.config.max_position_embeddings))
+    config, budget = _divided(config, needs, checkpoint.config)
     regions = Regions(config.device, shared=shared_caches(config))
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
@@ -103,6 +102,13 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     ready = _ready(limits, budget, checkpoint, report, load_seconds, port)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
+
+
+def _divided(config: EngineConfig, needs: Needs, model: ModelConfig) -> tuple[EngineConfig, MemoryBudget]:
+    """The memory, and the configuration with steps as wide as there is room for."""
+    sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, model)), config.types)
+    budget = divide_memory(memory_demand(config, sizes, model))
+    return replace(config, speculation=within_memory(config.speculation, budget)), budget
 
 
 def _core(

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig
+from forebay.config.engine_config import EngineConfig, KindConfig, SchedulerConfig, SpeculationOptions
+from forebay.config.rules import ITEM_BYTES
+from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, MemoryDemand
 from forebay.memory.kinds.build import CacheSizes, make_demands
 from forebay.memory.kv_allocator import KV
@@ -14,20 +16,29 @@ from forebay.memory.kv_allocator import KV
 # A token is computed in the time in which this part of the weights' bytes is copied to the host and back. For the
 # embedded model (269 MB, 512-token prompts, two cores) that was 480 us and, at 6.3 GB/s each way, 1.5 MB.
 RECOMPUTE_SHARE: Final = 1 / 180
+_LENGTHS_BYTES: Final = 16  # that a head knows of a row
 
 
-def memory_demand(config: EngineConfig, sizes: CacheSizes, max_position_embeddings: int) -> MemoryDemand:
+def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -> MemoryDemand:
     memory, scheduling, extra = config.memory, config.scheduling, config.disaggregation.decode_extra_slots
     certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
+    speculation = config.speculation
+    hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] + _LENGTHS_BYTES
     return MemoryDemand(
-        **asdict(replace(memory, context_length=min(memory.context_length, max_position_embeddings))),
+        **asdict(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
+        width=speculation.num_draft_tokens,
+        logits_bytes=4 * model.vocab_size if speculation.num_draft_tokens > 1 else 0,
+        draft_row_bytes=hidden_bytes if speculation.algorithm.on_device else 0,
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,
         pre_alloc_size=extra,
-        kinds=make_demands(
-            sizes, memory.page_size, config.kinds, scheduling, config.speculation.num_draft_tokens, certain
-        ),
+        kinds=make_demands(sizes, memory.page_size, config.kinds, scheduling, speculation.num_draft_tokens, certain),
     )
+
+
+def within_memory(options: SpeculationOptions, budget: MemoryBudget) -> SpeculationOptions:
+    """As wide as the budget has room for; its lines say why that is less."""
+    return replace(options, num_draft_tokens=budget.demand.width)
 
 
 def scheduler_config(config: EngineConfig, budget: MemoryBudget, weight_bytes: int) -> SchedulerConfig:

@@ -20,6 +20,7 @@ from forebay.memory.kv_allocator import KV
 _ROW_BYTES: Final = 64  # last token, length and sampling columns of one request row
 # Pages of models that keep no KV cost nothing on the device and about 50 bytes each on the host.
 _MOST_EMPTY_PAGES: Final = 1 << 20
+_GUESS_SHARE: Final = 8  # what verifying guesses needs is at most one part in so many: it holds no conversation
 PARTS: Final = 1000  # ratios are taken to three places, so that the division is exact
 
 Decided = tuple[int, str]
@@ -84,9 +85,14 @@ class KindDemand(ABC):
 class MemoryDemand(MemoryOptions):
     """What is to be divided and what was asked for. `kv_bytes_per_token` are those of all layers together, 0 where none
     keeps all tokens. `max_total_tokens` None: as the memory has it. `pre_alloc_size` requests, whose prompts arrive
-    while others run, hold as much as those; they are the first to have no room."""
+    while others run, hold as much as those; they are the first to have no room. A step may verify `width` tokens of a
+    request, 1 where nothing is guessed: each has `logits_bytes` of logits, and who guesses on the device keeps
+    `draft_row_bytes` of a row."""
 
     kv_bytes_per_token: int
+    width: int = 1
+    logits_bytes: int = 0
+    draft_row_bytes: int = 0
     pre_alloc_size: int = 0
     radix_cache: bool = True
     kinds: tuple[KindDemand, ...] = ()
@@ -117,6 +123,12 @@ class MemoryDemand(MemoryOptions):
     def row_bytes(self, num_requests: int, context_length: int) -> int:
         """4 bytes of page table per page of context, and the columns; one row more than can be used, for padding."""
         return (num_requests + 1) * (4 * ceil_div(context_length, self.page_size) + _ROW_BYTES)
+
+    @property
+    def guess_bytes(self) -> int:
+        """What verifying guesses takes besides what is kept: where nothing is guessed, nothing."""
+        rows = self.max_running_requests
+        return (rows * self.width * self.logits_bytes + (rows + 1) * self.draft_row_bytes) if self.width > 1 else 0
 
     def least_bytes(self, num_requests: int, given: Mapping[str, int] | None = None) -> int:
         """What so many requests need at least to run at once: a page of KV each, and what else layers keep. Kinds that
@@ -163,7 +175,7 @@ class MemoryBudget(PoolSizes):
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.num_bytes.values()) + self.row_bytes
+        return sum(self.num_bytes.values()) + self.row_bytes + self.demand.guess_bytes
 
 
 def divide_memory(demand: MemoryDemand) -> MemoryBudget:
@@ -173,7 +185,9 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
     Raises ConfigError when not a single request could run.
     """
     _refuse_too_little(demand)
-    reasons = {}
+    asked, demand = demand, _no_wider_than_fits(demand)
+    whole, demand = demand, replace(demand, kv_cache_bytes=demand.kv_cache_bytes - demand.guess_bytes)
+    reasons = {"width": _why_so_wide(asked, whole)}
     rows, reasons["rows"] = _num_rows(demand)
     num_slots: dict[str, int] = {}
     for kind in demand.kinds:
@@ -185,7 +199,7 @@ def divide_memory(demand: MemoryDemand) -> MemoryBudget:
     if context < demand.context_length:
         reasons["context"] = f"lowered from {demand.context_length}: a request cannot be longer than the KV cache"
     budget = MemoryBudget(
-        demand=demand,
+        demand=whole,
         page_size=demand.page_size,
         num_slots=num_slots,
         max_running_requests=min(rows, demand.max_running_requests),
@@ -211,6 +225,21 @@ def _refuse_too_little(demand: MemoryDemand) -> None:
         f"the caches have {human_bytes(demand.kv_cache_bytes)} and one request needs at least {human_bytes(least)}: "
         f"{', '.join(parts)}: raise --kv-cache-bytes or --mem-fraction-static, or lower --page-size"
     )
+
+
+def _no_wider_than_fits(demand: MemoryDemand) -> MemoryDemand:
+    """With no more tokens to verify than a share of the memory has room for, beside what one request needs."""
+    room = min(demand.kv_cache_bytes // _GUESS_SHARE, demand.kv_cache_bytes - demand.least_bytes(1))
+    widths = (replace(demand, width=width) for width in range(demand.width, 1, -1))
+    return next((narrower for narrower in widths if narrower.guess_bytes <= room), replace(demand, width=1))
+
+
+def _why_so_wide(asked: MemoryDemand, settled: MemoryDemand) -> str:
+    if settled.width == asked.width:
+        return "the certain one, and guesses"
+    share = f"{human_bytes(asked.kv_cache_bytes // _GUESS_SHARE)} of {human_bytes(asked.kv_cache_bytes)} at most"
+    logits = f"logits of {asked.max_running_requests} requests, {human_bytes(asked.logits_bytes)} for a token"
+    return f"lowered from {asked.width}: {logits}, have {share}: lower --max-running-requests or raise --kv-cache-bytes"
 
 
 def _num_rows(demand: MemoryDemand) -> Decided:
@@ -285,7 +314,23 @@ def _lines(budget: MemoryBudget, reasons: Mapping[str, str]) -> list[BudgetLine]
         BudgetLine("request rows", str(rows), reasons["rows"]),
         BudgetLine("page table", human_bytes(budget.row_bytes), f"({rows} + 1 padding) rows, {context} tokens each"),
         BudgetLine("context length", f"{context} tokens", reasons["context"]),
+        *_guess_lines(budget.demand, reasons["width"]),
     ]
+
+
+def _guess_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
+    """Nothing where nobody asked for guesses."""
+    if not demand.logits_bytes:
+        return []
+    rows, lines = demand.max_running_requests, [BudgetLine("tokens verified per request", str(demand.width), reason)]
+    if demand.width > 1:
+        logits, kept = rows * demand.width * demand.logits_bytes, (rows + 1) * demand.draft_row_bytes
+        why = f"{rows} requests, {demand.width} tokens each, {human_bytes(demand.logits_bytes)} per token"
+        lines.append(BudgetLine("verify logits", human_bytes(logits), why))
+        if kept:
+            each = human_bytes(demand.draft_row_bytes)
+            lines.append(BudgetLine("draft states", human_bytes(kept), f"({rows} + 1 padding) rows of {each}"))
+    return lines
 
 
 def in_tokens(num_pages: int, page_size: int) -> str:

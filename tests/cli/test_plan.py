@@ -41,7 +41,8 @@ def test_a_config_alone_is_planned_for_another_machine(folder: Path, capsys: pyt
     assert found["sizes"]["kv_bytes_per_token"] == 2 * 32 * 8 * 128 * 2
     assert [row["num_layers"] for row in found["layers"]] == [32]
     assert found["capacity"][-1]["context"] == 8192
-    assert found["capacity"][-1]["num_requests"] == (36 * 2**30 - found["weight_bytes"]) // 2**30
+    verified = 64 * 8 * 4 * LLAMA_3_8B["vocab_size"]  # logits of 8 tokens of each request
+    assert found["capacity"][-1]["num_requests"] == (36 * 2**30 - found["weight_bytes"] - verified) // 2**30
 
 
 def test_what_was_asked_stands_beside_what_it_comes_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from forebay.memory.kinds.build import CacheSizes
 
 KEY = "sk-canary-0123456789"
 HYBRID = CacheSizes(kv_bytes_per_token=256, state_bytes=4096)
+MODEL = SimpleNamespace(max_position_embeddings=64, vocab_size=1000, hidden_size=64)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +125,7 @@ def test_slots_of_a_decode_server_are_raised_before_memory_is_divided(caplog: py
     }
     config = resolve(flags).engine
     with caplog.at_level("WARNING", logger="forebay.memory"):
-        budget = divide_memory(memory_demand(config, HYBRID, 64))
+        budget = divide_memory(memory_demand(config, HYBRID, MODEL))
     [warning] = [record.getMessage() for record in caplog.records]
     assert all(word in warning for word in ("configured=3", "12 reqs x 1 slots/req = 12", "raised_to=12")), warning
     limits = scheduler_config(config, budget, 0)
@@ -133,7 +135,7 @@ def test_slots_of_a_decode_server_are_raised_before_memory_is_divided(caplog: py
 
 def test_extra_slots_are_the_first_to_have_no_room() -> None:
     flags = {"disaggregation_mode": "decode", "max_running_requests": 4, "kv_cache_bytes": 1 << 16, "page_size": 16}
-    budget = divide_memory(memory_demand(resolve(flags).engine, CacheSizes(kv_bytes_per_token=512), 64))
+    budget = divide_memory(memory_demand(resolve(flags).engine, CacheSizes(kv_bytes_per_token=512), MODEL))
     assert budget.max_running_requests == 4
     assert 0 < budget.pre_alloc_size < 8
     assert any("lowered from 12" in line.reason for line in budget.lines)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from forebay.cli.plan import capacity
-from forebay.config.engine_config import CacheTypes, StateStrategy
-from forebay.engine.sizing import memory_demand, scheduler_config
+from forebay.config.engine_config import CacheTypes, SpeculationOptions, SpeculativeAlgorithm, StateStrategy
+from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.memory.budget import MemoryDemand, divide_memory
 from forebay.pools.cache_spec import FullAttention, LatentAttention, RecurrentState, SlidingWindow, cache_sizes
 from tests.engine.engine_fakes import changed
@@ -21,7 +23,11 @@ LARGE = changed(kv_cache_bytes=1 << 22, max_total_tokens=None)
 
 def demand_of(**changes: object) -> MemoryDemand:
     config = changed(LARGE, **changes)
-    return memory_demand(config, cache_sizes(SPECS, config.types), 4096)
+    return memory_demand(config, cache_sizes(SPECS, config.types), model())
+
+
+def model(**fields: int) -> SimpleNamespace:
+    return SimpleNamespace(**{"max_position_embeddings": 4096, "vocab_size": 1000, "hidden_size": 64, **fields})
 
 
 @pytest.mark.parametrize(("ssm_dtype", "state_bytes"), [("float32", 96 * 4 + 512 * 4), ("bfloat16", 96 * 4 + 512 * 2)])
@@ -37,7 +43,7 @@ def test_8_bit_kv_takes_a_byte_per_entry_and_a_scale_per_head() -> None:
 
 def test_the_model_ends_the_context_and_the_scheduler_gets_what_was_divided() -> None:
     sizes = cache_sizes(SPECS, LARGE.types)
-    budget = divide_memory(memory_demand(LARGE, sizes, 100))
+    budget = divide_memory(memory_demand(LARGE, sizes, model(max_position_embeddings=100)))
     limits = scheduler_config(LARGE, budget, weight_bytes=1 << 20)
     assert limits.context_length == 100
     assert (limits.num_pages, limits.max_running_requests) == (budget.num_pages, budget.max_running_requests)
@@ -62,6 +68,24 @@ def test_what_is_said_to_fit_fits_in_every_pool(strategy: StateStrategy, depth: 
     assert live + fits.num_cached_beside <= budget.num_slots["state"]
     assert windows.least(budget.demand, fits.num_requests) <= budget.num_slots["window"]
     assert fits.num_cached_beside <= fits.num_cached_idle <= budget.num_slots["state"]
+
+
+@pytest.mark.parametrize(("num_requests", "width"), [(2, 8), (16, 8), (17, 7), (63, 2), (64, 1), (1 << 12, 1)])
+def test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room(num_requests: int, width: int) -> None:
+    """An eighth of 4 MiB; each token's take 4,000 bytes, and a head's state of a row 272."""
+    asked = SpeculationOptions(algorithm=SpeculativeAlgorithm.NEXTN, num_draft_tokens=8)
+    plain = divide_memory(demand_of(max_running_requests=num_requests))
+    budget = divide_memory(demand_of(max_running_requests=num_requests, speculation=asked))
+    assert within_memory(asked, budget).num_draft_tokens == width
+    guesses = num_requests * width * 4000 + (num_requests + 1) * (64 * 4 + 16) if width > 1 else 0
+    assert budget.demand.guess_bytes == guesses <= (1 << 22) // 8
+    assert budget.total_bytes <= 1 << 22
+    assert width == 1 or budget.num_pages < plain.num_pages
+    told = {line.item: line for line in budget.lines}
+    assert told["tokens verified per request"].value == str(width)
+    assert told["tokens verified per request"].reason.startswith("lowered from 8: logits") is (width < 8)
+    assert ("verify logits" in told) is (width > 1)
+    assert "tokens verified per request" not in {line.item for line in plain.lines}
 
 
 def test_without_a_prefix_cache_no_conversation_stays() -> None:

@@ -27,7 +27,7 @@ DEMAND = {field.name for field in fields(MemoryDemand)} - {"kinds"}
 
 def with_kinds(demand: MemoryDemand, *, window: int = 256, width: int = 1, **changes: Any) -> MemoryDemand:
     """With other values, and of kinds what `sizes` says, their options and those of the scheduler."""
-    demand = replace(demand, **{name: value for name, value in changes.items() if name in DEMAND})
+    demand = replace(demand, width=width, **{name: value for name, value in changes.items() if name in DEMAND})
     sizes = {name: changes.pop(name) for name in ("window_bytes_per_token", "state_bytes") if name in changes}
     scheduling = SchedulingOptions(**{name: value for name, value in changes.items() if name in SCHEDULING})
     options = KindOptions(**{n: value for n, value in changes.items() if n not in SCHEDULING | DEMAND})
@@ -88,6 +88,7 @@ demands = st.builds(
         mamba_full_memory_ratio=st.floats(0.01, 100),
         swa_full_tokens_ratio=st.floats(0.01, 1),
         width=st.sampled_from([1, 2, 4, 8]),
+        logits_bytes=st.sampled_from([0, 4000, 1 << 20]),
     ),
     st.sampled_from([0, 0, 100, 1 << 16]),
 )
