@@ -159,7 +159,7 @@ class DraftModel:
             self.prompts.run(columns, len(known))
 
     def capture_next(self) -> bool:
-        return self.prompts.capture_next() or any(runner.capture_next() for runner in reversed(self.drafts))
+        return any(runner.capture_next() for runner in reversed(self.drafts)) or self.prompts.capture_next()
 
     def reset_padding(self) -> None:
         self.beside.kept.reset_padding()

@@ -513,6 +513,13 @@ RUNTIME = (
         "runtime/test_draft_model.py::test_a_draft_model_keeps_and_drafts_what_it_would_alone",
     ),
     Mutant(
+        "C17 layers that share KV find it behind what another model keeps",
+        "layers/query_attention.py",
+        "kept_by = parts.first + spec.kept_by",
+        "kept_by = spec.kept_by",
+        "runtime/test_draft_model.py::test_a_draft_model_whose_layers_share_kv_reads_its_own",
+    ),
+    Mutant(
         "C17 a draft model begins with the last token that stays, not with the last that was verified",
         "runtime/draft_model.py",
         "        if plan.width > 1:\n            num_stay = ",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from forebay.pools.regions import Regions
 from forebay.runtime.graph_backends import Eager, graphs_for
 from tests.engine.conftest import greedy
 from tests.kernels import NATIVE
-from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.models.tiny import VOCAB, Tiny, make_oracle, random_ids, shared_tiny
 from tests.runtime.conftest import made
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.plans import Decode
@@ -29,17 +30,17 @@ def planner(request: pytest.FixtureRequest) -> Callable[..., HybridPlanner]:
 
 
 def planner_of(backend: str, *, captured: bool) -> Callable[..., HybridPlanner]:
-    """Of a model of the type given, for which DRAFT drafts, or nobody where that is what is asked for."""
+    """Of a model of the type given, for which another drafts, or nobody."""
     ops = made(backend)
     graphs = graphs_for(ops, "cpu", Regions()) if captured else Eager()
 
-    def of(case: str, *, drafting: bool = True) -> HybridPlanner:
-        model = models.load(open_checkpoint(shared_tiny(case).path), ops=ops, dtype=torch.float32)
+    def of(path: Path, draft: Path | None = None) -> HybridPlanner:
+        model = models.load(open_checkpoint(path), ops=ops, dtype=torch.float32)
         options = {"vocab_size": VOCAB, "ops": ops, "graphs": graphs}
-        if drafting:
-            checkpoint, first = open_checkpoint(shared_tiny(DRAFT).path), len(model.cache_specs())
+        if draft is not None:
+            checkpoint, first = open_checkpoint(draft), len(model.cache_specs())
             options["draft_model"] = models.load(checkpoint, ops=ops, dtype=torch.float32, first_entry=first)
-        return HybridPlanner(hybrid_runner(model, width=WIDTH if drafting else 1, **options))
+        return HybridPlanner(hybrid_runner(model, width=1 if draft is None else WIDTH, **options))
 
     return of
 
@@ -78,17 +79,23 @@ DECODES: tuple[Step, ...] = (
 
 
 def test_a_draft_model_drafts_with_the_reference_ops():
-    check_drafts("qwen2", planner_of("torch", captured=False), DECODES[:1])
+    check_drafts("qwen2", shared_tiny(DRAFT), planner_of("torch", captured=False), DECODES[:1])
+
+
+def test_a_draft_model_whose_layers_share_kv_reads_its_own(tmp_path):
+    oracle = make_oracle("gemma4_text", num_hidden_layers=3, layer_types=["full_attention"] * 3, num_kv_shared_layers=1)
+    oracle.save_pretrained(tmp_path)
+    check_drafts("qwen2", Tiny(tmp_path, oracle), planner_of(NATIVE, captured=True), DECODES[:1])
 
 
 @pytest.mark.parametrize("target", ["llama", "qwen3_5_text", "mistral-window"])
 def test_a_draft_model_keeps_and_drafts_what_it_would_alone(target, planner):
     """Whether its drafts are all accepted, those of the model itself, or hardly ever; in chunks and in any company."""
-    check_drafts(target, planner, DECODES)
+    check_drafts(target, shared_tiny(DRAFT), planner, DECODES)
 
 
-def check_drafts(target: str, planner: Callable[..., HybridPlanner], steps: Sequence[Step]) -> None:
-    plans, alone, oracle = planner(target), planner(DRAFT, drafting=False), shared_tiny(DRAFT)
+def check_drafts(target: str, draft: Tiny, planner: Callable[..., HybridPlanner], steps: Sequence[Step]) -> None:
+    plans, alone = planner(shared_tiny(target).path, draft.path), planner(draft.path)
     known = {row: random_ids(length, seed=row) for row, length in ((1, 9), (2, 6), (3, 5))}
     for row in (1, 2):
         plans.begin(row, known[row])
@@ -98,7 +105,7 @@ def check_drafts(target: str, planner: Callable[..., HybridPlanner], steps: Sequ
     plans.begin(3, known[3])
     for extends, decodes in steps:
         wide = dict(wanted for wanted in decodes if not isinstance(wanted, int))
-        expected = {row: greedy(oracle, known[row], count) for row, count in wide.items()}
+        expected = {row: greedy(draft, known[row], count) for row, count in wide.items()}
         counts = step(plans, known, extends, decodes)
         drafted = plans.runner.rows.draft_tokens
         assert {row: drafted[row, : wide[row]].tolist() for row in wide} == expected
@@ -109,7 +116,7 @@ def check_drafts(target: str, planner: Callable[..., HybridPlanner], steps: Sequ
 
 def test_a_draft_model_writes_nothing_for_rows_that_draft_fewer_tokens_than_others(planner):
     """Behind their pages, where their line of the page table may name another's."""
-    plans = planner("qwen3_5_text")
+    plans = planner(shared_tiny("qwen3_5_text").path, shared_tiny(DRAFT).path)
     known = {1: random_ids(7, seed=6), 2: random_ids(6, seed=7)}
     for row, tokens in known.items():
         plans.begin(row, tokens)
