@@ -64,8 +64,10 @@ class Half:
     def _find(self, kind: type[Event], ticket: Ticket | None) -> Event | None:
         """Waits a moment for news where there is none yet."""
         for event in self.news:
-            if isinstance(event, kind) and (ticket is None or event.ticket.nonce == ticket.nonce):
-                return event
+            if ticket is None or event.ticket.nonce == ticket.nonce:
+                if isinstance(event, kind):
+                    return event
+                assert ticket is None or not isinstance(event, Closed), f"closed without {kind.__name__}: {self.news}"
         select.select([self.transfers], [], [], 0.05)
         self.take_news()
         return None
