@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -32,18 +33,12 @@ def activation(request: pytest.FixtureRequest) -> Callable[[Ops, Tensor], Tensor
     return request.param
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", WIDTHS)
 def test_activations_equal_the_reference(
-    native: NativeOps,
-    reference: Ops,
-    dtype: torch.dtype,
-    activation: Callable[[Ops, Tensor], Tensor],
-    rows: int,
-    width: int,
+    native: NativeOps, reference: Ops, dtype: torch.dtype, activation: Callable[[Ops, Tensor], Tensor]
 ) -> None:
-    x = normal((rows, 2 * width), dtype, seed=1, scale=3)
-    assert_close(activation(native, x), activation(reference, x))
+    for rows, width in product(ROWS, WIDTHS):
+        x = normal((rows, 2 * width), dtype, seed=1, scale=3)
+        assert_close(activation(native, x), activation(reference, x))
 
 
 def test_activations_of_views_into_wider_rows(
@@ -95,28 +90,19 @@ def test_activations_are_close_to_float64(
     assert ((actual - expected).abs() <= tolerance * expected.abs()).all()
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("groups", "group_size"), [(1, 576), (4, 64), (3, 97), (5, 1), (16, 16)])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("shared", [False, True])
 def test_gated_rms_norm_equals_the_reference(
-    native: NativeOps,
-    reference: Ops,
-    dtype: torch.dtype,
-    rows: int,
-    groups: int,
-    group_size: int,
-    norm_first: bool,
-    sigmoid: bool,
-    shared: bool,
+    native: NativeOps, reference: Ops, dtype: torch.dtype, norm_first: bool, sigmoid: bool, shared: bool
 ) -> None:
-    width = groups * group_size
-    wide = normal((rows, 2 * width + 5), dtype, seed=1)
-    x, gate = wide[:, 3 : 3 + width], wide[:, 5 + width :]
-    weight = normal((group_size if shared else width,), dtype, seed=2)
-    norm = GatedNorm(weight, 1e-5, group_size, norm_first, sigmoid)
-    assert_close(native.gated_rms_norm(x, gate, norm), reference.gated_rms_norm(x, gate, norm))
+    for rows, (groups, group_size) in product(ROWS, [(1, 576), (4, 64), (3, 97), (5, 1), (16, 16)]):
+        width = groups * group_size
+        wide = normal((rows, 2 * width + 5), dtype, seed=1)
+        x, gate = wide[:, 3 : 3 + width], wide[:, 5 + width :]
+        weight = normal((group_size if shared else width,), dtype, seed=2)
+        norm = GatedNorm(weight, 1e-5, group_size, norm_first, sigmoid)
+        assert_close(native.gated_rms_norm(x, gate, norm), reference.gated_rms_norm(x, gate, norm))
 
 
 def test_gated_rms_norm_depends_neither_on_other_rows_nor_threads(
