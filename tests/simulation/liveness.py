@@ -25,6 +25,7 @@ class Violation(AssertionError):
 
 
 def require(holds: bool, what: str) -> None:
+    """Where it is asked for every token or update, whoever asks raises: to put `what` together takes longer."""
     if not holds:
         raise Violation(what)
 

@@ -56,10 +56,10 @@ class Tracked:
 
     def take(self, update: Update, now: float, cached: int | None) -> None:
         """Check one update against everything that was promised."""
-        who = f"request {self.id}"
-        require(self.finish is None, f"{who} heard {update} after it had ended with {self.finish}")
-        most = self.config.speculation.num_draft_tokens
-        require(len(update.token_ids) <= most, f"{who}: one step brought {update.token_ids}")
+        if self.finish is not None:
+            raise Violation(f"request {self.id} heard {update} after it had ended with {self.finish}")
+        if len(update.token_ids) > self.config.speculation.num_draft_tokens:
+            raise Violation(f"request {self.id}: one step brought {update.token_ids}")
         first = not self.received
         for i, token in enumerate(update.token_ids):
             self._take_token(token, update, i)
@@ -68,13 +68,15 @@ class Tracked:
         self._check_finish(update)
 
     def _take_token(self, token: int, update: Update, i: int) -> None:
-        require(not (self._is_stopped or self._is_full), f"request {self.id} got a token behind its last one: {update}")
-        require(len(self.received) != self.breaks_at, f"request {self.id} got a token that nothing chose: {update}")
+        if self._is_stopped or self._is_full:
+            raise Violation(f"request {self.id} got a token behind its last one: {update}")
+        if len(self.received) == self.breaks_at:
+            raise Violation(f"request {self.id} got a token that nothing chose: {update}")
         right = next(self.expected)
-        require(
-            token == right.token_id,
-            f"request {self.id}: token {len(self.received)} is {token}, the reference says {right.token_id}",
-        )
+        if token != right.token_id:
+            raise Violation(
+                f"request {self.id}: token {len(self.received)} is {token}, the reference says {right.token_id}"
+            )
         self.received.append(token)
         if self.params.logprobs >= 0:
             heard = [(entry.token_id, entry.logprob) for entry in update.logprobs or []]
@@ -82,8 +84,8 @@ class Tracked:
                 len(heard) == len(update.token_ids) and heard[i] == (token, right.logprob),
                 f"request {self.id}: log-probabilities {heard}, token {i}'s is {right.logprob}",
             )
-        else:
-            require(update.logprobs is None, f"request {self.id} did not ask for {update.logprobs}")
+        elif update.logprobs is not None:
+            raise Violation(f"request {self.id} did not ask for {update.logprobs}")
 
     def _check_first(self, update: Update, cached: int | None) -> None:
         report = update.cache
@@ -158,8 +160,10 @@ class Tracked:
             FinishReason.ABORT: self.may_abort and not update.token_ids,
             FinishReason.ERROR: not update.token_ids and self._may_end_with(update.failure),
         }
-        require(allowed[update.finish], f"request {self.id} ended with {update} after {self.received}")
-        require((update.failure is None) == (update.finish is not FinishReason.ERROR), f"a failure too many: {update}")
+        if not allowed[update.finish]:
+            raise Violation(f"request {self.id} ended with {update} after {self.received}")
+        if (update.failure is None) != (update.finish is not FinishReason.ERROR):
+            raise Violation(f"a failure too many: {update}")
 
     def _may_end_with(self, failure: Failure | None) -> bool:
         return failure is not None and {
@@ -191,8 +195,8 @@ class Oracles:
         ended = []
         for update in updates:
             tracked = self.live.get(update.request_id)
-            require(tracked is not None, f"news of request {update.request_id}, which does not exist: {update}")
-            assert tracked is not None
+            if tracked is None:
+                raise Violation(f"news of request {update.request_id}, which does not exist: {update}")
             tracked.take(update, now, self.runner.cached.get(tracked.id))
             self.num_tokens += len(update.token_ids)
             if update.cache and update.cache.cached_tokens:
