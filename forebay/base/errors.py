@@ -8,6 +8,7 @@
     |   +-- RequestTooLarge     it can never fit                         400
     |   +-- Unauthorized        no or a wrong key                        401
     |   +-- NotFound            no such route or model                   404
+    |   +-- Conflict            not in the state that it is in       409
     |   +-- PayloadTooLarge     the body or prompt is over a limit       413
     |   +-- Overloaded          the queue is full, try again             429
     +-- EngineError             the engine failed this request           (5xx)
@@ -79,6 +80,11 @@ class NotFound(RequestError):
     default_code = "not_found"
 
 
+class Conflict(RequestError):
+    status = 409
+    default_code = "conflict"
+
+
 class PayloadTooLarge(RequestError):
     status = 413
     default_code = "payload_too_large"
@@ -137,6 +143,7 @@ class GenerationError(ForebayError):
 _REBUILDABLE: tuple[type[ForebayError], ...] = (
     InvalidRequest,
     RequestTooLarge,
+    Conflict,
     Overloaded,
     RequestTimeout,
     NumericalError,

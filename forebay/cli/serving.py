@@ -70,6 +70,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
         created=int(time.time()),
         settings=config.settings,
         uses_priority=_uses_priority(config.engine),
+        wakes_on_request=config.engine.wake_on_request,
         stall_timeout_s=config.engine.scheduling.stall_timeout_s,
         mode=config.engine.disaggregation.mode,
     )

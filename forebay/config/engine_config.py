@@ -260,6 +260,8 @@ class EngineConfig:
     kinds: KindOptions
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()
+    sleep_idle_seconds: float = 0.0  # without a request after which all memory is given back; 0: never
+    wake_on_request: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -287,6 +289,7 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     log_level: str = "info"
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
+    weights_root: str | None = None  # below which `/update_weights_from_disk` may read
     pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 
 

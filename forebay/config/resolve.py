@@ -347,6 +347,7 @@ def _field_values(settled: Settled) -> dict[str, Any]:
     values: dict[str, Any] = {BY_NAME[name].field: value for name, value in settled.items()}
     for name, kind in _ENUMS.items():
         values[name] = kind(values[name])
+    values["wake_on_request"] |= values["sleep_idle_seconds"] > 0
     values["radix_cache"] = not settled["disable_radix_cache"]
     values["strategy"], values["track_interval"] = values["mamba_scheduler_strategy"], values["mamba_track_interval"]
     return values

@@ -237,4 +237,5 @@ OPTIONAL: Final = {
     "api_key_file": "none: only this machine can connect",
     "admin_api_key": "none: the admin routes are absent",
     "admin_api_key_file": "none: the admin routes are absent",
+    "weights_root": "none: weights are updated from no file",
 }

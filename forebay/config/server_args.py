@@ -21,6 +21,7 @@ MODEL: Final = "model"
 MEMORY: Final = "memory and compute"
 SCHEDULING: Final = "scheduling"
 CACHE: Final = "prefix cache"
+SLEEP: Final = "sleep"
 HTTP: Final = "http"
 SECURITY: Final = "security"
 LIMITS: Final = "limits of the http server"
@@ -186,6 +187,23 @@ _SCHEDULING: Final = in_group(
     Flag("stall_timeout", SECONDS, "longest time of a running request without a token", default=60.0, low=0.01),
 )
 
+_SLEEP: Final = in_group(
+    SLEEP,
+    Flag(
+        "sleep_idle_seconds",
+        FLOAT,
+        "seconds without a request after which the engine gives its memory back; a request wakes it (0: never)",
+        default=0.0,
+        low=0.0,
+    ),
+    Flag(
+        "wake_on_request",
+        BOOL,
+        "a request that arrives wakes an engine that is asleep, instead of waiting for it",
+        default=False,
+    ),
+)
+
 _CACHE: Final = in_group(
     CACHE,
     Flag(
@@ -223,6 +241,7 @@ _SECURITY: Final = in_group(
     Flag("api_key", SECRET, "one API key; as a flag it is visible in the process list, so prefer the file"),
     Flag("admin_api_key_file", PATH, "a file with one key per line for the admin routes, which are absent without one"),
     Flag("admin_api_key", SECRET, "one key for the admin routes"),
+    Flag("weights_root", PATH, "a folder below which /update_weights_from_disk may read; without it nowhere"),
     Flag(
         "allowed_hosts",
         LIST,
@@ -286,6 +305,7 @@ FLAGS: Final = (
     *_HTTP,
     *_SECURITY,
     *_LIMITS,
+    *_SLEEP,
     *_LOGGING,
 )
 BY_NAME: Final = {flag.name: flag for flag in FLAGS}

@@ -21,12 +21,16 @@ from forebay.engine.frames import (
     FromEngine,
     GetState,
     Ready,
+    Release,
+    Resume,
     Shutdown,
     State,
     ToEngine,
     Updates,
+    UpdateWeights,
 )
 from forebay.engine.launch import EngineProcess, describe_exit, launch
+from forebay.engine.sleep import TAGS
 from forebay.engine.stream import Mailbox, Stream, failed
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
@@ -36,6 +40,8 @@ from forebay.scheduler.limits import check_count
 
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
+
+Question = GetState | FlushCache | Release | Resume | UpdateWeights
 
 log = get_logger("engine.client")
 
@@ -187,6 +193,26 @@ class AsyncEngine:
         """Drop every cached prefix that no request holds; the state is as of after that."""
         return await self._ask(FlushCache)
 
+    async def release(self, tags: Sequence[str], *, mode: str = "wait", timeout_s: float = 300.0) -> State:
+        """Give the memory of these tags back, () to pause only; as the frame `Release` says. Raises what is wrong."""
+        return await self._ask(Release, tags=list(tags), mode=mode, timeout_s=timeout_s)
+
+    async def resume(self, tags: Sequence[str]) -> State:
+        """Take the memory of these tags again, () to go on after a pause. Raises what is wrong: it sleeps as before."""
+        return await self._ask(Resume, tags=list(tags))
+
+    async def sleep(self, tags: Sequence[str] = TAGS) -> State:
+        """Give memory back when all that runs has ended."""
+        return await self.release(tags)
+
+    async def wake_up(self, tags: Sequence[str] = ()) -> State:
+        """Take memory again; () for all that was given back."""
+        return await self.resume(tags or (await self.state()).memory.released)
+
+    async def update_weights(self, path: str, *, mode: str = "wait", timeout_s: float = 300.0) -> State:
+        """Take the weights of the checkpoint at `path`, on the engine's machine. Raises what is wrong."""
+        return await self._ask(UpdateWeights, path=path, mode=mode, timeout_s=timeout_s)
+
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the
         engine. Idempotent; returns within `drain_s` and about two seconds. One that still loads is killed: there is
@@ -217,17 +243,20 @@ class AsyncEngine:
         if not self._lost.is_set():  # else the streams are about to be told
             self._transport.write(data)
 
-    async def _ask(self, question: type[GetState] | type[FlushCache]) -> State:
+    async def _ask(self, question: type[Question], **what: Any) -> State:
         if self.dead is not None or not self._ready.done():
             raise self._unavailable()
         serial = next(self._serials)
         answer: asyncio.Future[State] = self._loop.create_future()
         self._answers[serial] = answer
         try:
-            self._send(question(serial))
-            return await answer
+            self._send(question(serial=serial, **what))
+            state = await answer
         finally:
             del self._answers[serial]
+        if state.refused is not None:
+            raise from_code(state.refused.kind, state.refused.message, state.refused.code)
+        return state
 
     def _watch(self) -> None:
         """An engine that hangs for as long as no request may go without a token will not enforce that limit itself."""

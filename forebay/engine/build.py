@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -24,15 +24,16 @@ from forebay.base.variants import cpu_flags, lacks
 from forebay.config.engine_config import EngineConfig, SchedulerConfig, SpeculationOptions, SpeculativeAlgorithm
 from forebay.config.machine import available_memory
 from forebay.engine.core import EngineCore
-from forebay.engine.drafting import assistant_of, by_draft_model, draft_cache_specs, draft_model_of, drafter_of
-from forebay.engine.exchange import Connected
+from forebay.engine.drafting import by_draft_model, draft_cache_specs
 from forebay.engine.frames import Ready
+from forebay.engine.occupation import Occupation
 from forebay.engine.roles import role_of, shared_caches, transfers_for
 from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
+from forebay.engine.weights import DTYPES, EngineWeights, Loaded
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import MemoryBudget, divide_memory
-from forebay.models import Needs, load, needs_of
+from forebay.models import Needs, needs_of
 from forebay.models.decoder import Model
 from forebay.ops import Ops, make_ops
 from forebay.ops.weight_memory import WeightMemory
@@ -48,7 +49,6 @@ from forebay.scheduler.scheduler import Scheduler
 from forebay.speculation.adaptive import Widths
 from forebay.speculation.ngram import Ngram
 
-DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 PROGRESS_STEP: Final = 0.25  # of the weights, between two log lines
 _M_TRIM_THRESHOLD: Final = -1  # numbers of glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
@@ -69,7 +69,6 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
         raise ConfigError(f"dtype {config.types.dtype!r}: use {' or '.join(DTYPES)}")
     config = replace(config, speculation=by_draft_model(config.speculation))
     proposer = _proposer(config.speculation)
-    dtype = DTYPES[config.types.dtype]
     torch.set_num_threads(config.num_threads)
     fault.point("engine.load")
     checkpoint = open_checkpoint(config.model_path, draft_head=(draft_head := config.speculation.by_own_head))
@@ -80,25 +79,18 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
     with _within_memory(config):
-        model = load(
-            checkpoint,
-            ops=ops,
-            dtype=dtype,
-            device=config.device,
-            progress=_progress_log(),
-            context_length=budget.context_length,
-            quantization=config.quantization,
-            draft_head=draft_head,
-        )
-        runner = _runner(config, budget, checkpoint, model, ops, regions)
+        weights = EngineWeights(config, checkpoint, ops, num_positions=budget.context_length)
+        loaded = weights.load(checkpoint, _progress_log)
+        runner = _runner(config, budget, checkpoint, loaded, ops, regions)
         _keep_freed_memory()
         runner.warm_up()
-    limits = scheduler_config(config, budget, model.weight_bytes)
+    limits = scheduler_config(config, budget, loaded.model.weight_bytes)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
     scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers))
-    core = _core(config, scheduler, runner, checkpoint.config, clock, transfers)
+    occupation = Occupation(regions, runner, weights, trim=give_back_freed_memory)
+    core = _core(config, scheduler, runner, checkpoint.config, clock, transfers=transfers, memory=occupation)
     load_seconds = time.monotonic() - begin
-    report, port = _report(config, budget, model, runner, ops, load_seconds), transfers.port if transfers else 0
+    report, port = _report(config, budget, loaded.model, runner, ops, load_seconds), transfers.port if transfers else 0
     ready = _ready(limits, budget, checkpoint, report, load_seconds, port)
     log.info(event("ready", pid=ready.pid, load_s=load_seconds, max_total_tokens=ready.max_total_tokens))
     return core, ready
@@ -117,7 +109,7 @@ def _core(
     runner: ModelRunner,
     model: ModelConfig,
     clock: Callable[[], float],
-    transfers: Connected | None,
+    **others: Any,
 ) -> EngineCore:
     # A GPU runs beside the host by itself.
     beside = OverlappedRunner(runner) if config.scheduling.overlap_depth and config.device == "cpu" else runner
@@ -129,7 +121,8 @@ def _core(
         clock=clock,
         in_idle_time=beside.capture_next,
         widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
-        transfers=transfers,
+        wake_on_request=config.wake_on_request,
+        **others,
     )
 
 
@@ -187,12 +180,12 @@ def give_back_freed_memory() -> None:
 
 
 def _runner(
-    config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, model: Model, ops: Ops, regions: Regions
+    config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, loaded: Loaded, ops: Ops, regions: Regions
 ) -> ModelRunner:
     graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
     return build_runner(
-        model,
+        loaded.model,
         sizes=budget,
         ops=ops,
         max_num_tokens=max(
@@ -205,23 +198,9 @@ def _runner(
         graph_sizes=default_sizes(most, quickly=graphs.captures_quickly),
         width=width,
         regions=regions,
-        draft_model=draft_model_of(config, model, ops, num_positions=budget.context_length, progress=_progress_log()),
-        assistant=assistant_of(
-            config,
-            checkpoint.config,
-            ops,
-            dtype=model.dtype,
-            num_positions=budget.context_length,
-            progress=_progress_log(),
-        ),
-        drafter=drafter_of(
-            config,
-            checkpoint.config,
-            model,
-            ops,
-            num_positions=budget.context_length,
-            progress=_progress_log(),
-        ),
+        draft_model=loaded.draft_model,
+        assistant=loaded.assistant,
+        drafter=loaded.drafter,
     )
 
 

@@ -14,6 +14,7 @@ from forebay.base.errors import EngineError, ForebayError
 from forebay.base.log import event, get_logger
 from forebay.engine.exchange import Connected, Exchange
 from forebay.engine.frames import AddRequest
+from forebay.engine.sleep import Memory, NoMemory, Sleeper
 from forebay.engine.stats import Stats
 from forebay.engine.stream import failed
 from forebay.requests.request import Request, RequestFault
@@ -72,7 +73,8 @@ class Decoding:
 class EngineCore:
     """A scheduler and a runner, turned by `step`. Owned by one thread. `in_idle_time` does a little that can wait, and
     says whether there is more. `widths` says how many tokens decodes compute, and learns what came of it; None where
-    nothing is guessed. `transfers` carry out what a scheduler with a role orders; None where it has none.
+    nothing is guessed. `transfers` carry out what a scheduler with a role orders, `memory` is what can be released;
+    None where there is none.
 
     A failing step, and whatever else goes wrong between frames and updates, costs at most the request that is to blame,
     which ends with a typed error; the others are run again without it and get the same tokens.
@@ -89,8 +91,11 @@ class EngineCore:
         in_idle_time: Callable[[], bool] = lambda: False,
         widths: Widths | None = None,
         transfers: Connected | None = None,
+        memory: Memory | None = None,
+        wake_on_request: bool = False,
     ) -> None:
         self.scheduler = scheduler
+        self.sleeper = Sleeper(scheduler, memory or NoMemory(), clock, wake_on_request=wake_on_request)
         self.in_idle_time = in_idle_time
         self.exchange = Exchange(scheduler, transfers) if transfers else None
         self.stats = Stats(clock(), widths, self.exchange)
@@ -209,7 +214,7 @@ class EngineCore:
         fault.point("engine.plan")
         num_running = len(self.scheduler.running)
         width = self._widths.width(num_running) if self._widths and num_running else 1
-        plan = self.scheduler.plan(now, width)
+        plan = (self.sleeper if self.sleeper.away else self.scheduler).plan(now, width)
         self.stats.host_s += self._clock() - now
         ahead = [plan, *(step.plan for step in self._in_flight)]
         self.step_limit_s = self._pace.limit_s(max(step.num_tokens if step else 0 for step in ahead))
@@ -219,6 +224,8 @@ class EngineCore:
             self._launch(plan, width)
         if self._in_flight and (len(self._in_flight) > self._depth or plan is None):
             self._land()
+        if self.sleeper.away:
+            self.sleeper.settle(now)
         self._progressed = plan is not None or bool(self._in_flight) or bool(self.scheduler.news)
         self.stats.busy_s += self._clock() - now
 
@@ -249,7 +256,7 @@ class EngineCore:
         self._pace.ended(plan.num_tokens, seconds)
         if self._widths and plan.num_extends:
             self._widths.mixed_ended()
-        elif self._widths:
+        elif self._widths and plan.num_seqs:
             self._widths.ended(plan.num_seqs, width, len(result.token_ids), seconds)
         self.stats.steps += 1
         self.stats.last_step_at = now

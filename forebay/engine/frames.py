@@ -57,6 +57,32 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
     serial: int = 0
 
 
+class Release(msgspec.Struct, frozen=True, tag="release", kw_only=True):
+    """Release the memory of these tags; () to pause and release nothing. Before, the requests that run are treated as
+    `mode` says: `wait`, `retract` or `abort`, within `timeout_s`. Answered by a `State` that names `serial`."""
+
+    serial: int
+    tags: list[str]
+    mode: str = "wait"
+    timeout_s: float = 300.0
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume", kw_only=True):
+    """Take the memory of these tags again; () to go on after a pause. Answered by a `State` that names `serial`."""
+
+    serial: int
+    tags: list[str]
+
+
+class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights", kw_only=True):
+    """Take the weights of another checkpoint of the same model; as `Release` otherwise."""
+
+    serial: int
+    path: str
+    mode: str = "wait"
+    timeout_s: float = 300.0
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop now. Draining is the server's business: it sends this when nothing runs any more or time is up."""
 
@@ -78,11 +104,26 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
     unfenced: int
 
 
+class Occupied(msgspec.Struct, frozen=True, kw_only=True):
+    """`phase` is serving, draining, asleep or waking; `released` are the tags without memory, and `num_bytes` what each
+    has when it has some. Of the last sleep and the last wake, how long they took."""
+
+    phase: str = "serving"
+    released: list[str] = []
+    paused: bool = False
+    num_bytes: dict[str, int] = {}
+    weight_version: int = 0
+    last_sleep_s: float = 0.0
+    last_wake_s: float = 0.0
+
+
 class State(SchedulerState, frozen=True, tag="state", kw_only=True):
     """Where the engine stands. Times are seconds of its monotonic clock; of the counters see `engine/stats.py`, too."""
 
     last_step_age_s: float  # since a step last completed, 0 when idle
     answers: int = 0  # the serial of the frame that asked for it
+    refused: Failure | None = None  # why what that frame asked for was not done
+    memory: Occupied = Occupied()
     speculation: Speculating | None = None  # where something is guessed
     transfers: Transferring | None = None  # in a role
 
@@ -171,5 +212,5 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     failure: Failure
 
 
-ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Shutdown
+ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Release | Resume | UpdateWeights | Shutdown
 FromEngine = Ready | Updates | State | Beat | Dead

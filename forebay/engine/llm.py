@@ -11,21 +11,24 @@ import itertools
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch import Tensor
 
-from forebay.base.errors import ForebayError, GenerationError, InvalidRequest, from_code
+from forebay.base.errors import Conflict, ForebayError, GenerationError, InvalidRequest, from_code
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.build import build_engine, give_back_freed_memory
 from forebay.engine.frames import AddRequest
+from forebay.engine.sleep import TAGS
 from forebay.engine.stream import merge
+from forebay.engine.weights import GivenTensor
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
@@ -107,6 +110,31 @@ class LLM:
         outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
         return self._generate(outputs, [[]] * len(outputs), sampling_params, use_tqdm)
 
+    def sleep(self, tags: Sequence[str] = TAGS) -> None:
+        """Give the memory of these tags back until `wake_up`: `kv_cache`, and what it had cached with it, `weights`,
+        which are read from their files again, and `cuda_graph`. Raises Conflict where that cannot be."""
+        self._core.sleeper.sleep(tags)
+
+    def wake_up(self, tags: Sequence[str] = ()) -> None:
+        """Take the memory of these tags, () for all that was given back. Raises Conflict or ModelError, and sleeps
+        as before, where the files have changed or memory is short."""
+        self._core.sleeper.wake(tags)
+
+    def update_weights_from_disk(self, model_path: str) -> None:
+        """Take the weights of another checkpoint of this model; nothing that was cached is used with them. Raises what
+        is wrong, and has the old ones then."""
+        self._core.sleeper.update(model_path, {})
+
+    def update_weights_from_tensor(self, named_tensors: Mapping[str, Tensor]) -> None:
+        """The same of some tensors, by the checkpoint's names, in its dtypes. They are copied when they are loaded and
+        kept, so that they can be loaded again."""
+        self._core.sleeper.update(None, {name: GivenTensor(tensor) for name, tensor in named_tensors.items()})
+
+    @property
+    def weight_version(self) -> int:
+        """How often the weights have been updated."""
+        return self._core.scheduler.weight_version
+
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
@@ -159,6 +187,8 @@ class LLM:
     def _run(self, wanted: list[AddRequest], on_end: Callable[[], None]) -> dict[int, Update]:
         """All that each request was told, by id. The engine is fed as rows come free, so that its queue, made for
         servers, never overflows."""
+        if self._core.sleeper.resting:
+            raise Conflict("the engine is asleep: call wake_up", code="asleep")
         told: dict[int, Update] = {}
         waiting, live = deque(wanted), set[int]()
         try:

@@ -19,17 +19,22 @@ from forebay.engine.frames import (
     Beat,
     FlushCache,
     GetState,
+    Release,
+    Resume,
     Shutdown,
     ToEngine,
     Updates,
+    UpdateWeights,
 )
+from forebay.engine.sleep import TAGS
 from forebay.engine.stream import failed
-from forebay.requests.updates import Update
+from forebay.requests.updates import Failure, Update
 
 STATE_INTERVAL_S: Final = 1.0
 LOG_INTERVAL_S: Final = 10.0  # of work
 AUDIT_INTERVAL_S: Final = 10.0  # between two looks for leaked pages, which take an idle engine
 IDLE_WORK_AFTER_S: Final = 0.3  # without anything to do: what comes next is then not held up by what could wait
+RESTING_WAIT_S: Final = 0.25  # how soon to look again for requests that have waited too long while it is asleep
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
 log = get_logger("engine")
@@ -39,15 +44,23 @@ class EngineLoop:
     """Turns an `EngineCore` by what comes over a channel. Borrows both."""
 
     def __init__(
-        self, core: EngineCore, channel: Channel[ToEngine], *, clock: Callable[[], float] = time.monotonic
+        self,
+        core: EngineCore,
+        channel: Channel[ToEngine],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep_idle_s: float = 0.0,
     ) -> None:
         self._core = core
+        self._sleep_idle_s = sleep_idle_s  # 0: it never sleeps by itself
+        self._sleep_at: float | None = clock() + sleep_idle_s if sleep_idle_s else None
         self._channel = channel
         if core.exchange:
             channel.also_wake_for(core.exchange.transfers.fileno())
         self._clock = clock
         self._state_at = clock() + STATE_INTERVAL_S
         self._audit_at = clock() + AUDIT_INTERVAL_S
+        self._phase: str = core.sleeper.phase  # that was told
         self._idle_work = True
         self._turn_began: float | None = None  # None while it waits for frames
         self._shutdown = False
@@ -67,6 +80,8 @@ class EngineLoop:
         frames = self._channel.receive(self._patience_s())
         self._turn_began = self._clock()
         updates: list[Update] = []
+        if self._nods_off(any(isinstance(frame, AddRequest) for frame in frames)):
+            self._core.sleeper.handle(Release(serial=0, tags=list(TAGS)))
         for frame in frames:
             fault.point("engine.receive")
             updates += self._handle(frame)
@@ -79,6 +94,10 @@ class EngineLoop:
                 self._idle_work = self._core.in_idle_time()
         if updates:
             self._send(updates)
+        for serial, failure in self._core.sleeper.take_answers():
+            self._send_state(serial, failure)
+        if self._phase != self._core.sleeper.phase:
+            self._send_state(0)
 
     def start_beating(self, clock: RunClock) -> None:
         """The engine's sign of life, from a thread of its own until the channel is closed: `clock` is ticked and a
@@ -109,8 +128,24 @@ class EngineLoop:
 
     def _patience_s(self) -> float | None:
         if self._core.idle:
-            return IDLE_WORK_AFTER_S if self._idle_work or self._core.exchange else None
+            if self._idle_work or self._core.exchange:
+                return IDLE_WORK_AFTER_S
+            return None if self._sleep_at is None else max(0.0, self._sleep_at - self._clock())
+        if self._core.sleeper.resting:
+            return RESTING_WAIT_S
         return STUCK_WAIT_S if self._core.stuck else 0.0
+
+    def _nods_off(self, disturbed: bool) -> bool:
+        """Whether nothing came for as long as it takes to sleep."""
+        after_s, now = self._sleep_idle_s, self._clock()
+        if not after_s or self._core.sleeper.resting:
+            self._sleep_at = None
+        elif disturbed or not self._core.idle or self._sleep_at is None:
+            self._sleep_at = now + after_s
+        if self._sleep_at is None or now < self._sleep_at:
+            return False
+        self._sleep_at = now + after_s  # for another try, if this one is refused
+        return True
 
     def _handle(self, frame: ToEngine) -> list[Update]:
         match frame:
@@ -123,6 +158,8 @@ class EngineLoop:
                 self._send_state(frame.serial)
             case GetState():
                 self._send_state(frame.serial)
+            case Release() | Resume() | UpdateWeights():
+                self._core.sleeper.handle(frame)
             case Shutdown():
                 self._shutdown = True
             case _:
@@ -146,9 +183,12 @@ class EngineLoop:
             too_large = EngineError(f"{error.message}: ask for fewer log-probabilities", code=error.code)
             self._channel.send(Updates(updates=[failed(request_id, too_large)]))
 
-    def _send_state(self, serial: int) -> None:
-        self._state_at = self._clock() + STATE_INTERVAL_S
-        self._channel.send(self._core.stats.frame(self._core.scheduler, self._clock(), answers=serial))
+    def _send_state(self, serial: int, refused: Failure | None = None) -> None:
+        now, core = self._clock(), self._core
+        self._state_at = now + STATE_INTERVAL_S
+        memory = core.sleeper.state
+        self._phase = memory.phase
+        self._channel.send(core.stats.frame(core.scheduler, now, answers=serial, refused=refused, memory=memory))
 
     def _report(self) -> None:
         now = self._clock()

@@ -102,7 +102,7 @@ def _run(channel: Channel[ToEngine], build: Build) -> None:
     gc.freeze()
     gc.enable()
     channel.send(ready)
-    loop = EngineLoop(core, channel, clock=clock)
+    loop = EngineLoop(core, channel, clock=clock, sleep_idle_s=configure.config.sleep_idle_seconds)
     loop.start_beating(clock)
     loop.run()
 

@@ -12,6 +12,8 @@ Counters only grow. `State.counters` carries the scheduler's (`generated_tokens`
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import asdict
 
 from forebay.base.log import event
@@ -36,8 +38,8 @@ class Stats:
         self._line_busy_s = 0.0
         self._line_tokens = (0.0, 0.0)
 
-    def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0) -> State:
-        """Where the engine stands, as the frame that says so."""
+    def frame(self, scheduler: Scheduler, now: float, *, answers: int = 0, **others: Any) -> State:
+        """Where the engine stands, as the frame that says so; `others` are what else it says."""
         state = scheduler.state(now)
         own = {
             "engine.refused": self.refused,
@@ -50,8 +52,8 @@ class Stats:
         known = asdict(state) | {"counters": {**state.counters, **own}}
         widths = self._widths
         speculation = None if widths is None else Speculating(width=widths.current, recent=widths.recent)
-        transfers = self._exchange.state() if self._exchange else None
-        return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, transfers=transfers)
+        now_there = others | {"transfers": self._exchange.state() if self._exchange else None}
+        return State(**known, last_step_age_s=age_s, answers=answers, speculation=speculation, **now_there)
 
     def worked_s(self) -> float:
         """Seconds of work since the last `line`."""

@@ -157,14 +157,17 @@ def failed(request_id: int, error: ForebayError) -> Update:
 
 
 def merge(first: Update, then: Update) -> Update:
-    """Both in one, which is `first`."""
+    """Both in one, which is `first`; where `then` has restarted, what was told before counts for nothing."""
+    if then.restarted:
+        first.token_ids, first.cache, first.logprobs, first.prompt_logprobs = [], None, None, None
+        first.restarted = True
     first.token_ids += then.token_ids
     first.finish = then.finish
     first.failure = then.failure
     first.matched_stop = then.matched_stop
     first.speculation = then.speculation
     if then.cache is not None:
-        first.cache = then.cache
+        first.cache, first.weight_version = then.cache, then.weight_version
     if then.logprobs is not None:
         first.logprobs = first.logprobs or []
         first.logprobs += then.logprobs

@@ -63,6 +63,10 @@ class Parts:
         param = TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:], offset=offset)
         return self.weights.tensor(param, float32=float32, change=change)
 
+    def values(self, name: str, *shape: int) -> Tensor:
+        """To be packed, and not kept."""
+        return self.weights.values(TensorParam(names=(self.prefix + name,), sizes=shape[:1], inner=shape[1:]))
+
     def number(self, name: str) -> float:
         """A weight that is one number; 1 where there are only shapes."""
         return self.weights.number(TensorParam(names=(self.prefix + name,), sizes=(1,)))

@@ -36,11 +36,11 @@ class ClampedMoe:
         count, size, outputs = spec.router.num_experts, spec.router.hidden_size, 2 * spec.intermediate_size
         parts = parts.within(spec.name)
         # Weights [E, H, 2I], whose outputs are the first gate, the first up, the second gate.., and biases [E, 2I].
-        weights = _halves_from_turns(parts.tensor("gate_up_proj", count, size, outputs))
-        biases = _halves_from_turns(parts.tensor("gate_up_proj_bias", count, outputs))
+        weights = _halves_from_turns(parts.values("gate_up_proj", count, size, outputs))
+        biases = _halves_from_turns(parts.values("gate_up_proj_bias", count, outputs))
         gate_up = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
-        weights = parts.tensor("down_proj", count, spec.intermediate_size, size)
-        biases = parts.tensor("down_proj_bias", count, size)
+        weights = parts.values("down_proj", count, spec.intermediate_size, size)
+        biases = parts.values("down_proj_bias", count, size)
         down = [ops.pack_linear(w.T.contiguous(), b) for w, b in zip(weights, biases, strict=True)]
         self._experts = ops.pack_experts(
             gate_up, down, ExpertActivation.CLAMPED_SWIGLU, alpha=spec.alpha, limit=spec.limit

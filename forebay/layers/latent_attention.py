@@ -62,7 +62,7 @@ class LatentAttentionLayer:
         self._output = parts.linear({spec.output_name: spec.hidden_size}, heads * latent.value_dim, bias=spec.bias)
         self._gate = parts.linear({"g_proj": heads}, spec.hidden_size) if spec.head_gate else None
         size = latent.nope_dim + latent.value_dim
-        expansion = parts.tensor("kv_b_proj.weight", heads * size, latent.rank).view(heads, size, latent.rank)
+        expansion = parts.values("kv_b_proj.weight", heads * size, latent.rank).view(heads, size, latent.rank)
         keys, values = torch.split(expansion, [latent.nope_dim, latent.value_dim], dim=1)
         self._into_latent = ops.pack_heads([ops.pack_linear(head) for head in keys.transpose(1, 2).contiguous()])
         self._out_of_latent = ops.pack_heads([ops.pack_linear(head) for head in values])

@@ -7,7 +7,7 @@ which is checked against the checkpoint before a byte of that is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -93,8 +93,17 @@ class Weights(Protocol):
         """Of all weights, how many are in what form: `bfloat16`, `8 bits`, `4 bits`."""
         ...
 
+    @property
+    def numbers(self) -> Sequence[float]:
+        """What `number` has given so far."""
+        ...
+
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
         """In the model's dtype, or in float32 for what its kernel wants so, and as `change` makes it."""
+        ...
+
+    def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+        """As `tensor`, for whoever packs it and keeps it not."""
         ...
 
     def number(self, param: TensorParam) -> float: ...

@@ -12,6 +12,7 @@ class MissReason(StrEnum):
     DIVERGED = "diverged"  # a cached prompt continues differently from here
     NOT_CACHED = "not_cached_yet"  # the rest was never computed, or only by requests still running
     EVICTED = "evicted"  # it was there once
+    RELEASED = "released"  # it was there until the caches' memory was given back
     BELOW_PAGE = "below_page"  # the prompt is shorter than a page
     STATE_MISSING = "kv_present_state_missing"  # the KV is there, no recurrent state is to go on from
     WINDOW_MISSING = "kv_present_window_missing"  # the KV is there, that of a sliding window is not

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any, Final
 
@@ -170,14 +171,18 @@ class RadixCache(RadixIndex):
             self._forget_if_empty(root)
         return count
 
-    def clear(self) -> None:
-        """Forget everything, pins included; whose slots they were is for the pools' `clear` to forget."""
+    def clear(self, *, released: bool = False) -> None:
+        """Forget everything, pins included; whose slots they were is for the pools' `clear` to forget. Where it was
+        `released` it is remembered that it was there."""
+        gone = dict(islice(self._roots.items(), _MAX_EMPTY_ROOTS)) if released else {}
         self._roots.clear()
         self._heap.clear()
         self.num_pages = self.num_evictable = 0
         self.version += 1
         for kind in self.kinds:
             kind.clear()
+        for name, root in gone.items():
+            self._root(name).released = frozenset(root.children) | root.released
 
     def holder(self) -> Holder:
         """The pages that the cache holds, for an audit."""
@@ -218,7 +223,8 @@ class RadixCache(RadixIndex):
 
     def _forget_if_empty(self, root: Node) -> None:
         assert isinstance(root, Root)
-        if root.children or root.locks or (root.tombstones and len(self._roots) <= _MAX_EMPTY_ROOTS):
+        told = root.tombstones or root.released
+        if root.children or root.locks or (told and len(self._roots) <= _MAX_EMPTY_ROOTS):
             return
         del self._roots[root.namespace]
 

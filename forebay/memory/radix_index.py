@@ -75,8 +75,8 @@ class RadixIndex:
             return MissReason.DIVERGED
         if key[position : position + self._page_bytes] in node.tombstones:
             return MissReason.EVICTED
-        if node.parent is None:
-            return MissReason.EMPTY
+        if isinstance(node, Root):
+            return MissReason.RELEASED if key[: self._page_bytes] in node.released else MissReason.EMPTY
         return MissReason.DIVERGED if node.children else MissReason.NOT_CACHED
 
     def _cut(self, match: Match, nodes: list[Node]) -> Match:

@@ -39,13 +39,15 @@ class Node:
 
 
 class Root(Node):
-    """Where a namespace begins: no tokens, no pages."""
+    """Where a namespace begins: no tokens, no pages. `released` are first pages of what began here until the memory of
+    all caches was given back."""
 
-    __slots__ = ("namespace",)
+    __slots__ = ("namespace", "released")
 
     def __init__(self, namespace: str) -> None:
         Node.__init__(self, b"", NO_IDS, None)
         self.namespace = namespace
+        self.released: frozenset[bytes] = frozenset()
 
 
 class Match(NamedTuple):

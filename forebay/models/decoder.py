@@ -172,7 +172,8 @@ class Model:
     """What the engine knows of a model. Its weights are read-only after loading, and it keeps nothing of a step.
 
     Of `weight_bytes`, which is without whatever packing adds, `held_bytes` says how many are in what form: `bfloat16`,
-    `8 bits`, `4 bits`. What it keeps are the entries of the `CachePool` from number `first_entry` on.
+    `8 bits`, `4 bits`. `numbers` are weights that stand in steps as they are, in order. What it keeps are the entries
+    of the `CachePool` from number `first_entry` on.
     """
 
     def __init__(
@@ -181,7 +182,7 @@ class Model:
         self._spec = spec
         self._ops = ops
         self.hidden_size, self.dtype = spec.embedding.inner[0], weights.dtype
-        self.held_bytes = weights.held_bytes
+        self.held_bytes, self.numbers = weights.held_bytes, weights.numbers
         self.weight_bytes = sum(weights.held_bytes.values())
         parts = Parts(ops, weights, RopeTables(num_positions, weights.device), first=first_entry)
         table = weights.table(spec.embedding)

@@ -6,7 +6,7 @@ with them (see `Change`): the first such computation would take a second, in whi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,7 @@ class _Shapes:
     dtype = torch.float32
     device = torch.device("meta")
     held_bytes: Mapping[str, int] = {}
+    numbers: Sequence[float] = ()
 
     def __init__(self) -> None:
         self.asked: list[TensorParam] = []
@@ -68,6 +69,9 @@ class _Shapes:
             raise ModelError(f"{param.names[0]} would have {param.num_elements:,} entries: no machine holds that")
         self.asked.append(param)
         return torch.empty(param.shape, device=self.device)
+
+    def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
+        return self.tensor(param, float32=float32)
 
     def number(self, param: TensorParam) -> float:
         self.asked.append(param)

@@ -88,9 +88,17 @@ class Loader:
             else:
                 for form, rows in codes.runs:
                     self.held_bytes[f"{form.bits} bits"] += form.num_bytes(len(rows) * codes.shape[1])
+        self.numbers: list[float] = []  # weights that are single numbers, which layers and graphs have as such
         self._done_bytes = 0
 
     def tensor(self, param: TensorParam, *, float32: bool = False, change: Change = unchanged) -> Tensor:
+        result, memory = change(self.values(param, float32=float32)), self._ops.memory
+        if memory is None:
+            return result
+        place = memory.take(result.nbytes).view(result.dtype).view(result.shape)
+        return place.copy_(result)
+
+    def values(self, param: TensorParam, *, float32: bool = False) -> Tensor:
         changed = bool(param.offset or param.scales)
         result = torch.empty(param.joined_shape, dtype=torch.float32 if float32 or changed else self.dtype)
         flat, done = result.view(-1), 0
@@ -108,14 +116,16 @@ class Loader:
             _change(result, param)
             result = result.to(torch.float32 if float32 else self.dtype)
         self._report(param)
-        return change(result.to(self.device))
+        return result.to(self.device)
 
     def number(self, param: TensorParam) -> float:
-        return self.tensor(param, float32=True).item()
+        value = self.values(param, float32=True).item()
+        self.numbers.append(value)
+        return value
 
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
-        loaded = None if bias is None else self.tensor(bias)
-        return self._packed(weight, loaded) or self._ops.pack_linear(self.tensor(weight), loaded)
+        loaded = None if bias is None else self.values(bias)
+        return self._packed(weight, loaded) or self._ops.pack_linear(self.values(weight), loaded)
 
     def table(self, param: TensorParam) -> Tensor | LinearWeight:
         return self._packed(param, None) or self.tensor(param)

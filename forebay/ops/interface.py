@@ -16,6 +16,7 @@ from forebay.ops.experts import ExpertOps
 from forebay.ops.recurrence import RecurrenceOps
 from forebay.ops.sampling import Draws, sample_rows
 from forebay.ops.steps import StepOps
+from forebay.ops.weight_memory import WeightMemory
 
 
 class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
@@ -25,6 +26,8 @@ class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
     `name` is what runs, for the start-up report: `torch`, `native-avx2`, `native-amx`, `triton`. Inputs of weights in
     codes are rounded to `activation_bits`; with 0 they stay as they are.
     """
+
+    memory: WeightMemory | None = None  # where weights are packed; None: wherever torch puts them
 
     def __init__(self, num_threads: int, activation_bits: int = 0, name: str = "torch") -> None:
         self.num_threads = num_threads

@@ -39,7 +39,7 @@ class NativeOps(
     ) -> None:
         Ops.__init__(self, num_threads, name=f"native-{variant}")
         self.kernels = kernels = Kernels(path, variant, num_threads)
-        memory = WeightMemory() if memory is None else memory
+        self.memory = memory = WeightMemory() if memory is None else memory
         NativeExpertOps.__init__(self, kernels, 0 if variant == AMX else activation_bits, memory)
         NativeElementwise.__init__(self, kernels)
         NativeAttention.__init__(self, kernels)

@@ -92,7 +92,16 @@ class Regions:
                     return fd, region.offset + address - region.address
         raise KeyError(f"{address:#x} is in no region that is shared: {[*map(str, self._files)]} are")
 
+    def why_kept(self, tag: Tag) -> str | None:
+        """Why memory of this tag cannot be given back; None where it can."""
+        if self._device.type != "cpu":
+            return (
+                f"it is {self._device.type} memory, which this version takes from torch and gives back with the process"
+            )
+        return None if _LINUX else f"{sys.platform} has no way to return pages and keep their addresses"
+
     def release(self, tag: Tag) -> None:
-        """Return the pages of all regions of this tag; of shared ones for the other processes, too."""
+        """Return the pages of all regions of this tag; of shared ones for the other processes, too. Whatever is written
+        there afterwards takes pages again."""
         for region in self._mapped[tag]:
             region.memory.madvise(mmap.MADV_REMOVE if tag in self._files else mmap.MADV_DONTNEED)

@@ -137,6 +137,12 @@ class Table:
         for name in names or self._tensors:
             self._tensors[name][PAD].fill_(self._pads[name])
 
+    def reset(self) -> None:
+        """All rows hold their pads, where all are zeros."""
+        for name, tensor in self._tensors.items():
+            if self._pads[name] != 0:
+                tensor.fill_(self._pads[name])
+
     def regions(self, kind: str) -> list[Region]:
         """`kind` says what a row is."""
         return [

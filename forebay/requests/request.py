@@ -59,6 +59,8 @@ class Request:
     num_prompt: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     max_kv_len: int = field(init=False)
+    weight_version: int = field(init=False)  # of the weights that compute it
+    cache_namespace: str = field(init=False)  # in which it shares what was computed
 
     status: Status = Status.WAITING
     order: int = 0  # place in the order of submission, given by the scheduler
@@ -77,6 +79,12 @@ class Request:
         self.stop_ids = frozenset(stops if self.params.ignore_eos else (*stops, *eos_token_ids))
         # The last sampled token is never read back, so it has no KV.
         self.max_kv_len = self.num_prompt + self.params.max_new_tokens - 1
+
+        self.compute_with(0)
+
+    def compute_with(self, weight_version: int) -> None:
+        """It shares nothing with requests of other weights."""
+        self.weight_version, self.cache_namespace = weight_version, f"{weight_version}/{self.namespace}"
 
     @property
     def num_output(self) -> int:

@@ -63,7 +63,8 @@ class Update(msgspec.Struct, array_like=True, gc=False):
 
     A request's updates carry its tokens in order and exactly once; the last one, and only that, has `finish`. `cache`
     comes with the first. `logprobs` has one entry per token where the request asked for them; `prompt_logprobs` arrives
-    whole with the first token (entry i about prompt token i; None for token 0).
+    whole with the first token (entry i about prompt token i; None for token 0). Behind one that has `restarted` all
+    begins anew.
     """
 
     request_id: int
@@ -75,3 +76,5 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     prompt_logprobs: list[TokenLogprob | None] | None = None
     matched_stop: int | None = None  # the stop or end token that ended it
     speculation: SpeculationReport | None = None  # with the last, where something was guessed
+    weight_version: int = 0  # of the weights that compute it, with the first
+    restarted: bool = False  # the weights have changed: the tokens told so far count for nothing, others follow

@@ -137,7 +137,7 @@ class AdmissionPass:
 
     def _report(self, req: Request, match: Match) -> CacheReport:
         held = self._held
-        differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.namespace, req.author)
+        differs_at, there = held.cache.differs(req.key(len(req.tokens)), req.cache_namespace, req.author)
         return CacheReport(
             cached_tokens=held.offloaded.num_tokens(req.id) or match.num_tokens,
             miss_reason=match.reason,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forebay.base.errors import InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge
+from forebay.base.errors import EngineError, InvalidRequest, Overloaded, RequestTimeout, RequestTooLarge, Unavailable
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import footprint
 from forebay.requests.request import Request, Status
@@ -75,15 +75,18 @@ def check_room(req: Request, config: SchedulerConfig, num_requests: int, num_wai
         )
 
 
-def overdue(req: Request, config: SchedulerConfig, now: float) -> RequestTimeout | None:
+def overdue(req: Request, config: SchedulerConfig, now: float, admits: bool = True) -> EngineError | None:
     """Why a request that queued, ran or stood still for too long has to end; None for one that has time. How long
-    another engine may take is not known here."""
+    another engine may take is not known here. Where nobody is admitted, who has begun and waits does not stand still.
+    """
     why, age, still = None, now - req.arrival, now - req.last_progress
     if age > config.request_timeout_s:
         why = f"the request took {age:.1f} s; the limit is {config.request_timeout_s:g} s (--request-timeout)"
     elif req.status in (Status.PENDING, Status.WAITING) and req.cache_report is None:  # it has never started
         if age > config.queue_timeout_s:
             why = f"the request queued for {age:.1f} s; the limit is {config.queue_timeout_s:g} s (--queue-timeout)"
-    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING:
+    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.held):
         why = f"no token for {still:.1f} s; the limit is {config.stall_timeout_s:g} s (--stall-timeout)"
+    if why and not admits and not req.held:
+        return Unavailable(f"{why}, and the engine is asleep", code="asleep")
     return RequestTimeout(why) if why else None

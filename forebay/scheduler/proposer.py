@@ -19,7 +19,7 @@ class Proposer(Protocol):
         ...
 
     def ended(self, req: Request) -> None:
-        """The request has ended."""
+        """The request has ended, or begins anew."""
         ...
 
 

@@ -193,13 +193,17 @@ class Releases:
         drops = self.offloaded.start_over([*(plan.host for plan in void), self.draft], committed)
         self.draft = StepDraft(self.steps.launched + 1, self.rows, drops)
 
-    def clear(self, void: Sequence[StepPlan], left: Left | None = None) -> None:
+    def clear(
+        self, void: Sequence[StepPlan], left: Left | None = None, *, committed: int = -1, released: bool = False
+    ) -> None:
         """Everything is free and nothing is cached, whatever the books said: nobody holds anything, and no step of the
-        plans `void`, all those in flight, counts. But what other engines may touch, `left`, stays out of use."""
-        self._draft_anew(void, committed=-1)
+        plans `void`, all those in flight, counts. But what other engines may touch, `left`, stays out of use,
+        and of copies on the host those of steps up to `committed` stay. What was cached, and was `released`, is missed
+        as such."""
+        self._draft_anew(void, committed)
         self.deferred.clear()
         self.steps.committed = self.steps.launched
-        self.cache.clear()
+        self.cache.clear(released=released)
         self.kv.clear()
         self.rows.clear()
         self.table.clear()

@@ -34,11 +34,11 @@ class Residencies(Releases):
             return no_match(MissReason.DISABLED)
         if req.wants_prompt_logprobs:
             return no_match(MissReason.PROMPT_LOGPROBS)
-        return self.cache.match(req.key(len(req.tokens) - 1), req.namespace)
+        return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)
 
     def pin(self, req: Request, match: Match) -> Pin:
         """Keep all that `match` found, until `unpin` or for as long as the request needs it."""
-        pin = self.cache.pin(match, req.namespace, req.priority, req.author)
+        pin = self.cache.pin(match, req.cache_namespace, req.priority, req.author)
         if pin.num_pages:
             for kind in self.kinds:
                 kind.lock(pin.node, match.pages)

@@ -36,6 +36,8 @@ class Scheduler(Telling):
     ) -> None:
         super().__init__(config, proposer, handoff or Handoff())
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self.admits = True  # whether requests start; see `scheduler.halt`
+        self.weight_version = 0  # of the weights that compute whatever is computed now
         self._num_submitted = 0
 
     # -- coming and going -----------------------------------------------------------------------------------------
@@ -51,6 +53,7 @@ class Scheduler(Telling):
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
+        req.compute_with(self.weight_version)
         self.counters["requests"] += 1
         self.counters["prompt_tokens"] += req.num_prompt
         self.requests[req.id] = req
@@ -69,7 +72,7 @@ class Scheduler(Telling):
         """End the requests that queued, ran or stood still for too long."""
         self.handoff.expire(now)
         for req in list(self.requests.values()):
-            if error := overdue(req, self.config, now) or self.handoff.overdue(req, now):
+            if error := overdue(req, self.config, now, self.admits) or self.handoff.overdue(req, now):
                 self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     # -- deciding -------------------------------------------------------------------------------------------------
@@ -84,7 +87,8 @@ class Scheduler(Telling):
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
             width = 1  # nobody is found guilty of what was only guessed
-        active, may_admit = self._who_decodes()
+        active, roomy = self._who_decodes()
+        may_admit = roomy and self.admits
         if active is None or len(active):
             self.held.decode(self.running, active)
             self.ratio.after_decode()
@@ -147,18 +151,22 @@ class Scheduler(Telling):
             self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
 
     def retract(self, req: Request) -> None:
-        """Take a request's memory and let it wait. What it computed is copied to the host where that is the cheaper
-        way to have it again; what else of it the cache has stays there as long as there is room."""
-        self.remove(req)
-        if not req.wants_prompt_logprobs and self.held.offload(req.residency):
-            self.counters["retractions_kept"] += 1
+        """Take a request's memory, because others need it, and let it wait."""
         req.num_retractions += 1
-        self.set_back(req)
+        self.suspend(req)
         self.counters["retractions"] += 1
         stay = self.running.reqs
         self.ratio.after_retraction(
             sum(r.num_output for r in stay), sum(r.params.max_new_tokens for r in stay), len(stay)
         )
+
+    def suspend(self, req: Request) -> None:
+        """Let a request that runs wait. What it computed is copied to the host where that is the cheaper way to have it
+        again; what else of it the cache has stays there as long as there is room."""
+        self.remove(req)
+        if not req.wants_prompt_logprobs and self.held.offload(req.residency):
+            self.counters["retractions_kept"] += 1
+        self.set_back(req)
 
     def _cut_prompts(self, now: float, may_admit: bool) -> list[Request]:
         """Draft the step's chunks: first of the prompts under way, then of those who can start, whom it returns."""

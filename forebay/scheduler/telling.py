@@ -52,7 +52,7 @@ class Telling(Queues):
         told = [entry for entry in logprobs[:end] if entry] if logprobs else None
         update = Update(req.id, tokens, logprobs=told or None)
         if not req.num_output:
-            update.cache = req.cache_report
+            update.cache, update.weight_version = req.cache_report, req.weight_version
             if req.params.prompt_logprobs >= 0:
                 update.prompt_logprobs = [None, *req.prompt_logprobs[: req.num_prompt - 1]]
         self.news.append(update)

@@ -38,6 +38,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedDetails
+    weight_version: int
     cache: CacheUsage
 
 
@@ -137,6 +138,26 @@ class Inside(TypedDict):
     draining: bool
 
 
+class Occupied(TypedDict):
+    """What of the memory that can be released the engine has."""
+
+    phase: Literal["serving", "draining", "asleep", "waking"]
+    released: list[str]
+    paused: bool
+    num_bytes: dict[str, int]
+    weight_version: int
+    last_sleep_s: float
+    last_wake_s: float
+
+
+class Done(Occupied):
+    success: Literal[True]
+
+
+class Sleeping(TypedDict):
+    is_sleeping: bool
+
+
 class DebugState(TypedDict):
     step: int
     num_running: int
@@ -147,6 +168,7 @@ class DebugState(TypedDict):
     oldest_wait_s: float
     counters: dict[str, float]
     map: list[int]
+    memory: Occupied
     server: Inside
 
 
@@ -172,6 +194,7 @@ class ServerInfo(TypedDict):
     max_total_tokens: int | None
     context_length: int | None
     version: str
+    weight_version: int
     model: dict[str, str]
     settings: list[dict[str, Any]]
     engine: dict[str, Any] | None

@@ -17,7 +17,7 @@ from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
-from forebay.server import generate, information
+from forebay.server import generate, information, occupation
 from forebay.server.assets import file_endpoint, pass_on
 from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
@@ -27,7 +27,17 @@ from forebay.server.isolation import Isolation
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
 from forebay.server.openapi import document
-from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict, TokenizeRequest
+from forebay.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PauseRequest,
+    ReleaseRequest,
+    ResumeRequest,
+    Strict,
+    TokenizeRequest,
+    UpdateWeightsRequest,
+)
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
 from forebay.server.text_workers import TextWorkers
@@ -50,6 +60,14 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("GET", "/model_info", information.model_info, None),
     ("GET", "/debug/state", information.debug_state, None),
     ("POST", "/flush_cache", information.flush_cache, None),
+    ("POST", "/release_memory_occupation", occupation.release, ReleaseRequest),
+    ("POST", "/resume_memory_occupation", occupation.resume, ResumeRequest),
+    ("POST", "/pause_generation", occupation.pause, PauseRequest),
+    ("POST", "/continue_generation", occupation.go_on, None),
+    ("POST", "/sleep", occupation.sleep, None),
+    ("POST", "/wake_up", occupation.wake_up, None),
+    ("GET", "/is_sleeping", occupation.is_sleeping, None),
+    ("POST", "/update_weights_from_disk", occupation.update_weights_from_disk, UpdateWeightsRequest),
 )
 
 

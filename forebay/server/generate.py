@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import ForebayError, InvalidRequest, RequestError
+from forebay.base.errors import ForebayError, InvalidRequest, RequestError, Unavailable
 from forebay.base.log import event, get_logger
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 from forebay.scheduler.limits import check_context, check_token_ids
@@ -218,6 +218,10 @@ class _Collector:
         self.texts[choice.index].append(piece.text)
         self.scores[choice.index] += piece.tokens
 
+    def restart(self, choice: Choice) -> None:
+        self.texts[choice.index].clear()
+        self.scores[choice.index].clear()
+
 
 async def _collect(server: ServerContext, dialect: Dialect, generation: Generation) -> bytes:
     collected = _Collector(len(generation.choices))
@@ -244,6 +248,12 @@ class _EventWriter:
 
     def piece(self, choice: Choice, piece: Piece) -> None:
         self._write(self._dialect.chunk(choice, piece))
+
+    def restart(self, choice: Choice) -> None:
+        raise Unavailable(
+            f"the weights were updated behind the first {choice.num_tokens} tokens of this answer: send it again",
+            code="weights_changed",
+        )
 
     def open(self) -> None:
         """Call when the head of the answer has been sent."""

@@ -80,6 +80,10 @@ class Sink(Protocol):
 
     def piece(self, choice: Choice, piece: Piece) -> None: ...
 
+    def restart(self, choice: Choice) -> None:
+        """What it was given of this choice counts for nothing. Raises what the client is told if that is too late."""
+        ...
+
 
 class Choice:
     """One stream on its way to text."""
@@ -88,18 +92,24 @@ class Choice:
         self.index = index
         self.prompt = prompt
         self.stream = stream
-        self.num_tokens = 0
         self.finish: str | None = None
         self.cache = CacheReport()
         self.speculation: SpeculationReport | None = None
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
+        self.weight_version = 0
         self._table = table
+        self._order = order
         self._discard = order.discard_output
         self._wants_scores = order.params.logprobs >= 0
         self._scores_per_token = 1 + max(0, order.params.logprobs)
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
         self.is_plain = not (order.stop or self._wants_scores or self._discard)
-        self._detokenizer = Detokenizer(table, order.stop, include_stop=order.include_stop)
+        self.restart()
+
+    def restart(self) -> None:
+        """What came so far counts for nothing."""
+        self.num_tokens = 0
+        self._detokenizer = Detokenizer(self._table, self._order.stop, include_stop=self._order.include_stop)
         self._pending: list[Scored] = []  # their text is held back
 
     def feed_tokens(self, token_ids: list[int]) -> str:
@@ -110,7 +120,7 @@ class Choice:
     def feed(self, update: Update) -> Piece:
         """Raises the typed error of a failed request."""
         if update.cache is not None:
-            self.cache = update.cache
+            self.cache, self.weight_version = update.cache, update.weight_version
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
         self.speculation = update.speculation
@@ -271,6 +281,7 @@ class Generation:
             "completion_tokens": completion,
             "total_tokens": self.num_prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
+            "weight_version": max(choice.weight_version for choice in self.choices),
             "cache": cache,
         }
 
@@ -305,6 +316,9 @@ class _Feed:
         if update.token_ids:
             generation.saw_token()
         try:
+            if update.restarted:
+                self._sink.restart(choice)
+                choice.restart()
             self._sink.piece(choice, choice.feed(update))
             generation.handed_over()
         except Exception as error:

@@ -100,19 +100,29 @@ def _sickness(server: ServerContext) -> tuple[str, str] | None:
 async def health(request: Request, server: ServerContext) -> Response:
     """Liveness: is work being done? Runs nothing. 200 `{"status": "ok"}` or 503 with `reason` and `message`.
 
-    A loading model is alive: `reason` is then `starting`.
+    A loading model is alive: `reason` is then `starting`. So is one that is `asleep`, or on its way there or back.
     """
     sickness = _sickness(server)
-    if sickness is None or sickness[0] == "starting":
-        return _json({"status": "ok", "reason": sickness[0] if sickness else "ok"})
+    if sickness is None:
+        return _json({"status": "ok", "reason": _rest(server) or "ok"})
+    if sickness[0] == "starting":
+        return _json({"status": "ok", "reason": "starting"})
     return _unfit("unhealthy", *sickness)
 
 
+def _rest(server: ServerContext) -> str | None:
+    """What the engine does instead of serving, as of its last news; None where it serves."""
+    state = server.engine.last_state
+    return None if state is None or state.memory.phase == "serving" else state.memory.phase
+
+
 async def ready(request: Request, server: ServerContext) -> Response:
-    """Whether a request would be taken now. 200, or 503 with `reason`."""
+    """Whether a request would be taken now. 200, or 503 with `reason`. One that requests wake takes them asleep."""
     sickness = _sickness(server)
     if sickness is not None:
         return _unfit("not_ready", *sickness)
+    if (rest := _rest(server)) and not server.model.wakes_on_request:
+        return _unfit("not_ready", rest, "the engine does not serve: its memory was released, or it was told to pause")
     if server.lifecycle.draining:
         return _unfit("not_ready", "draining", "the server is shutting down")
     if server.lifecycle.full:
@@ -139,6 +149,7 @@ async def debug_state(request: Request, server: ServerContext) -> Response:
     `{"step", "num_running", "num_waiting", "num_waiting_tokens", "pools": [{"name": "kv"|"window"|"state"|"rows",
     "total", "free", "running", "cached", "quarantined"}], "last_step_age_s", "oldest_wait_s",
     "counters": {name: number}, "map": [0 free | 1 running | 2 cached | 3 other, ...],
+    "memory": {"phase": "serving"|"draining"|"asleep"|"waking", "released": [tag, ...], "num_bytes": {tag: number}, ..},
     "server": {"num_inside", "draining"}}`
     """
     state = await _state(server)
@@ -159,6 +170,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     may_see_totals = server.security.may_see_totals(RequestContext.of(request.scope).tenant)
     config = server.config
     secret = {"api_keys", "admin_api_keys"}
+    state = await _state(server)
     limits = {name: getattr(config, name) for name in config.__slots__ if name not in secret}
     return _json(
         {
@@ -172,7 +184,8 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,
-            "state": await _state(server) if may_see_totals else None,
+            "weight_version": 0 if state is None else state.memory.weight_version,
+            "state": state if may_see_totals else None,
         }
     )
 

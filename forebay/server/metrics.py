@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from forebay.engine.frames import Ready, State
+from forebay.engine.frames import Occupied, Ready, State
 from forebay.memory.miss_reason import MissReason
 from forebay.server.generation import Generation
 
@@ -138,6 +138,7 @@ class _EngineCollector(Collector):
             )
             yield _gauge("spec_accept_length", "Tokens of a request by recent decode step", recent.accepted_per_step)
             yield _gauge("spec_net_speedup", "Recent tokens per second by those without guesses", recent.net_speedup)
+        yield from _memory(state.memory)
         dead = state.counters.get("dead_kv_tokens", 0)
         yield _gauge("dead_kv_tokens", "Cached KV tokens with no state left to go on from", dead)
         for name, text in _ENGINE_COUNTERS.items():
@@ -156,6 +157,21 @@ class _EngineCollector(Collector):
         yield _gauge("kv_available_tokens", "KV tokens free", kv.free * size)
         yield _gauge("kv_evictable_tokens", "KV tokens in the prefix cache", kv.cached * size)
         yield _gauge("max_total_num_tokens", "KV tokens in all", self.info.max_total_tokens)
+
+
+def _memory(memory: Occupied) -> Iterator[Metric]:
+    yield _gauge(
+        "engine_serving", "1 while requests go on, 0 while it is asleep or on its way", memory.phase == "serving"
+    )
+    held = GaugeMetricFamily(
+        "forebay:memory_bytes", "Memory that can be released, by tag; 0 while it is", labels=["tag"]
+    )
+    for tag, num_bytes in memory.num_bytes.items():
+        held.add_metric([tag], 0 if tag in memory.released else num_bytes)
+    yield held
+    yield _gauge("weight_version", "Times that the weights were updated", memory.weight_version)
+    yield _gauge("last_sleep_seconds", "How long the last release of memory took", memory.last_sleep_s)
+    yield _gauge("last_wake_seconds", "How long it took the last time to have memory again", memory.last_wake_s)
 
 
 def _misses(state: State) -> CounterMetricFamily:

@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from forebay.base.package import __version__
 from forebay.server import answers
 from forebay.server.protocol import REQUEST_TYPES, Strict
+from forebay.server.security import ADMIN_PATHS
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -33,6 +34,8 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/model_info": {JSON: answers.ModelInfo},
     "/debug/state": {JSON: answers.DebugState},
     "/flush_cache": {JSON: answers.Flushed},
+    **{path: {JSON: answers.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache"})},
+    "/is_sleeping": {JSON: answers.Sleeping},
 }
 
 

@@ -1,8 +1,7 @@
 """The request types: strict, bounded, closed.
 
-Every number has both bounds, every list and string a limit; how many choices and prompts a request may have is the
-operator's to say (`--max-n`, `--max-prompts`). Fields of OpenAI's that this server does nothing with are in `IGNORED`:
-they pass only with a value that changes nothing in the answer.
+Every number has both bounds, every list and string a limit; the operator says how many choices and prompts there may be
+(`--max-n`, `--max-prompts`). Of `IGNORED` fields of OpenAI's only values pass that change nothing in the answer.
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
 Bias = Annotated[float, WITHIN["logit_bias"]]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
-
 Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
+Tags = Annotated[list[Label], Field(min_length=1, max_length=16, fail_fast=True)]
 
 
 def _text_or_list(value: Any) -> str | None:
@@ -373,7 +372,26 @@ class DetokenizeRequest(Strict):
     skip_special_tokens: bool = False
 
 
-REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+class ResumeRequest(Strict):
+    tags: Tags | None = None
+
+
+class PauseRequest(Strict):
+    mode: Literal["wait", "retract", "abort"] = "wait"
+    timeout: Annotated[float, Field(ge=0, le=86400)] = 300.0
+
+
+class ReleaseRequest(ResumeRequest, PauseRequest): ...
+
+
+class UpdateWeightsRequest(PauseRequest):
+    model_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+
+
+REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (
+    *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
+    *(PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest),
+)
 _NESTED_TYPES: Final[tuple[type[Strict], ...]] = (ChatMessage, TextPart, CacheControl, StreamOptions, TemplateArguments)
 
 

@@ -19,7 +19,12 @@ from forebay.server.errors import HttpError
 from forebay.server.isolation import ANYBODY, Tenant
 
 PUBLIC: Final = frozenset({("GET", "/health")})
-ADMIN_PATHS: Final = frozenset({"/flush_cache"})
+ADMIN_PATHS: Final = frozenset(
+    {
+        *("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up"),
+        *("/pause_generation", "/continue_generation", "/update_weights_from_disk"),
+    }
+)
 TOTALS: Final = frozenset({"/metrics", "/debug/state"})  # what they count is everybody's together
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default

@@ -11,7 +11,8 @@ from forebay.config.engine_config import DisaggregationMode, Setting
 class ServedModel:
     """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
     engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
-    to admit or to evict. `mode`: which half of requests it computes."""
+    to admit or to evict. `mode`: which half of requests it computes. An engine that is asleep `wakes_on_request`, or
+    lets requests wait."""
 
     name: str
     path: str
@@ -20,3 +21,4 @@ class ServedModel:
     stall_timeout_s: float = 60.0
     uses_priority: bool = True
     mode: DisaggregationMode = DisaggregationMode.NULL
+    wakes_on_request: bool = False

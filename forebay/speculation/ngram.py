@@ -99,8 +99,9 @@ class Ngram:
         tokens = req.tokens
         if len(tokens) - reader.num_read > MANY:
             reader.skip_to(len(tokens) - 1, tokens)
+        namespace = req.cache_namespace if reader.num_read < len(tokens) else ""
         while reader.num_read < len(tokens):
-            self._read(reader, tokens, req.namespace)
+            self._read(reader, tokens, namespace)
         own, recent = reader.own, reader.recent
         if recent.length > own.length and recent.place < len(recent.text):
             return recent.text[recent.place : recent.place + min(recent.length, most)]
@@ -119,9 +120,10 @@ class Ngram:
         if len(output) < 3:  # a pair, and what followed
             return
         self._num_ended += 1
-        self._outputs[self._num_ended] = (req.namespace, output)
+        namespace = req.cache_namespace
+        self._outputs[self._num_ended] = (namespace, output)
         self.num_kept_tokens += len(output)
-        places, first = self._places.setdefault(req.namespace, {}), self._num_ended << _BITS
+        places, first = self._places.setdefault(namespace, {}), self._num_ended << _BITS
         places.update(zip(_pairs(output[:-1]), range(first + 2, first + len(output)), strict=True))
         while self.num_kept_tokens > self._capacity:
             self._evict()

@@ -50,7 +50,7 @@ SCHEDULER = (
     Mutant(
         "C26 a retracted request that does not come back ends within the stall time-out",
         "scheduler/limits.py",
-        "    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING:",
+        "    elif still > config.stall_timeout_s and req.status is not Status.TRANSFERRING and (admits or req.held):",
         "    elif req.status is Status.EXTENDING and still > config.stall_timeout_s:",
         "scheduler/test_fairness.py::test_a_retracted_request_that_does_not_come_back_in_time_ends_typed",
     ),
@@ -321,8 +321,8 @@ SCHEDULER = (
     Mutant(
         "C19 the last token is always computed",
         "scheduler/residency.py",
-        "        return self.cache.match(req.key(len(req.tokens) - 1), req.namespace)",
-        "        return self.cache.match(req.key(len(req.tokens)), req.namespace)",
+        "        return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)",
+        "        return self.cache.match(req.key(len(req.tokens)), req.cache_namespace)",
         "scheduler/test_scheduler.py::test_the_same_prompt_at_the_same_time_is_computed_once",
     ),
     Mutant(

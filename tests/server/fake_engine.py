@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from forebay.base.errors import Overloaded, Unavailable
 from forebay.engine.frames import Beat, Ready, State, Updates
@@ -235,6 +236,14 @@ class FakeEngine:
     async def flush_cache(self) -> State:
         self.flushed += 1
         return await self.state()
+
+    async def release(self, tags: Sequence[str], **how: Any) -> State:
+        return await self.state()
+
+    async def resume(self, tags: Sequence[str] = ()) -> State:
+        return await self.state()
+
+    sleep = wake_up = resume
 
     async def close(self, drain_s: float) -> None:
         self.is_ready = False

@@ -21,11 +21,15 @@ from forebay.server.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    PauseRequest,
+    ReleaseRequest,
+    ResumeRequest,
     StreamOptions,
     Strict,
     TemplateArguments,
     TextPart,
     TokenizeRequest,
+    UpdateWeightsRequest,
 )
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
@@ -38,6 +42,10 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     CompletionRequest: {"prompt": "hello", "max_tokens": 1},
     TokenizeRequest: {"prompt": "hello"},
     DetokenizeRequest: {"tokens": [5]},
+    PauseRequest: {},
+    ReleaseRequest: {"tags": ["weights"]},
+    ResumeRequest: {},
+    UpdateWeightsRequest: {"model_path": "other"},
 }
 # What numeric values are wrong for everybody, as JSON text.
 NEVER_NUMBERS = [

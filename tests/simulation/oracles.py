@@ -38,12 +38,17 @@ class Tracked:
         self.model, self.config = model, config
         self.id, self.params, self.namespace = req.id, req.params, req.namespace
         self.prompt = req.tokens.tolist()
-        self.salt = salt_of(req.namespace)
-        self.expected: Iterator[Generated] = model.generate(self.prompt, salt=self.salt, seed=seed_of(req.params))
+        self.salt = salt_of(req.cache_namespace)
+        self.finish: FinishReason | None = None
+        self.may_abort = self.may_fail = self.may_stop = False
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """As far as the client knows; with other weights, if the salt is another now."""
+        seed = seed_of(self.params)
+        self.expected: Iterator[Generated] = self.model.generate(self.prompt, salt=self.salt, seed=seed)
         self.received: list[int] = []
         self.report: CacheReport | None = None
-        self.finish: FinishReason | None = None
-        self.may_abort = self.may_fail = False
         self.breaks_at: int | None = None  # so many tokens come before something that is not finite
 
     @property
@@ -154,7 +159,7 @@ class Tracked:
         stopped, full = bool(update.token_ids) and self._is_stopped, self._is_full
         self.finish = update.finish
         allowed = {
-            None: bool(update.token_ids) and not stopped and not full,
+            None: bool(update.token_ids or update.restarted) and not stopped and not full,
             FinishReason.STOP: stopped and update.matched_stop == self.received[-1],
             FinishReason.LENGTH: full and not stopped,
             FinishReason.ABORT: self.may_abort and not update.token_ids,
@@ -168,6 +173,7 @@ class Tracked:
     def _may_end_with(self, failure: Failure | None) -> bool:
         return failure is not None and {
             "EngineError": self.may_fail,
+            "Unavailable": self.may_stop,  # it was told to stop what it was at
             "NumericalError": len(self.received) == self.breaks_at,
             "RequestTimeout": True,  # `Liveness` knows whose time is up
         }.get(failure.kind, False)
@@ -299,5 +305,5 @@ class Oracles:
 
 
 def reference_output(prompt: list[int], count: int, *, vocab: int, seed: int = 0, namespace: str = "") -> list[int]:
-    generated = HashModel(vocab=vocab).generate(prompt, salt=salt_of(namespace), seed=seed)
+    generated = HashModel(vocab=vocab).generate(prompt, salt=salt_of(f"0/{namespace}"), seed=seed)
     return [g.token_id for g in islice(generated, count)]

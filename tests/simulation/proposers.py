@@ -70,5 +70,5 @@ class HostProposer:
         return self._propose(req.id, len(req.tokens), count) if count else ()
 
     def ended(self, req: Request) -> None:
-        require(req.status is Status.FINISHED, f"{req} has not ended")
+        require(req.status in (Status.FINISHED, Status.WAITING), f"{req} goes on with its tokens")
         self.known.discard(req.id)

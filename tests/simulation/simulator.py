@@ -122,7 +122,7 @@ class Simulation:
     ) -> Tracked | None:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
-        self.salts[self.num_added] = salt = salt_of(namespace)
+        self.salts[self.num_added] = salt = salt_of(f"{self.scheduler.weight_version}/{namespace}")
         self.references.add(self.num_added, prompt, salt=salt, seed=seed_of(params))
         req = Request(
             self.num_added,
@@ -212,10 +212,14 @@ class Simulation:
         """Of the next step."""
         return self.widths.randint(1, self.most_width) if self.most_width > 1 else 1
 
+    def decide(self, width: int) -> StepPlan | None:
+        return self.scheduler.plan(self.now, width)
+
     def launch(self) -> StepPlan | None:
         width = self.width()
-        plan = self.scheduler.plan(self.now, width)
-        if not (self.proposer and self.flights and width > 1):  # else nothing was decided: tokens must come first
+        plan = self.decide(width)
+        # Else nothing was decided, because tokens must come first, or nobody may start.
+        if self.scheduler.admits and not (self.proposer and self.flights and width > 1):
             self.oracles.liveness.planned(plan, self.now)
         self.runner.poison_free([*(plan.host.saves if plan else ()), *self.scheduler.held.draft.saves])
         if plan is None:
@@ -254,7 +258,7 @@ class Simulation:
         plan, step = self.flights.popleft()
         rng, faults = self.rng, self.faults
         not_finite = {}
-        if rng.random() < faults.not_finite:
+        if plan.num_seqs and rng.random() < faults.not_finite:
             i = rng.randrange(plan.num_seqs)
             not_finite[i] = self.widths.randrange(int(plan.q_lens[i]))
         left = any(self._is_waiting(request_id) for request_id in step.tenants.tolist())

@@ -17,6 +17,7 @@ export const rate = (perSecond) => (perSecond < 99.95 ? perSecond.toFixed(1) : w
 const MISS = {
   cache_disabled: "the cache is off",
   no_shared_prefix: "no shared prefix",
+  released: "released while asleep",
   diverged: "then it diverged",
   not_cached_yet: "the rest is new",
   evicted: "the rest was evicted",

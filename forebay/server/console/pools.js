@@ -42,8 +42,9 @@ export class Strip {
     try {
       await checkReady();
       this.onServer("ready", "ready");
-      this.show(await getJson("debug/state"));
-      $("strip-note").textContent = "";
+      const state = await getJson("debug/state");
+      this.show(state);
+      $("strip-note").textContent = restNote(state.memory);
     } catch (error) {
       wait = RETRY_MS;
       this.fail(error);
@@ -82,6 +83,13 @@ export class Strip {
     $("spark").querySelector("polyline").setAttribute("points", line);
     $("spark").setAttribute("aria-label", `Tokens per second over the last minute: now ${rate(perSecond)}, most ${rate(top)}`);
   }
+}
+
+// Asleep, requests wake it: else it would not be ready.
+function restNote(memory) {
+  if (!memory || memory.phase === "serving") return "";
+  const released = memory.released.join(", ");
+  return released ? `The engine is ${memory.phase}: ${released} released.` : `The engine is ${memory.phase}.`;
 }
 
 function poolView(pool) {

@@ -1,0 +1,54 @@
+"""The memory that an engine occupies, by tag: given back, and taken again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from forebay.base.errors import Conflict
+from forebay.engine.weights import EngineWeights
+from forebay.formats.stored_tensor import StoredTensor
+from forebay.pools.regions import Regions, Tag
+from forebay.runtime import ModelRunner
+
+
+class Occupation:
+    """An `engine.sleep.Memory` of a real engine. Nothing may be in flight in any call of it.
+
+    `trim` gives back what else the process keeps free.
+    """
+
+    def __init__(
+        self, regions: Regions, runner: ModelRunner, weights: EngineWeights, *, trim: Callable[[], None]
+    ) -> None:
+        self._regions, self._runner, self._weights, self._trim = regions, runner, weights, trim
+
+    def num_bytes(self) -> dict[str, int]:
+        return {tag: self._regions.num_bytes(tag) for tag in Tag}
+
+    def check(self, tags: Collection[str]) -> None:
+        for tag in map(Tag, tags):
+            if why := self._regions.why_kept(tag):
+                raise Conflict(f"{tag} cannot be released: {why}", code="not_releasable")
+        if Tag.WEIGHTS in tags:
+            self._weights.check_there()
+
+    def release(self, tags: Collection[str]) -> None:
+        for tag in map(Tag, tags):
+            self._regions.release(tag)
+        self._trim()
+
+    def resume(self, tags: Collection[str]) -> None:
+        for tag in map(Tag, tags):
+            self._regions.release(tag)  # whatever was written since: it begins with zeros
+        try:
+            if Tag.KV_CACHE in tags:
+                self._runner.rows.reset()  # of all others the pads are zeros
+            if Tag.WEIGHTS in tags:
+                self._weights.load_again()
+        except BaseException:
+            self.release(tags)
+            raise
+
+    def update(self, path: str | None, given: Mapping[str, StoredTensor]) -> None:
+        self._weights.update(None if path is None else Path(path), given)

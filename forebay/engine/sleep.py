@@ -1,0 +1,317 @@
+"""Sleep and wake, and weights that change: one engine's transitions, one at a time.
+
+    serving -> draining -> asleep(tags) -> waking -> serving
+
+Asleep is whoever has released something or was told to pause; requests wait meanwhile. No torch in here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, Protocol
+
+from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import DisaggregationMode
+from forebay.engine.frames import Occupied, Release, Resume, ToEngine, UpdateWeights
+from forebay.requests.step_plan import StepPlan
+from forebay.requests.updates import Failure
+from forebay.scheduler.halt import Halt, Mode, forget_caches, go_on, weights_changed
+from forebay.scheduler.scheduler import Scheduler
+
+KV_CACHE: Final = "kv_cache"
+WEIGHTS: Final = "weights"
+TAGS: Final = (KV_CACHE, WEIGHTS, "cuda_graph")
+RETRY_AFTER_S: Final = 5.0  # a wake that failed, for requests that wait
+
+log = get_logger("engine")
+
+
+class Phase(StrEnum):
+    SERVING = "serving"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+
+
+class Memory(Protocol):
+    """What an engine occupies, by tag. Nothing is in flight when it is called."""
+
+    def num_bytes(self) -> dict[str, int]:
+        """By tag."""
+        ...
+
+    def check(self, tags: Collection[str]) -> None:
+        """Raise Conflict for a tag that cannot be released, or could not be had again."""
+        ...
+
+    def release(self, tags: Collection[str]) -> None: ...
+
+    def resume(self, tags: Collection[str]) -> None:
+        """Where anything is raised, all of them are released as before."""
+        ...
+
+    def update(self, path: str | None, given: Mapping[str, Any]) -> None:
+        """Other weights, from a checkpoint and, by name, from memory. Where anything is raised the old ones are there;
+        or, of a Conflict of code `weights_lost`, none."""
+        ...
+
+
+class NoMemory:
+    """Of an engine that occupies nothing."""
+
+    def num_bytes(self) -> dict[str, int]:
+        return {}
+
+    def check(self, tags: Collection[str]) -> None: ...
+
+    def release(self, tags: Collection[str]) -> None: ...
+
+    def resume(self, tags: Collection[str]) -> None: ...
+
+    def update(self, path: str | None, given: Mapping[str, Any]) -> None: ...
+
+
+@dataclass(slots=True)
+class _Transition:
+    """What is to be done at the halt, who asked for it (0: nobody), and until when it may take."""
+
+    act: Callable[[float], None]
+    serial: int
+    halt: Halt
+    deadline: float
+    began: float
+
+
+class Sleeper:
+    """Turned by an `EngineCore` while it is `away`: `plan` in place of the scheduler's, `settle` behind each turn."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        memory: Memory,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        wake_on_request: bool = False,
+    ) -> None:
+        self._scheduler, self._memory, self._clock = scheduler, memory, clock
+        self._wake_on_request = wake_on_request
+        self.away = False  # from serving
+        self._released: list[str] = []
+        self._paused = self._waking = False
+        self._transition: _Transition | None = None
+        self._retry_at = 0.0
+        self._last_sleep_s = self._last_wake_s = 0.0
+        self._answers: list[tuple[int, Failure | None]] = []
+
+    def take_answers(self) -> list[tuple[int, Failure | None]]:
+        """Serials of what was asked for, and why it was not done."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    @property
+    def resting(self) -> bool:
+        """Nothing is planned until something is resumed."""
+        return bool(self._released) or self._paused
+
+    @property
+    def phase(self) -> Phase:
+        if self._transition is not None:
+            return Phase.DRAINING
+        return Phase.WAKING if self._waking else Phase.ASLEEP if self.resting else Phase.SERVING
+
+    @property
+    def state(self) -> Occupied:
+        return Occupied(
+            phase=self.phase,
+            released=list(self._released),
+            paused=self._paused,
+            num_bytes=self._memory.num_bytes(),
+            weight_version=self._scheduler.weight_version,
+            last_sleep_s=self._last_sleep_s,
+            last_wake_s=self._last_wake_s,
+        )
+
+    # -- what the core turns ------------------------------------------------------------------------------------------
+
+    def plan(self, now: float, width: int) -> StepPlan | None:
+        return None if self._transition is None else self._transition.halt.plan(now, width)
+
+    def settle(self, now: float) -> None:
+        """Go on with what is under way, as far as it can: to be called whenever a step has landed, and while idle."""
+        its = self._transition
+        if its is None:
+            if self.resting and self._wake_on_request and self._scheduler.waiting and now >= self._retry_at:
+                self._wake_for_requests()
+        elif its.halt.done:
+            self._transition = None
+            self._answer(its.serial, lambda: its.act(its.began))
+            self._go_on()
+        elif now >= its.deadline:
+            self._transition = None
+            num = self._scheduler.num_running
+            self._answer(its.serial, lambda: _raise(_too_long(num, now - its.began)))
+            self._go_on()
+        self.away = self._transition is not None or self.resting
+
+    def handle(self, frame: ToEngine) -> None:
+        """Begin what is asked for; `take_answers` will say what came of it."""
+        match frame:
+            case Release():
+                self._begin(
+                    frame, lambda: self._check_release(frame.tags), lambda began: self._release(frame.tags, began)
+                )
+            case UpdateWeights():
+                self._begin(frame, self._check_role, lambda began: self._update(frame.path, {}))
+            case Resume():
+                self._answer(frame.serial, lambda: self._resume(frame.tags))
+        self.settle(self._clock())
+
+    # -- for those in the same process --------------------------------------------------------------------------------
+
+    def sleep(self, tags: Collection[str] = TAGS) -> None:
+        """At once, where nothing runs. Raises what is wrong."""
+        assert not self._scheduler.num_running, "who is in the same process sleeps between its own calls"
+        self._check_release(tags)
+        halt = Halt(self._scheduler, Mode.WAIT)
+        assert halt.done, "something is left of calls that have ended"
+        self._release(tags, self._clock())
+        self.away = True
+
+    def wake(self, tags: Collection[str] = ()) -> None:
+        """() for all that is released. Raises what is wrong; it is then asleep as before."""
+        self._resume(tags or tuple(self._released))
+
+    def _wake_for_requests(self) -> None:
+        """A failure is one line, and another try later."""
+        try:
+            self.wake()
+        except Exception as error:
+            self._retry_at = self._clock() + RETRY_AFTER_S
+            log.error(event("wake_failed", reason=str(error), effect="asleep as before", retry_s=RETRY_AFTER_S))
+
+    def update(self, path: str | None, given: Mapping[str, Any]) -> None:
+        """At once, where nothing runs. Raises what is wrong."""
+        Halt(self._scheduler, Mode.WAIT)
+        try:
+            self._update(path, given)
+        finally:
+            self._go_on()
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, frame: Release | UpdateWeights, check: Callable[[], None], act: Callable[[float], None]) -> None:
+        def begin() -> None:
+            if self._transition is not None:
+                raise Conflict("another transition is under way: wait for its answer", code="in_transition")
+            if frame.mode not in list(Mode):
+                raise InvalidRequest(f"mode {frame.mode!r}: use {', '.join(Mode)}", param="mode")
+            check()
+            now = self._clock()
+            halt = Halt(self._scheduler, Mode(frame.mode))
+            self._transition = _Transition(act, frame.serial, halt, now + frame.timeout_s, now)
+
+        try:
+            begin()
+        except ForebayError as error:
+            self._answer(frame.serial, partial(_raise, error))
+
+    def _check_role(self) -> None:
+        mode = self._scheduler.config.disaggregation.mode
+        if mode is not DisaggregationMode.NULL:
+            raise Conflict(
+                f"a {mode} server neither sleeps nor takes other weights in this version: what it keeps is written and "
+                "read by its peers",
+                code="has_peers",
+            )
+
+    def _check_release(self, tags: Collection[str]) -> None:
+        self._check_role()
+        unknown = sorted(set(tags) - set(TAGS))
+        if unknown:
+            raise InvalidRequest(f"tags {unknown}: there are {', '.join(TAGS)}", param="tags")
+        if again := sorted(set(tags) & set(self._released)):
+            raise Conflict(f"{', '.join(again)}: released already", code="released")
+        if not tags and self._paused:
+            raise Conflict("generation is paused already", code="paused")
+        self._memory.check(tags)
+
+    def _release(self, tags: Collection[str], began: float) -> None:
+        if not tags:
+            self._paused = True
+            return
+        self._released += [tag for tag in TAGS if tag in tags]
+        if KV_CACHE in tags:
+            forget_caches(self._scheduler)
+        self._memory.release(tags)
+        self._last_sleep_s = self._clock() - began
+        log.info(event("asleep", released=",".join(tags), seconds=self._last_sleep_s))
+
+    def _resume(self, tags: Collection[str]) -> None:
+        unknown = sorted(set(tags) - set(TAGS))
+        if unknown:
+            raise InvalidRequest(f"tags {unknown}: there are {', '.join(TAGS)}", param="tags")
+        if self._transition is not None:
+            raise Conflict("another transition is under way: wait for its answer", code="in_transition")
+        missing = sorted(set(tags) - set(self._released))
+        if missing or not self.resting:
+            raise Conflict(f"{', '.join(missing) or 'nothing'}: not released", code="not_released")
+        began, self._waking = self._clock(), True
+        try:
+            self._memory.resume(tags)
+        finally:
+            self._waking = False
+        self._released = [tag for tag in self._released if tag not in tags]
+        if tags:
+            self._last_wake_s = self._clock() - began
+            log.info(
+                event("awake" if not self._released else "resumed", resumed=",".join(tags), seconds=self._last_wake_s)
+            )
+        else:
+            self._paused = False
+        self._go_on()
+
+    def _update(self, path: str | None, given: Mapping[str, Any]) -> None:
+        try:
+            self._memory.update(path, given)
+        except Conflict as lost:
+            if lost.code == "weights_lost":  # neither the old nor the new ones are there
+                self._released += [WEIGHTS] if WEIGHTS not in self._released else []
+                self._memory.release([WEIGHTS])
+            raise
+        self._released = [tag for tag in self._released if tag != WEIGHTS]
+        weights_changed(self._scheduler, self._scheduler.weight_version + 1)
+        log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))
+
+    def _go_on(self) -> None:
+        """Unless something is still released."""
+        self.away = self.resting
+        if not self.resting:
+            go_on(self._scheduler, self._clock())
+
+    def _answer(self, serial: int, act: Callable[[], None]) -> None:
+        failure = None
+        try:
+            act()
+        except Exception as error:
+            typed = error if isinstance(error, ForebayError) else EngineError(f"{type(error).__name__}: {error}")
+            log.error(event("transition_failed", reason=typed.message))
+            failure = Failure.of(typed)
+        if serial:
+            self._answers.append((serial, failure))
+
+
+def _too_long(num_running: int, seconds: float) -> Conflict:
+    return Conflict(
+        f"{num_running} requests still run after {seconds:.1f} s: give them longer (timeout_s), or retract or abort "
+        "them (mode); everything goes on as before",
+        code="drain_timeout",
+    )
+
+
+def _raise(error: Exception) -> None:
+    raise error

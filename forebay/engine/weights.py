@@ -1,0 +1,216 @@
+"""What an engine has loaded, and how that is loaded again, the same or other weights, into the places where it lies."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from forebay.base.errors import Conflict, InvalidRequest, ModelError
+from forebay.base.log import event, get_logger
+from forebay.config.engine_config import EngineConfig
+from forebay.engine.drafting import assistant_of, draft_model_of, drafter_of
+from forebay.families.checkpoint import Checkpoint, open_checkpoint
+from forebay.formats.files import open_regular
+from forebay.formats.safetensors import checkpoint_files
+from forebay.formats.stored_tensor import StoredTensor
+from forebay.models import describe, load
+from forebay.models.assistant import Assistant
+from forebay.models.decoder import Model
+from forebay.models.drafter import Drafter
+from forebay.ops import Ops
+
+DTYPES: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_HEADER_BYTES: Final = 1 << 20  # of a file's beginning, where the names and shapes of its tensors are
+_SHOWN: Final = 5
+_STORAGE: Final = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32"}
+
+Progress = Callable[[int, int], None]
+
+log = get_logger("engine")
+
+
+class Loaded(NamedTuple):
+    model: Model
+    draft_model: Model | None
+    assistant: Assistant | None
+    drafter: Drafter | None
+
+
+class Seen(NamedTuple):
+    """A file as it was."""
+
+    path: Path
+    size: int
+    modified_ns: int
+    header: str  # hash
+
+    @classmethod
+    def of(cls, path: Path) -> Seen:
+        with open_regular(path) as file:
+            status = path.stat()
+            return cls(path, status.st_size, status.st_mtime_ns, hashlib.sha256(file.read(_HEADER_BYTES)).hexdigest())
+
+
+class EngineWeights:
+    """The model and whoever drafts for it. What is loaded again lies where it lay: graphs recorded over it stay valid.
+
+    `given` are tensors that came from no file, by the checkpoint's names.
+    """
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, ops: Ops, *, num_positions: int) -> None:
+        self._config, self._ops, self._num_positions = config, ops, num_positions
+        self._path, self._given = Path(config.model_path), dict[str, StoredTensor]()
+        self._numbers: Sequence[float] = ()
+        self._layout = _layout(checkpoint)
+        self._spec = describe(checkpoint.config, draft_head=self._draft_head)
+        self._files = self._seen()
+
+    @property
+    def _draft_head(self) -> bool:
+        return self._config.speculation.by_own_head
+
+    def load(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
+        """For the first time."""
+        loaded = self._build(checkpoint, progress)
+        self._numbers = loaded.model.numbers
+        return loaded
+
+    def _build(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
+        config, ops = self._config, self._ops
+        model = load(
+            checkpoint,
+            ops=ops,
+            dtype=DTYPES[config.types.dtype],
+            device=config.device,
+            progress=progress(),
+            context_length=self._num_positions,
+            quantization=config.quantization,
+            draft_head=self._draft_head,
+        )
+        own: dict[str, Any] = {"num_positions": self._num_positions, "progress": progress()}
+        return Loaded(
+            model,
+            draft_model_of(config, model, ops, **own),
+            assistant_of(config, checkpoint.config, ops, dtype=model.dtype, **own),
+            drafter_of(config, checkpoint.config, model, ops, **own),
+        )
+
+    def check_there(self) -> None:
+        """Raise Conflict where they could not be loaded again: the files must be those that were loaded."""
+        if self._ops.memory is None:
+            raise Conflict(f"weights of the {self._ops.name} kernels stay where they are", code="not_releasable")
+        try:
+            changed = [str(here.path) for here, seen in zip(self._seen(), self._files, strict=True) if here != seen]
+        except (ModelError, OSError, ValueError) as error:
+            raise Conflict(f"the weights cannot be read again: {error}", code="weights_gone") from error
+        if changed:
+            raise Conflict(f"{', '.join(changed)} changed since the weights were loaded: restart", code="weights_gone")
+
+    def _seen(self) -> list[Seen]:
+        draft = self._config.speculation.draft_model_path
+        paths = [self._path] if draft is None else [self._path, Path(draft)]
+        return [Seen.of(file) for path in paths for file in ([path] if path.is_file() else checkpoint_files(path))]
+
+    def load_again(self) -> None:
+        """Raise Conflict where the files have changed; what is in memory is then worth nothing."""
+        self.check_there()
+        self._place(self._checkpoint(self._path, self._given))
+
+    def update(self, path: Path | None, given: Mapping[str, StoredTensor]) -> None:
+        """Take the weights of the checkpoint at `path`, None for those that are loaded, and `given` ones instead of
+        some of them. InvalidRequest or Conflict, and nothing is changed, where they are not of the same names, shapes
+        and formats; whatever else is raised, the old ones are there again, or UpdateLost."""
+        self.check_there()
+        checkpoint = self._checkpoint(path or self._path, given if path else {**self._given, **given})
+        self._check(checkpoint)
+        try:
+            self._place(checkpoint)
+        except Exception as error:
+            self._restore(error)
+            raise
+        self._path, self._given = checkpoint.path, dict(given if path else {**self._given, **given})
+        self._files = self._seen()
+
+    def _restore(self, error: Exception) -> None:
+        log.error(event("update_failed", reason=str(error), effect="the old weights are read again"))
+        try:
+            self.load_again()
+        except Exception as gone:
+            raise UpdateLost(f"{error}; and the old weights cannot be had again: {gone}") from gone
+
+    def _checkpoint(self, path: Path, given: Mapping[str, StoredTensor]) -> Checkpoint:
+        found = open_checkpoint(path, draft_head=self._draft_head)
+        return replace(found, tensors={**found.tensors, **given}) if given else found
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        layout = _layout(checkpoint)
+        wrong = [
+            f"{name} is {_told(layout.get(name))} instead of {_told(self._layout.get(name))}"
+            for name in sorted(layout.keys() | self._layout.keys())
+            if layout.get(name) != self._layout.get(name)
+        ]
+        if wrong:
+            more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+            raise InvalidRequest(
+                f"{checkpoint.path}: {len(wrong)} weights are others than are loaded: {', '.join(wrong[:_SHOWN])}{more}"
+            )
+        if describe(checkpoint.config, draft_head=self._draft_head) != self._spec:
+            raise InvalidRequest(f"{checkpoint.path}: its configuration describes another model than is loaded")
+
+    def _place(self, checkpoint: Checkpoint) -> None:
+        assert self._ops.memory is not None, "weights in memory that is not had again"
+        with torch.inference_mode(), self._ops.memory.again():
+            again = self._build(checkpoint, lambda: _silent)
+        if again.model.numbers != self._numbers:
+            raise InvalidRequest(
+                f"{checkpoint.path}: weights that are single numbers differ, {again.model.numbers} instead of "
+                f"{self._numbers}: what was recorded has the old ones, so restart with these"
+            )
+
+
+class GivenTensor:
+    """A `StoredTensor` that is in memory, a copy: bfloat16, float16 or float32."""
+
+    codes = None
+
+    def __init__(self, tensor: Tensor) -> None:
+        if tensor.dtype not in _STORAGE:
+            raise InvalidRequest(f"a tensor of {tensor.dtype}: give bfloat16, float16 or float32")
+        self.shape, self.storage = tuple(tensor.shape), _STORAGE[tensor.dtype]
+        self.bfloat16 = tensor.dtype == torch.bfloat16
+        values = tensor.detach().cpu().contiguous().clone()
+        self._values: npt.NDArray[Any] = (values.view(torch.uint16) if self.bfloat16 else values).numpy()
+        self.num_bytes = self._values.nbytes
+
+    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+        yield self._values.reshape(math.prod(self.shape[:-1]), -1) if self._values.size else self._values.reshape(0, 0)
+
+
+class UpdateLost(Conflict):
+    """Neither the new weights nor the old ones could be loaded."""
+
+    default_code = "weights_lost"
+
+
+def _silent(done: int, total: int) -> None:
+    return
+
+
+Layout = dict[str, tuple[tuple[int, ...], str]]
+
+
+def _layout(checkpoint: Checkpoint) -> Layout:
+    """By name the shape and how the values are stored."""
+    return {name: (tensor.shape, tensor.storage) for name, tensor in checkpoint.tensors.items()}
+
+
+def _told(tensor: tuple[tuple[int, ...], str] | None) -> str:
+    return "not there" if tensor is None else f"{tensor[1]} {list(tensor[0])}"

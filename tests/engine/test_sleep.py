@@ -1,0 +1,296 @@
+"""Memory given back and taken again, and weights that change, in one process: the same tokens or an error (C25)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from forebay.base.errors import Conflict, InvalidRequest
+from forebay.config.resolve import resolve
+from forebay.engine.build import build_engine
+from forebay.engine.core import EngineCore
+from forebay.engine.frames import AddRequest, Release, Resume, UpdateWeights
+from forebay.engine.occupation import Occupation
+from forebay.engine.sleep import TAGS
+from forebay.engine.stream import merge
+from forebay.engine.weights import GivenTensor
+from forebay.families import TYPES
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.updates import MissReason, Update
+from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
+from tests.kernels import NATIVE
+from tests.models.tiny import CASES, shared_tiny
+
+SUBSETS = [tags for count in (1, 2, 3) for tags in combinations(TAGS, count)]
+ONE_OF_EACH = [next(case for case, (name, _) in CASES.items() if name == model_type) for model_type in TYPES]
+
+
+def core_of(path: Path, **flags: Any) -> EngineCore:
+    asked = {"model": str(path), "dtype": "float32", "chunked_prefill_size": 5, "page_size": 4, "context_length": 64}
+    asked |= {"kv_cache_bytes": "4MiB", "max_running_requests": 8, "kernels": NATIVE}
+    return build_engine(resolve({**asked, **flags}).engine)[0]
+
+
+def other_weights(path: Path, folder: Path) -> Path:
+    """A checkpoint of the same shapes."""
+    shutil.copytree(path, folder)
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file).items()
+        save_file({name: value * 0.75 if value.is_floating_point() else value for name, value in tensors}, file)
+    return folder
+
+
+def poison(core: EngineCore) -> None:
+    """Whatever is released holds something else when it is taken again."""
+    memory = core.sleeper._memory
+    assert isinstance(memory, Occupation)
+    for tag in core.sleeper.state.released:
+        for region in memory._regions._mapped[tag]:
+            size = min(region.num_bytes, 1 << 20)
+            region.memory[:size] = b"\xa7" * size
+
+
+def wanted(request_id: int, prompt: list[int]) -> AddRequest:
+    params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH)
+def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weights_after_an_update(
+    case: str, tmp_path: Path
+) -> None:
+    tiny = shared_tiny(case)
+    core = core_of(tiny.path)
+    right = tokens_of(core, PROMPTS)
+    while core.in_idle_time():  # graphs are captured before
+        pass
+    assert tokens_of(core, PROMPTS) == right
+    for tags in SUBSETS:
+        core.sleeper.sleep(tags)
+        poison(core)
+        core.sleeper.wake()
+        assert tokens_of(core, [*PROMPTS, *PROMPTS]) == right * 2, tags
+    other = other_weights(tiny.path, tmp_path / "other")
+    try:
+        core.sleeper.update(str(other), {})
+    except InvalidRequest as error:
+        assert "single numbers" in error.message  # noqa: PT017
+        assert tokens_of(core, PROMPTS) == right
+    else:
+        assert tokens_of(core, PROMPTS) == tokens_of(core_of(other), PROMPTS)
+        core.sleeper.sleep()
+        core.sleeper.wake()
+        assert tokens_of(core, PROMPTS) == tokens_of(core_of(other), PROMPTS)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(shared_tiny("llama").path, tmp_path_factory.mktemp("llama") / "model"))
+
+
+def first_cache(core: EngineCore, prompt: list[int]) -> Any:
+    core.add(wanted(9, prompt))
+    reports = []
+    while not core.idle:
+        reports += [update for update in core.step() if update.cache]
+    return reports[0]
+
+
+def test_a_prompt_that_was_cached_before_a_release_misses_because_of_that(llama: Path) -> None:
+    core = core_of(llama)
+    tokens_of(core, PROMPTS)
+    assert first_cache(core, PROMPTS[2]).cache.cached_tokens == 12
+    core.sleeper.sleep(["kv_cache"])
+    assert [pool.cached for pool in core.scheduler.state(0).pools] == [0, 0]
+    core.scheduler.flush_cache()
+    core.sleeper.wake()
+    report = first_cache(core, PROMPTS[2]).cache
+    assert (report.cached_tokens, report.miss_reason) == (0, MissReason.RELEASED)
+    core.sleeper.sleep(["weights", "cuda_graph"])
+    core.sleeper.wake()
+    assert first_cache(core, PROMPTS[2]).cache.cached_tokens == 12  # the caches were not released
+
+
+def test_some_tensors_from_memory_are_used_and_outlast_a_sleep(llama: Path, tmp_path: Path) -> None:
+    core, path = core_of(llama), other_weights(llama, tmp_path / "other")
+    given = {name: GivenTensor(value) for file in path.glob("*.safetensors") for name, value in load_file(file).items()}
+    half = dict(list(given.items())[::2])
+    core.sleeper.update(None, half)
+    halfway = tokens_of(core, PROMPTS)
+    core.sleeper.update(None, {name: value for name, value in given.items() if name not in half})
+    other = tokens_of(core_of(path), PROMPTS)
+    assert tokens_of(core, PROMPTS) == other != halfway
+    core.sleeper.sleep()
+    core.sleeper.wake()
+    assert tokens_of(core, PROMPTS) == other
+    assert core.scheduler.weight_version == 2
+    assert first_cache(core, PROMPTS[2]).weight_version == 2
+
+
+def test_weights_of_other_names_shapes_or_types_are_refused_and_nothing_changes(llama: Path) -> None:
+    core = core_of(llama)
+    right = tokens_of(core, PROMPTS)
+    given = {
+        "model.norm.weight": GivenTensor(torch.zeros(7)),
+        "model.layers.0.mlp.up_proj.weight": GivenTensor(torch.zeros(80, 48, dtype=torch.bfloat16)),
+        "model.extra": GivenTensor(torch.zeros(1)),
+    }
+    with pytest.raises(InvalidRequest) as refused:
+        core.sleeper.update(None, given)
+    assert refused.value.message.endswith(
+        "3 weights are others than are loaded: model.extra is F32 [1] instead of not there, "
+        "model.layers.0.mlp.up_proj.weight is BF16 [80, 48] instead of F32 [80, 48], "
+        "model.norm.weight is F32 [7] instead of F32 [48]"
+    )
+    assert tokens_of(core, PROMPTS) == right
+    assert core.scheduler.weight_version == 0
+
+
+def test_an_update_that_fails_in_the_middle_leaves_the_old_weights(llama: Path, tmp_path: Path) -> None:
+    core, path = core_of(llama), other_weights(llama, tmp_path / "other")
+    right = tokens_of(core, PROMPTS)
+
+    class Torn(GivenTensor):
+        def pieces(self) -> Any:
+            raise OSError("the disk is gone")
+
+    torn = {"model.norm.weight": Torn(torch.zeros(48))}  # the last that is read
+    with pytest.raises(OSError, match="the disk is gone"):
+        core.sleeper._memory.update(str(path), torn)
+    assert tokens_of(core, PROMPTS) == right
+
+
+def test_what_cannot_be_had_again_is_not_released_and_a_failed_wake_stays_asleep(tmp_path: Path) -> None:
+    path = Path(shutil.copytree(shared_tiny("llama").path, tmp_path / "model"))
+    core = core_of(path)
+    right = tokens_of(core, PROMPTS)
+    (file,) = path.glob("*.safetensors")
+    whole = file.read_bytes()
+    core.sleeper.sleep()
+    file.unlink()
+    with pytest.raises(Conflict, match="the weights cannot be read again"):
+        core.sleeper.wake()
+    assert core.sleeper.state.phase == "asleep"
+    assert core.sleeper.state.released == list(TAGS)
+    file.write_bytes(whole)
+    with pytest.raises(Conflict, match="changed since the weights were loaded"):
+        core.sleeper.wake()
+    os.utime(file, ns=(core.sleeper._memory._weights._files[0].modified_ns,) * 2)
+    core.sleeper.wake()
+    assert tokens_of(core, PROMPTS) == right
+    file.unlink()
+    with pytest.raises(Conflict, match="the weights cannot be read again"):
+        core.sleeper.sleep()
+    assert core.sleeper.state.phase == "serving"
+    assert tokens_of(core, PROMPTS) == right
+
+
+def told(core: EngineCore, frame: Release | Resume) -> str:
+    core.sleeper.handle(frame)
+    while not (answers := core.sleeper.take_answers()):
+        core.step()
+    ((serial, failure),) = answers
+    assert serial == frame.serial
+    return failure.message if failure else ""
+
+
+def test_what_makes_no_sense_is_refused_with_the_reason(llama: Path) -> None:
+    core = core_of(llama)
+    assert told(core, Resume(serial=1, tags=["weights"])) == "weights: not released"
+    assert told(core, Release(serial=2, tags=["weight"])).startswith("tags ['weight']: there are kv_cache, weights")
+    assert told(core, Release(serial=3, tags=["weights"], mode="later")).startswith("mode 'later': use wait, retract")
+    assert told(core, Release(serial=4, tags=["weights"])) == ""
+    assert told(core, Release(serial=5, tags=["weights", "kv_cache"])) == "weights: released already"
+    assert told(core, Release(serial=6, tags=["kv_cache"])) == ""
+    assert told(core, Resume(serial=7, tags=["kv_cache"])) == ""
+    assert core.sleeper.state.released == ["weights"]
+    assert told(core, Release(serial=8, tags=[])) == ""
+    assert told(core, Resume(serial=9, tags=["weights"])) == ""
+    assert core.sleeper.phase == "asleep"  # paused
+    assert told(core, Resume(serial=10, tags=[])) == ""
+    assert core.sleeper.phase == "serving"
+    assert told(core, Resume(serial=11, tags=[])) == "nothing: not released"
+
+
+@pytest.mark.parametrize("mode", ["wait", "retract", "abort"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_requests_that_run_finish_go_on_later_or_end_as_the_mode_says(llama: Path, mode: str, depth: int) -> None:
+    core = core_of(llama, overlap_depth=depth)
+    right = tokens_of(core, PROMPTS)
+    tokens: dict[int, list[int]] = {request_id: [] for request_id in (1, 2, 3)}
+    ended: dict[int, str] = {}
+
+    def hear(updates: list[Update]) -> None:
+        for update in updates:
+            tokens[update.request_id] += update.token_ids
+            if update.finish:
+                ended[update.request_id] = update.failure.code if update.failure else update.finish
+
+    for request_id, prompt in enumerate(PROMPTS, start=1):
+        core.add(wanted(request_id, prompt))
+    for _ in range(6):
+        hear(core.step())
+    core.sleeper.handle(Release(serial=1, tags=list(TAGS), mode=mode))
+    assert core.sleeper.phase == "draining"
+    core.sleeper.handle(Release(serial=2, tags=["weights"]))
+    assert [failure.code for _, failure in core.sleeper.take_answers() if failure] == ["in_transition"]
+    while core.sleeper.phase == "draining":
+        hear(core.step())
+    assert core.sleeper.take_answers() == [(1, None)]
+    assert set(ended.values()) == {"wait": {"length"}, "retract": set(), "abort": {"aborted"}}[mode]
+    hear(core.step())
+    poison(core)
+    assert told(core, Resume(serial=3, tags=list(TAGS))) == ""
+    while not core.idle:
+        hear(core.step())
+    if mode != "abort":
+        assert list(tokens.values()) == right
+    assert tokens_of(core, PROMPTS) == right
+
+
+def test_who_is_under_way_at_an_update_begins_again_and_no_answer_mixes_two_versions(
+    llama: Path, tmp_path: Path
+) -> None:
+    core, path = core_of(llama), other_weights(llama, tmp_path / "other")
+    core.add(wanted(1, PROMPTS[0]))
+    for _ in range(6):
+        core.step()
+    core.sleeper.handle(UpdateWeights(serial=1, path=str(path), mode="retract"))
+    updates: list[Update] = []
+    while not core.idle:
+        updates += core.step()
+    restarts = [i for i, update in enumerate(updates) if update.restarted]
+    assert len(restarts) == 1
+    again = [token for update in updates[restarts[0] :] for token in update.token_ids]
+    assert again == tokens_of(core_of(path), PROMPTS[:1])[0]
+    assert [update.weight_version for update in updates if update.cache] == [1]
+    whole = updates[0]
+    for update in updates[1:]:
+        whole = merge(whole, update)
+    assert whole.token_ids == again
+
+
+def test_a_drain_that_takes_too_long_changes_nothing(llama: Path) -> None:
+    core = core_of(llama)
+    core.add(wanted(1, PROMPTS[0]))
+    core.step()
+    message = told(core, Release(serial=1, tags=["kv_cache"], timeout_s=0.0))
+    assert message.startswith("1 requests still run after")
+    assert core.sleeper.phase == "serving"
+    while not core.idle:
+        assert not any(update.failure for update in core.step())
+
+
+def test_a_request_wakes_an_engine_that_requests_wake(llama: Path) -> None:
+    core = core_of(llama, wake_on_request=True)
+    right = tokens_of(core, PROMPTS)
+    core.sleeper.sleep()
+    assert tokens_of(core, [*PROMPTS, *PROMPTS]) == right * 2
+    assert core.sleeper.phase == "serving"

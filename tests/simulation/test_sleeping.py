@@ -1,0 +1,140 @@
+"""Sleeps and updates of weights at random moments, and bugs put there on purpose: what must be found, soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from forebay.memory.slots import Slots
+from forebay.requests.request import Request
+from forebay.scheduler import halt
+from forebay.scheduler.halt import Halt
+from forebay.scheduler.releases import Releases
+from tests.simulation.sleeping import SleepingSimulation, run_seed
+
+PER_CHUNK = 25
+SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 120)]
+PER_MUTATION = 50  # seeds, and each is found sooner
+
+Patch = pytest.MonkeyPatch
+MUTATIONS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTATIONS[apply.__name__] = apply
+    return apply
+
+
+@pytest.mark.parametrize("chunk", [0, *SLOW])
+def test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps(chunk: int) -> None:
+    runs = [run_seed(seed) for seed in range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)]
+
+    def total(count: str) -> int:
+        return sum(getattr(run, count) for run in runs)
+
+    assert total("num_sleeps") > 2 * PER_CHUNK
+    assert total("num_updates") > PER_CHUNK
+    assert total("num_restarts") > 3
+    assert sum(run.outcome().offloaded for run in runs) > 3
+
+
+@mutation
+def the_prefix_cache_is_kept_over_a_release(patch: Patch) -> None:
+    patch.setattr(halt, "forget_caches", lambda scheduler: None)
+    patch.setattr(SleepingSimulation, "_check_clear", lambda self, generations: None)
+
+
+@mutation
+def the_prefix_cache_is_kept_over_an_update(patch: Patch) -> None:
+    """As if versions of the weights shared prefixes, and nothing were dropped."""
+    clear, compute_with = Releases.clear, Request.compute_with
+
+    def kept(self, void, left=None, *, committed=-1, released=False):
+        if released or left:
+            clear(self, void, left, committed=committed, released=released)
+
+    def shared(self, weight_version):
+        compute_with(self, weight_version)
+        self.cache_namespace = f"0/{self.namespace}"
+
+    patch.setattr(Releases, "clear", kept)
+    patch.setattr(Request, "compute_with", shared)
+    patch.setattr(SleepingSimulation, "_check_clear", lambda self, generations: None)
+
+
+@mutation
+def a_host_copy_of_an_old_version_is_loaded(patch: Patch) -> None:
+    clear = Releases.clear
+
+    def mutated(self, void, left=None, *, committed=-1, released=False):
+        clear(self, void, left, committed=self.steps.committed, released=released)
+
+    patch.setattr(Releases, "clear", mutated)
+
+
+@mutation
+def generations_are_reset(patch: Patch) -> None:
+    clear = Slots.clear
+
+    def mutated(self):
+        clear(self)
+        self.generation = np.zeros_like(self.generation)
+
+    patch.setattr(Slots, "clear", mutated)
+
+
+@mutation
+def memory_is_released_before_steps_in_flight_have_landed(patch: Patch) -> None:
+    def done(self):
+        return not self._scheduler.num_running
+
+    patch.setattr(Halt, "done", property(done))
+
+
+@mutation
+def who_goes_on_under_new_weights_keeps_its_tokens(patch: Patch) -> None:
+    def mutated(scheduler, version):
+        scheduler.weight_version = version
+        scheduler.held.clear([])
+        for req in scheduler.waiting:
+            req.compute_with(version)
+            req.resume_after = 0
+
+    patch.setattr(halt, "weights_changed", mutated)
+
+
+@mutation
+def requests_start_while_the_engine_comes_to_a_halt(patch: Patch) -> None:
+    begin = Halt.__init__
+
+    def mutated(self, scheduler, mode):
+        begin(self, scheduler, mode)
+        scheduler.admits = True
+
+    patch.setattr(Halt, "__init__", mutated)
+
+
+@mutation
+def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patch: Patch) -> None:
+    def mutated(scheduler):
+        held = scheduler.held
+        held.clear([], committed=held.steps.committed, released=True)
+        for req in scheduler.waiting:
+            req.resume_after = held.steps.launched + 1
+
+    patch.setattr(halt, "forget_caches", mutated)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_simulator_of_sleeps_finds(name: str, monkeypatch: Patch) -> None:
+    MUTATIONS[name](monkeypatch)
+    for seed in range(PER_MUTATION):
+        try:
+            run_seed(seed)
+        except (TypeError, AttributeError, NameError):
+            raise
+        except Exception:
+            return
+    pytest.fail(f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}")
