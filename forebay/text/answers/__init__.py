@@ -1,0 +1,1 @@
+"""What a model says, told apart: text, thinking and calls of tools."""

@@ -1,0 +1,49 @@
+"""What an answer is made of, and what tells it apart."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, TypeAlias
+
+
+class Said(NamedTuple):
+    """Text for whoever asked."""
+
+    text: str
+
+
+class Thought(NamedTuple):
+    text: str
+
+
+class CallBegun(NamedTuple):
+    """The answer's call number `call`, from 0: the parts of one call follow each other, and those of the next."""
+
+    call: int
+    name: str
+
+
+class CallArguments(NamedTuple):
+    """More of a call's arguments: joined they are what the model wrote, character for character where its format
+    writes JSON, and JSON that is made of it where it does not."""
+
+    call: int
+    text: str
+
+
+class CallEnded(NamedTuple):
+    """The last part of a call, also of one that the end of the answer has cut off."""
+
+    call: int
+
+
+Part: TypeAlias = Said | Thought | CallBegun | CallArguments | CallEnded
+
+
+class Reader(Protocol):
+    """Reads one answer as it comes. Parts joined do not depend on how the text was cut into pieces, no part is empty,
+    and what turns out to be no call is said. Held back is only what may be a marker."""
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]:
+        """At the end of the text: what was held back, and the end of a call that was cut off."""
