@@ -95,7 +95,9 @@ def test_the_terminal_chat_and_the_benchmark_work_against_it(server: tuple[subpr
 def test_a_priority_that_nobody_looks_at_is_refused(server: tuple[subprocess.Popen[str], str, str]) -> None:
     body = {"prompt": "x", "max_tokens": 1, "priority": 5}
     headers = {"authorization": f"Bearer {KEY}"}
-    answer = httpx.post(f"{server[1]}/v1/completions", json=body, headers=headers, timeout=HANGS_S, trust_env=False)
+    answer = httpx.post(
+        f"{server[1]}/v1/completions", json=body, headers=headers, timeout=HANGS_S, trust_env=False, verify=False
+    )
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "priority")
     assert "--schedule-policy priority" in answer.json()["error"]["message"]
 

@@ -37,7 +37,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory, embedded_model: Path) -> Ite
 
 def ask(tree: Tree, **fields: Any) -> httpx.Response:
     body = {"messages": MESSAGES, "max_tokens": 48, **fields}
-    return httpx.post(f"{tree.url}/v1/chat/completions", json=body, timeout=HANGS_S, trust_env=False)
+    return httpx.post(f"{tree.url}/v1/chat/completions", json=body, timeout=HANGS_S, trust_env=False, verify=False)
 
 
 def streamed(answer: httpx.Response) -> dict[int, str]:
@@ -66,7 +66,7 @@ def test_a_client_that_leaves_in_the_middle_gives_everything_back(trees: dict[st
     assert ask(tree, temperature=0).json()["choices"]
 
     def nothing_is_held() -> bool:
-        pools = httpx.get(f"{tree.url}/debug/state", trust_env=False).json()["pools"]
+        pools = httpx.get(f"{tree.url}/debug/state", trust_env=False, verify=False).json()["pools"]
         return all(pool["running"] == 0 for pool in pools)
 
     wait_until(nothing_is_held)
@@ -75,11 +75,11 @@ def test_a_client_that_leaves_in_the_middle_gives_everything_back(trees: dict[st
 def test_what_was_gained_is_told(trees: dict[str, Tree]) -> None:
     tree = trees["NGRAM"]
     ask(tree, temperature=0)
-    text = httpx.get(f"{tree.url}/metrics", trust_env=False).text
+    text = httpx.get(f"{tree.url}/metrics", trust_env=False, verify=False).text
     values = {family.name: family.samples[0].value for family in text_string_to_metric_families(text) if family.samples}
     assert values["forebay:engine_accepted_tokens"] > 0
     assert values["forebay:spec_accept_length"] > 1
     assert values["forebay:spec_net_speedup"] > 0
     assert values["forebay:spec_width"] in (1, 8)
-    off = httpx.get(f"{trees['off'].url}/metrics", trust_env=False).text
+    off = httpx.get(f"{trees['off'].url}/metrics", trust_env=False, verify=False).text
     assert "spec_" not in off

@@ -85,7 +85,7 @@ class Tree:
         return self
 
     def client(self, **options: Any) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, **options)
+        return httpx.Client(base_url=self.url, timeout=HANGS_S, trust_env=False, verify=False, **options)
 
     def state(self) -> dict[str, Any]:
         with self.client() as client:

@@ -54,7 +54,7 @@ def hold_a_request(url: str) -> socket.socket:
     sock = socket.create_connection(("127.0.0.1", httpx.URL(url).port or 0), timeout=HANGS_S)
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
     sock.sendall(head + b"content-length: %d\r\n\r\n" % len(ASK) + ASK)
-    wait_until(lambda: httpx.get(f"{url}/debug/state", trust_env=False).json()["num_running"] == 1)
+    wait_until(lambda: httpx.get(f"{url}/debug/state", trust_env=False, verify=False).json()["num_running"] == 1)
     return sock
 
 
@@ -73,7 +73,7 @@ def test_a_second_signal_does_not_wait_for_the_drain(process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(signal.SIGTERM)
-        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False).status_code == 503)
+        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False, verify=False).status_code == 503)
         time.sleep(2 * SAME_SIGNAL_S)  # sooner it would be taken for the same signal
         child.send_signal(signal.SIGTERM)
         assert child.wait(HANGS_S) == 0
@@ -84,8 +84,8 @@ def test_a_hang_up_drains_as_any_request_to_end_does(process) -> None:
     child, url = process
     with hold_a_request(url) as sock:
         child.send_signal(signal.SIGHUP)
-        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False).json()["reason"] == "draining")
-        assert httpx.get(f"{url}/debug/state", trust_env=False).json()["num_running"] == 1
+        wait_until(lambda: httpx.get(f"{url}/ready", trust_env=False, verify=False).json()["reason"] == "draining")
+        assert httpx.get(f"{url}/debug/state", trust_env=False, verify=False).json()["num_running"] == 1
         child.send_signal(signal.SIGQUIT)
         assert b"shutting_down" in answer(sock)
     assert child.wait(HANGS_S) == 0
@@ -120,7 +120,7 @@ def test_there_are_no_more_connections_than_files_may_be_open() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         url = child.stdout.readline().strip()
-        info = httpx.get(f"{url}/server_info", trust_env=False).json()
+        info = httpx.get(f"{url}/server_info", trust_env=False, verify=False).json()
         soft = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0]
         assert (info["server"]["max_connections"], soft) == (64, 128)
         child.terminate()
