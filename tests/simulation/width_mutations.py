@@ -12,7 +12,7 @@ from forebay.memory.kinds.recurrent import Tracking
 from forebay.memory.kinds.window import Windows
 from forebay.requests.request import Status
 from forebay.requests.updates import FinishReason
-from forebay.scheduler import residency
+from forebay.scheduler import releases, residency
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.hash_runner import HashRunner
@@ -174,7 +174,7 @@ def what_was_accepted_behind_the_end_is_adopted(patch: Patch) -> None:
 
     def mutated(self, req, *args, **how):
         with Patch.context() as inside:
-            inside.setattr(residency, "min", lambda num_committed, num_tokens: num_committed, raising=False)
+            inside.setattr(releases, "min", lambda num_committed, num_tokens: num_committed, raising=False)
             adopt(self, req, *args, **how)
 
     patch.setattr(Residencies, "adopt", mutated)
