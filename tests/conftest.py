@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import faulthandler
 import os
 import shutil
@@ -92,6 +94,15 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(tempfile, "tempdir", None)  # which is found anew
         yield folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freed_memory() -> Iterator[None]:
+    """An engine has glibc keep what is freed, for the whole process and for each thread that frees, which one process
+    per engine is none the worse for; tests have hundreds in one, and many threads."""
+    yield
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="session")
