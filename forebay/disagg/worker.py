@@ -27,8 +27,9 @@ from forebay.disagg.mover import Mover
 from forebay.disagg.pages import KindShape
 from forebay.disagg.prefill_side import PrefillSide
 from forebay.disagg.seal import WireError
+from forebay.disagg.shm import Place
 from forebay.disagg.wake import Wake
-from forebay.disagg.writer import OneSided
+from forebay.pools.table import Region
 from forebay.requests.transfers import Event, Offer, Order, Send, Withdraw
 
 TICKS_PER_BEAT: Final = 4
@@ -50,8 +51,8 @@ class Worker:
         layout: Layout,
         shapes: dict[str, KindShape],
         memory: Memory,
-        transports: list[str],
-        one_sided: dict[str, OneSided],
+        regions: list[Region],
+        place: Place | None,
         machine: str,
     ) -> None:
         self.instance, self._ending = instance, False
@@ -71,8 +72,8 @@ class Worker:
             shapes=shapes,
             memory=memory,
             chunk_bytes=chunk_bytes(shapes),
-            transports=transports,
-            one_sided=one_sided,
+            regions=regions,
+            place=place,
             machine=machine,
             clock=self._clock,
             mover=self._mover,
@@ -198,7 +199,7 @@ class Worker:
                     user.on_frame(link, frame)
                     if link not in self._users:
                         return
-        except (LinkLost, WireError, OSError) as error:
+        except (LinkLost, WireError) as error:
             user.on_lost(link, failures.peer_lost(link.where, str(error)))
 
     def _flush(self) -> None:

@@ -161,6 +161,11 @@ class Transfer(Fence, Protocol):
     """Between a request's places here and another engine, which may touch them until it is open."""
 
     @property
+    def whole(self) -> bool:
+        """Whether it may touch all that the request holds, and not its pages of KV alone."""
+        ...
+
+    @property
     def ended(self) -> bool:
         """Whether nobody here waits for it any more."""
         ...

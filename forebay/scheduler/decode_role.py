@@ -93,7 +93,7 @@ class DecodeRole(Role):
     def _offer(self, now: float) -> None:
         """Places for the first in rank, as long as there is room and nobody waits who was here before."""
         scheduler = self.scheduler
-        while scheduler.pending and not scheduler.waiting and scheduler.held.rows.available_size():
+        while scheduler.pending and scheduler.admits and not scheduler.waiting and scheduler.held.rows.available_size():
             req = scheduler.pending[0]
             with blamed_on(req):
                 if not self._pre_allocate(req):
@@ -136,7 +136,7 @@ class DecodeRole(Role):
         assert where is not None, f"{req} has no room"
         start = residency.pin.num_pages * self.scheduler.config.page_size
         ticket = Ticket(self._instance, where.room, where.nonce)
-        receiving = _Receiving(ticket, req, deadline=now + self._options.lease_s)
+        receiving = _Receiving(ticket, req, deadline=now + self._options.lease_s, whole=True)
         residency.ticket = receiving
         self._begin(receiving, req)
         offer = Offer(
@@ -146,7 +146,7 @@ class DecodeRole(Role):
             num_tokens=req.num_prompt,
             digest=digest_of(req.tokens),
             start=start,
-            spans=self.scheduler.held.places(residency, start),
+            spans=self.scheduler.held.places(residency, start, start),
         )
         receiving.named.append(offer.spans)
         self._orders.append(offer)

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from forebay.base.errors import Unavailable
 from forebay.memory.slots import NO_IDS
+from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason, Update
 from forebay.scheduler.queues import Flight
@@ -36,7 +37,8 @@ class Halt:
     @property
     def done(self) -> bool:
         s = self._scheduler
-        return not (s.num_running or s.flights or s.finishing or s.held.deferred or s.held.draft.saves)
+        runs = s.num_running or s.flights or s.finishing or s.transferring
+        return not (runs or s.held.deferred or s.held.draft.saves)
 
     def plan(self, now: float, width: int = 1) -> StepPlan | None:
         """The next step on the way; None where the next thing is a commit, or `done`."""
@@ -56,8 +58,9 @@ class Halt:
 
     def _clear_out(self) -> None:
         s = self._scheduler
-        for req in [*s.running.reqs, *s.extending]:
-            if self.mode is Mode.RETRACT:
+        for req in [*s.running.reqs, *s.extending, *s.transferring]:
+            # A transfer ends with its request: what it may touch would be in use for as long as that waits.
+            if self.mode is Mode.RETRACT and req.status is not Status.TRANSFERRING and not req.residency.ticket:
                 s.suspend(req)
             else:
                 stopped = Unavailable("the engine was told to stop what it was at: send it again", code="aborted")
@@ -84,7 +87,7 @@ def weights_changed(scheduler: Scheduler, version: int) -> None:
     again from the prompt and is told so: no answer mixes two versions."""
     scheduler.weight_version, scheduler.suspects = version, Suspects()
     scheduler.held.clear([])
-    for req in scheduler.waiting:
+    for req in (*scheduler.pending, *scheduler.waiting):
         if req.num_output:
             if scheduler.proposer:
                 scheduler.proposer.ended(req)

@@ -43,6 +43,7 @@ class Scheduling(Protocol):
     suspects: Suspects
     news: list[Update]
     num_waiting_tokens: int
+    admits: bool
 
     @property
     def num_running(self) -> int: ...
@@ -69,13 +70,15 @@ class Scheduling(Protocol):
 @dataclass(slots=True, eq=False)
 class OpenTicket:
     """A ticket of `req` (None: nobody here waits for it any more), to be settled by `deadline`. `named` are the places
-    in orders so far: until it `is_open`, as a fence is, somebody may read or write them."""
+    in orders so far: until it `is_open`, as a fence is, somebody may read or write them. It is `whole` once these are
+    more than pages of KV."""
 
     ticket: Ticket
     req: Request | None
     deadline: float = np.inf
     settled: bool = False  # it has come to its end, well or not
     named: list[Mapping[str, Span]] = field(default_factory=list)
+    whole: bool = False
     is_open: bool = False
 
     @property
@@ -92,6 +95,10 @@ class _All:
     @property
     def is_open(self) -> bool:
         return all(ticket.is_open for ticket in self.tickets)
+
+    @property
+    def whole(self) -> bool:
+        return True
 
     @property
     def ended(self) -> bool:

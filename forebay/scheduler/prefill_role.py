@@ -23,8 +23,10 @@ from forebay.scheduler.limits import most_requests
 
 @dataclass(slots=True, eq=False)
 class _Sending(OpenTicket):
-    """KV of the tokens up to `next`, a multiple of the page size, has been sent; `update` tells the request's end."""
+    """From token `start` on, and of KV up to `next` it has been done: multiples of the page size. `update` tells the
+    request's end."""
 
+    start: int = 0
     next: int = 0
     update: Update | None = None
     reason: FinishReason = FinishReason.LENGTH
@@ -65,7 +67,8 @@ class PrefillRole(Role):
     def _match(self, offered: Offered, req: Request) -> None:
         """The request may run."""
         page_size = self.scheduler.config.page_size
-        self._begin(_Sending(offered.ticket, req, next=offered.start // page_size * page_size), req)
+        start = offered.start // page_size * page_size
+        self._begin(_Sending(offered.ticket, req, start=start, next=start), req)
         self.scheduler.remove(req)
         req.move(Status.WAITING)
         self.scheduler.enqueue(req)
@@ -76,7 +79,7 @@ class PrefillRole(Role):
             stop = held.kv_committed // page_size * page_size
             if stop > sending.next:
                 held.ticket = sending
-                self._send(Send(ticket=sending.ticket, spans=self.scheduler.held.places(held, sending.next, stop)))
+                self._send(Send(ticket=sending.ticket, spans=self.scheduler.held.kv_places(held, sending.next, stop)))
                 sending.next = stop
 
     def keeps(self, req: Request, reason: FinishReason, update: Update | None) -> bool:
@@ -93,7 +96,7 @@ class PrefillRole(Role):
         held, residencies = req.residency, self.scheduler.held
         self.scheduler.transfer(req)
         residencies.adopt(req, req.num_prompt, last=True)
-        held.ticket = sending
+        held.ticket, sending.whole = sending, True
         sending.update, sending.reason = update, reason
         sending.deadline = req.last_progress + self._options.lease_s
         tail = Tail(
@@ -103,7 +106,7 @@ class PrefillRole(Role):
             logprob=update.logprobs[0] if update.logprobs else None,
             prompt_logprobs=update.prompt_logprobs,
         )
-        self._send(Send(ticket=sending.ticket, spans=residencies.places(held, sending.next), tail=tail))
+        self._send(Send(ticket=sending.ticket, spans=residencies.places(held, sending.start, sending.next), tail=tail))
         residencies.release(req)
         return True
 

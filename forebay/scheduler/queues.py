@@ -48,6 +48,7 @@ class Queues:
         self.finishing: list[Request] = []
         self.flights: deque[Flight] = deque()
         self.num_waiting_tokens = 0
+        self.admits = True  # whether requests start; see `scheduler.halt`
         self.suspects = Suspects()
         self.counters = dict.fromkeys(COUNTED, 0.0)  # numbers that only grow; any other name is a KeyError
 

@@ -10,7 +10,7 @@ from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, S
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kv_allocator import PagedKvAllocator
 from forebay.memory.radix_cache import RadixCache
-from forebay.memory.radix_node import Adoption
+from forebay.memory.radix_node import Adoption, Pin
 from forebay.memory.slots import NO_SLOT, NOBODY, Ids, Slots, as_ids
 from forebay.requests.request import Request
 from forebay.requests.step_plan import StepPlan
@@ -97,8 +97,16 @@ class Releases:
 
     def _let_pages_go(self, held: Residency, pages: Ids) -> None:
         holdings = _present(kind.let_go(pages) for kind in self.kinds)
-        fence, ticket = self.steps.fence(), held.ticket
-        self.let_go(DeferredFree(fence=fence, ticket=ticket, request_id=held.id, pages=pages, holdings=holdings))
+        self._let_part_go(held, pages=pages, holdings=holdings)
+
+    def _let_part_go(self, held: Residency, *, row: int = NO_SLOT, pin: Pin | None = None, **parts: Any) -> None:
+        """A transfer that is not `whole` touches pages alone, so nothing else has to wait for it."""
+        ticket = held.ticket
+        own: dict[str, Any] = {"fence": self.steps.fence(), "request_id": held.id}
+        if ticket and not ticket.whole:
+            self.let_go(DeferredFree(row=row, holdings=parts.pop("holdings"), **own))
+            row = NO_SLOT
+        self.let_go(DeferredFree(ticket=ticket, row=row, pin=pin, **parts, **own))
 
     def next_end(self, held: Residency, stop: int) -> int | None:
         """The first length, `stop` or more, to which the cache will be given what the request computes."""
@@ -124,12 +132,7 @@ class Releases:
         req.held = None
         self.table.move_out(held.row)
         self.draft.forget_row(held.row)
-        fence, row = self.steps.fence(), held.row
-        if held.ticket:  # other engines know no rows
-            self.let_go(DeferredFree(fence=fence, request_id=req.id, row=row))
-            row = NO_SLOT
-        left: dict[str, Any] = {"row": row, "pages": own, "pin": held.pin, "holdings": holdings}
-        self.let_go(DeferredFree(fence=fence, ticket=held.ticket, request_id=req.id, **left))
+        self._let_part_go(held, row=held.row, pin=held.pin, pages=own, holdings=holdings)
 
     def _let_holding_go(self, holding: Holding | None, request_id: int) -> None:
         if holding is not None:

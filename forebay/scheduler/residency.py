@@ -112,7 +112,7 @@ class Residencies(Releases):
         self.table.move_in(held, max_kv_len=req.max_kv_len, num_pages=len(pages), kv_len=num_tokens, kv_committed=found)
         self.rows.req_to_token[held.row, : len(pages)] = pages
         for kind in self.kinds:
-            kind.admit(held, Arrival(num_tokens, from_elsewhere=True), self.draft)
+            kind.admit(held, Arrival(num_tokens, from_elsewhere=True, by_token=True), self.draft)
 
     def join(self, req: Request) -> None:
         """All that was to come from another engine is there: from the next step on the request runs, and the cache may
@@ -123,16 +123,17 @@ class Residencies(Releases):
         self.draft.write_row(held.row, 0, self.rows.pages(held.row, 0, held.num_pages))
         self.draft.prebuilt.append(req)
 
-    def places(self, held: Residency, start: int, stop: int | None = None) -> dict[str, Span]:
-        """Where that lies which layers keep of its tokens from `start` on, a multiple of the page size: all that there
-        is, or KV in the whole pages up to `stop`."""
-        first, name = start // self.page_size, self.kv.name
-        if stop is not None:
-            return {name: Span(start=start, ids=self.rows.pages(held.row, first, stop // self.page_size))}
+    def kv_places(self, held: Residency, start: int, stop: int) -> dict[str, Span]:
+        """Where the KV lies of its tokens from `start` on, a multiple of the page size, in the pages up to `stop`."""
+        pages = self.rows.pages(held.row, start // self.page_size, ceil_div(stop, self.page_size))
+        return {self.kv.name: Span(start=start, ids=pages)}
+
+    def places(self, held: Residency, start: int, kv_start: int) -> dict[str, Span]:
+        """The same of all that layers keep of its tokens from `start` on, but of KV from `kv_start` on."""
+        spans = self.kv_places(held, kv_start, held.kv_len)
         pages = self.rows.pages(held.row, 0, ceil_div(held.kv_len, self.page_size))
-        spans = {name: Span(start=start, ids=pages[first:])}
         for kind in self.kinds:
-            ids = kind.slots_with(held, pages, first)
+            ids = kind.slots_with(held, pages, start // self.page_size)
             at = (len(pages) - len(ids)) * self.page_size if kind.of_pages else 0
             spans[kind.name] = Span(start=at, ids=ids)
         return spans

@@ -36,7 +36,6 @@ class Scheduler(Telling):
     ) -> None:
         super().__init__(config, proposer, handoff or Handoff())
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
-        self.admits = True  # whether requests start; see `scheduler.halt`
         self.weight_version = 0  # of the weights that compute whatever is computed now
         self._num_submitted = 0
 

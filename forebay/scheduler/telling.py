@@ -97,7 +97,7 @@ class Telling(Queues):
         if req.held is None:
             self.held.offloaded.drop(req.id, self.held.draft)
             return
-        if reason is not FinishReason.ERROR and self.held.is_finishing(req):
+        if reason is not FinishReason.ERROR and was is not Status.TRANSFERRING and self.held.is_finishing(req):
             self.held.table.move_out(req.residency.row)
             self.finishing.append(req)
         else:

@@ -68,7 +68,7 @@ class HashRunner:
         salt: Callable[[int], int],
         propose: Propose | None = None,
     ) -> None:
-        ps, rows = config.page_size, config.max_running_requests + 1
+        ps, rows = config.page_size, pools.rows.num_rows
         self.page_size, self.pools, self.model = ps, pools, model
         self.table = np.zeros((rows, -(-config.context_length // ps)), dtype=np.int32)
         self.pages = SlotBytes(pools.kv, ps)
@@ -84,6 +84,7 @@ class HashRunner:
         self.wants_logprob = np.zeros(rows, dtype=bool)
         self.tenant = np.zeros(rows, dtype=np.int64)
         self.row_of: dict[int, int] = {}
+        self.arrived: dict[int, int] = {}  # tokens of requests whose prompts another engine has computed
         self.lengths = RowLengths(rows)
         self.draft_tokens = np.full((rows, config.speculation.num_draft_tokens - 1), NO_TOKEN, dtype=np.int64)
         self.sampling = np.zeros(rows, dtype=bool)
@@ -96,7 +97,7 @@ class HashRunner:
     # -- launching: in the order of the plans, before the earlier ones completed ---------------------------------------
 
     def launch(self, plan: StepPlan) -> HashStep:
-        saved_rows = [self.row_of[save.request_id] for save in plan.host.saves]
+        saved_rows = [self.row_of.get(save.request_id, PAD) for save in plan.host.saves]
         self._check_sequences(plan)
         self._write_table(plan)
         if self.windows:
@@ -111,7 +112,7 @@ class HashRunner:
         if self.windows:
             step.windows = self.windows.launch(plan, span, self.table)
         if self.states:
-            new = {admission.row for admission in plan.admissions}
+            new = {admission.row for admission in plan.admissions if not admission.prebuilt}
             admitted = np.array([row in new for row in plan.rows.tolist()])
             step.others.append(self.states.launch(plan, span, admitted))
         if plan.host.loads:
@@ -164,7 +165,9 @@ class HashRunner:
             self.tenant[row] = admission.request_id
             self.row_of[admission.request_id] = row
             self.broken.discard(admission.request_id)  # it begins with what is trusted
-            self.sampling[row] = False
+            self.sampling[row] = admission.prebuilt
+            if admission.prebuilt:
+                continue
             if row not in extends:
                 raise RunnerError(f"request {admission.request_id} was admitted and has no extend in step {plan.step}")
             self.cached.setdefault(admission.request_id, int(plan.starts[extends.index(row)]))
@@ -224,7 +227,10 @@ class HashRunner:
         if self.in_flight.popleft() is not step:
             raise RunnerError(f"the result of step {step.plan.step} was asked for before those of earlier steps")
         plan = step.plan
-        saved_lens = self.lengths.kv_lens[step.saved_rows].tolist()
+        saved_lens = [
+            int(self.lengths.kv_lens[row]) if row else self.arrived[save.request_id]
+            for row, save in zip(step.saved_rows, plan.host.saves, strict=True)
+        ]
         self._settle(plan)
         step.begin(self.lengths.begin(plan))
         if fails:
@@ -240,6 +246,9 @@ class HashRunner:
         for admission in plan.admissions:
             row, tokens = admission.row, admission.token_ids
             self.last_tokens[row] = self.draft_tokens[row] = NO_TOKEN
+            if admission.prebuilt:
+                self.last_tokens[row] = tokens[-1]
+                self.lengths.kv_lens[row] = admission.kv_len
             self.seeds[row] = seed_of(admission.params)
             self.salts[row] = self._salt(admission.request_id)
             self.counts[row] = KEY[tokens].sum(dtype=np.uint64)

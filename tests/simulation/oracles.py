@@ -102,9 +102,12 @@ class Tracked:
         )
         require(report.cached_tokens < len(self.prompt), f"request {self.id}: the whole prompt is said to be cached")
         self._check_report(report)
-        if self.params.prompt_logprobs < 0:
-            return
-        require(report.miss_reason in (MissReason.PROMPT_LOGPROBS, MissReason.DISABLED), f"miss {report.miss_reason}")
+        if self.params.prompt_logprobs >= 0:
+            reasons = (MissReason.PROMPT_LOGPROBS, MissReason.DISABLED)
+            require(report.miss_reason in reasons, f"miss {report.miss_reason}")
+            self._check_prompt_logprobs(update)
+
+    def _check_prompt_logprobs(self, update: Update) -> None:
         hidden = self.model.hidden(np.array(self.prompt, dtype=np.int32), self.salt).tolist()
         right = [None, *zip(self.prompt[1:], map(logprob_of, hidden[:-1]), strict=True)]
         heard = [entry and (entry.token_id, entry.logprob) for entry in update.prompt_logprobs or []]
@@ -230,7 +233,9 @@ class Oracles:
             by_status[req.status] += 1
         require(
             (len(waiting), len(scheduler.extending), len(scheduler.running))
-            == (by_status[Status.WAITING], by_status[Status.EXTENDING], by_status[Status.DECODING]),
+            == (by_status[Status.WAITING], by_status[Status.EXTENDING], by_status[Status.DECODING])
+            and (len(scheduler.pending), len(scheduler.transferring))
+            == (by_status[Status.PENDING], by_status[Status.TRANSFERRING]),
             "a request stands in another queue than its status says",
         )
         require(
@@ -272,7 +277,7 @@ class Oracles:
         if runner.windows is None:
             return
         windows = runner.pools.windows.full_to_window[node.pages]
-        there = windows != PAD
+        there = (windows != PAD) & ~runner.pools.windows.partial[node.pages]
         if not np.array_equal(windowed(pages[there]), runner.windows.bytes.by_slot[windows[there]]):
             raise Violation(f"cached windows {windows} of pages {node.pages} do not hold the KV of their tokens")
 
@@ -289,7 +294,7 @@ class Oracles:
         held, config = self.scheduler.held, self.config
         self.check()
         self.check_cache()
-        require(held.rows.available_size() == config.max_running_requests, "a row is not free although nobody runs")
+        require(held.rows.available_size() == held.rows.slots.capacity, "a row is not free although nobody runs")
         require(held.kv.num_free + held.cache.num_pages == config.num_pages, "a page is neither free nor cached")
         require(held.cache.num_evictable == held.cache.num_pages, "a page is pinned although nobody runs")
         if states_of(held):

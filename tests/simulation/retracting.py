@@ -10,6 +10,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.scheduler.admission import MAX_RETRACTIONS
+from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.liveness import Liveness, require
@@ -24,9 +25,15 @@ class RetractingScheduler(Scheduler):
     """
 
     def __init__(
-        self, config: SchedulerConfig, proposer: Proposer | None = None, *, every: int = 0, skips: bool = False
+        self,
+        config: SchedulerConfig,
+        proposer: Proposer | None = None,
+        handoff: Handoff | None = None,
+        *,
+        every: int = 0,
+        skips: bool = False,
     ) -> None:
-        super().__init__(config, proposer)
+        super().__init__(config, proposer, handoff)
         self.every, self.skips, self._num_plans, self._due = every, skips, 0, False
         self.liveness: Liveness | None = None
 

@@ -47,6 +47,9 @@ class RowLengths:
         new = {admission.row for admission in plan.admissions}
         self._check_starts(plan, np.array([row in new for row in extends.tolist()], dtype=bool))
         self.least[extends] = self.most[extends] = plan.starts
+        for admission in plan.admissions:
+            if admission.prebuilt:
+                self.least[admission.row] = self.most[admission.row] = admission.kv_len
         span = Span(plan, tenants, self.least[rows], self.most[rows])
         self.most[rows] += plan.q_lens
         self.least[extends] += plan.q_lens[: plan.num_extends]

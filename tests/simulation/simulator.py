@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
@@ -228,7 +228,7 @@ class Simulation:
         log_plan(self.oracles.log, plan, self.scheduler.held, self.config)
         if self.rng.random() < self._launch_fails(plan):
             self.runner.launch_in_part(plan, self.rng.random())
-            for admission in plan.admissions:
+            for admission in [admission for admission in plan.admissions if not admission.prebuilt]:
                 at = plan.rows[: plan.num_extends] == admission.row
                 self.runner.cached.setdefault(admission.request_id, int(plan.starts[at][0]))
             while self.flights:  # steps end in the order they were planned
@@ -403,39 +403,46 @@ def run_seeds(seeds: range) -> Outcome:
 # -- the command line -----------------------------------------------------------------------------------------------
 
 
-def _try_chunk(seeds: range) -> tuple[Outcome, list[str]]:
-    total, failures = Outcome(seeds=0), []
+def _try_chunk(run: Callable[[int], Any], nothing: Any, seeds: range) -> tuple[Any, list[str]]:
+    total, failures = nothing, []
     for seed in seeds:
         try:
-            total += run_seed(seed)
+            total += run(seed)
         except Exception as error:
             failures.append(f"seed {seed}: {type(error).__name__}: {error}")
     return total, failures
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.simulator", description=__doc__)
+    return command_line("tests.simulation.simulator", __doc__ or "", run_seed, Outcome(seeds=0), argv)
+
+
+def command_line(
+    name: str, about: str, run: Callable[[int], Any], nothing: Any, argv: Sequence[str] | None = None
+) -> int:
+    """Replay a seed, or run a range of them; `nothing` is what the outcomes are added to."""
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=about)
     parser.add_argument("--seed", type=int, help="replay one seed and show its traceback")
     parser.add_argument("--seeds", default="0:10000", help="a range first:last, last excluded")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(argv)
     if args.seed is not None:
-        return _replay(args.seed)
+        return _replay(run, args.seed)
     first, last = map(int, args.seeds.split(":"))
     chunks = [range(at, min(at + 50, last)) for at in range(first, last, 50)]
-    started, total, failures = time.monotonic(), Outcome(seeds=0), []
+    started, total, failures = time.monotonic(), nothing, []
     with ProcessPoolExecutor(args.jobs) as pool:
-        for done, (outcome, failed) in enumerate(pool.map(_try_chunk, chunks), 1):
+        for done, (outcome, failed) in enumerate(pool.map(partial(_try_chunk, run, nothing), chunks), 1):
             total += outcome
             failures += failed
             _progress(done, len(chunks), len(failures))
-    _summary(total, failures, time.monotonic() - started)
+    _summary(name, total, failures, time.monotonic() - started)
     return 1 if failures else 0
 
 
-def _replay(seed: int) -> int:
+def _replay(run: Callable[[int], Any], seed: int) -> int:
     try:
-        print(run_seed(seed))
+        print(run(seed))
     except Exception:
         traceback.print_exc()
         return 1
@@ -447,11 +454,11 @@ def _progress(done: int, of: int, failures: int) -> None:
     print(f"\r[{'#' * filled}{'.' * (40 - filled)}] {100 * done // of:3d}%  {failures} failed", end="", file=sys.stderr)
 
 
-def _summary(total: Outcome, failures: list[str], seconds: float) -> None:
+def _summary(name: str, total: Any, failures: list[str], seconds: float) -> None:
     print(file=sys.stderr)
     for line in failures[:20]:
         print(line)
-        print("    replay: python -m tests.simulation.simulator --seed", line.split()[1].rstrip(":"))
+        print(f"    replay: python -m {name} --seed", line.split()[1].rstrip(":"))
     counts = {f.name: getattr(total, f.name) for f in fields(total) if f.name != "digest"}
     print("  ".join(f"{name} {value:,}" for name, value in counts.items()))
     print(f"event log {total.digest}")

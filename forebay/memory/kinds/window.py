@@ -37,9 +37,9 @@ class Windows(Kind):
     moves with what completed steps have written. So no step in flight reads what it moves past, which can be given back
     at once; and what a step in flight writes has its whole window when the cache adopts it.
 
-    `locks[page]` counts the requests that still read a cached page's window. The device's copy of `full_to_window`
-    learns of changes through the window page writes of a step's plan; entries that became 0 are not sent: nobody reads
-    them before they are written again.
+    `locks[page]` counts the requests that still read a cached page's window; a `partial` one lacks tokens, and
+    nobody else goes on from it. The device's copy of `full_to_window` learns of changes through the window page writes
+    of a step's plan; entries that became 0 are not sent: nobody reads them before they are written again.
     """
 
     name: ClassVar[str] = WINDOW
@@ -60,6 +60,7 @@ class Windows(Kind):
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
+        self.partial: npt.NDArray[np.bool_] = np.zeros(num_pages + 1, dtype=np.bool_)
         self._rows = rows
         # Those that may have windows, the least recently used first.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
@@ -83,6 +84,7 @@ class Windows(Kind):
         """A window page for each of `pages`, which have none. Raises OutOfSlots and takes none when short."""
         self.make_room(len(pages))
         self.full_to_window[pages] = self.slots.take_ids(len(pages), owner)
+        self.partial[pages] = False
 
     def detach(self, pages: Ids) -> Ids:
         """Take those window pages of `pages` that are there away from them; they are the caller's to return."""
@@ -92,10 +94,15 @@ class Windows(Kind):
         return ids
 
     def admit(self, held: Residency, arrival: Arrival, draft: Draft) -> None:
-        self.start[held.row] = self.first_needed(held.pin.num_pages * self.page_size or held.kv_len)
+        """What comes from elsewhere may be so long that its window begins behind that of the pin."""
+        row, num_pinned = held.row, held.pin.num_pages
+        first = self.start[row] = self.first_needed(held.kv_len)
         if arrival.from_elsewhere:
-            start = max(held.pin.num_pages, self.first_needed(held.kv_len))
-            self.grow(self._rows.pages(held.row, start, ceil_div(held.kv_len, self.page_size)), held.id, draft)
+            left = self.first_needed(num_pinned * self.page_size)
+            self.unlock_windows(self._rows.pages(row, left, min(first, num_pinned)))
+            pages = self._rows.pages(row, max(num_pinned, first), ceil_div(held.kv_len, self.page_size))
+            self.grow(pages, held.id, draft)
+            self.partial[pages[:1]] = arrival.by_token and first * self.page_size < held.kv_len - self.window + 1
 
     def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         """Of the pages that are still read."""
@@ -153,7 +160,7 @@ class Windows(Kind):
     # -- pages of the prefix cache ------------------------------------------------------------------------------------
 
     def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
-        gaps = np.flatnonzero(~self.is_there(pages[:longest]))
+        gaps = np.flatnonzero(~self.is_there(pages[:longest]) | self.partial[pages[:longest]])
         n = longest
         while n > 0:
             below = int(np.searchsorted(gaps, n))  # gaps[:below] are in front of page n
@@ -230,6 +237,7 @@ class Windows(Kind):
         own, cached = own[lost], cached[lost]
         if len(own):
             self.full_to_window[cached] = self.full_to_window[own]
+            self.partial[cached] = self.partial[own]
             self.full_to_window[own] = NO_SLOT
             self.give_to_cache(cached, owner)
         for node in nodes:

@@ -1,0 +1,447 @@
+"""Two real schedulers, one for prompts and one for decoding, with a wire between them, under random traffic and faults.
+
+python -m tests.simulation.pair --seed 1234              replay one seed
+python -m tests.simulation.pair --seeds 0:10000 --jobs 2
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from random import Random
+from typing import Any, Final
+from unittest.mock import patch
+
+import numpy as np
+
+from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge
+from forebay.config.engine_config import (
+    DisaggregationMode,
+    DisaggregationOptions,
+    SchedulerConfig,
+    SpeculativeAlgorithm,
+    StateStrategy,
+)
+from forebay.memory import anchors
+from forebay.memory.kinds.hybrid_rows import tracking_slots
+from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
+from forebay.memory.slots import Slots
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import Event, Rendezvous, Tail
+from forebay.requests.updates import Failure, Update
+from forebay.scheduler import admission
+from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.handoff import Handoff
+from forebay.scheduler.prefill_role import PrefillRole
+from tests.simulation.hashing import salt_of, seed_of
+from tests.simulation.liveness import require
+from tests.simulation.oracles import Oracles, Tracked
+from tests.simulation.retracting import RetractingScheduler
+from tests.simulation.simulator import CLOSE, FEW, Simulation, command_line
+from tests.simulation.wire import Wire, WireFaults
+from tests.simulation.workload import (
+    PROPOSED_ON,
+    Conversations,
+    Faults,
+    Traffic,
+    random_config,
+    random_traffic,
+    speculating,
+)
+
+BOOTSTRAP_S: Final = 1.0
+LEASE_S: Final = 2.0
+HOST, PORT = "prefill", 8998
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairOutcome:
+    """What a run did, with both halves."""
+
+    seeds: int = 1
+    pairs: int = 0
+    whole: int = 0  # of which all was well from the first token to the last
+    arrived: int = 0
+    late: int = 0  # writes behind a request's end
+    hurt: int = 0
+    retractions: int = 0
+    accepted: int = 0
+    steps: int = 0
+    digest: str = "0" * 64
+
+    def __add__(self, other: PairOutcome) -> PairOutcome:
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "digest"}
+        return PairOutcome(**sums, digest=f"{int(self.digest, 16) ^ int(other.digest, 16):064x}")
+
+
+class Silent:
+    """In place of `Liveness`, which knows one engine alone."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args: None
+
+
+class HalfTracked(Tracked):
+    """A request with another half: one that was hurt may end with a typed error, on either side."""
+
+    room: int = 0
+    hurt: Any = ()
+    on_decode = strict = False
+
+    def _check_first(self, update: Update, cached: int | None) -> None:
+        if not (self.on_decode and self.room):
+            super()._check_first(update, cached)
+            return
+        require(update.cache is not None, f"request {self.id}: its first token came without a cache report")
+        self.report = update.cache
+        if self.params.prompt_logprobs >= 0:
+            self._check_prompt_logprobs(update)
+
+    def _may_end_with(self, failure: Failure | None) -> bool:
+        if failure is None or self.room in self.hurt:
+            return failure is not None
+        return super()._may_end_with(failure) and not self.strict
+
+
+class HalfOracles(Oracles):
+    """With `strict` there is time for everything, and nothing goes wrong but in rooms that were hurt."""
+
+    hurt: Any = ()
+    strict = False
+
+    def added(self, req: Request, now: float) -> Tracked:
+        tracked = HalfTracked(req, self.runner.model, self.config, now)
+        tracked.hurt, tracked.strict = self.hurt, self.strict
+        tracked.on_decode = self.config.disaggregation.is_decode
+        tracked.room = req.rendezvous.room if req.rendezvous else 0
+        self.live[req.id] = tracked
+        return tracked
+
+    def check(self) -> None:
+        super().check()
+        scheduler, most = self.scheduler, self.config.max_running_requests
+        require(scheduler.num_running <= most, f"{scheduler.num_running} requests run; {most} may")
+
+
+class Half(Simulation):
+    """One of the two engines. What it is told comes over `wire`."""
+
+    def __init__(self, config: SchedulerConfig, traffic: Traffic, rng: Random, role: Handoff, **others: Any) -> None:
+        make = partial(
+            RetractingScheduler, handoff=role, every=others.pop("every", 0), skips=others.pop("skips", False)
+        )
+        super().__init__(config, traffic, rng, make_scheduler=lambda *args: make(*args), **others)
+        self.page_size = config.page_size
+        self.oracles = HalfOracles(config, self.scheduler, self.runner)
+        self.oracles.liveness = Silent()
+        self.scheduler.liveness = None
+        self.wire: Wire | None = None
+        self.rooms: dict[int, int] = {}  # the latest request of each
+        self.hurt: Callable[[int], None] = lambda room: None
+
+    # -- what the wire asks ----------------------------------------------------------------------------------------
+
+    def of_room(self, room: int) -> int:
+        return self.rooms[room]
+
+    def slots(self, kind: str) -> Slots:
+        held = self.scheduler.held
+        pools = {"kv": held.kv, **{its.name: its.slots for its in held.kinds}}
+        return pools[kind]
+
+    def words(self, kind: str) -> np.ndarray:
+        runner = self.runner
+        match kind:
+            case "kv":
+                return runner.kv
+            case "window":
+                return runner.windows.bytes.words
+        return runner.states.states
+
+    def take(self, event: Event) -> None:
+        self.scheduler.handoff.take(event, self.now)
+        self._heard(self.scheduler.take_news())
+        self._send_orders()
+
+    def arrived(self, room: int, tail: Tail) -> None:
+        self.runner.arrived[self.rooms[room]] = tail.num_tokens
+
+    def _send_orders(self) -> None:
+        for order in self.scheduler.handoff.take_orders():
+            self.wire.submit(self, order)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def meet(
+        self, prompt: Sequence[int], params: SamplingParams, namespace: str, priority: int, where: Rendezvous | None
+    ) -> Tracked | None:
+        """One half of a request arrives, or a whole one; None where it is refused."""
+        self.num_added += 1
+        number = self.num_added
+        self.salts[number] = salt = salt_of(f"0/{namespace}")
+        self.references.add(number, prompt, salt=salt, seed=seed_of(params))
+        known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
+        req = Request(number, prompt, params, **known)
+        room = where.room if where else 0
+        taken = any(live.room == room for live in self.oracles.live.values()) if room else False
+        try:
+            self.scheduler.add(req, self.now)
+        except (InvalidRequest, RequestTooLarge, Overloaded) as error:
+            require((error.code == "room_in_use") == taken, f"{req} was refused with {error.code}: {error}")
+            self.num_refused += 1
+            return None
+        require(not taken, f"{req} was let into a room that is in use")
+        self.rooms[room] = number
+        self._send_orders()
+        return self.oracles.added(req, self.now)
+
+    def _of(self, request_id: int, may: str) -> None:
+        super()._of(request_id, may)
+        if request_id in self.oracles.live:
+            self.hurt(self.oracles.live[request_id].room)
+
+    def abort(self, request_id: int) -> None:
+        if request_id in self.oracles.live:
+            self.hurt(self.oracles.live[request_id].room)
+        super().abort(request_id)
+
+    def _heard(self, updates: list[Update]) -> None:
+        for update in updates:
+            if update.failure and update.request_id in self.oracles.live:
+                self.hurt(self.oracles.live[update.request_id].room)
+        super()._heard(updates)
+
+    def tick(self) -> bool:
+        done = super().tick()
+        self._send_orders()
+        return done
+
+    @property
+    def done(self) -> bool:
+        return self.scheduler.idle and not self.scheduler.handoff.num_open
+
+
+class Pair:
+    def __init__(self, prefill: Half, decode: Half, rng: Random, traffic: Traffic, faults: WireFaults) -> None:
+        self.prefill, self.decode, self.rng, self.traffic = prefill, decode, rng, traffic
+        self.hurt: set[int] = set()
+        self.wire = Wire(rng, prefill, decode, self.hurt.add)
+        self.wire.faults = faults
+        capacity = min(
+            min(half.config.context_length, half.config.num_pages * half.page_size) for half in (prefill, decode)
+        )
+        self.conversations = Conversations(rng, traffic, capacity)
+        for half in (prefill, decode):
+            half.wire, half.hurt, half.oracles.hurt = self.wire, self.hurt.add, self.hurt
+            half.oracles.strict = half.config.disaggregation.lease_s > LEASE_S
+            half.conversations = self.conversations
+        self.coming: list[Callable[[], object]] = []
+        self.prompts: dict[int, list[list[int]]] = {}  # of each room
+        self.num_pairs = self.num_whole = 0
+        self.now = 0.0
+
+    def arrive(self) -> None:
+        """The halves of a request, in any order; one of them may get lost."""
+        rng, params = self.rng, self.conversations.params()
+        prompt = self.conversations.prompt(params.max_new_tokens)
+        room = self._room(prompt)
+        namespace, priority = rng.choice(self.traffic.namespaces), rng.randrange(3)
+        nonce = rng.getrandbits(128).to_bytes(16, "little")
+        where = Rendezvous(HOST, PORT, room)
+        halves = [
+            partial(self._meet, self.prefill, prompt, params, namespace, priority, where),
+            partial(self._meet, self.decode, prompt, params, namespace, priority, replace_nonce(where, nonce)),
+        ]
+        if rng.random() < 0.05:
+            self.coming.append(partial(self.decode.meet, prompt, params, namespace, priority, None))
+            return
+        if self.wire.faults.death and rng.random() < 0.05:
+            self.hurt.add(room)
+            del halves[rng.randrange(2)]
+        self.num_pairs += 1
+        self.coming += halves
+
+    def _meet(self, half: Half, prompt: Sequence[int], *others: Any) -> None:
+        """Where one half is refused, whoever sent both gives up the other."""
+        where: Rendezvous = others[-1]
+        if half.meet(prompt, *others) is not None:
+            return
+        self.hurt.add(where.room)
+        other = self.prefill if half is self.decode else self.decode
+        halves = [
+            come for come in self.coming if come.args and come.args[0] is other and come.args[-1].room == where.room
+        ]
+        self.coming = [come for come in self.coming if come not in halves[-1:]]
+        if not halves and where.room in other.rooms:
+            other.abort(other.rooms[where.room])
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        """Now and then one that is in use, or was, with another prompt: a label may come twice."""
+        used = sorted(room for room, prompts in self.prompts.items() if list(prompt) not in prompts)
+        room = self.rng.getrandbits(62) + 1
+        if used and not self.prefill.oracles.strict and self.rng.random() < 0.1:
+            room = self.rng.choice(used)
+            self.hurt.add(room)
+        self.prompts.setdefault(room, []).append(list(prompt))
+        return room
+
+    def tick(self) -> None:
+        rng = self.rng
+        self.now += rng.random() * 2 * self.traffic.tick_s
+        while self.coming and rng.random() < 0.7:
+            self.coming.pop(rng.randrange(len(self.coming)))()
+        for half in rng.sample([self.prefill, self.decode], 2):
+            half.now = self.now
+            if rng.random() < 0.9:
+                half.tick()
+            self.wire.tick()
+
+    def run(self) -> PairOutcome:
+        rng, traffic = self.rng, self.traffic
+        while self.num_pairs < traffic.num_requests:
+            if rng.random() < traffic.arrivals:
+                self.arrive()
+            self.tick()
+        self.drain()
+        counters = self.decode.scheduler.counters
+        return PairOutcome(
+            pairs=self.num_pairs,
+            whole=self.num_pairs - len(self.hurt),
+            hurt=len(self.hurt),
+            arrived=self.wire.num_arrived,
+            late=self.wire.num_late,
+            retractions=int(counters["retractions"]),
+            accepted=int(counters["accepted_tokens"]),
+            steps=self.prefill.num_steps + self.decode.num_steps,
+            digest=hashlib.sha256(self.prefill.oracles.log.digest() + self.decode.oracles.log.digest()).hexdigest(),
+        )
+
+    def drain(self) -> None:
+        """Faults and arrivals have stopped: both sides must come to rest, with nothing left anywhere."""
+        self.wire.faults = WireFaults()
+        for half in (self.prefill, self.decode):
+            half.faults, half.scheduler.every = Faults(expire=1.0), 0
+        limit = self._limit()
+        for _ in range(limit):
+            if not self.coming and self.prefill.done and self.decode.done and not self.wire.links:
+                break
+            self.tick()
+        for half in (self.prefill, self.decode):
+            left = list(half.scheduler.requests.values()), half.scheduler.handoff.num_open, half.scheduler.held.deferred
+            require(half.done, f"not drained after {limit} ticks: {left}")
+            half.oracles.check_drained()
+            require(not half.scheduler.held.deferred, "something is deferred although every fence is open")
+            for pool in half.scheduler.state(self.now).pools:
+                require(pool.quarantined == pool.running == 0, f"in quarantine: {pool}")
+            known = half.proposer.known if half.proposer else set()
+            require(not known, f"whoever proposes drafts was not told that requests {known} have ended")
+
+    def _limit(self) -> int:
+        tokens = sum(len(live.tokens) + live.params.max_new_tokens for live in self.decode.oracles.live.values())
+        time = 0.0 if self.prefill.oracles.strict else LEASE_S + BOOTSTRAP_S + self.prefill.config.stall_timeout_s
+        return 400 + 20 * (tokens + len(self.coming)) + int(4 * time / self.traffic.tick_s)
+
+
+def replace_nonce(where: Rendezvous, nonce: bytes) -> Rendezvous:
+    return Rendezvous(where.host, where.port, where.room, nonce)
+
+
+# -- configurations -------------------------------------------------------------------------------------------------
+
+
+def random_pair(seed: int) -> Pair:
+    rng, widths = Random(f"{seed} pair"), Random(f"{seed} widths")
+    base = random_config(rng)
+    traffic = replace(random_traffic(rng, base), tick_s=0.02, num_requests=rng.randint(8, 24))
+    calm = rng.random() < 0.3
+    hurried = not calm and rng.random() < 0.15
+    times = (1.0, 0.5, 3.0) if hurried else (20.0, 5.0, 60.0) if not calm else (1e3, 1e3, 1e3)
+    base = replace(base, **dict(zip(("queue_timeout_s", "stall_timeout_s", "request_timeout_s"), times, strict=True)))
+    traffic = replace(traffic, faults=Faults() if calm else replace(traffic.faults, expire=0.5))
+    wire = WireFaults(late=rng.choice([0.0, 0.3, 0.8]))
+    if not calm:
+        lost, altered = rng.choice([0.0, 0.02]), rng.choice([0.0, 0.02])
+        wire = replace(wire, lost=lost, altered=altered, doubled=0.1, death=rng.choice([0.0, 0.002]))
+    prefill = sized(rng, base, DisaggregationMode.PREFILL, patient=calm)
+    decode = _speculating(widths, sized(rng, base, DisaggregationMode.DECODE, patient=calm))
+    every, skips = rng.choice([0, 0, 0, 4, 10]), rng.random() < 0.5
+    role = DecodeRole(decode.disaggregation, "decode")
+    return Pair(
+        Half(prefill, traffic, rng, PrefillRole(prefill.disaggregation)),
+        Half(decode, traffic, rng, role, every=every, skips=skips, widths=widths),
+        rng,
+        traffic,
+        wire,
+    )
+
+
+def sized(rng: Random, base: SchedulerConfig, mode: DisaggregationMode, *, patient: bool) -> SchedulerConfig:
+    """The same layers in pools of its own; pages may differ in size where one divides the other."""
+    decodes = mode is DisaggregationMode.DECODE
+    factor = rng.choice([1, 1, 1, 2])
+    if base.kinds.num_slots and base.page_size == 1:
+        factor = 1
+    page_size = base.page_size * factor
+    extra = rng.choice([0, 2, 2 * base.max_running_requests]) if decodes else 0
+    radix_cache = rng.random() < (0.3 if decodes else 0.8)
+    kinds, rows = base.kinds, base.max_running_requests + extra
+    strategy = kinds.strategy if page_size == 1 else StateStrategy.EXTRA_BUFFER
+    if decodes and not radix_cache:
+        strategy = StateStrategy.NO_BUFFER
+    kinds = replace(kinds, strategy=strategy, track_interval=kinds.track_interval * factor)
+    if kinds.num_slots:
+        tracks = strategy is StateStrategy.EXTRA_BUFFER and radix_cache
+        per_request = 1 + tracking_slots(tracks, base.overlap_depth)
+        kinds = replace(kinds, num_slots=rows * per_request + rng.choice([0, 1, 4]))
+    if kinds.num_window_pages:
+        tracked = kinds.track_interval if kinds.num_slots else 0
+        pages = rows * window_pages_per_request(kinds.window, page_size, base.overlap_depth, tracked)
+        pages += window_pages_in_flight(base.chunked_prefill_size, page_size, base.overlap_depth)
+        kinds = replace(kinds, num_window_pages=pages + rng.choice([0, 2, 16]))
+    options = DisaggregationOptions(
+        mode=mode,
+        bootstrap_timeout_s=1e3 if patient else BOOTSTRAP_S,
+        lease_s=1e3 if patient else LEASE_S,
+        decode_extra_slots=extra,
+        num_reserved_decode_tokens=rng.choice([0, 4, 512]),
+    )
+    num_pages = max(2, base.num_pages // factor, -(-base.context_length // page_size) if rng.random() < 0.5 else 0)
+    return replace(
+        base, page_size=page_size, num_pages=num_pages, radix_cache=radix_cache, kinds=kinds, disaggregation=options
+    )
+
+
+def _speculating(rng: Random, config: SchedulerConfig) -> SchedulerConfig:
+    algorithm = rng.choice([SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.OFF, *PROPOSED_ON])
+    if algorithm is SpeculativeAlgorithm.OFF:
+        return config
+    rows = config.max_running_requests + config.disaggregation.decode_extra_slots
+    width = rng.randint(2, 5)
+    wide = speculating(replace(config, max_running_requests=rows), algorithm, width)
+    return replace(wide, max_running_requests=config.max_running_requests)
+
+
+def run_pair(seed: int) -> PairOutcome:
+    """Whatever is wrong is raised, with the line that replays it."""
+    pair = None
+    try:
+        with patch.object(anchors, "MIN_DISTANCE", CLOSE), patch.object(admission, "MAX_OVERTAKES", FEW):
+            pair = random_pair(seed)
+            return pair.run()
+    except Exception as error:
+        if pair:
+            error.add_note(f"{pair.prefill.config}\n{pair.decode.config}")
+        error.add_note(f"replay: python -m tests.simulation.pair --seed {seed}")
+        raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return command_line("tests.simulation.pair", __doc__ or "", run_pair, PairOutcome(seeds=0), argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""Bugs on purpose in what two engines do for one request: what the simulation of a pair must find.
+
+`python -m tests.simulation.pair_mutations` says after how many seeds each is found, and the score.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forebay.memory.holding import DeferredFree
+from forebay.memory.kinds.recurrent import States
+from forebay.memory.req_to_token_pool import DecodeReqToTokenPool
+from forebay.memory.slots import NO_IDS, NO_SLOT
+from forebay.requests.request import Status
+from forebay.requests.step_plan import Admission
+from forebay.requests.transfers import Send, Span
+from forebay.scheduler import decode_role, prefill_role
+from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.handoff import Handoff, Role
+from forebay.scheduler.prefill_role import PrefillRole
+from forebay.scheduler.releases import Releases
+from forebay.scheduler.residency import Residencies
+from forebay.scheduler.telling import Telling
+from tests.simulation.pair import run_pair
+
+Patch = pytest.MonkeyPatch
+Mutation = Callable[[Patch], None]
+MUTATIONS: dict[str, Mutation] = {}
+
+
+def mutation(apply: Mutation) -> Mutation:
+    MUTATIONS[apply.__name__] = apply
+    return apply
+
+
+def found_after(name: str, seeds: Iterable[int]) -> int | None:
+    """With the mutation in place, the first seed that fails; None if all pass."""
+    with Patch.context() as patch:
+        MUTATIONS[name](patch)
+        for seed in seeds:
+            try:
+                run_pair(seed)
+            except (TypeError, AttributeError, NameError):
+                raise
+            except Exception:
+                return seed
+    return None
+
+
+@mutation
+def places_are_used_again_before_the_fence(patch: Patch) -> None:
+    patch.setattr(DeferredFree, "is_free", property(lambda self: self.fence.is_open))
+
+
+@mutation
+def a_retraction_frees_a_tickets_pages(patch: Patch) -> None:
+    release = Releases.release
+
+    def mutated(self, req, *args):
+        if req.status is not Status.FINISHED and not (req.residency.ticket and req.residency.ticket.whole):
+            req.residency.ticket = None
+        release(self, req, *args)
+
+    patch.setattr(Releases, "release", mutated)
+
+
+@mutation
+def pages_that_the_cache_had_already_are_freed_under_a_transfer(patch: Patch) -> None:
+    let_pages_go = Releases._let_pages_go
+
+    def mutated(self, held, pages):
+        ticket, held.ticket = held.ticket, None
+        let_pages_go(self, held, pages)
+        held.ticket = ticket
+
+    patch.setattr(Releases, "_let_pages_go", mutated)
+
+
+@mutation
+def a_state_that_the_cache_was_given_may_be_evicted_while_it_is_read(patch: Patch) -> None:
+    leave = States.leave
+
+    def mutated(self, held):
+        holding = leave(self, held)
+        for node in holding.locked:
+            self.unlock(node, NO_IDS)
+        return holding._replace(locked=())
+
+    patch.setattr(States, "leave", mutated)
+
+
+@mutation
+def a_state_of_another_length_is_sent(patch: Patch) -> None:
+    def mutated(self, held, pages, start=0):
+        tracking = self.tracking(held)
+        return np.array([tracking.tracked.slot if tracking.tracked else tracking.live], dtype=np.int64)
+
+    patch.setattr(States, "slots_with", mutated)
+    patch.setattr(Residencies, "offload", lambda self, held: False)
+
+
+@mutation
+def a_page_is_sent_before_its_chunk_has_committed(patch: Patch) -> None:
+    def mutated(self, req):
+        sending, held, page_size = self._sending(req), req.residency, self.scheduler.config.page_size
+        stop = held.kv_bound // page_size * page_size
+        if sending and stop > sending.next:
+            held.ticket = sending
+            places = self.scheduler.held.kv_places(held, sending.next, stop)
+            self._send(Send(ticket=sending.ticket, spans=places))
+            sending.next = stop
+
+    patch.setattr(PrefillRole, "computed", mutated)
+
+
+@mutation
+def the_partial_page_is_never_sent(patch: Patch) -> None:
+    places = Residencies.places
+
+    def mutated(self, held, start, kv_start):
+        spans = places(self, held, start, kv_start)
+        if held.ticket and held.kv_len % self.page_size and type(held.ticket).__name__ == "_Sending":
+            spans["kv"] = Span(start=kv_start, ids=spans["kv"].ids[:-1])
+        return spans
+
+    patch.setattr(Residencies, "places", mutated)
+
+
+@mutation
+def window_pages_are_said_to_be_of_another_place(patch: Patch) -> None:
+    places = Residencies.places
+
+    def mutated(self, held, start, kv_start):
+        spans = places(self, held, start, kv_start)
+        return spans | {kind: Span(start=start, ids=span.ids) for kind, span in spans.items() if kind == "window"}
+
+    patch.setattr(Residencies, "places", mutated)
+
+
+@mutation
+def a_tail_of_another_length_is_accepted(patch: Patch) -> None:
+    def mutated(self, receiving, tail):
+        receiving.settled, receiving.tail = True, tail
+
+    patch.setattr(DecodeRole, "_arrive", mutated)
+
+
+@mutation
+def what_arrives_is_told_before_the_ticket_is_closed(patch: Patch) -> None:
+    """And with the offer already."""
+    order = DecodeRole._order
+
+    def mutated(self, req, now):
+        order(self, req, now)
+        req.residency.ticket = None
+
+    patch.setattr(DecodeRole, "_order", mutated)
+
+
+@mutation
+def a_prebuilt_row_is_a_token_too_short(patch: Patch) -> None:
+    patch.setattr(Admission, "kv_len", property(lambda self: max(0, len(self.token_ids) - 2)))
+
+
+@mutation
+def one_more_runs_than_may(patch: Patch) -> None:
+    join = DecodeRole._join
+
+    def mutated(self):
+        config, rows = self.scheduler.config, self.scheduler.held.rows
+        more = config.max_running_requests + 1
+        self.scheduler.config, rows.size = replace(config, max_running_requests=more), more
+        join(self)
+        self.scheduler.config, rows.size = config, more - 1
+
+    patch.setattr(DecodeRole, "_join", mutated)
+    patch.setattr(DecodeReqToTokenPool, "alloc_running", lambda self, reqs, num_running: self.alloc(reqs))
+
+
+@mutation
+def an_aborted_arrival_keeps_its_row(patch: Patch) -> None:
+    let_part_go = Releases._let_part_go
+
+    def mutated(self, held, *, row=NO_SLOT, **parts):
+        let_part_go(self, held, row=NO_SLOT if held.ticket else row, **parts)
+
+    patch.setattr(Releases, "_let_part_go", mutated)
+
+
+@mutation
+def a_room_in_use_is_taken_twice(patch: Patch) -> None:
+    patch.setattr(Role, "admit", lambda self, req: None)
+
+
+@mutation
+def an_offer_is_taken_for_any_request_in_its_room(patch: Patch) -> None:
+    patch.setattr(prefill_role, "_is_of", lambda offered, req: offered.ticket.room == req.rendezvous.room)
+
+
+@mutation
+def drafts_of_the_rows_last_tenant_are_verified(patch: Patch) -> None:
+    patch.setattr(DecodeRole, "most_drafts", lambda self, reqs, most: most)
+
+
+@mutation
+def nobody_is_told_of_an_abort(patch: Patch) -> None:
+    patch.setattr(Handoff, "_withdraw", lambda self, ticket, failure: None)
+
+
+@mutation
+def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
+    keeps = PrefillRole.keeps
+
+    def mutated(self, req, reason, update):
+        kept = keeps(self, req, reason, update)
+        if kept and req.status is Status.TRANSFERRING:
+            self._sent(self._sending(req), req)
+        return kept
+
+    patch.setattr(PrefillRole, "keeps", mutated)
+
+
+@mutation
+def a_token_is_told_of_a_prompt_that_gave_way(patch: Patch) -> None:
+    """As if what its last chunk wrote were still there."""
+    keeps = PrefillRole.keeps
+    patch.setattr(PrefillRole, "keeps", lambda self, req, *args: bool(req.held) and keeps(self, req, *args))
+
+
+@mutation
+def places_are_offered_while_somebody_waits_for_memory(patch: Patch) -> None:
+    """So much that those who run cannot get on: nobody may need more than there will be."""
+    patch.setattr(DecodeRole, "_has_room", lambda self, req, num_cached: self.scheduler.held.available_pages > 0)
+
+
+@mutation
+def pages_are_counted_without_those_in_transit(patch: Patch) -> None:
+    patch.setattr(decode_role, "footprint_ahead", lambda *args: np.zeros(1, dtype=np.int64))
+
+
+@mutation
+def a_failed_step_forgets_what_has_arrived(patch: Patch) -> None:
+    start_over = DecodeRole.start_over
+
+    def mutated(self, *, cleared):
+        start_over(self, cleared=cleared)
+        self._arrived.clear()
+
+    patch.setattr(DecodeRole, "start_over", mutated)
+
+
+@mutation
+def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
+    transfer = Telling.transfer
+
+    def mutated(self, req):
+        transfer(self, req)
+        if req.held:
+            req.residency.ticket and setattr(req.residency.ticket, "whole", False)
+
+    patch.setattr(Telling, "transfer", mutated)
+
+
+def main() -> int:
+    seeds, missed = range(1500), []
+    for name in MUTATIONS:
+        found = found_after(name, seeds)
+        print(f"{name:<70} {'NOT FOUND' if found is None else f'seed {found}'}", flush=True)
+        missed += [name] if found is None else []
+    print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} found within {len(seeds)} seeds")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Two schedulers and a wire that does what wires do, seed after seed (C2, C3, C8, C21, C22, C27). A failure's note has
+the line that replays it.
+
+More seeds: `python -m tests.simulation.pair --seeds 0:10000 --jobs 2`.
+"""
+
+import pytest
+
+from tests.simulation.pair import PairOutcome, main, run_pair
+from tests.simulation.pair_mutations import MUTATIONS, found_after
+
+SEEDS_PER_CHUNK = 20
+QUICK, ALL = 1, 150
+CHUNKS = [*range(QUICK), *(pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(QUICK, ALL))]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_c22_both_halves_of_a_request_end_once_with_one_engines_tokens_or_a_typed_error(chunk):
+    outcomes = [run_pair(seed) for seed in range(chunk * SEEDS_PER_CHUNK, (chunk + 1) * SEEDS_PER_CHUNK)]
+    outcome = sum(outcomes, PairOutcome(seeds=0))
+    # The traffic must be of the kind that finds bugs: much of it well, and much hurt.
+    assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 4
+    assert min(outcome.arrived, outcome.hurt) >= 40
+    assert run_pair(chunk * SEEDS_PER_CHUNK).digest == outcomes[0].digest
+
+
+def test_the_command_line_replays_one_seed(capsys):
+    assert main(["--seed", "2"]) == 0
+    assert run_pair(2).digest in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_simulator_finds(name):
+    seed = found_after(name, range(1500))
+    assert seed is not None, f"no seed below 1500 fails although {name.replace('_', ' ')}"
+    run_pair(seed)  # and the product itself passes that seed
