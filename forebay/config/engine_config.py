@@ -67,6 +67,11 @@ class SpeculativeAlgorithm(StrEnum):
         """Whether the guesses are made where the model computes, and the host never sees them."""
         return self not in (SpeculativeAlgorithm.OFF, SpeculativeAlgorithm.NGRAM)
 
+    @property
+    def keeps_hidden(self) -> bool:
+        """Whether the guesses go on from what the model made of a row's last token, which is kept for each row."""
+        return self.on_device and self is not SpeculativeAlgorithm.STANDALONE
+
 
 class DisaggregationMode(StrEnum):
     """Which half of a request an engine computes."""

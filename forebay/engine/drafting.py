@@ -192,9 +192,9 @@ def assistant_of(
     num_positions: int,
     progress: Callable[[int, int], None],
 ) -> Assistant | None:
-    """Loaded; None where nobody asked for one."""
+    """Loaded; None where nobody asked for one, or memory leaves no width to draft for."""
     options = config.speculation
-    if options.algorithm is not SpeculativeAlgorithm.FROZEN_KV_MTP:
+    if options.algorithm is not SpeculativeAlgorithm.FROZEN_KV_MTP or options.num_draft_tokens == 1:
         return None
     assert options.draft_model_path is not None, "an algorithm of draft models without one"
     log.info(event("assistant", path=options.draft_model_path, algorithm=options.algorithm))

@@ -16,19 +16,19 @@ from forebay.memory.kv_allocator import KV
 # A token is computed in the time in which this part of the weights' bytes is copied to the host and back. For the
 # embedded model (269 MB, 512-token prompts, two cores) that was 480 us and, at 6.3 GB/s each way, 1.5 MB.
 RECOMPUTE_SHARE: Final = 1 / 180
-_LENGTHS_BYTES: Final = 16  # that a head knows of a row
+_LENGTHS_BYTES: Final = 16  # that is known of a row beside that
 
 
 def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -> MemoryDemand:
     memory, scheduling, extra = config.memory, config.scheduling, config.disaggregation.decode_extra_slots
     certain = memory.max_running_requests + extra if config.disaggregation.is_decode else 0
     speculation = config.speculation
-    hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] + _LENGTHS_BYTES
+    hidden_bytes = model.hidden_size * ITEM_BYTES[config.types.dtype] if speculation.algorithm.keeps_hidden else 0
     return MemoryDemand(
         **asdict(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
         width=speculation.num_draft_tokens,
         logits_bytes=4 * model.vocab_size if speculation.num_draft_tokens > 1 else 0,
-        draft_row_bytes=hidden_bytes if speculation.algorithm.on_device else 0,
+        draft_row_bytes=hidden_bytes + _LENGTHS_BYTES if speculation.algorithm.on_device else 0,
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,
         pre_alloc_size=extra,
