@@ -13,9 +13,11 @@ from forebay.disagg.decode_side import is_loopback
 from forebay.disagg.layout import Layout, layout_of
 from forebay.disagg.memory import HostMemory, Memory, shapes_of
 from forebay.disagg.pages import KindShape
-from forebay.disagg.shm import Place, machine
+from forebay.disagg.shm import Place, Shm, machine
 from forebay.disagg.worker import Worker
+from forebay.disagg.writer import OneSided
 from forebay.pools.cache_pool import CachePool
+from forebay.pools.table import Region
 
 _SHARING: Final = sys.platform == "linux"
 
@@ -35,17 +37,37 @@ def make_transfers(
 
 def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layout, place: Place | None) -> Worker:
     _check(options, place)
-    shapes = shapes_of(cache)
+    shapes, instance = shapes_of(cache), secrets.token_hex(16)
+    memory, regions = memory_of(cache, shapes), [region for region in cache.regions() if region.kind in shapes]
+    transports, one_sided = [str(options.transfer_backend)], dict[str, OneSided]()
+    if options.transfer_backend is TransferBackend.AUTO:
+        transports = ["shm", "tcp"] if _SHARING and (place is not None or options.is_prefill) else ["tcp"]
+    if "shm" in transports:
+        one_sided["shm"] = Shm(shapes, memory, regions, place, timeout_s=options.bootstrap_timeout_s)
+    if "nixl" in transports:
+        one_sided["nixl"] = _nixl(instance, shapes, memory, regions)
     return Worker(
         options,
-        instance=secrets.token_hex(16),
+        instance=instance,
         layout=layout,
         shapes=shapes,
-        memory=memory_of(cache, shapes),
-        regions=[region for region in cache.regions() if region.kind in shapes],
-        place=place,
+        memory=memory,
+        transports=transports,
+        one_sided=one_sided,
         machine=machine() if _SHARING else "",
     )
+
+
+def _nixl(instance: str, shapes: dict[str, KindShape], memory: Memory, regions: list[Region]) -> OneSided:
+    if not isinstance(memory, HostMemory):
+        raise ConfigError("--disaggregation-transfer-backend nixl with a cache on a GPU: not in this version: use tcp")
+    try:
+        from forebay.disagg.nixl import Nixl
+    except ImportError as error:
+        raise ConfigError(
+            f"--disaggregation-transfer-backend nixl: {error}: use pip to install nixl-cu12, or auto, shm or tcp"
+        ) from error
+    return Nixl(instance, shapes, memory, regions)
 
 
 def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
@@ -58,8 +80,8 @@ def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
 
 def _check(options: DisaggregationOptions, place: Place | None) -> None:
     backend = options.transfer_backend
-    if backend in (TransferBackend.NIXL, TransferBackend.MOONCAKE):
-        raise ConfigError(f"--disaggregation-transfer-backend {backend}: not in this version: use auto, shm or tcp")
+    if backend is TransferBackend.MOONCAKE:
+        raise ConfigError("--disaggregation-transfer-backend mooncake: not in this version: use auto, shm, tcp or nixl")
     if backend is TransferBackend.SHM and options.is_decode and place is None:
         raise ConfigError(
             "--disaggregation-transfer-backend shm: the cache is not in memory that other processes can map (a CPU's, "

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from forebay.config.engine_config import DisaggregationOptions, TransferBackend
+from forebay.config.engine_config import DisaggregationOptions
 from forebay.disagg.layout import Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import U8, Memory
 from forebay.disagg.mover import Mover
 from forebay.disagg.pages import KindShape
-from forebay.disagg.shm import Place
-from forebay.pools.table import Region
+from forebay.disagg.writer import OneSided
 from forebay.requests.transfers import Event
 from forebay.requests.updates import Failure
 
@@ -31,9 +30,9 @@ class LinkUser(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class Desk:
-    """`machine` is the same on one machine. `regions` lie in files that `place` finds, where another process can map
-    them. `call` has something done by the worker's thread; `emit` may be called by that alone. `untaken_s`: how long
-    the oldest news has waited for the engine, 0 where none waits."""
+    """`machine` is the same on one machine. `transports` are those that may be used, best first; of all but `tcp`
+    `one_sided` has more. `call` has something done by the worker's thread; `emit` may be called by that alone.
+    `untaken_s`: how long the oldest news has waited for the engine, 0 where none waits."""
 
     options: DisaggregationOptions
     instance: str
@@ -41,8 +40,8 @@ class Desk:
     shapes: dict[str, KindShape]
     memory: Memory
     chunk_bytes: int  # the largest
-    regions: list[Region]
-    place: Place | None
+    transports: list[str]
+    one_sided: dict[str, OneSided]
     machine: str
     clock: Callable[[], float]
     mover: Mover
@@ -51,13 +50,6 @@ class Desk:
     watch: Callable[[Link, LinkUser], None]
     unwatch: Callable[[Link], None]
     untaken_s: Callable[[], float]
-
-    @property
-    def transports(self) -> list[str]:
-        """Those that may be used here, best first."""
-        if self.options.transfer_backend is TransferBackend.AUTO:
-            return ["shm", "tcp"] if self.place is not None or self.options.is_prefill else ["tcp"]
-        return [str(self.options.transfer_backend)]
 
     def staging(self) -> U8:
         """For one chunk on its way between memory and a transport."""

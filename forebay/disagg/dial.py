@@ -15,7 +15,6 @@ from forebay.disagg.desk import Desk
 from forebay.disagg.layout import PROTOCOL, mismatch
 from forebay.disagg.link import Link, LinkLost
 from forebay.disagg.seal import NONCE_BYTES, WireError
-from forebay.disagg.shm import ShmReach
 from forebay.disagg.tcp import TcpReader, tune
 from forebay.disagg.writer import Reach
 from forebay.requests.updates import Failure
@@ -73,12 +72,12 @@ class Session:
         if self._is_over:
             sock.close()
             return
-        tune(sock)
         desk = self._desk
         link = Link(sock, self.where, desk.clock, desk.options.chaos)
         hello = self._hellos[len(self._links)]
         self._links.append(link)
         desk.watch(link, self)
+        self._try(lambda: tune(sock))
         self._try(lambda: link.greet(desk.options.cluster_key, hello))
 
     def on_frame(self, link: Link, frame: object) -> None:
@@ -112,8 +111,7 @@ class Session:
         elif frame.transport == "tcp":
             self._connect(self._links[0].sock.getpeername()[:2])
         else:
-            assert desk.place is not None, frame.transport
-            self.reach = ShmReach(desk.regions, desk.place, desk.options.bootstrap_timeout_s)
+            self.reach = desk.one_sided[frame.transport].reach(frame.pid if frame.machine == desk.machine else 0)
             self.send(frames.Invite(self.reach.invitation))
 
     def _attach(self, link: Link) -> None:
@@ -133,7 +131,7 @@ class Session:
             return
         try:
             send()
-        except (LinkLost, WireError) as error:
+        except (LinkLost, WireError, OSError) as error:
             failure = failures.peer_lost(self.where, str(error))
             self._desk.call(lambda: self.lose(failure))  # not now: the caller is about to do more with this session
 

@@ -39,8 +39,12 @@ class Introduce(msgspec.Struct, frozen=True, tag="introduce", kw_only=True):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """`pid` is prefill's, on its `machine`."""
+
     layout: Layout
     transport: str
+    machine: str
+    pid: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -126,6 +126,7 @@ class Mover:
         self._outboxes: dict[int, _Outbox] = {}
         self._readers: dict[int, TcpReader] = {}
         self._landings: dict[bytes, Landing] = {}
+        self._ending_boxes: list[_Outbox] = []
         self._dropping: set[bytes] = set()  # whose chunk is on its way from or to places
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
@@ -158,7 +159,8 @@ class Mover:
 
     def _turn(self) -> None:
         moved = self._write_some()
-        polls = any(box.current is not None and box.writer.fileno() < 0 for box in self._outboxes.values())
+        boxes = (*self._outboxes.values(), *self._ending_boxes)
+        polls = any(box.current is not None and box.writer.fileno() < 0 for box in boxes)
         ready = self._selector.select(0 if moved else POLL_S if polls else None)
         self._wake.clear()
         while self._jobs:  # first: what has come may be of a ticket that is among them
@@ -194,6 +196,7 @@ class Mover:
     def _write_some(self) -> bool:
         """A chunk for each peer that takes one; whether any was."""
         moved = False
+        self._ending_boxes = [box for box in self._ending_boxes if not self._has_ended(box)]
         for session, box in [*self._outboxes.items()]:
             try:
                 moved |= self._write(session, box)
@@ -213,6 +216,17 @@ class Mover:
         if chunk is None:
             return False
         self._report(Wrote(session, chunk))
+        self._let_go(box)
+        return True
+
+    def _has_ended(self, box: _Outbox) -> bool:
+        """Whether what a writer was at when its session was lost is over: only then nothing of it is touched."""
+        try:
+            if box.writer.advance() is None:
+                return False
+        except (OSError, WireError) as error:
+            log.info(event("transfer_connection_ended", why=str(error)))
+        box.writer.close()
         self._let_go(box)
         return True
 
@@ -236,7 +250,8 @@ class Mover:
         self._landings.pop(nonce, None)
         for box in self._outboxes.values():
             box.waiting = deque(item for item in box.waiting if item[0] != nonce)
-        if any(box.current == nonce and box.writer.holds_places for box in self._outboxes.values()):
+        boxes = (*self._outboxes.values(), *self._ending_boxes)
+        if any(box.current == nonce and box.writer.holds_places for box in boxes):
             self._dropping.add(nonce)
         else:
             self._report(Dropped(nonce))
@@ -302,6 +317,9 @@ class Mover:
     def _end(self, session: int) -> None:
         box = self._outboxes.pop(session, None)
         reader = self._readers.pop(session, None)
+        if box is not None and box.current is not None and box.writer.holds_places:
+            self._ending_boxes.append(box)
+            box = None
         for end in (None if box is None else box.writer, reader):
             if end is not None:
                 if end.fileno() >= 0 and end.fileno() in self._selector.get_map():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 
 from forebay.base.log import event, get_logger
-from forebay.disagg import failures, frames, mover, shm
+from forebay.disagg import failures, frames, mover
 from forebay.disagg.desk import Desk
 from forebay.disagg.layout import mismatch
 from forebay.disagg.link import Link, LinkLost
@@ -96,12 +97,12 @@ class PrefillSide:
     def accept(self) -> None:
         try:
             sock, address = self._listener.accept()
+            tune(sock)
         except OSError:
             return
         if len(self._guests) >= MAX_STRANGERS:
             oldest = next(iter(self._guests))
             self.on_lost(oldest, failures.peer_lost(oldest.where, "too many strangers"))
-        tune(sock)
         link = Link(sock, f"{address[0]}:{address[1]}", self._desk.clock, self._desk.options.chaos)
         link.await_greeting(self._desk.options.cluster_key)
         self._guests[link] = _Guest(self._desk.clock())
@@ -151,7 +152,7 @@ class PrefillSide:
         self._by_link[link] = self._by_number[session.number] = session
         self._sessions[hello.instance] = session
         self._epochs[hello.instance] = hello.epoch
-        self._send(session, frames.Welcome(desk.layout, transport))
+        self._send(session, frames.Welcome(desk.layout, transport, desk.machine, os.getpid()))
 
     def _attach(self, link: Link, hello: frames.Hello) -> None:
         """A connection of chunks: of the session of this epoch, and no other."""
@@ -167,14 +168,7 @@ class PrefillSide:
 
         def join() -> Callable[[], None]:
             try:
-                writer, shapes = shm.join(
-                    address,
-                    desk.shapes,
-                    desk.memory,
-                    desk.staging(),
-                    page_size=session.page_size,
-                    timeout_s=desk.options.bootstrap_timeout_s,
-                )
+                writer, shapes = desk.one_sided[session.transport].join(address, session.page_size)
             except (OSError, WireError, msgspec.MsgspecError) as error:
                 failure = failures.peer_lost(session.where, str(error))
                 return lambda: self._lose(session, failure)
@@ -198,7 +192,7 @@ class PrefillSide:
         match frame:
             case frames.Beat():
                 pass
-            case frames.Invite(address) if session.transport == "shm" and not session.is_joined:
+            case frames.Invite(address) if session.transport != "tcp" and not session.is_joined:
                 self._invited(session, address)
             case frames.Offering() if session.is_joined:
                 self._offered(session, frame)

@@ -26,7 +26,7 @@ import numpy as np
 
 from forebay.base.log import event, get_logger
 from forebay.disagg.frames import Chunk
-from forebay.disagg.memory import U8, HostMemory, Memory, Places, rows
+from forebay.disagg.memory import U8, HostMemory, Memory, Places, chunk_bytes, rows
 from forebay.disagg.pages import KindShape, Piece
 from forebay.disagg.seal import WireError
 from forebay.disagg.tcp import chunk_of
@@ -51,6 +51,13 @@ def machine() -> str:
     return f"{boot}:{os.getuid()}:{spaces}"
 
 
+def has_ended(process: int) -> bool:
+    """By its descriptor, which is readable from the end of its last thread on."""
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(0))
+
+
 class _Address(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     word: bytes
@@ -60,6 +67,30 @@ class _Files(msgspec.Struct, frozen=True, array_like=True):
     """By region in order: the kind, the number of the file, the offset in it, and how many bytes."""
 
     regions: list[tuple[str, int, int, int]]
+
+
+class Shm:
+    """`place` finds `regions` in files that another process can map; None where it cannot, which prefill need not."""
+
+    def __init__(
+        self,
+        shapes: dict[str, KindShape],
+        memory: Memory,
+        regions: Sequence[Region],
+        place: Place | None,
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._shapes, self._memory, self._regions = shapes, memory, regions
+        self._place, self._timeout_s = place, timeout_s
+
+    def reach(self, pid: int) -> ShmReach:
+        """Who comes is asked of the kernel."""
+        assert self._place is not None, "decode was to know where its caches are"
+        return ShmReach(self._regions, self._place, self._timeout_s)
+
+    def join(self, address: bytes, page_size: int) -> tuple[ShmWriter, dict[str, KindShape]]:
+        return join(address, self._shapes, self._memory, page_size=page_size, timeout_s=self._timeout_s)
 
 
 class ShmReach:
@@ -82,6 +113,7 @@ class ShmReach:
         self._listener.listen(1)
         self._listener.settimeout(timeout_s)
         self._guest: socket.socket | None = None
+        self._is_closing = False
         self._thread = threading.Thread(target=self._let_in, name="shm", daemon=True)
         self._thread.start()
 
@@ -91,14 +123,11 @@ class ShmReach:
 
     def writer_is_dead(self) -> bool:
         """To be asked when closed: nobody is let in any more."""
-        if self._process < 0:
-            return True
-        poll = select.poll()
-        poll.register(self._process, select.POLLIN)
-        return bool(poll.poll(0))
+        return self._process < 0 or has_ended(self._process)
 
     def close(self) -> None:
         """Let nobody in any more. Who was stays known: `writer_is_dead`."""
+        self._is_closing = True
         for sock in (self._listener, self._guest):
             if sock is not None:
                 with contextlib.suppress(OSError):
@@ -116,7 +145,8 @@ class ShmReach:
             with guest:
                 self._guest = guest
                 guest.settimeout(self._listener.gettimeout())
-                self._admit(guest)
+                if not self._is_closing:
+                    self._admit(guest)
         except (OSError, WireError) as error:
             log.info(event("shm_nobody_came", why=str(error)))
 
@@ -140,10 +170,8 @@ class ShmReach:
 
 
 def join(
-    address: bytes, shapes: Mapping[str, KindShape], memory: Memory, staging: U8, *, page_size: int, timeout_s: float
+    address: bytes, shapes: Mapping[str, KindShape], memory: Memory, *, page_size: int, timeout_s: float
 ) -> tuple[ShmWriter, dict[str, KindShape]]:
-    """Prefill: map the caches of a decode engine with pages of `page_size` tokens, and what shapes they have there.
-    OSError or WireError where that fails."""
     there = msgspec.msgpack.decode(address, type=_Address)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(timeout_s)
@@ -162,7 +190,7 @@ def join(
                 os.close(fd)
         found, theirs = _regions(files, maps, shapes, page_size)
         sock.send(b"\0")
-    return ShmWriter(HostMemory(found), memory, staging), theirs
+    return ShmWriter(HostMemory(found), memory, memory.staging(chunk_bytes(shapes))), theirs
 
 
 def _mapped(fd: int) -> mmap.mmap:

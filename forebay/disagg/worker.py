@@ -27,9 +27,8 @@ from forebay.disagg.mover import Mover
 from forebay.disagg.pages import KindShape
 from forebay.disagg.prefill_side import PrefillSide
 from forebay.disagg.seal import WireError
-from forebay.disagg.shm import Place
 from forebay.disagg.wake import Wake
-from forebay.pools.table import Region
+from forebay.disagg.writer import OneSided
 from forebay.requests.transfers import Event, Offer, Order, Send, Withdraw
 
 TICKS_PER_BEAT: Final = 4
@@ -51,8 +50,8 @@ class Worker:
         layout: Layout,
         shapes: dict[str, KindShape],
         memory: Memory,
-        regions: list[Region],
-        place: Place | None,
+        transports: list[str],
+        one_sided: dict[str, OneSided],
         machine: str,
     ) -> None:
         self.instance, self._ending = instance, False
@@ -72,8 +71,8 @@ class Worker:
             shapes=shapes,
             memory=memory,
             chunk_bytes=chunk_bytes(shapes),
-            regions=regions,
-            place=place,
+            transports=transports,
+            one_sided=one_sided,
             machine=machine,
             clock=self._clock,
             mover=self._mover,
@@ -199,7 +198,7 @@ class Worker:
                     user.on_frame(link, frame)
                     if link not in self._users:
                         return
-        except (LinkLost, WireError) as error:
+        except (LinkLost, WireError, OSError) as error:
             user.on_lost(link, failures.peer_lost(link.where, str(error)))
 
     def _flush(self) -> None:

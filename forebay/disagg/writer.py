@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from forebay.disagg.frames import Chunk
-from forebay.disagg.pages import Piece
+from forebay.disagg.pages import KindShape, Piece
 from forebay.requests.parts import I64
 
 
@@ -35,8 +35,21 @@ class Writer(Protocol):
         ...
 
 
+class OneSided(Protocol):
+    """A transport whose writer reaches into decode's memory by itself."""
+
+    def reach(self, pid: int) -> Reach:
+        """Decode: be ready for the process `pid` of this machine (0: one of another). OSError where that fails."""
+        ...
+
+    def join(self, address: bytes, page_size: int) -> tuple[Writer, dict[str, KindShape]]:
+        """Prefill: follow an invitation of a decode engine with pages of `page_size` tokens; what shapes its caches
+        have. May wait. OSError or WireError where it leads nowhere."""
+        ...
+
+
 class Reach(Protocol):
-    """Decode's end of a transport whose writer reaches into this process's memory by itself."""
+    """Decode's end towards one prefill process."""
 
     @property
     def invitation(self) -> bytes:

@@ -43,6 +43,14 @@ _ENGINE_COUNTERS: Final = {
 }
 
 
+_TRANSFERS: Final = {
+    "pending": "Requests that wait for their other half",
+    "transferring": "Requests that wait for what is on its way",
+    "open": "Tickets of transfers that are not closed",
+    "unfenced": "Broken tickets whose places another engine may still write to",
+}
+
+
 class Metrics:
     """One registry per server, so that two servers in one process do not meet."""
 
@@ -139,6 +147,9 @@ class _EngineCollector(Collector):
             yield _gauge("spec_accept_length", "Tokens of a request by recent decode step", recent.accepted_per_step)
             yield _gauge("spec_net_speedup", "Recent tokens per second by those without guesses", recent.net_speedup)
         yield from _memory(state.memory)
+        if state.transfers is not None:
+            for name, text in _TRANSFERS.items():
+                yield _gauge(f"transfers_{name}", text, getattr(state.transfers, name))
         dead = state.counters.get("dead_kv_tokens", 0)
         yield _gauge("dead_kv_tokens", "Cached KV tokens with no state left to go on from", dead)
         for name, text in _ENGINE_COUNTERS.items():

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 import torch
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
@@ -23,6 +25,11 @@ from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
 from tests.deadlines import wait_until
 
+BACKENDS = [
+    "shm",
+    "tcp",
+    pytest.param("nixl", marks=pytest.mark.skipif(not find_spec("nixl_cu12"), reason="nixl-cu12 is not installed")),
+]
 PLAIN = (FullAttention(num_kv_heads=2, head_dim=8),) * 3
 EVERYTHING = (
     FullAttention(num_kv_heads=2, head_dim=5),

@@ -68,7 +68,7 @@ class ScriptedPrefill:
     def join(self, decode: Half, layout: Layout, transport: str, instance: str = "scripted") -> None:
         self.control = self._accept(instance)
         self.control.wait(frames.Introduce)
-        self.control.send(frames.Welcome(layout, transport))
+        self.control.send(frames.Welcome(layout, transport, "", 0))
         if transport == "tcp":
             self.data = self._accept(instance)
             self.data.wait(frames.Attach)
@@ -79,7 +79,6 @@ class ScriptedPrefill:
                 self.control.wait(frames.Invite).address,
                 shapes,
                 source,
-                source.staging(chunk_bytes(shapes)),
                 page_size=decode.cache.page_size,
                 timeout_s=60.0,
             )

@@ -38,7 +38,19 @@ from forebay.requests.transfers import (
 )
 from forebay.requests.updates import Failure
 from tests.deadlines import wait_until
-from tests.disagg.pair import EVERYTHING, OPTIONS, PLAIN, Half, half, layout_of, offer, pair, spans_of, transfer
+from tests.disagg.pair import (
+    BACKENDS,
+    EVERYTHING,
+    OPTIONS,
+    PLAIN,
+    Half,
+    half,
+    layout_of,
+    offer,
+    pair,
+    spans_of,
+    transfer,
+)
 from tests.disagg.scripted import Peer, ScriptedPrefill, hello, scripted_decode
 
 QUICK = replace(OPTIONS, heartbeat_s=0.1, bootstrap_timeout_s=1.0, lease_s=1.0)
@@ -82,7 +94,7 @@ def scripted_offer(peer: ScriptedPrefill, decode: Half) -> Offer:
 # -- whoever withdraws, whenever ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("when", ["at once", "offered", "under way", "tail"])
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_an_abort_of_either_side_at_any_time_reaches_the_other(backend: str, when: str, side: str) -> None:
@@ -341,7 +353,7 @@ def test_junk_on_the_port_harms_nobody() -> None:
 # -- loss --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("who", ["prefill", "decode"])
 def test_a_restarted_engine_is_used_again(backend: str, who: str) -> None:
     with pair(backend=backend, options=QUICK) as (prefill, decode):
@@ -457,7 +469,7 @@ def test_a_stopped_process_is_noticed_and_its_places_are_closed_when_it_is_dead_
             decode.transfers.close()
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_peer_that_never_says_that_all_arrived_loses_its_lease(backend: str) -> None:
     with pair(backend=backend, options=QUICK) as (prefill, decode):
         made = offer(prefill, decode, spans_of(decode, N), N)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.disagg.pair import EVERYTHING, pair, transfer
+from tests.disagg.pair import BACKENDS, EVERYTHING, pair, transfer
 
 
-@pytest.mark.parametrize("backend", ["shm", "tcp"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("page_sizes", [(1, 1), (16, 16), (4, 16), (16, 4)], ids=str)
 def test_what_arrives_is_what_was_sent(backend: str, page_sizes: tuple[int, int]) -> None:
     """C21"""

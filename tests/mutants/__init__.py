@@ -12,9 +12,10 @@ from tests.mutants.disagg import DISAGG
 from tests.mutants.engine import ENGINE
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
+from tests.mutants.route import ROUTE
 from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.speculation import SPECULATION
 
-MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *DISAGG, *SERVER, *SPECULATION)
+MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *DISAGG, *SERVER, *ROUTE, *SPECULATION)

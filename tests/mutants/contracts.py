@@ -139,7 +139,13 @@ CONTRACTS: Final = {
         "And the client and the metrics can see it.",
         "memory/miss_reason.py, memory/radix_index.py, scheduler/admission.py",
     ),
-    "C21": Contract("Prefill and decode on servers of their own", "", "", "disaggregation"),
+    "C21": Contract(
+        "Prefill and decode on servers of their own",
+        "What layers keep of a prompt goes from one to the other, and the tokens are those of one. Decode keeps no "
+        "prefix cache unless asked; an extra buffer that was asked for becomes `no_buffer`, with a warning.",
+        "scheduler/handoff.py, scheduler/prefill_role.py, scheduler/decode_role.py, disagg/, engine/exchange.py, "
+        "config/disaggregation.py, server/rendezvous.py, route/",
+    ),
     "C22": Contract(
         "A peer's failure",
         "Its death, and messages that are lost, late, doubled or altered, end in the right tokens or one typed error,"

@@ -151,6 +151,7 @@ def test_before_the_first_token_another_server_takes_over(route: Route) -> None:
 
 def test_after_the_first_token_a_failure_is_told_in_the_stream_and_nothing_begins_again(route: Route) -> None:
     routed = route(decode=2, make=slow)
+    routed.prefill[0].engine.script = lambda prompt, params: [100]
     with routed.client() as http:
         body = {"prompt": "a", "max_tokens": 4000, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as answer:
@@ -211,3 +212,18 @@ def test_keys_are_the_members_as_they_are_the_routers(route: Route) -> None:
     assert ask(routed).status_code == 401
     with routed.client(headers={"authorization": f"Bearer {key}"}) as http:
         assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).is_success
+
+
+def test_a_connection_that_breaks_in_a_stream_is_told_in_it(route: Route) -> None:
+    """Not by silence, which a client could take for the end."""
+    routed = route(make=slow)
+    routed.prefill[0].engine.script = lambda prompt, params: [100]
+    with routed.client() as http:
+        body = {"prompt": "a", "max_tokens": 4000, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            events = (line[6:] for line in answer.iter_lines() if line)
+            next(events)
+            routed.loop.call_soon_threadsafe(routed.router.members.decode[0].pool.give_up)
+            *_, error, done = events
+    assert (json.loads(error)["error"]["code"], done) == ("member_lost", "[DONE]")
+    at_rest(routed)

@@ -36,7 +36,7 @@ FOUND_AT = {
     "what_a_draft_was_is_sampled_behind_a_rejected_one": 20,
     "what_a_failed_request_computed_is_adopted": 36,
     "what_has_not_come_back_from_the_host_is_adopted": 29,
-    "what_was_accepted_behind_the_end_is_adopted": 70,
+    "what_was_accepted_behind_the_end_is_adopted": 102,
 }
 
 

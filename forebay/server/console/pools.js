@@ -66,6 +66,7 @@ export class Strip {
     $("waiting").textContent = whole(state.num_waiting);
     this.showRate(state.counters.generated_tokens ?? 0);
     $("pools").replaceChildren(...state.pools.map(poolView));
+    $("members").replaceChildren(...(state.members ?? []).map(memberView));
     showMap(state.map ?? []);
   }
 
@@ -90,6 +91,20 @@ function restNote(memory) {
   if (!memory || memory.phase === "serving") return "";
   const released = memory.released.join(", ");
   return released ? `The engine is ${memory.phase}: ${released} released.` : `The engine is ${memory.phase}.`;
+}
+
+// A server behind a router: whether it takes requests, and how many it has.
+function memberView(member) {
+  const view = document.createElement("li");
+  const name = document.createElement("span");
+  name.textContent = member.name;
+  const status = document.createElement("span");
+  status.className = "ready";
+  status.dataset.state = member.up ? "ready" : "not-ready";
+  status.textContent = member.up ? plural(member.in_flight, "request") : "down";
+  view.title = member.up ? member.url : `${member.url}: ${member.why}`;
+  view.append(name, status);
+  return view;
 }
 
 function poolView(pool) {

@@ -1,0 +1,155 @@
+"""What prefill and decode on processes of their own cost and bring, on one machine: one process against `--pd local`.
+
+    python -m benchmarks.disaggregation [--repeats 15] [--seconds 12] [--kill]
+
+Both serve the default model on the same cores, at the same time and asked in turn. The first token of prompts of 128
+and 2,000 tokens; the time between two tokens of 8 streams while a prompt of 2,000 tokens arrives every second; and with
+`--kill` how long after a kill of a server a request is answered again, and what is in quarantine in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from forebay.base.errors import ForebayError
+from forebay.base.http_client import Connection, Origin, get_json
+
+STREAMS, ARRIVALS_S = 8, 1.0
+PATH = "/v1/completions"
+
+
+@contextmanager
+def served(*flags: str) -> Iterator[tuple[int, Origin]]:
+    """Its process and its address."""
+    command = [sys.executable, "-m", "forebay.cli.main", "serve", "--port=0", "--log-level=error", *flags]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        urls = (match[1] for line in process.stdout if (match := re.search(r"ready at (\S+)", line)))
+        yield process.pid, Origin(next(urls))
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def body(num_tokens: int, max_tokens: int) -> dict[str, Any]:
+    ids = [random.randrange(1000, 40_000) for _ in range(num_tokens)]
+    return {"prompt": ids, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, "stream": True}
+
+
+async def stream(origin: Origin, num_tokens: int, max_tokens: int) -> list[float]:
+    """When each of its tokens came, in seconds since the request."""
+    times: list[float] = []
+    connection = await Connection.connect(origin)
+    try:
+        start = time.monotonic()
+        asked = body(num_tokens, max_tokens)
+        await connection.request("POST", PATH, asked, lambda event: times.append(time.monotonic() - start))
+    finally:
+        connection.close()
+    return times
+
+
+async def first_tokens(servers: dict[str, Origin], num_tokens: int, repeats: int) -> dict[str, float]:
+    """Medians, in milliseconds."""
+    found: dict[str, list[float]] = {name: [] for name in servers}
+    for _ in range(repeats):
+        for name, origin in servers.items():
+            found[name].append((await stream(origin, num_tokens, 1))[0])
+    return {name: 1e3 * median(times) for name, times in found.items()}
+
+
+async def between_tokens(origin: Origin, seconds: float, *, arrivals: bool) -> dict[str, float]:
+    """Of 8 streams, in milliseconds; and how many tokens they had a second."""
+    gaps: list[float] = []
+    ending = time.monotonic() + seconds
+
+    async def one() -> None:
+        while time.monotonic() < ending:
+            times = await stream(origin, 64, 64)
+            gaps.extend(after - before for before, after in pairwise(times))
+
+    async def prompts() -> None:
+        asked = set()
+        while time.monotonic() < ending:
+            asked.add(asyncio.create_task(stream(origin, 2000, 1)))
+            await asyncio.sleep(ARRIVALS_S)
+        await asyncio.gather(*asked)
+
+    await asyncio.gather(*(one() for _ in range(STREAMS)), *([prompts()] if arrivals else []))
+    cuts = quantiles(gaps, n=100)
+    return {"p50": 1e3 * median(gaps), "p99": 1e3 * cuts[98], "most": 1e3 * max(gaps), "tok/s": len(gaps) / seconds}
+
+
+async def recovery(origin: Origin, pid: int, role: str) -> float:
+    """Seconds from the kill of a server to the end of the first request that is answered."""
+    lists = (task / "children" for task in Path(f"/proc/{pid}/task").iterdir())
+    members = [int(child) for found in lists for child in found.read_text().split()]
+    victim = next(m for m in members if f"mode={role}" in Path(f"/proc/{m}/cmdline").read_text())
+    os.kill(victim, signal.SIGKILL)
+    start = time.monotonic()
+    while True:
+        connection = await Connection.connect(origin)
+        try:
+            await connection.request("POST", PATH, {**body(16, 2), "stream": False})
+            if connection.status == 200:
+                return time.monotonic() - start
+        except ForebayError:
+            pass
+        finally:
+            connection.close()
+        await asyncio.sleep(0.1)
+
+
+async def measure(servers: dict[str, Origin], pid: int, args: argparse.Namespace) -> None:
+    for origin in servers.values():
+        await stream(origin, 600, 8)  # warm
+    for num_tokens in () if args.kill else (128, 2000):
+        found = await first_tokens(servers, num_tokens, args.repeats)
+        print(f"first token of {num_tokens}: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in found.items()))
+    for arrivals in () if args.kill else (False, True):
+        for name, origin in servers.items():
+            found = await between_tokens(origin, args.seconds, arrivals=arrivals)
+            load = "with prompts" if arrivals else "alone"
+            print(
+                f"between tokens of {STREAMS}, {load}, {name}: {json.dumps({k: round(v, 1) for k, v in found.items()})}"
+            )
+    if args.kill:
+        for role in ("prefill", "decode"):
+            print(f"after a kill of {role}: {await recovery(servers['pd'], pid, role):.1f} s")
+    await asyncio.sleep(2.0)
+    state = await get_json(servers["pd"], "/debug/state")
+    print(f"in quarantine: {sum(pool['quarantined'] for pool in state['pools'])} of {len(state['pools'])} pools")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=12.0)
+    parser.add_argument("--kill", action="store_true", help="measure recovery, and nothing else")
+    args = parser.parse_args()
+    with ExitStack() as stack:
+        pid, pd = stack.enter_context(served("--pd=local", "--kv-cache-bytes=1GiB"))
+        servers = {"pd": pd}
+        if not args.kill:
+            servers = {"one": stack.enter_context(served("--kv-cache-bytes=1GiB"))[1], **servers}
+        asyncio.run(measure(servers, pid, args))
+
+
+if __name__ == "__main__":
+    main()
