@@ -22,7 +22,7 @@ from forebay.disagg.frames import Chunk
 from forebay.disagg.memory import HostMemory, chunk_bytes, runs
 from forebay.disagg.pages import KindShape, Piece
 from forebay.disagg.seal import WireError
-from forebay.disagg.shm import has_ended
+from forebay.disagg.shm import check_all, has_ended
 from forebay.disagg.tcp import chunk_of
 from forebay.pools.table import Region
 from forebay.requests.parts import I64
@@ -79,6 +79,7 @@ class Nixl:
             known = theirs.get(kind)
             theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
             found[kind].append(begin)
+        check_all(found, self._shapes)
         ours = {kind: [region.address for region in self._regions if region.kind == kind] for kind in self._shapes}
         with _as_os_errors():
             peer = self._agent.add_remote_agent(invitation.agent)

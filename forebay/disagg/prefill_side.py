@@ -169,7 +169,7 @@ class PrefillSide:
         def join() -> Callable[[], None]:
             try:
                 writer, shapes = desk.one_sided[session.transport].join(address, session.page_size)
-            except (OSError, WireError, msgspec.MsgspecError) as error:
+            except (OSError, ValueError, WireError, msgspec.MsgspecError) as error:
                 failure = failures.peer_lost(session.where, str(error))
                 return lambda: self._lose(session, failure)
             return lambda: self._join(session, writer, shapes)

@@ -217,7 +217,17 @@ def _regions(
         found[kind].append(rows(data, shape, index))
         known = theirs.get(kind)
         theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
+    check_all(found, shapes)
     return found, theirs
+
+
+def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindShape]) -> None:
+    """WireError where the peer has told of less than it keeps."""
+    for kind, shape in shapes.items():
+        if len(found[kind]) != len(shape.bytes_per_place):
+            raise WireError(
+                f"the peer has told of {len(found[kind])} regions of {kind}, not {len(shape.bytes_per_place)}"
+            )
 
 
 class ShmWriter:

@@ -402,10 +402,11 @@ def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None
         assert_ends(decode, made.ticket)
 
 
-def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: str) -> None:
     options = replace(QUICK, chaos=Chaos(drop=0.1, delay_s=0.001), heartbeat_s=0.3)
     endings = set()
-    with pair(backend="tcp", options=options) as (prefill, decode):
+    with pair(backend=backend, options=options) as (prefill, decode):
         for i in range(15):
             theirs, ours = spans_of(decode, N, seed=i), spans_of(prefill, N, seed=99 + i)
             made = offer(prefill, decode, theirs, N)
