@@ -31,6 +31,7 @@ ALLOWED = {
     ("simulation/simulator.py", "time.monotonic"),  # its command line says how long it took
     ("engine/test_channel.py", "resource.getrusage"),  # memory
     ("soak/soak.py", "time.monotonic"),  # how long it goes on
+    ("integration/test_pd_soak.py", "time.monotonic"),
     ("soak/test_soak.py", "time.monotonic"),
 }
 

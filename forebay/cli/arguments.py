@@ -92,8 +92,9 @@ class Parser:
             self._parser.add_argument("model_positional", nargs="?")
 
     def server_flags(self) -> None:
-        """Add those of HTTP alone."""
-        self._add_flags(flag for flag in BY_NAME.values() if flag.group in SERVER_GROUPS or flag.name == "log_level")
+        """Add those of HTTP alone, for a command that has no cache."""
+        names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS} - {"cache_isolation"}
+        self._add_flags(flag for flag in BY_NAME.values() if flag.name in (*names, "log_level"))
 
     def _add_flags(self, flags: Iterable[Flag]) -> None:
         self._flags = tuple(flags)

@@ -18,7 +18,7 @@ def run(words: Sequence[str]) -> int:
     parser = Parser("route", summary, "--prefill URL... --decode URL... [options]")
     for role in ("prefill", "decode"):
         help = f"a {role} server, such as http://10.0.0.1:30000; may be given several times"
-        parser.option(f"--{role}", action="append", default=[], metavar="URL", help=help)
+        parser.option(f"--{role}", action="append", metavar="URL", help=help)
     parser.server_flags()
     parsed = parser.parse(words)
     if not (parsed.own.prefill and parsed.own.decode):

@@ -33,6 +33,8 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
     ("words", "message"),
     [
         (["serv"], "did you mean serve?"),
+        (["route", "--prefill", "http://127.0.0.1:1"], "one --decode URL"),
+        (["route", "--prefill", "ftp://x", "--decode", "y"], "write http://HOST:PORT"),
         (["serve", "--prot", "1"], "did you mean --port?"),
         (["serve", "--port"], "--port"),
         (["serve", "--port", "many"], "--port"),

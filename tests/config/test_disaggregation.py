@@ -12,6 +12,7 @@ from forebay.base.errors import ConfigError
 from forebay.config.disaggregation import chaos_of, num_servers
 from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.resolve import resolve
+from forebay.engine.llm import LLM
 from forebay.engine.sizing import memory_demand, scheduler_config
 from forebay.memory.budget import divide_memory
 from forebay.memory.kinds.build import CacheSizes
@@ -139,3 +140,9 @@ def test_extra_slots_are_the_first_to_have_no_room() -> None:
     assert budget.max_running_requests == 4
     assert 0 < budget.pre_alloc_size < 8
     assert any("lowered from 12" in line.reason for line in budget.lines)
+
+
+@pytest.mark.parametrize("flags", [{"disaggregation_mode": "decode"}, {"pd": "local"}])
+def test_a_role_without_a_server_is_refused_by_name(flags: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"LLM and --(disaggregation-mode \(decode\)|pd \(local:1p1d\))"):
+        LLM(**flags)
