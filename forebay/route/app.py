@@ -14,15 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from forebay.base.errors import ForebayError
+from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
 from forebay.route.halves import AnyBody, Halves, RoutedBody, first_answer
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
-from forebay.route.upstream import Head
+from forebay.route.upstream import MEMBER_LOST, Head
 from forebay.server.answers import LIMITS
-from forebay.server.assets import file_endpoint, pass_on
+from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import ClientGone
 from forebay.server.console import load_assets
 from forebay.server.context import RequestContext
@@ -49,7 +49,7 @@ async def generate(request: Request, router: Router) -> Response:
     async with contextlib.AsyncExitStack() as undo:
         undo.enter_context(router.lifecycle.admit(1))
         watch = undo.enter_context(Watch(context.receive))
-        path, headers = request.url.path, _passed_on(request, context)
+        path, headers = _path(request), _passed_on(request, context)
         try:
             halves, head = await first_answer(router.members, body, path, headers, watch)
         except ForebayError:
@@ -123,8 +123,11 @@ async def _forward(request: Request, router: Router, member: Member) -> Response
     body = b""
     if request.method == "POST" and request.headers.get("content-type"):
         body = (await router.bodies.read(AnyBody, request.scope, context.receive, MOST_IDS)).encoded()
-    asked = member.pool.ask(request.method, request.url.path, _passed_on(request, context), body)
-    head, answer = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
+    asked = member.pool.ask(request.method, _path(request), _passed_on(request, context), body)
+    try:
+        head, answer = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
+    except TimeoutError:
+        raise Unavailable(f"{member.name} has not answered within {ASK_TIMEOUT_S:g} s", code=MEMBER_LOST) from None
     return Response(answer, status_code=head.status, headers=_passed_back(head))
 
 
@@ -214,6 +217,12 @@ async def _told(member: Member, headers: dict[str, str]) -> dict[str, Any]:
     return as_object(body) if head.status == 200 else {"status": head.status}
 
 
+def _path(request: Request) -> str:
+    """As the client wrote it, which is one word of a request's first line; decoded it could be several."""
+    raw: bytes = request.scope["raw_path"]
+    return raw.decode("latin-1")
+
+
 def _passed_on(request: Request, context: RequestContext) -> dict[str, str]:
     kept = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
     return {**kept, "x-request-id": context.request_id}
@@ -254,7 +263,7 @@ def create_app(router: Router) -> ASGIApp:
     routes = [Route(path, _endpoint(handler, router), methods=[method]) for method, path, handler in ROUTES]
     routes += [Route(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
-    return Gateway(app, Security(router.config), router.metrics, frozenset(assets))
+    return with_cors(Gateway(app, Security(router.config), router.metrics, frozenset(assets)), router.config)
 
 
 def _endpoint(handler: Handler, router: Router) -> Callable[[Request], Awaitable[Response]]:

@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any, Final
 
 from fastapi import FastAPI
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
@@ -18,7 +17,7 @@ from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.server import generate, information, occupation
-from forebay.server.assets import file_endpoint, pass_on
+from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
 from forebay.server.context import ServerContext
@@ -97,15 +96,7 @@ def create_app(server: ServerContext) -> ASGIApp:
     """The ASGI application; run it with `http_protocol.protocol_class`, which holds the limits below ASGI."""
     assets = load_assets()
     routes = create_routes(server, assets)
-    app: ASGIApp = Gateway(routes, server.security, server.metrics, frozenset(assets))
-    if server.config.cors_origins:
-        app = CORSMiddleware(
-            app,
-            allow_origins=list(server.config.cors_origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
-        )
-    return app
+    return with_cors(Gateway(routes, server.security, server.metrics, frozenset(assets)), server.config)
 
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> FastAPI:

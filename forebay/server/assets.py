@@ -1,12 +1,15 @@
-"""What every application of ours has: the page's files, and one place where errors become answers."""
+"""What our applications share: the page's files, one place where errors become answers, and whose pages may ask."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
+from forebay.config.engine_config import ServerConfig
 from forebay.server.console import HEADERS, Asset
 
 
@@ -23,3 +26,15 @@ def file_endpoint(asset: Asset) -> Callable[[Request], Awaitable[Response]]:
 async def pass_on(request: Request, error: Exception) -> Response:
     """To the gateway, which makes an answer of it."""
     raise error
+
+
+def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """For pages of other origins, where those are allowed."""
+    if not config.cors_origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=list(config.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type", "x-request-id"],
+    )

@@ -39,6 +39,13 @@ ROUTE = (
         "route/test_router.py::test_a_server_of_another_role_is_not_taken_for_one",
     ),
     Mutant(
+        "C27 what a client writes into a path stays in it on its way to a member",
+        "route/app.py",
+        '    raw: bytes = request.scope["raw_path"]\n',
+        "    raw = request.url.path.encode()\n",
+        "route/test_router.py::test_what_a_client_writes_into_a_path_stays_in_it",
+    ),
+    Mutant(
         "C22 where prefill refuses, decode does not wait for it",
         "route/halves.py",
         "            if not ours.done() and (head := theirs.result()).status != 200:\n",

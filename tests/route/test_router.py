@@ -227,3 +227,12 @@ def test_a_connection_that_breaks_in_a_stream_is_told_in_it(route: Route) -> Non
             *_, error, done = events
     assert (json.loads(error)["error"]["code"], done) == ("member_lost", "[DONE]")
     at_rest(routed)
+
+
+def test_what_a_client_writes_into_a_path_stays_in_it(route: Route) -> None:
+    """Decoded it would end where there is a space, and the rest would be more of a request."""
+    routed = route()
+    with routed.client() as http:
+        answer = http.get("/v1/models/x%20HTTP/1.1%3Fy")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert "x HTTP/1.1?y" in answer.json()["error"]["message"]
