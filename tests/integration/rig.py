@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from forebay import models
-from forebay.config.engine_config import KindConfig, Ledger, SchedulerConfig, StateStrategy
+from forebay.config.engine_config import DisaggregationOptions, KindConfig, Ledger, SchedulerConfig, StateStrategy
 from forebay.engine.core import EngineCore
+from forebay.engine.exchange import Connected
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
@@ -20,14 +21,18 @@ from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per
 from forebay.models.decoder import Model
 from forebay.models.drafter import Drafter, OwnHead
 from forebay.ops import Ops, make_ops
+from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, Update
 from forebay.runtime import build_runner
 from forebay.runtime.overlap import OverlappedRunner
+from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.pools.caches import cache_types
+
+WHOLE = DisaggregationOptions()
 
 
 @dataclass(slots=True)
@@ -157,10 +162,14 @@ class Rig:
         retraction_host_bytes: int = 0,
         width: int = 1,
         proposer: Proposer | None = None,
+        role: Handoff | None = None,
+        options: DisaggregationOptions = WHOLE,
+        transfers: Callable[[CachePool], Connected] | None = None,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
-        at most; `proposer` guesses on the host."""
+        at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other."""
+        num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
         types = self._cache_types
         sizes = cache_sizes(self._model.cache_specs(), types)
@@ -168,10 +177,10 @@ class Rig:
         per_request = window_pages_per_request(sizes.window, page_size, overlap_depth, track_interval, width=width)
         in_flight = window_pages_in_flight(chunked_prefill_size, page_size, overlap_depth)
         state = KindConfig(
-            num_slots=max_running_requests * slots_per_req + cached_states if sizes.state_bytes else 0,
+            num_slots=num_rows * slots_per_req + cached_states if sizes.state_bytes else 0,
             strategy=strategy,
             track_interval=track_interval,
-            num_window_pages=max_running_requests * per_request + in_flight if sizes.window else 0,
+            num_window_pages=num_rows * per_request + in_flight if sizes.window else 0,
             window=sizes.window,
             slot_bytes={
                 "kv": page_size * sizes.kv_bytes_per_token,
@@ -187,6 +196,7 @@ class Rig:
                 num_slots={"kv": num_pages, "window": state.num_window_pages, "state": state.num_slots},
                 page_size=page_size,
                 max_running_requests=max_running_requests,
+                pre_alloc_size=options.decode_extra_slots,
                 context_length=self._context_length,
             ),
             width=width,
@@ -210,8 +220,11 @@ class Rig:
                 schedule_conservativeness=schedule_conservativeness,
                 ledger=Ledger.RAISE,
                 kinds=state,
+                disaggregation=options,
             ),
             proposer,
+            role,
         )
         beside = OverlappedRunner(runner) if overlap_depth else runner
-        return Engine(EngineCore(scheduler, beside, vocab_size=self._vocab_size))
+        carried = transfers(runner.cache) if transfers else None
+        return Engine(EngineCore(scheduler, beside, vocab_size=self._vocab_size, transfers=carried))

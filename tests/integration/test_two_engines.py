@@ -1,0 +1,168 @@
+"""C21, C28: the halves of a request on two real engines say what one says, to the bit, with whatever layers keep."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
+from forebay.engine.frames import AddRequest
+from forebay.pools.cache_pool import CachePool
+from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.transfers import (
+    Arrived,
+    Broken,
+    Closed,
+    Event,
+    Offer,
+    Offered,
+    Order,
+    Rendezvous,
+    Send,
+    Sent,
+    Span,
+    Withdraw,
+)
+from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.prefill_role import PrefillRole
+from tests.integration.rig import Engine, Result, Rig
+from tests.integration.test_hybrid_tokens import Known
+from tests.kernels import NATIVE
+from tests.models.tiny import VOCAB, shared_tiny
+
+# Attention; Mamba-2, Mamba-1 and delta nets beside it; states alone; convolutions and windows; sinks; latent KV.
+MODELS = ("llama", "falcon_h1", "jamba", "qwen3_5_text", "kimi_linear", "mamba2", "lfm3", "gpt_oss", "deepseek_v3")
+EVERYTHING = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": {9: 1.5}, "logprobs": 1}
+TIGHT = {"num_tokens": 112, "schedule_conservativeness": 0.0}
+EXTRA = {"decode_extra_slots": 2, "num_reserved_decode_tokens": 4}
+# Shapes of prefill and of decode.
+SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "pages": ({"page_size": 16, "chunked_prefill_size": 20}, {"page_size": 4, "overlap_depth": 1}),
+    "tokens": ({"page_size": 1, "overlap_depth": 1, "radix_cache": True}, {"page_size": 1}),
+    "cached": ({"page_size": 4, "radix_cache": True}, {"page_size": 4, "radix_cache": True, "overlap_depth": 1}),
+    "tight": ({"page_size": 4}, {"page_size": 4, "retraction_host_bytes": 1 << 30, "max_running_requests": 3, **TIGHT}),
+}
+
+
+@dataclass
+class Carrier:
+    """Of one engine: copies at once, between caches of the same process."""
+
+    cache: CachePool
+    peer: Carrier | None = None
+    events: list[Event] = field(default_factory=list)
+    offers: dict[Any, Offer] = field(default_factory=dict)
+    num_unfenced: int = 0
+
+    def fileno(self) -> int:
+        raise NotImplementedError
+
+    def poll(self) -> Sequence[Event]:
+        events, self.events = self.events, []
+        return events
+
+    def submit(self, order: Order) -> None:
+        assert self.peer is not None
+        ticket = order.ticket
+        match order:
+            case Offer():
+                self.peer.offers[ticket] = order
+                self.peer.events.append(Offered(ticket, order.num_tokens, order.digest, order.start))
+            case Send():
+                offer = self.offers[ticket]
+                for kind, span in order.spans.items():
+                    self._copy(kind, span, offer.spans[kind], offer.num_tokens)
+                if order.tail:
+                    self.events += [Sent(ticket), Closed(ticket)]
+                    self.peer.events += [Arrived(ticket, order.tail), Closed(ticket)]
+            case Withdraw():
+                self.peer.events += [Broken(ticket, order.failure), Closed(ticket)]
+                self.events.append(Closed(ticket))
+
+    def _copy(self, kind: str, source: Span, target: Span, num_tokens: int) -> None:
+        ours, theirs = self.cache.tables[kind], self.peer.cache.tables[kind]
+        if kind == "state":
+            for src, dst in zip(ours.tensors, theirs.tensors, strict=True):
+                dst[target.ids.copy()] = src[source.ids.copy()]
+            return
+        sizes = self.cache.page_size, self.peer.cache.page_size
+        stop = min(num_tokens, source.start + len(source.ids) * sizes[0], target.start + len(target.ids) * sizes[1])
+        positions = torch.arange(max(source.start, target.start), stop)
+        at, to = (
+            torch.from_numpy(span.ids.copy())[(positions - span.start) // size] * size + positions % size
+            for span, size in zip((source, target), sizes, strict=True)
+        )
+        for src, dst in zip(ours.tensors, theirs.tensors, strict=True):
+            dst.flatten(0, 1)[to] = src.flatten(0, 1)[at]
+
+
+class Two:
+    """A prefill and a decode engine over one model."""
+
+    def __init__(self, rig: Rig, prefill: dict[str, Any], decode: dict[str, Any]) -> None:
+        modes = {mode: DisaggregationOptions(mode=mode) for mode in DisaggregationMode}
+        sends = modes[DisaggregationMode.PREFILL]
+        takes = DisaggregationOptions(mode=DisaggregationMode.DECODE, **EXTRA)
+        self.prefill = rig.engine(role=PrefillRole(sends), options=sends, transfers=Carrier, **prefill)
+        self.decode = rig.engine(role=DecodeRole(takes, "decode"), options=takes, transfers=Carrier, **decode)
+        one, other = (engine.core.exchange.transfers for engine in (self.prefill, self.decode))
+        one.peer, other.peer = other, one
+        self.num_requests = 0
+
+    def run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Result]:
+        halves: dict[Engine, dict[int, Result]] = {self.prefill: {}, self.decode: {}}
+        for prompt, wanted in zip(prompts, params, strict=True):
+            self.num_requests += 1
+            for engine, results in halves.items():
+                results[self.num_requests] = Result()
+                add = AddRequest(
+                    request_id=self.num_requests,
+                    prompt_token_ids=prompt,
+                    params=wanted,
+                    rendezvous=Rendezvous("prefill", 1, self.num_requests),
+                )
+                engine._take(results, engine.core.add(add))
+        while not all(engine.core.idle for engine in halves):
+            for engine, results in halves.items():
+                engine._take(results, engine.core.step())
+        for engine in halves:
+            engine.core.step()  # hears of what has closed
+            engine.core.scheduler.audit()
+            assert not engine.core.scheduler.held.deferred
+        first = [result.token_ids for result in halves[self.prefill].values()]
+        results = list(halves[self.decode].values())
+        assert first == [result.token_ids[:1] for result in results]
+        return results
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def known(request: pytest.FixtureRequest) -> Known:
+    rig = Rig(shared_tiny(request.param).path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
+    if not rig.ops.name.startswith("native"):
+        pytest.skip("only the native kernels compute a row alike in every company")
+    rng = random.Random(1)
+    trunk = [rng.randrange(3, VOCAB) for _ in range(50)]
+    prompts = [trunk[: rng.randrange(50)] + [rng.randrange(3, VOCAB) for _ in range(1 + 5 * i)] for i in range(6)]
+    wishes = ({"temperature": 0.0, "logprobs": 2}, {"temperature": 1.1, "top_p": 0.9, **EVERYTHING})
+    params = [
+        SamplingParams(max_new_tokens=12 + i, ignore_eos=True, seed=i, **wishes[i % 2]) for i in range(len(prompts))
+    ]
+    return Known.of(rig, prompts, params)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_c21_c28_two_engines_say_what_one_says(known: Known, shape: str) -> None:
+    """Twice: the second time with prefixes in either cache, where there is one."""
+    two = Two(known.rig, *SHAPES[shape])
+    for _ in range(2):
+        results = two.run(known.prompts, known.params)
+        assert [(result.token_ids, result.logprobs) for result in results] == known.alone
+    if shape in ("tokens", "cached"):
+        assert any(result.cached_tokens for result in results)
+    if shape == "tight":
+        assert two.decode.count("retractions") > 0
