@@ -28,6 +28,7 @@ def memory_demand(config: EngineConfig, sizes: CacheSizes, model: ModelConfig) -
         **asdict(replace(memory, context_length=min(memory.context_length, model.max_position_embeddings))),
         width=speculation.num_draft_tokens,
         logits_bytes=4 * model.vocab_size if speculation.num_draft_tokens > 1 else 0,
+        inputs_bytes=sizes.inputs_bytes_per_token,
         draft_row_bytes=hidden_bytes + _LENGTHS_BYTES if speculation.algorithm.on_device else 0,
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         radix_cache=scheduling.radix_cache,

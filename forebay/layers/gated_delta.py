@@ -46,7 +46,8 @@ class GatedDelta:
         parts, delta, heads = parts.within(spec.name), spec.delta, spec.delta.num_value_heads
         self._ops, self._delta = parts.ops, delta
         ssm = (heads, delta.key_head_dim, delta.value_head_dim)
-        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, delta.channels), ssm=ssm))
+        inputs = 2 * delta.channels + delta.value_size + 2 * heads + 4 * heads  # beta and decays in float32 as well
+        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, delta.channels), ssm=ssm, inputs=inputs))
         self._inputs = parts.linear(dict(spec.inputs), spec.hidden_size, rows=spec.input_rows)
         self._output = parts.linear({spec.output_name: spec.hidden_size}, delta.value_size)
         sizes = (delta.channels,) if len(spec.kernels) == 1 else (delta.key_size, delta.key_size, delta.value_size)

@@ -44,7 +44,8 @@ class KimiDeltaLayer:
         parts, delta, lowest = parts.within(spec.name), spec.delta, spec.delta.lower_bound
         size, heads, dim = delta.size, delta.num_heads, delta.head_dim
         self._ops, self._delta, self._rank = parts.ops, delta, spec.gate_rank
-        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, 3 * size), ssm=(heads, dim, dim)))
+        inputs = 6 * size + 2 * spec.gate_rank + heads + 2 * (size + heads)
+        self._layer = parts.keep(RecurrentState(conv=(delta.width - 1, 3 * size), ssm=(heads, dim, dim), inputs=inputs))
         decay, gate = ("f_a_proj", "g_a_proj") if spec.low_rank else ("f_proj", "g_proj")
         outputs = {"q_proj": size, "k_proj": size, "v_proj": size, decay: spec.gate_rank, gate: spec.gate_rank}
         self._inputs = parts.linear({**outputs, "b_proj": heads}, spec.hidden_size)

@@ -45,7 +45,8 @@ class Mamba1:
         size, state_size, rank = mixer.intermediate_size, mixer.state_size, mixer.dt_rank
         self._spec = spec
         self._ops = parts.ops
-        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, size), ssm=(size, state_size)))
+        inputs = 4 * size + rank + 2 * state_size
+        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, size), ssm=(size, state_size), inputs=inputs))
         self._inputs = parts.linear({"in_proj": 2 * size}, spec.hidden_size, bias=mixer.bias)  # and the gate
         self._selection = parts.linear({"x_proj": rank + 2 * state_size}, size)
         self._dt = parts.linear({"dt_proj": size}, rank)  # its bias is added in the scan, in float32

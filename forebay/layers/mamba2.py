@@ -60,7 +60,8 @@ class Mamba2:
         heads, channels = mixer.num_heads, mixer.channels
         self._ops, self._mixer = parts.ops, mixer
         ssm = (heads, mixer.state_size, mixer.head_dim)
-        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, channels), ssm=ssm))
+        inputs = mixer.intermediate_size + 2 * channels + heads
+        self._layer = parts.keep(RecurrentState(conv=(mixer.width - 1, channels), ssm=ssm, inputs=inputs))
         self._inputs = _inputs(spec, parts)
         scales = ((spec.hidden_size, spec.multipliers.output),)
         self._output = parts.linear(

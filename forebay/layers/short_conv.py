@@ -32,7 +32,7 @@ class ShortConv:
     def __init__(self, spec: ShortConvSpec, parts: Parts) -> None:
         parts, size = parts.within(spec.name), spec.hidden_size
         self._ops = parts.ops
-        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size)))
+        self._layer = parts.keep(RecurrentState(conv=(spec.width - 1, size), inputs=size))
         self._inputs = parts.linear({"in_proj": 3 * size}, size, bias=spec.bias)
         self._output = parts.linear({"out_proj": size}, size, bias=spec.bias)
         kernel = parts.conv_kernel({"conv": size}, spec.width)

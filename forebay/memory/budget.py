@@ -86,12 +86,13 @@ class MemoryDemand(MemoryOptions):
     """What is to be divided and what was asked for. `kv_bytes_per_token` are those of all layers together, 0 where none
     keeps all tokens. `max_total_tokens` None: as the memory has it. `pre_alloc_size` requests, whose prompts arrive
     while others run, hold as much as those; they are the first to have no room. A step may verify `width` tokens of a
-    request, 1 where nothing is guessed: each has `logits_bytes` of logits, and who guesses on the device keeps
-    `draft_row_bytes` of a row."""
+    request, 1 where nothing is guessed: each has `logits_bytes` of logits and `inputs_bytes` that recurrent layers
+    keep of it, and who guesses on the device keeps `draft_row_bytes` of a row."""
 
     kv_bytes_per_token: int
     width: int = 1
     logits_bytes: int = 0
+    inputs_bytes: int = 0
     draft_row_bytes: int = 0
     pre_alloc_size: int = 0
     radix_cache: bool = True
@@ -127,8 +128,8 @@ class MemoryDemand(MemoryOptions):
     @property
     def guess_bytes(self) -> int:
         """What verifying guesses takes besides what is kept: where nothing is guessed, nothing."""
-        rows = self.max_running_requests
-        return (rows * self.width * self.logits_bytes + (rows + 1) * self.draft_row_bytes) if self.width > 1 else 0
+        rows, each = self.max_running_requests, self.logits_bytes + self.inputs_bytes
+        return (rows * self.width * each + (rows + 1) * self.draft_row_bytes) if self.width > 1 else 0
 
     def least_bytes(self, num_requests: int, given: Mapping[str, int] | None = None) -> int:
         """What so many requests need at least to run at once: a page of KV each, and what else layers keep. Kinds that
@@ -238,8 +239,10 @@ def _why_so_wide(asked: MemoryDemand, settled: MemoryDemand) -> str:
     if settled.width == asked.width:
         return "the certain one, and guesses"
     share = f"{human_bytes(asked.kv_cache_bytes // _GUESS_SHARE)} of {human_bytes(asked.kv_cache_bytes)} at most"
-    logits = f"logits of {asked.max_running_requests} requests, {human_bytes(asked.logits_bytes)} for a token"
-    return f"lowered from {asked.width}: {logits}, have {share}: lower --max-running-requests or raise --kv-cache-bytes"
+    what = "logits and recurrent inputs" if asked.inputs_bytes else "logits"
+    each = human_bytes(asked.logits_bytes + asked.inputs_bytes)
+    taken = f"{what} of {asked.max_running_requests} requests, {each} for a token"
+    return f"lowered from {asked.width}: {taken}, have {share}: lower --max-running-requests or raise --kv-cache-bytes"
 
 
 def _num_rows(demand: MemoryDemand) -> Decided:
@@ -324,12 +327,12 @@ def _guess_lines(demand: MemoryDemand, reason: str) -> list[BudgetLine]:
         return []
     rows, lines = demand.max_running_requests, [BudgetLine("tokens verified per request", str(demand.width), reason)]
     if demand.width > 1:
-        logits, kept = rows * demand.width * demand.logits_bytes, (rows + 1) * demand.draft_row_bytes
-        why = f"{rows} requests, {demand.width} tokens each, {human_bytes(demand.logits_bytes)} per token"
-        lines.append(BudgetLine("verify logits", human_bytes(logits), why))
-        if kept:
-            each = human_bytes(demand.draft_row_bytes)
-            lines.append(BudgetLine("draft states", human_bytes(kept), f"({rows} + 1 padding) rows of {each}"))
+        for item, each in (("verify logits", demand.logits_bytes), ("verify inputs", demand.inputs_bytes)):
+            why = f"{rows} requests, {demand.width} tokens each, {human_bytes(each)} per token"
+            lines += [BudgetLine(item, human_bytes(rows * demand.width * each), why)] if each else []
+        if kept := (rows + 1) * demand.draft_row_bytes:
+            why = f"({rows} + 1 padding) rows of {human_bytes(demand.draft_row_bytes)}"
+            lines.append(BudgetLine("draft states", human_bytes(kept), why))
     return lines
 
 

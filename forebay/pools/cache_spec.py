@@ -89,10 +89,13 @@ class SlidingWindow:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecurrentState:
     """A state of fixed size: `conv` are the last inputs of a causal convolution, `[kernel - 1, channels]`, in the
-    model's dtype; `ssm` is what a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for none."""
+    model's dtype; `ssm` is what a scan carries on, of any shape, in the dtype of `--mamba-ssm-dtype`. () for none.
+    `inputs` are the entries in the model's dtype that are kept of each token where it is not certain yet whether it
+    stays (decision 34), those in float32 counted twice."""
 
     conv: tuple[int, ...] = ()
     ssm: tuple[int, ...] = ()
+    inputs: int = 0
 
     def columns(self, types: CacheTypes) -> tuple[CacheColumn, ...]:
         parts = (("conv", self.conv, types.dtype), ("ssm", self.ssm, types.mamba_ssm_dtype))
@@ -121,4 +124,5 @@ def cache_sizes(specs: Iterable[CacheSpec], types: CacheTypes) -> CacheSizes:
         for column in spec.columns(types):
             num_bytes[column.per] += column.num_bytes
     window = max((spec.window for spec in specs if isinstance(spec, SlidingWindow)), default=0)
-    return CacheSizes(num_bytes[Per.TOKEN], num_bytes[Per.WINDOW_TOKEN], num_bytes[Per.SLOT], window)
+    inputs = sum(spec.inputs for spec in specs if isinstance(spec, RecurrentState)) * ITEM_BYTES[types.dtype]
+    return CacheSizes(num_bytes[Per.TOKEN], num_bytes[Per.WINDOW_TOKEN], num_bytes[Per.SLOT], window, inputs)

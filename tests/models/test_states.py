@@ -5,6 +5,9 @@ For models without recurrent states a snapshot is nothing and the shared pages a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +15,12 @@ from torch import Tensor
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
 from forebay.models import Model
+from forebay.ops.recurrence import StateBatch
+from forebay.pools.cache_spec import cache_sizes
 from tests.models.drive import NUM_ROWS, Driver
 from tests.models.test_oracle import TOLERANCE
 from tests.models.tiny import CASES, random_ids
+from tests.pools.caches import cache_types
 
 IDS, OTHER = random_ids(24, seed=6), random_ids(24, seed=7)
 SLOTS = {4: NUM_ROWS + 1, 9: NUM_ROWS + 2, 13: NUM_ROWS + 3}  # of the snapshots of row 1, by length
@@ -86,3 +92,26 @@ def test_a_state_that_was_not_cleared_shows(tiny, native):
     (again,) = driver.step([(1, IDS)])
     (new,) = Driver(model).step([(1, IDS)])
     assert (again - new)[0].abs().max() > 0.1
+
+
+class Kept:
+    """`States` that keep what they run on of each token."""
+
+    def __init__(self, batch: StateBatch, num_tokens: int) -> None:
+        self.batch, self.num_tokens = batch, num_tokens
+        self.tensors: list[Tensor] = []
+
+    def run(self, op: Callable[..., Tensor], *inputs: object) -> Tensor:
+        self.tensors += [x for x in inputs if isinstance(x, Tensor) and len(x) == self.num_tokens]
+        return op(*inputs, self.batch)
+
+
+@pytest.mark.parametrize("case", ["falcon_h1", "jamba", "qwen3_next", "kimi_linear", "lfm3"])
+def test_layers_keep_as_much_of_tokens_that_may_not_stay_as_they_say(case, tiny, native):
+    model, ids = models.load(open_checkpoint(tiny(case).path), ops=native, dtype=torch.bfloat16), IDS[:23]
+    ctx, input_ids = Driver(model, dtype=torch.bfloat16).inputs([(1, ids)])
+    kept = Kept(ctx.states.batch, len(ids))
+    model.forward(replace(ctx, states=kept), input_ids)
+    memory = {(whole := tensor.untyped_storage()).data_ptr(): whole.nbytes() for tensor in kept.tensors}
+    said = cache_sizes(model.cache_specs(), cache_types(torch.bfloat16)).inputs_bytes_per_token
+    assert 0.85 * said <= sum(memory.values()) / len(ids) <= said

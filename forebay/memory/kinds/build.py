@@ -24,12 +24,14 @@ DEMANDS: Final[tuple[type[KindDemand], ...]] = (WindowDemand, StateDemand)
 
 class CacheSizes(NamedTuple):
     """Bytes over all layers, for one token of full and of windowed KV, and for one state slot. `window` 0: no layer has
-    one; otherwise the widest, since the window pages of a token are kept or given back for all layers together."""
+    one; otherwise the widest, since the window pages of a token are kept or given back for all layers together.
+    `inputs_bytes_per_token` are what recurrent layers keep of a token until it is certain that it stays."""
 
     kv_bytes_per_token: int
     window_bytes_per_token: int = 0
     state_bytes: int = 0
     window: int = 0
+    inputs_bytes_per_token: int = 0
 
     @property
     def bytes_per_token(self) -> int:
