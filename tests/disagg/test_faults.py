@@ -385,6 +385,8 @@ def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None
         peer.control.wait(frames.Offering)
         decode.transfers.submit(Withdraw(made.ticket, GONE))
         peer.control.wait(frames.Withdrawn)
+        decode.wait(Broken, made.ticket)
+        assert decode.transfers.num_unfenced == 1
         peer.control.close()
         peer.join(decode, layout_of(decode.cache), "shm", "a successor")
         peer.control.wait(frames.Withdrawn)
