@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol, Self
 
@@ -41,6 +41,10 @@ class Memory(Protocol):
 
     def sum(self, piece: Piece, staging: U8) -> int:
         """The checksum of what lies there."""
+        ...
+
+    def parts(self, piece: Piece) -> list[memoryview]:
+        """Where it lies, in order, in runs long enough for a copy of their own; none where it is to be gathered."""
         ...
 
     def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
@@ -117,16 +121,20 @@ class HostMemory:
             region[piece.places] = data[begin:end].view(region.dtype)
 
     def sum(self, piece: Piece, staging: U8) -> int:
+        parts = self.parts(piece)
+        return sum_of(parts) if parts else checksum(self.gather(piece, staging).data)
+
+    def parts(self, piece: Piece) -> list[memoryview]:
         found = runs(piece.places)
         if self._are_short(piece, found):
-            return checksum(self.gather(piece, staging).data)
-        total = xxhash.xxh3_64()
+            return []
         firsts = [(int(piece.places[begin]), end - begin) for begin, end in found]
-        for region in self._of(piece):
-            size, flat = region.itemsize, region.view(np.uint8)
-            for first, n in firsts:
-                total.update(flat[first * size : (first + n) * size].data)
-        return total.intdigest()
+        return [
+            flat[first * size : (first + n) * size]
+            for region in self._of(piece)
+            for size, flat in [(region.itemsize, region.view(np.uint8).data)]
+            for first, n in firsts
+        ]
 
     def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
         found = runs(piece.places, places)
@@ -149,6 +157,13 @@ class HostMemory:
 
     def _are_short(self, piece: Piece, found: Sequence[tuple[int, int]]) -> bool:
         return self.num_bytes(piece) < RUN_BYTES * len(found) * piece.num_regions
+
+
+def sum_of(parts: Iterable[memoryview]) -> int:
+    total = xxhash.xxh3_64()
+    for part in parts:
+        total.update(part)
+    return total.intdigest()
 
 
 def runs(*places: I64) -> list[tuple[int, int]]:

@@ -248,6 +248,8 @@ class Mover:
 
     def _drop(self, nonce: bytes) -> None:
         self._landings.pop(nonce, None)
+        for reader in self._readers.values():
+            reader.divert(nonce)
         for box in self._outboxes.values():
             box.waiting = deque(item for item in box.waiting if item[0] != nonce)
         boxes = (*self._outboxes.values(), *self._ending_boxes)
@@ -260,13 +262,24 @@ class Mover:
 
     def _read(self, session: int) -> None:
         try:
-            found = self._readers[session].advance()
+            found = self._readers[session].advance(self._target)
         except (OSError, WireError) as error:
             self._lose(session, str(error))
             return
         if found is not None:
             chunk, data = found
-            self._land(chunk, data)
+            if data is None:
+                self._check(chunk)
+            else:
+                self._land(chunk, data)
+
+    def _target(self, chunk: Chunk) -> list[memoryview]:
+        """Where a chunk that begins to come lies at its end; nowhere where that is not certain, or in short runs."""
+        landing = self._landings.get(chunk.nonce)
+        piece = None if landing is None else self._piece(landing, chunk)
+        if piece is None or self._memory.num_bytes(piece) != chunk.num_bytes:
+            return []
+        return self._memory.parts(piece)
 
     def _land(self, chunk: Chunk, data: U8) -> None:
         """What came with a chunk goes where its ticket says."""
@@ -317,7 +330,7 @@ class Mover:
     def _end(self, session: int) -> None:
         box = self._outboxes.pop(session, None)
         reader = self._readers.pop(session, None)
-        if box is not None and box.current is not None and box.writer.holds_places:
+        if box is not None and box.current is not None and box.writer.holds_places and not box.writer.closes_at_once:
             self._ending_boxes.append(box)
             box = None
         for end in (None if box is None else box.writer, reader):

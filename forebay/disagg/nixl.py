@@ -110,6 +110,7 @@ class NixlReach:
 
 class NixlWriter:
     holds_places = True
+    closes_at_once = False
 
     def __init__(
         self,

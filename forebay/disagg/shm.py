@@ -232,6 +232,7 @@ def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindSh
 
 class ShmWriter:
     holds_places = False
+    closes_at_once = True
 
     def __init__(self, there: HostMemory, memory: Memory, staging: U8) -> None:
         self._there, self._memory = there, memory

@@ -1,21 +1,26 @@
 """Chunks over a connection of their own: a sealed frame that says what follows, then the bytes.
 
-The receiver alone writes into its memory, and only what has the right checksum: when it stops, the ticket is closed.
+Long runs of places go straight from one cache to the other, others through a buffer. The receiver alone writes into its
+memory: when it stops, the ticket is closed.
 """
 
 from __future__ import annotations
 
 import socket
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from forebay.disagg.frames import Chunk
-from forebay.disagg.memory import U8, Memory, checksum
+from forebay.disagg.memory import U8, Memory, sum_of
 from forebay.disagg.pages import Piece
 from forebay.disagg.seal import Opener, Sealer, WireError
 from forebay.requests.parts import I64
 
+MAX_PARTS: Final = 64  # in one call: what it costs to name more of them is lost where the system takes less
 BUFFER_BYTES: Final = 4 << 20  # of the kernel, for each direction
 
 
@@ -27,29 +32,30 @@ def tune(sock: socket.socket) -> None:
 
 
 class TcpWriter:
-    holds_places = False
+    closes_at_once = True
 
     def __init__(self, sock: socket.socket, sealer: Sealer, memory: Memory, staging: U8) -> None:
         self._sock, self._sealer, self._memory = sock, sealer, memory
         self._staging = staging
-        self._unsent: list[memoryview] = []
+        self._unsent: deque[memoryview] = deque()
         self._chunk: Chunk | None = None
+        self.holds_places = False
 
     def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
-        data = self._memory.gather(piece, self._staging)
-        self._chunk = chunk_of(nonce, piece, len(data), checksum(data.data))
-        self._unsent = [memoryview(self._sealer.seal(self._chunk)), data.data]
+        parts = self._memory.parts(piece)
+        self.holds_places = bool(parts)
+        if not parts:
+            parts = [self._memory.gather(piece, self._staging).data]
+        self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), sum_of(parts))
+        self._unsent = deque([memoryview(self._sealer.seal(self._chunk)), *parts])
 
     def advance(self) -> Chunk | None:
         while self._unsent:
             try:
-                sent = self._sock.sendmsg(self._unsent)
+                sent = self._sock.sendmsg(islice(self._unsent, MAX_PARTS))
             except BlockingIOError:
                 return None
-            while self._unsent and sent >= len(self._unsent[0]):
-                sent -= len(self._unsent.pop(0))
-            if sent:
-                self._unsent[0] = self._unsent[0][sent:]
+            _take(self._unsent, sent)
         return self._chunk
 
     def fileno(self) -> int:
@@ -60,34 +66,45 @@ class TcpWriter:
 
 
 class TcpReader:
-    """Decode's end: whole chunks, each with its bytes. Holds one at a time."""
+    """Decode's end: whole chunks. Holds one at a time."""
 
     def __init__(self, sock: socket.socket, opener: Opener, staging: U8) -> None:
         self._sock, self._opener = sock, opener
         self._staging = staging
         self._chunk: Chunk | None = None
-        self._have = 0
+        self._unfilled: deque[memoryview] = deque()
+        self._is_staged = True
 
-    def advance(self) -> tuple[Chunk, U8] | None:
-        """The next chunk when it is whole; its bytes are valid until the next call. OSError (end-of-file too) or
-        WireError where no more can come."""
+    def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, U8 | None] | None:
+        """The next chunk when it is whole: with its bytes, which are valid until the next call, or None where they lie
+        in what `target` said. OSError (end-of-file too) or WireError where no more can come."""
         try:
             while self._chunk is None:
                 missing = self._opener.missing()
                 if missing:
                     self._opener.feed(_some(self._sock.recv(missing)))
                 else:
-                    self._chunk, self._have = self._begun(self._opener.take()), 0
-            data = self._staging[: self._chunk.num_bytes]
-            while self._have < len(data):
-                size = self._sock.recv_into(data[self._have :].data)
+                    self._begin(self._begun(self._opener.take()), target)
+            while self._unfilled:
+                size = self._sock.recvmsg_into(islice(self._unfilled, MAX_PARTS))[0]
                 if size == 0:
                     raise ConnectionResetError("end of file")
-                self._have += size
+                _take(self._unfilled, size)
         except BlockingIOError:
             return None
         chunk, self._chunk = self._chunk, None
-        return chunk, data
+        return chunk, self._staging[: chunk.num_bytes] if self._is_staged else None
+
+    def divert(self, nonce: bytes) -> None:
+        """What is still to come of a chunk of this ticket goes nowhere."""
+        if self._chunk is not None and self._chunk.nonce == nonce and not self._is_staged:
+            self._is_staged = True
+            self._unfilled = deque([self._staging[: sum(map(len, self._unfilled))].data])
+
+    def _begin(self, chunk: Chunk, target: Callable[[Chunk], list[memoryview]]) -> None:
+        parts = target(chunk)
+        self._chunk, self._is_staged = chunk, not parts
+        self._unfilled = deque(parts or [self._staging[: chunk.num_bytes].data])
 
     def _begun(self, frame: msgspec.Struct | None) -> Chunk:
         if not isinstance(frame, Chunk) or not 0 < frame.num_bytes <= len(self._staging):
@@ -112,6 +129,14 @@ def chunk_of(nonce: bytes, piece: Piece, num_bytes: int, checksum: int) -> Chunk
         num_bytes=num_bytes,
         checksum=checksum,
     )
+
+
+def _take(parts: deque[memoryview], num_bytes: int) -> None:
+    """So many bytes off the front."""
+    while parts and num_bytes >= len(parts[0]):
+        num_bytes -= len(parts.popleft())
+    if num_bytes:
+        parts[0] = parts[0][num_bytes:]
 
 
 def _some(data: bytes) -> bytes:

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from forebay.config.engine_config import Chaos, DisaggregationMode
-from forebay.disagg import frames, tcp
+from forebay.disagg import frames, memory, tcp
 from forebay.disagg.link import LinkLost
 from forebay.disagg.memory import HostMemory
 from forebay.requests.transfers import (
@@ -154,7 +155,7 @@ def test_an_altered_chunk_breaks_its_ticket_alone(backend: str, monkeypatch: pyt
     copy = HostMemory.copy
     with pair(backend=backend) as (prefill, decode):
         with monkeypatch.context() as patch:
-            patch.setattr(tcp, "checksum", lambda data: 1)
+            patch.setattr(tcp, "sum_of", lambda parts: 1)
             patch.setattr(HostMemory, "copy", lambda *args: copy(*args) ^ 1)
             made = offer(prefill, decode, spans_of(decode, N), N)
             decode.transfers.submit(made)
@@ -198,7 +199,7 @@ def test_what_comes_for_a_closed_ticket_is_not_written() -> None:
         before = decode.bytes_of("kv", made.spans["kv"], 0, N)
         for ticket in (made.ticket, second.ticket):  # the second shows when the first has been read
             chunk, data = peer.chunks(source, ticket.nonce, spans_of(source, N)["kv"], N)[0]
-            bad = chunk if ticket is made.ticket else msgspec_altered(chunk)
+            bad = chunk if ticket is made.ticket else msgspec.structs.replace(chunk, checksum=chunk.checksum ^ 1)
             peer.send_chunk(bad, data)
         assert code_of(decode, second.ticket) == "checksum_mismatch"
         after = decode.bytes_of("kv", made.spans["kv"], 0, N)
@@ -206,10 +207,32 @@ def test_what_comes_for_a_closed_ticket_is_not_written() -> None:
     source.transfers.close()
 
 
-def msgspec_altered(chunk: frames.Chunk) -> frames.Chunk:
-    return frames.Chunk(
-        **{name: getattr(chunk, name) for name in chunk.__struct_fields__} | {"checksum": chunk.checksum ^ 1}
-    )
+def test_the_rest_of_a_chunk_is_not_written_when_its_ticket_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "RUN_BYTES", 0)  # all goes straight to its place
+    source = half(DisaggregationMode.PREFILL)
+    with decode_alone(backend="tcp") as (peer, decode):
+        made, second = scripted_offer(peer, decode), scripted_offer(peer, decode)
+        peer.join(decode, layout_of(decode.cache), "tcp")
+        peer.control.wait(frames.Offering)
+        kv = made.spans["kv"]
+        before = decode.bytes_of("kv", kv, 0, N)
+        chunk, data = peer.chunks(source, made.ticket.nonce, spans_of(source, N)["kv"], N)[0]
+        cut = len(data) // 3
+        peer.send_chunk(chunk, data[:cut])
+        wait_until(lambda: not same(before, decode.bytes_of("kv", kv, 0, N)))
+        decode.transfers.submit(Withdraw(made.ticket, GONE))
+        decode.wait(Closed, made.ticket)
+        before = decode.bytes_of("kv", kv, 0, N)
+        peer.data.link.sock.sendall(data[cut:])
+        late, data = peer.chunks(source, second.ticket.nonce, spans_of(source, N)["kv"], N)[0]
+        peer.send_chunk(msgspec.structs.replace(late, first=1), data)  # never due: shows that the rest was read
+        assert code_of(decode, second.ticket) == "transfer_incomplete"
+        assert same(before, decode.bytes_of("kv", kv, 0, N))
+    source.transfers.close()
+
+
+def same(before: list[np.ndarray], after: list[np.ndarray]) -> bool:
+    return all((a == b).all() for a, b in zip(before, after, strict=True))
 
 
 def test_chunks_of_an_earlier_session_are_not_taken() -> None:

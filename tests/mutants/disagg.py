@@ -34,9 +34,16 @@ DISAGG = (
     Mutant(
         "C22 what comes for a ticket that was closed is not written",
         "disagg/mover.py",
-        "        self._landings.pop(nonce, None)\n        for box",
-        "        for box",
+        "        self._landings.pop(nonce, None)\n        for reader",
+        "        for reader",
         "disagg/test_faults.py::test_what_comes_for_a_closed_ticket_is_not_written",
+    ),
+    Mutant(
+        "C22 what is still to come of a chunk goes nowhere when its ticket is closed",
+        "disagg/mover.py",
+        "            reader.divert(nonce)\n",
+        "            pass\n",
+        "disagg/test_faults.py::test_the_rest_of_a_chunk_is_not_written_when_its_ticket_is_closed",
     ),
     Mutant(
         "C22 a connection of chunks of an older session is refused",
