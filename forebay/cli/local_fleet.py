@@ -22,7 +22,7 @@ from forebay.cli.arguments import Parsed
 from forebay.config.disaggregation import num_servers
 from forebay.config.engine_config import Config, DisaggregationMode
 from forebay.config.flag import Value
-from forebay.config.server_args import BY_NAME, LIMITS
+from forebay.config.server_args import BY_NAME
 from forebay.route.app import create_app
 from forebay.route.fleet import BACKLOG, Fleet, Server
 from forebay.route.members import Members
@@ -118,7 +118,7 @@ def _words(role: DisaggregationMode, written: Mapping[str, Value], config: Confi
     for name, value in written.items():
         others = name in _OF_DECODE if role is DisaggregationMode.PREFILL else name == "disable_radix_cache"
         guesses = name.startswith("speculative_") and role is DisaggregationMode.PREFILL
-        if name not in _OURS and not others and not guesses and BY_NAME[name].group != LIMITS:
+        if name not in _OURS and not others and not guesses:
             words.append(f"{BY_NAME[name].option}={_text(value)}")
     return words
 

@@ -1,0 +1,40 @@
+"""What each server of `--pd local` is started with."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from forebay.cli.local_fleet import fleet_of
+from forebay.config.resolve import resolve, written_values
+
+KEY = "sk-canary-0123456789"
+
+
+def test_servers_have_what_was_written_for_them_and_their_share(embedded_model: Path) -> None:
+    flags = {
+        "pd": "local:2p1d",
+        "port": 1,
+        "api_key": KEY,
+        "max_n": 9,
+        "num_threads": 7,
+        "kv_cache_bytes": 96 << 20,
+        "num_reserved_decode_tokens": 64,
+        "speculative_algorithm": "NGRAM",
+        "disable_radix_cache": True,
+        "chaos": "drop=1%,kill-prefill=30s",
+    }
+    fleet = fleet_of(written_values(flags, {}), resolve(flags))
+    for server in fleet.servers:
+        server.sock.close()
+    for fd in fleet.files:
+        os.close(fd)
+    first, second, decode = ({*server.words} for server in fleet.servers)
+    shared = {"--max-n=9", "--num-threads=2", f"--kv-cache-bytes={32 << 20}", "--chaos=drop=1%,delay=0ms"}
+    assert shared <= first & decode
+    assert first == second
+    assert {"--disaggregation-mode=prefill", "--disaggregation-bootstrap-port=0", "--disable-radix-cache=true"} <= first
+    assert {"--disaggregation-mode=decode", "--num-reserved-decode-tokens=64"} <= decode - first
+    assert "--speculative-algorithm=NGRAM" in decode - first
+    assert not [word for word in first | decode if KEY in word or word.startswith(("--port", "--pd", "--api-key="))]
+    assert "--disable-radix-cache=true" not in decode  # whose own way is another flag
