@@ -24,6 +24,6 @@ def tiny_checkpoint() -> Path:
     return shared_tiny("llama").path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def embedded_rig(embedded_model: Path) -> Rig:
     return Rig(embedded_model, dtype=torch.bfloat16, kernels=NATIVE, num_threads=2, context_length=512)
