@@ -155,7 +155,13 @@ CONTRACTS: Final = {
     ),
     "C23": Contract("Sparse KV in host memory", "", "", "sparse offload"),
     "C24": Contract("Compressed attention", "", "", "DeepSeek-V4's state rings"),
-    "C25": Contract("Sleep and wake", "", "", "the memory saver"),
+    "C25": Contract(
+        "Sleep and wake",
+        "Memory of caches, weights and graphs is given back and taken again without a restart, at the same addresses. "
+        "Every pool is then as after `clear`, generations excepted; tokens are the same, or of one version of the "
+        "weights that the answer names. What fails while waking leaves the engine asleep.",
+        "pools/regions.py, scheduler/halt.py, engine/sleep.py, engine/occupation.py, engine/weights.py",
+    ),
     "C26": Contract(
         "Retraction",
         "Who gives up its memory goes on later with the same tokens. The last in rank gives way, the only one to "

@@ -467,4 +467,25 @@ SCHEDULER = (
         "    if not token < vocab_size:",
         "requests/test_sampling_params.py::test_every_token_id_is_checked_against_the_vocabulary",
     ),
+    Mutant(
+        "C19 nothing is shared with requests of other weights, guesses included",
+        "requests/request.py",
+        'f"{weight_version}/{self.namespace}"',
+        "self.namespace",
+        "speculation/test_ngram.py::test_outputs_of_other_weights_are_no_guide",
+    ),
+    Mutant(
+        "C25 memory is released when steps in flight have landed",
+        "scheduler/halt.py",
+        "        return not (s.num_running or s.flights or s.finishing",
+        "        return not (s.num_running or s.finishing",
+        "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps",
+    ),
+    Mutant(
+        "C26 no copy on the host outlives the weights that it was computed with",
+        "scheduler/halt.py",
+        "    scheduler.held.clear([])",
+        "    scheduler.held.clear([], committed=scheduler.held.steps.committed)",
+        "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps",
+    ),
 )

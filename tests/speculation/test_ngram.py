@@ -144,3 +144,11 @@ def test_nothing_is_kept_of_a_request_that_has_ended():
         proposer.propose(req, 4)
         proposer.ended(req)
     assert (proposer._readers, proposer._outputs, proposer._places) == ({}, {}, {})
+
+
+def test_outputs_of_other_weights_are_no_guide():
+    proposer, again = ngram(), request([9, 1, 2], 2)
+    proposer.ended(grown(1, [9], [1, 2, 3, 4, 5]))
+    again.compute_with(1)
+    assert not proposer.propose(again, 3)
+    assert list(proposer.propose(request([9, 1, 2], 3), 2)) == [3, 4]
