@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import statistics
 import subprocess
 import sys
 import threading
@@ -96,8 +95,9 @@ def serving(model: str, *flags: str) -> Iterator[Server]:
             process.terminate()
 
 
-def median_ms(seconds: list[float]) -> str:
-    return f"{statistics.median(seconds) * 1e3:.0f}"
+def fastest_ms(seconds: list[float]) -> str:
+    """What else a machine does only makes it slower."""
+    return f"{min(seconds) * 1e3:.0f}"
 
 
 def sleeps(server: Server, repeats: int, table: Table) -> None:
@@ -115,7 +115,7 @@ def sleeps(server: Server, repeats: int, table: Table) -> None:
             server.first_token_s()
             first.append(time.perf_counter() - begin)
         sizes = (f"{size / _MIB:.0f}" for size in (serving_bytes, asleep, server.resident()))
-        table.add_row(server.name, ", ".join(tags), *sizes, *map(median_ms, (slept, woken, first)))
+        table.add_row(server.name, ", ".join(tags), *sizes, *map(fastest_ms, (slept, woken, first)))
 
 
 def update_s(server: Server, path: Path, num_streams: int, repeats: int) -> list[float]:
@@ -145,14 +145,16 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     words = parser.parse_args()
     columns = ("serving", "asleep", "awake again", "to sleep, ms", "to wake, ms", "to the first token, ms")
-    table = Table("model", "released", *columns, title="MiB resident, and medians")
-    updates = Table("model", "median, ms", "longest, ms", title=f"update of all weights under {words.streams} requests")
+    table = Table("model", "released", *columns, title="MiB resident, and the fastest of the repeats")
+    updates = Table(
+        "model", "fastest, ms", "slowest, ms", title=f"update of all weights under {words.streams} requests"
+    )
     for model in words.models:
         path = find_model(model or None).resolve()
         with serving(str(path), "--weights-root", str(path.parent)) as server:
             sleeps(server, words.repeats, table)
             seconds = update_s(server, path, words.streams, words.repeats)
-            updates.add_row(server.name, median_ms(seconds), f"{max(seconds) * 1e3:.0f}")
+            updates.add_row(server.name, fastest_ms(seconds), f"{max(seconds) * 1e3:.0f}")
     for found in (table, updates):
         Console(width=140).print(found)
 
