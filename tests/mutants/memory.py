@@ -196,6 +196,13 @@ MEMORY = (
         "memory/test_budget.py::test_a_configured_size_that_is_too_small_is_raised_with_one_warning",
     ),
     Mutant(
+        "C4 no more tokens are verified than their logits have room for",
+        "memory/budget.py",
+        "if narrower.guess_bytes <= room)",
+        "if narrower.guess_bytes)",
+        "engine/test_sizing.py::test_steps_are_as_wide_as_the_logits_of_their_tokens_have_room",
+    ),
+    Mutant(
         "C4 the size of a decode server is raised by all that run or arrive",
         "engine/sizing.py",
         "memory.max_running_requests + extra if config.disaggregation.is_decode else 0",

@@ -219,6 +219,13 @@ SCHEDULER = (
         "test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it",
     ),
     Mutant(
+        "C17 nothing that is cached gives way to a guess",
+        "scheduler/residency.py",
+        "        if (total := int(missing.sum())) > self.kv.num_free:\n",
+        "        if (total := int(missing.sum())) > self.available_pages:\n",
+        "scheduler/test_widths.py::test_nothing_that_is_cached_gives_way_to_a_guess",
+    ),
+    Mutant(
         "C16 C30 of a request that fails what was chosen before is told",
         "scheduler/scheduler.py",
         "        self._take_tokens(before, now)\n",
