@@ -31,9 +31,15 @@ class Rig:
     """With a `proposer` decodes are `width` wide, and guesses are accepted where they are what is sampled."""
 
     def __init__(
-        self, sample: Callable[[int], int] | None = None, depth: int = 0, width: int = 1, proposer=None, **changes
+        self,
+        sample: Callable[[int], int] | None = None,
+        depth: int = 0,
+        width: int = 1,
+        proposer=None,
+        handoff=None,
+        **changes,
     ) -> None:
-        self.scheduler = Scheduler(config(**changes), proposer)
+        self.scheduler = Scheduler(config(**changes), proposer, handoff)
         self.depth, self.width = depth, width
         self.now = 0.0
         self.flights: deque[StepPlan] = deque()
