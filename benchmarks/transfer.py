@@ -1,11 +1,12 @@
 """How fast caches go from one engine to another, each transport beside what it is made of.
 
-    python -m benchmarks.transfer [--mib 256] [--repeats 5] [--page-sizes 1 16]
+    python -m benchmarks.transfer [--mib 256] [--repeats 5] [--pages 16x64 16x8 1x8]
 
 Two processes on this machine, with the cache of a model of 24 layers, 2 heads of 64 (bfloat16); the sequence lies in
-pages here and there. `shm` is compared with a copy of as many bytes from one buffer to another (memcpy), `tcp` with a
-bare connection of the loopback device between two processes. Rounds are interleaved; the figures are the best: by the
-clock, and by the processor's time of the busier of both sides, which is what is left where nothing else runs.
+runs of pages, 16x8 being eight pages of 16 tokens in each. `shm` is compared with a copy of as many bytes from one
+buffer to another (memcpy), `tcp` with a bare connection of the loopback device between two processes. Rounds are
+interleaved; the figures are the best: by the clock, and by the processor's time of the busier of both sides, which is
+what is left where nothing else runs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,17 @@ from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Span
 
 
+class Pages(NamedTuple):
+    """Of `size` tokens, `run` of them side by side."""
+
+    size: int
+    run: int
+
+    @classmethod
+    def parse(cls, text: str) -> Pages:
+        return cls(*map(int, text.split("x")))
+
+
 class Took(NamedTuple):
     """`cpu_seconds` are of the busier side."""
 
@@ -49,9 +61,10 @@ SOCKET_BYTES = 1 << 20
 
 
 def engine(
-    mode: DisaggregationMode, backend: str, page_size: int, num_tokens: int
+    mode: DisaggregationMode, backend: str, pages: Pages, num_tokens: int
 ) -> tuple[Worker, CachePool, dict[str, Span], Regions]:
     regions = Regions(shared=(Tag.KV_CACHE,))
+    page_size, run = pages
     num_pages = -(-num_tokens // page_size)
     cache = CachePool(
         SPECS,
@@ -72,15 +85,14 @@ def engine(
         columns=list(columns_of(cache)),
     )
     options = DisaggregationOptions(mode=mode, transfer_backend=TransferBackend(backend), bootstrap_port=0)
-    # A pool that has been used for a while: runs of eight pages, anywhere.
-    runs = np.random.default_rng(mode == DisaggregationMode.PREFILL).permutation(num_pages // 8 + 1)
-    ids = (runs[:, None] * 8 + np.arange(1, 9)).ravel()
+    runs = np.random.default_rng(mode == DisaggregationMode.PREFILL).permutation(num_pages // run + 1)
+    ids = (runs[:, None] * run + np.arange(1, run + 1)).ravel()
     ids = ids[ids <= num_pages][:num_pages].astype(np.int64)
     return transfers_of(options, cache, layout, regions.place), cache, {"kv": Span(start=0, ids=ids)}, regions
 
 
-def prefill(pipe: Connection, backend: str, page_size: int, num_tokens: int) -> None:
-    transfers, cache, spans, _regions = engine(DisaggregationMode.PREFILL, backend, page_size, num_tokens)
+def prefill(pipe: Connection, backend: str, pages: Pages, num_tokens: int) -> None:
+    transfers, cache, spans, _regions = engine(DisaggregationMode.PREFILL, backend, pages, num_tokens)
     source = PatternSource(transfers, cache, spans, num_tokens, timeout_s=TIMEOUT_S)
     pipe.send(transfers.port)
     with contextlib.suppress(EOFError):
@@ -92,16 +104,16 @@ def prefill(pipe: Connection, backend: str, page_size: int, num_tokens: int) -> 
 
 
 @contextlib.contextmanager
-def transport(backend: str, page_size: int, num_tokens: int) -> Iterator[Callable[[], Took]]:
+def transport(backend: str, pages: Pages, num_tokens: int) -> Iterator[Callable[[], Took]]:
     """What moves the tokens once."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(
-        target=prefill, args=(theirs, backend, page_size, num_tokens), daemon=True
+        target=prefill, args=(theirs, backend, pages, num_tokens), daemon=True
     )
     process.start()
     theirs.close()
     port = ours.recv()
-    transfers, cache, spans, _regions = engine(DisaggregationMode.DECODE, backend, page_size, num_tokens)
+    transfers, cache, spans, _regions = engine(DisaggregationMode.DECODE, backend, pages, num_tokens)
 
     sink = PatternSink(transfers, cache, spans, num_tokens, timeout_s=TIMEOUT_S)
 
@@ -175,7 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=256, help="of KV that is moved")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--page-sizes", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--pages", type=Pages.parse, nargs="+", default=[Pages(16, 64), Pages(16, 8), Pages(1, 8)])
     parser.add_argument("--backends", nargs="+", default=["shm", "tcp"])
     options = parser.parse_args()
     num_tokens = (options.mib << 20) // cache_sizes(SPECS, TYPES).bytes_per_token
@@ -183,9 +195,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         contenders = {"memcpy": memcpy(num_bytes), "bare socket": stack.enter_context(bare_socket(num_bytes))}
         for backend in options.backends:
-            for size in options.page_sizes:
-                name = f"{backend}, pages of {size}"
-                contenders[name] = stack.enter_context(transport(backend, size, num_tokens))
+            for pages in options.pages:
+                name = f"{backend}, {pages.size}x{pages.run}"
+                contenders[name] = stack.enter_context(transport(backend, pages, num_tokens))
         found: dict[str, list[Took]] = defaultdict(list)
         for _ in range(options.repeats + 1):
             for name, once in contenders.items():
