@@ -1,0 +1,279 @@
+"""How models spell calls of tools: one way of reading each, which formats name the markers of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from forebay.text.answers.answer import Answer
+from forebay.text.answers.python_values import python_value, quoted
+from forebay.text.answers.tape import Reading, Sink, drop, json_string, json_value, markers_of
+
+MAX_HEAD_CHARS: Final = 512  # what stands before a call's arguments
+_NAME_CHARS: Final = re.compile(r"[\w.\-/]+")
+_NAME: Final = re.compile(r"[\w.\-/]{1,128}")
+_ARGUMENTS: Final = ("arguments", "parameters")
+
+Body: TypeAlias = Callable[[Answer, bool], Reading[None]]
+"""Reads calls behind their first marker; with the flag, only those of tools that there are: it is text otherwise. What
+does not become a call stays recorded."""
+
+
+def objects(answer: Answer, known: bool) -> Reading[None]:
+    """`{"name": ..., "arguments": {...}}`, one or a list of them; members in any order."""
+    tape = answer.tape
+    yield from tape.spaces()
+    in_list = yield from tape.literal("[")
+    while True:
+        yield from tape.spaces()
+        before = answer.calls
+        yield from _object(answer, known)
+        if answer.calls == before:
+            return
+        yield from tape.spaces()
+        following = yield from tape.peek()
+        if following == "" or following not in (",]" if in_list else ";{"):
+            return
+        if following != "{":
+            tape.take(1)
+        answer.layout()
+        if following == "]":
+            return
+
+
+def _object(answer: Answer, known: bool) -> Reading[None]:
+    tape = answer.tape
+    if not (yield from tape.literal("{")):
+        return
+    name, begun = "", False
+    held: list[str] = []
+    while (member := (yield from _member(answer))) is not None:
+        if member == "name" and not name:
+            name = yield from _word(answer)
+            if not name or (known and name not in answer.tools):
+                break
+        elif member in _ARGUMENTS and not begun and not held:
+            begun = bool(name)
+            if begun:
+                answer.begin(name)
+            if not (yield from json_value(tape, answer.argue if begun else held.append)):
+                break
+        elif not (yield from json_value(tape, drop)):
+            break
+        yield from tape.spaces()
+        if not (yield from tape.literal(",")):
+            yield from _close_object(answer, name, held, begun)
+            return
+    if begun:
+        answer.end()
+
+
+def _close_object(answer: Answer, name: str, held: list[str], begun: bool) -> Reading[None]:
+    closed = yield from answer.tape.literal("}")
+    if not begun and closed and name:
+        answer.begin(name)
+        answer.argue("".join(held) or "{}")
+        begun = True
+    if begun:
+        answer.end()
+
+
+def _member(answer: Answer) -> Reading[str | None]:
+    """The name of the next member of an object, its colon taken; None where there is none."""
+    word: list[str] = []
+    yield from answer.tape.spaces()
+    if not (yield from json_string(answer.tape, word.append)):
+        return None
+    yield from answer.tape.spaces()
+    if not (yield from answer.tape.literal(":")):
+        return None
+    yield from answer.tape.spaces()
+    return "".join(word)[1:-1]
+
+
+def _word(answer: Answer) -> Reading[str]:
+    """A string of JSON that may be a tool's name; "" where there is none."""
+    word: list[str] = []
+    if not (yield from json_string(answer.tape, word.append)):
+        return ""
+    name = "".join(word)[1:-1]
+    return name if _NAME.fullmatch(name) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Headed:
+    """A head with the name, which `head` finds in it, `separator`, JSON."""
+
+    head: str
+    separator: str
+
+    def __call__(self, answer: Answer, known: bool) -> Reading[None]:
+        head: list[str] = []
+        if not (yield from answer.tape.until(markers_of(self.separator), head.append, MAX_HEAD_CHARS)):
+            return
+        match = re.fullmatch(self.head, "".join(head).strip())
+        if match is None or (known and match["name"] not in answer.tools):
+            return
+        yield from answer.tape.spaces()
+        answer.begin(match["name"])
+        yield from json_value(answer.tape, answer.argue)
+        answer.end()
+
+
+def list_or(other: Body) -> Body:
+    """A list of objects, or what `other` reads."""
+
+    def read(answer: Answer, known: bool) -> Reading[None]:
+        yield from answer.tape.spaces()
+        yield from (objects if (yield from answer.tape.peek()) in ("[", "{") else other)(answer, known)
+
+    return read
+
+
+def python(answer: Answer, known: bool) -> Reading[None]:
+    """`[name(key=value, ...), ...]`, the values Python's literals."""
+    tape = answer.tape
+    yield from tape.spaces()
+    if not (yield from tape.literal("[")):
+        return
+    while True:
+        yield from tape.spaces()
+        name: list[str] = []
+        yield from tape.run(_NAME_CHARS, name.append)
+        called = "".join(name)
+        if not _NAME.fullmatch(called) or (known and called not in answer.tools):
+            return
+        if not (yield from tape.literal("(")):
+            return
+        answer.begin(called)
+        yield from _keywords(answer)
+        answer.end()
+        yield from tape.spaces()
+        if (yield from tape.peek()) not in (",", "]"):
+            return
+        closes = tape.take(1) == "]"
+        answer.layout()
+        if closes:
+            return
+
+
+def _keywords(answer: Answer) -> Reading[None]:
+    """`key=value, ...)` as an object of JSON."""
+    tape, first = answer.tape, True
+    answer.argue("{")
+    while True:
+        yield from tape.spaces()
+        if (yield from tape.literal(")")):
+            answer.argue("}")
+            return
+        key: list[str] = []
+        yield from tape.run(_NAME_CHARS, key.append)
+        yield from tape.spaces()
+        if not key or not (yield from tape.literal("=")):
+            return
+        answer.argue(("" if first else ", ") + quoted("".join(key)) + ": ")
+        first = False
+        if not (yield from python_value(tape, answer.argue)):
+            return
+        yield from tape.spaces()
+        yield from tape.literal(",")
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The name between `opens` and `opened`; keys and values between tags of their own, to the tag `closes`."""
+
+    opens: str
+    opened: tuple[str, ...]  # one of them; what comes next may stand in it
+    key: str
+    key_end: str
+    value: str
+    value_end: str
+    closes: str
+    lines: bool = False  # a value stands on lines of its own
+
+    def __call__(self, answer: Answer, known: bool) -> Reading[None]:
+        tape = answer.tape
+        yield from tape.spaces()
+        if not (yield from tape.literal(self.opens)):
+            return
+        head: list[str] = []
+        marker = yield from tape.until(markers_of(*self.opened), head.append, MAX_HEAD_CHARS)
+        name = "".join(head).strip()
+        if not marker or not _NAME.fullmatch(name) or (known and name not in answer.tools):
+            return
+        answer.begin(name)
+        answer.argue("{")
+        closed = marker == self.closes
+        if not closed:
+            closed = yield from self._members(answer, name, marker == self.key)
+        if closed or not tape.ended:  # what is ours to write is whole unless the answer was cut off
+            answer.argue("}")
+        answer.end()
+
+    def _members(self, answer: Answer, name: str, in_key: bool) -> Reading[bool]:
+        """Whether the call was closed."""
+        tape, first = answer.tape, True
+        while True:
+            if not in_key:
+                yield from tape.spaces()
+                if (yield from tape.literal(self.closes)):
+                    return True
+                if not (yield from tape.literal(self.key)):
+                    return False
+            in_key = False
+            key: list[str] = []
+            if not (yield from tape.until(markers_of(self.key_end), key.append, MAX_HEAD_CHARS)):
+                return False
+            if self.value:
+                yield from tape.spaces()
+                if not (yield from tape.literal(self.value)):
+                    return False
+            argument = "".join(key).strip()
+            answer.argue(("" if first else ", ") + quoted(argument) + ": ")
+            first = False
+            if not (yield from self._value(answer, _is_text(answer.tools.get(name, {}), argument))):
+                return False
+
+    def _value(self, answer: Answer, is_text: bool) -> Reading[bool]:
+        tape = answer.tape
+        if self.lines:
+            yield from tape.literal("\n")
+        ends = (f"\n{self.value_end}", self.value_end) if self.lines else (self.value_end,)
+        held: list[str] = []
+        sink: Sink = (lambda text: answer.argue(quoted(text)[1:-1])) if is_text else held.append
+        answer.argue('"' if is_text else "")
+        ended = yield from tape.until(markers_of(*ends), sink)
+        answer.argue(('"' if ended else "") if is_text else _typed("".join(held)))
+        return bool(ended)
+
+
+def _is_text(schema: Any, argument: str) -> bool:
+    """Whether a tool takes strings there, and nothing else."""
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    found = properties.get(argument) if isinstance(properties, dict) else None
+    kinds = _kinds(found) if isinstance(found, dict) else set()
+    return "string" in kinds and kinds <= {"string", "null"}
+
+
+def _kinds(schema: dict[str, Any]) -> set[str]:
+    """The types that a schema says, its alternatives' among them, as far as it says them in its first lines."""
+    options = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ()), schema]
+    named = [option["type"] for option in options if isinstance(option, dict) and "type" in option]
+    kinds = {kind for name in named for kind in (name if isinstance(name, list) else [name]) if isinstance(kind, str)}
+    return kinds or {"string" for value in schema.get("enum") or () if isinstance(value, str)}
+
+
+def _typed(text: str) -> str:
+    """A value that may be any: JSON if it is, or else a string."""
+    value = text.strip()
+    value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
+    try:
+        msgspec.json.decode(value, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return quoted(text)
+    return value

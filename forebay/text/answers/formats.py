@@ -1,0 +1,118 @@
+"""The formats that models are trained on, by name: which markers each has, and who reads what stands behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from forebay.text.answers import calls
+from forebay.text.answers.calls import Body
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """Calls stand behind one of `begins`, anywhere; with `bare` also without one at the head of an answer, where only
+    names of tools that there are make a call of it. `before` may stand between marker and call, what is in `after`
+    behind a call; `inside` are further markers."""
+
+    name: str
+    body: Body
+    begins: tuple[str, ...] = ()
+    before: str = ""
+    after: tuple[str, ...] = ()
+    inside: tuple[str, ...] = ()
+    bare: str = ""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All that must be seen in the text for it."""
+        return tuple(filter(None, (*self.begins, self.before, *self.after, *self.inside)))
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkTags:
+    name: str
+    opens: str
+    closes: str
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        return (self.opens, self.closes)
+
+
+_ARG_TAGS: Final = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+_V3: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
+_K2: Final = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_argument_begin|>",
+)
+
+CALL_FORMATS: Final = {
+    each.name: each
+    for each in (
+        CallFormat("hermes", calls.objects, begins=("<tool_call>",), after=("</tool_call>",)),
+        CallFormat(
+            "qwen3_coder",
+            calls.Tagged("<function=", (">",), "<parameter=", ">", "", "</parameter>", "</function>", lines=True),
+            begins=("<tool_call>",),
+            after=("</tool_call>",),
+        ),
+        CallFormat(
+            "glm45",
+            calls.Tagged("", ("<arg_key>", "</tool_call>"), *_ARG_TAGS, "</tool_call>"),
+            begins=("<tool_call>",),
+            inside=(*_ARG_TAGS, "</tool_call>"),
+        ),
+        CallFormat(
+            "mistral",
+            calls.list_or(calls.Headed(r"(?P<name>[\w.\-/]+?)(?:\s*\[CALL_ID\].*)?", "[ARGS]")),
+            begins=("[TOOL_CALLS]",),
+            inside=("[ARGS]", "[CALL_ID]"),
+        ),
+        CallFormat(
+            "deepseek_v3",
+            calls.Headed(r"function<｜tool▁sep｜>(?P<name>[\w.\-/]+)", "\n```json\n"),
+            begins=_V3[:2],
+            before=_V3[1],
+            after=("```", *_V3[2:]),
+            inside=("<｜tool▁sep｜>",),
+        ),
+        CallFormat(
+            "deepseek_v31",
+            calls.Headed(r"(?P<name>[\w.\-/]+)", "<｜tool▁sep｜>"),
+            begins=_V3[:2],
+            before=_V3[1],
+            after=_V3[2:],
+            inside=("<｜tool▁sep｜>",),
+        ),
+        CallFormat(
+            "kimi_k2",
+            calls.Headed(r"(?:functions\.)?(?P<name>[\w.\-/]+?)(?::\d+)?", _K2[4]),
+            begins=_K2[:2],
+            before=_K2[1],
+            after=_K2[2:4],
+            inside=_K2[4:],
+        ),
+        CallFormat("lfm2", calls.python, begins=("<|tool_call_start|>",), after=("<|tool_call_end|>",)),
+        CallFormat("pythonic", calls.python, begins=("<|python_start|>",), after=("<|python_end|>",), bare="["),
+        CallFormat("llama3_json", calls.objects, begins=("<|python_tag|>",), bare="{"),
+    )
+}
+THINK_TAGS: Final = {
+    each.name: each for each in (ThinkTags("think", "<think>", "</think>"), ThinkTags("mistral", "[THINK]", "[/THINK]"))
+}
+CHANNELS: Final = "gpt_oss"
+CHANNEL_SPELLINGS: Final = (
+    "<|channel|>",
+    "<|start|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
+CALL_PARSERS: Final = (*CALL_FORMATS, CHANNELS)
+REASONING_PARSERS: Final = (*THINK_TAGS, CHANNELS)

@@ -1,0 +1,87 @@
+"""Python's literals as JSON, as they come: what models that call tools in Python write as arguments."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+from forebay.text.answers.tape import Reading, Sink, Tape, drop
+
+_WORD: Final = re.compile(r"[\w+\-.]+")
+_SPACE: Final = re.compile(r"\s+")
+_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
+_PLAIN: Final = {quote: re.compile(rf"[^{quote}\\]+") for quote in "'\""}
+_NAMES: Final = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_BRACKETS: Final = {"[": "[", "(": "[", "{": "{", "]": "]", ")": "]", "}": "}"}
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_CODES: Final = {"x": 2, "u": 4, "U": 8}  # digits behind each
+
+
+def quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def python_value(tape: Tape, sink: Sink) -> Reading[bool]:
+    """Copies one literal up to the comma or bracket behind it; False where none is."""
+    depth, comma = 0, False
+    while True:
+        yield from tape.run(_SPACE, drop)
+        char = yield from tape.peek()
+        if not char or (char not in "\"',:()[]{}" and not _WORD.match(char)):
+            return False
+        if char in "]}),:" and not depth:
+            return False
+        if comma and char not in "]})":  # one behind the last item says nothing, and JSON has none
+            sink(",")
+        comma = char == ","
+        if char in "\"'":
+            if not (yield from _string(tape, sink)):
+                return False
+        elif char in _BRACKETS:
+            depth += 1 if char in "[({" else -1
+            sink(_BRACKETS[tape.take(1)])
+        elif char in ",:":
+            tape.take(1)
+            if char == ":":
+                sink(":")
+        else:
+            word: list[str] = []
+            yield from tape.run(_WORD, word.append)
+            sink(_atom("".join(word)))
+        if not depth:
+            return True
+
+
+def _atom(word: str) -> str:
+    if word in _NAMES:
+        return _NAMES[word]
+    return word if _NUMBER.fullmatch(word) else quoted(word)
+
+
+def _string(tape: Tape, sink: Sink) -> Reading[bool]:
+    quote = tape.take(1)
+    sink('"')
+    while True:
+        yield from tape.run(_PLAIN[quote], lambda text: sink(quoted(text)[1:-1]))
+        if (yield from tape.peek()) == quote:
+            tape.take(1)
+            sink('"')
+            return True
+        escape = yield from tape.peek(2)
+        if len(escape) < 2:
+            return False
+        sink(quoted((yield from _escaped(tape, escape[1])))[1:-1])
+
+
+def _escaped(tape: Tape, kind: str) -> Reading[str]:
+    digits = yield from tape.peek(2 + _CODES.get(kind, 0))
+    if kind in _CODES and re.fullmatch(r"[0-9a-fA-F]+", digits[2:]):
+        code = int(digits[2:], 16)
+        if code <= 0x10FFFF and not 0xD800 <= code < 0xE000:
+            tape.take(len(digits))
+            return chr(code)
+    tape.take(2)
+    if kind in _ESCAPES:
+        return _ESCAPES[kind]
+    return kind if kind in "\\'\"" else f"\\{kind}"

@@ -1,0 +1,169 @@
+"""Who reads an answer: a `Reader` of the formats that a model has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from forebay.text.answers.answer import Answer, Tools
+from forebay.text.answers.formats import (
+    CALL_FORMATS,
+    CHANNEL_SPELLINGS,
+    CHANNELS,
+    THINK_TAGS,
+    CallFormat,
+    ThinkTags,
+)
+from forebay.text.answers.parts import Part
+from forebay.text.answers.tape import Markers, Reading, Sink, Tape, json_value, markers_of
+
+_MAX_HEADER_CHARS: Final = 512
+_BETWEEN: Final = Markers("<|channel|>", "<|start|>", " to=functions.")
+_MESSAGE: Final = Markers("<|message|>")
+_BODY_END: Final = Markers("<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>")
+_CHANNEL: Final = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT: Final = re.compile(r"to=functions\.([\w.\-/]+?)(?=[\s<]|$)")
+
+
+@dataclass(frozen=True)
+class AnswerFormats:
+    """How a model spells calls and thinking, by the names of `answers.formats`; None where it has none."""
+
+    calls: str | None = None
+    thinking: str | None = None
+
+    @cached_property
+    def spellings(self) -> frozenset[str]:
+        """The markers, which must be seen in the text also where they are tokens that texts do not show."""
+        found = set[str]()
+        if CHANNELS in (self.calls, self.thinking):
+            found |= set(CHANNEL_SPELLINGS)
+        for each in (CALL_FORMATS.get(self.calls or ""), THINK_TAGS.get(self.thinking or "")):
+            found |= set(each.spellings if each is not None else ())
+        return frozenset(found)
+
+
+class AnswerReader:
+    """A `Reader`. `thinking` says whether what comes next belongs to the thinking."""
+
+    def __init__(self, formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> None:
+        """Without `tools` nothing is a call. `opened`: the prompt ends within the thinking."""
+        self.thinking = opened
+        self._tape = Tape()
+        channels = CHANNELS in (formats.calls, formats.thinking)
+        self._answer = Answer(self._tape, tools or {}, exact=channels)
+        self._calls = CALL_FORMATS.get(formats.calls or "") if tools else None
+        self._think = THINK_TAGS.get(formats.thinking or "")
+        self._shows_thinking = formats.thinking is not None
+        self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
+        self._program = self._channels() if channels else self._tags()
+        self._go_on()
+
+    def push(self, text: str) -> list[Part]:
+        self._tape.feed(text)
+        self._go_on()
+        return self._answer.taken()
+
+    def finish(self) -> list[Part]:
+        self._tape.ended = True
+        self._go_on()
+        if self.thinking:
+            self._answer.turn()
+        self._answer.finish()
+        return self._answer.taken()
+
+    def _go_on(self) -> None:
+        next(self._program, None)
+
+    def _tags(self) -> Reading[None]:
+        if self._think is not None:
+            yield from self._thinking(self._think)
+        if self._calls is None:
+            yield from self._tape.until(markers_of(), self._answer.say)
+            return
+        if self._calls.bare:
+            yield from self._bare(self._calls)
+        while marker := (yield from self._tape.until(markers_of(*self._calls.begins), self._answer.say)):
+            self._tape.record = [marker]
+            yield from self._call(self._calls, known=False)
+            self._answer.give_up()
+
+    def _thinking(self, tags: ThinkTags) -> Reading[None]:
+        tape, answer = self._tape, self._answer
+        tape.record = []
+        yield from tape.spaces()
+        found = yield from tape.literal(tags.opens)
+        if not found and not self.thinking:
+            answer.give_up()
+            return
+        recorded, tape.record = tape.record or [], None
+        self.thinking = True
+        answer.turn()
+        if not found:
+            answer.think("".join(recorded))
+        yield from tape.until(markers_of(tags.closes), answer.think)
+        self.thinking = False
+        answer.turn()
+
+    def _bare(self, calls: CallFormat) -> Reading[None]:
+        self._tape.record = []
+        yield from self._tape.spaces()
+        if (yield from self._tape.peek()) == calls.bare:
+            yield from self._call(calls, known=True)
+        self._answer.give_up()
+
+    def _call(self, calls: CallFormat, *, known: bool) -> Reading[None]:
+        """One or more that stand in a row."""
+        tape, answer = self._tape, self._answer
+        more = True
+        if calls.before:
+            yield from tape.spaces()
+            yield from tape.literal(calls.before)
+        while more:
+            before = answer.calls
+            yield from calls.body(answer, known)
+            if answer.calls == before:
+                return
+            for word in calls.after:
+                yield from tape.spaces()
+                if (yield from tape.literal(word)):
+                    answer.layout()
+            yield from tape.spaces()
+            more = bool(calls.before) and (yield from tape.literal(calls.before))
+
+    def _channels(self) -> Reading[None]:
+        tape, answer = self._tape, self._answer
+        marker = yield from tape.until(_BETWEEN, answer.say)
+        while marker:
+            tape.record, header = [marker], [marker]
+            if not (yield from tape.until(_MESSAGE, header.append, _MAX_HEADER_CHARS)):
+                answer.give_up()
+                marker = yield from tape.until(_BETWEEN, answer.say)
+                continue
+            tape.record = None
+            marker = yield from self._message("".join(header))
+            if marker not in ("<|start|>", "<|channel|>"):
+                marker = yield from tape.until(_BETWEEN, answer.say)
+
+    def _message(self, header: str) -> Reading[str]:
+        """The body behind a header; the marker that ended it."""
+        answer = self._answer
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        if recipient is not None and self._calls_in_channels:
+            answer.begin(recipient[1])
+            yield from self._tape.spaces()
+            yield from json_value(self._tape, answer.argue)
+            answer.end()
+            answer.give_up()
+            return (yield from self._tape.until(_BODY_END, answer.say))
+        self.thinking = self._shows_thinking and channel is not None and channel[1] == "analysis"
+        sink: Sink = answer.think if self.thinking else answer.say
+        marker = yield from self._tape.until(_BODY_END, sink)
+        self.thinking = False
+        return marker
+
+
+def reader_for(formats: AnswerFormats, tools: Tools | None, *, opened: bool = False) -> AnswerReader:
+    return AnswerReader(formats, tools, opened=opened)

@@ -1,0 +1,151 @@
+"""An answer's text as it comes, for a program that reads it as if it were all there.
+
+A program is a generator: where the text ends for now it yields, and goes on when there is more. Nothing is looked at
+again but what may become a marker, so reading takes time by the text's length, however it comes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import Final, TypeAlias, TypeVar
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+Sink: TypeAlias = Callable[[str], None]
+
+_SPACE: Final = re.compile(r"\s+")
+_PLAIN: Final = re.compile(r'[^"\\]+')
+_ATOM: Final = re.compile(r"[\w+\-.]+")
+_LAYOUT: Final = re.compile(r"[\s,:]+")
+
+
+class Tape:
+    """`record`, while there is one, keeps what is taken: text that is not known yet to be a call."""
+
+    def __init__(self) -> None:
+        self.record: list[str] | None = None
+        self.ended = False
+        self._text = ""
+        self._at = 0
+
+    def feed(self, text: str) -> None:
+        self._text, self._at = self._text[self._at :] + text, 0
+
+    def take(self, count: int) -> str:
+        taken = self._text[self._at : self._at + count]
+        self._at += len(taken)
+        if self.record is not None:
+            self.record.append(taken)
+        return taken
+
+    def peek(self, count: int = 1) -> Reading[str]:
+        """The next characters; fewer only at the end."""
+        while len(self._text) - self._at < count and not self.ended:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def literal(self, word: str) -> Reading[bool]:
+        """Whether `word` comes next; it is then taken."""
+        for length in range(1, len(word) + 1):
+            if (yield from self.peek(length)) != word[:length]:
+                return False
+        self.take(len(word))
+        return True
+
+    def run(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
+        """As many characters as `pattern`, which is one class of them repeated, takes."""
+        while (yield from self.peek()):
+            match = pattern.match(self._text, self._at)
+            if match is None:
+                return
+            sink(self.take(match.end() - self._at))
+
+    def spaces(self) -> Reading[None]:
+        return self.run(_SPACE, drop)
+
+    def until(self, markers: Markers, sink: Sink, limit: int | None = None) -> Reading[str]:
+        """The first of `markers`, taken; what stands before goes to `sink`. "" at the end of the text, or behind
+        `limit` characters."""
+        room = sys.maxsize if limit is None else limit
+        while True:
+            found = markers.pattern.search(self._text, self._at, min(sys.maxsize, self._at + room + markers.longest))
+            end = found.start() if found is not None else self._safe_end(markers)
+            before = min(end - self._at, room)
+            if before:
+                sink(self.take(before))
+                room -= before
+            if self._at < end:
+                return ""
+            if found is not None:
+                return self.take(len(found[0]))
+            if self.ended:
+                return ""
+            yield
+
+    def _safe_end(self, markers: Markers) -> int:
+        """Where what may become a marker begins."""
+        if self.ended:
+            return len(self._text)
+        for at in range(max(self._at, len(self._text) - markers.longest + 1), len(self._text)):
+            if self._text[at:] in markers.beginnings:
+                return at
+        return len(self._text)
+
+
+class Markers:
+    """Spellings to look for, the first in the text and of several there the first of these."""
+
+    def __init__(self, *spellings: str) -> None:
+        self.pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
+        self.longest = max(map(len, spellings), default=1)
+        self.beginnings = frozenset(word[:end] for word in spellings for end in range(1, len(word)))
+
+
+markers_of: Final = cache(Markers)
+
+
+def drop(text: str) -> None:
+    """The `Sink` of what is no part."""
+
+
+def json_string(tape: Tape, sink: Sink) -> Reading[bool]:
+    """Copies a string of JSON, its quotes included; False where none begins or it does not end."""
+    if not (yield from tape.literal('"')):
+        return False
+    sink('"')
+    while True:
+        yield from tape.run(_PLAIN, sink)
+        if (yield from tape.peek()) == '"':
+            sink(tape.take(1))
+            return True
+        if not (yield from tape.peek(2)):
+            return False
+        sink(tape.take(2))
+
+
+def json_value(tape: Tape, sink: Sink) -> Reading[bool]:
+    """Copies a value of JSON, character for character, up to where its brackets are closed; False where it stops being
+    one. What stands between brackets and quotes is not looked at."""
+    depth = 0
+    while True:
+        char = yield from tape.peek()
+        if char == '"':
+            if not (yield from json_string(tape, sink)):
+                return False
+        elif char and char in "{[":
+            depth += 1
+            sink(tape.take(1))
+        elif char and char in "}]" and depth:
+            depth -= 1
+            sink(tape.take(1))
+        elif depth and _LAYOUT.match(char):
+            yield from tape.run(_LAYOUT, sink)
+        elif _ATOM.match(char):
+            yield from tape.run(_ATOM, sink)
+        else:
+            return False
+        if not depth:
+            return True

@@ -1,0 +1,191 @@
+"""Answers are read as what they are, however they come, and whatever they are cut off at."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
+from forebay.text.answers.reading import AnswerFormats, reader_for
+from forebay.text.answers.tape import Tape
+from tests.text.answers.spellings import ANSWERS, SPELLINGS, TOOLS, Answer, Spelling
+
+MARKER_BEGUN = re.compile(r"\s*[<\[][^<\[]*$")
+every_format = pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+
+
+def read(formats: AnswerFormats, pieces: Sequence[str]) -> list[Part]:
+    reader = reader_for(formats, TOOLS)
+    parts = [part for piece in pieces for part in reader.push(piece)] + reader.finish()
+    assert all(part.text for part in parts if isinstance(part, Said | Thought | CallArguments))
+    return parts
+
+
+def joined(parts: list[Part]) -> tuple[Answer, list[str]]:
+    """What was said, thought and called; and in which order, kinds that follow each other once."""
+    said = "".join(part.text for part in parts if isinstance(part, Said))
+    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    names = [part.name for part in parts if isinstance(part, CallBegun)]
+    assert [part.call for part in parts if isinstance(part, CallBegun)] == list(range(len(names)))
+    assert [part.call for part in parts if isinstance(part, CallEnded)] == list(range(len(names)))
+    arguments = [""] * len(names)
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments[part.call] += part.text
+    kinds = [type(part).__name__ for part in parts]
+    order = [kind for kind, before in zip(kinds, ["", *kinds], strict=False) if kind != before]
+    return Answer(said, thought, tuple(zip(names, arguments, strict=True))), order
+
+
+def cuts(text: str, rng: random.Random) -> list[str]:
+    places = sorted({0, len(text), *(rng.randrange(len(text) + 1) for _ in range(len(text) // 3))})
+    return [text[begin:end] for begin, end in pairwise(places)]
+
+
+@every_format
+def test_a_stored_answer_is_read_as_what_was_meant(spelling: Spelling) -> None:
+    assert len(ANSWERS) >= 30
+    for answer in ANSWERS:
+        found, _ = joined(read(spelling.formats, [spelling.spell(answer)]))
+        assert (found.said, found.thought) == (answer.said, answer.thought)
+        assert [name for name, _ in found.calls] == [name for name, _ in answer.calls]
+        for (_, text), (_, wanted) in zip(found.calls, answer.calls, strict=True):
+            assert text == wanted if spelling.copies else json.loads(text) == json.loads(wanted)
+
+
+@every_format
+def test_however_the_text_is_cut_the_parts_are_the_same(spelling: Spelling) -> None:
+    rng = random.Random(5)
+    for answer in ANSWERS:
+        text = spelling.spell(answer)
+        whole = joined(read(spelling.formats, [text]))
+        ends = range(1, len(text)) if len(text) < 300 else rng.sample(range(1, len(text)), 30)
+        for end in ends:
+            assert joined(read(spelling.formats, [text[:end], text[end:]])) == whole
+        assert joined(read(spelling.formats, list(text))) == whole
+        assert joined(read(spelling.formats, cuts(text, rng))) == whole
+
+
+@every_format
+def test_an_answer_that_is_cut_off_is_the_beginning_of_the_whole(spelling: Spelling) -> None:
+    rng = random.Random(7)
+    for answer in ANSWERS:
+        text = spelling.spell(answer)
+        (said, thought, calls), _ = joined(read(spelling.formats, [text]))
+        for end in rng.sample(range(len(text) + 1), min(len(text), 25)):
+            part, order = joined(read(spelling.formats, [text[:end]]))
+            assert (part, order) == joined(read(spelling.formats, list(text[:end])))
+            assert thought.startswith(MARKER_BEGUN.sub("", part.thought))
+            assert said.startswith(part.said) or part.said.startswith(said) or text[:end].endswith(part.said)
+            for (name, arguments), (wanted_name, wanted) in zip(part.calls, calls, strict=False):
+                assert name == wanted_name
+                assert wanted.startswith(arguments) or not spelling.copies
+
+
+NO_CALLS = {
+    "hermes": ["<tool_call>", "<tool_call>none</tool_call>", '<tool_call>{"a": 1}</tool_call>', "a <tool_cal b"],
+    "qwen3_coder": ["<tool_call>\n<function=>\n</function>", "<tool_call>\n<functions>", "<tool_call><function=a b>"],
+    "glm45": ["<tool_call>two words\n<arg_key>", "<tool_call>" + "x" * 600 + "<arg_key>a</arg_key>"],
+    "llama3_json": [
+        '{"name": "Bob", "age": 3}',
+        '{"a": [1]}',
+        '{"name": "Bob", "parameters": {}}',
+        "{",
+        "<|python_tag|>x",
+    ],
+    "pythonic": ["[1, 2, 3]", "[unknown(a=1)]", "[get_weather]", "["],
+    "lfm2": ["<|tool_call_start|>none<|tool_call_end|>", "[get_weather(city='x')]"],
+    "mistral": ["[TOOL_CALLS]", "[TOOL_CALLS] [1]", "[TOOL_CALLS]no call" + " at all" * 100 + "[ARGS]{}"],
+    "deepseek_v3": ["<｜tool▁calls▁begin｜>x<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>function\n```json\n{}"],
+    "deepseek_v31": ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b<｜tool▁sep｜>{}"],
+    "kimi_k2": ["<|tool_calls_section_begin|><|tool_call_begin|> <|tool_call_argument_begin|>{}"],
+    "gpt_oss": ["no channels at all", "<|channel|>final", "<|channel|>" + "y" * 600],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in NO_CALLS.items() for text in texts])
+def test_what_turns_out_to_be_no_call_is_said_character_for_character(name: str, text: str) -> None:
+    formats = SPELLINGS[name].formats
+    for pieces in ([text], list(text), cuts(text, random.Random(3))):
+        assert joined(read(formats, pieces))[0] == Answer(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "wanted"),
+    [
+        ("hermes", '<tool_call>{"arguments": {"a": "}"}, "name": "f"}</tool_call>',
+         Answer(calls=(("f", '{"a": "}"}'),))),
+        ("hermes", '<tool_call>{"name": "f"}</tool_call> ok', Answer("ok", calls=(("f", "{}"),))),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": {}</tool_call>', Answer(calls=(("f", '{"a": {}'),))),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}}\n{"name": "g", "arguments": {}}</tool_call>',
+         Answer(calls=(("f", "{}"), ("g", "{}")))),
+        ("hermes", '<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>',
+         Answer("<tool_call>", calls=(("f", "{}"),))),
+        ("hermes", "<think></think>x", Answer("x")),
+        ("hermes", "x <think>y</think>", Answer("x <think>y</think>")),
+        ("hermes", "<think>never closed ", Answer("", "never closed")),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a>\n1\n</parameter>stray</tool_call>",
+         Answer("stray</tool_call>", calls=(("f", '{"a": 1}'),))),
+        ("qwen3_coder", "<tool_call><function=write_file><parameter=text>\n\n 1\n\n</parameter></function></tool_call>",
+         Answer(calls=(("write_file", '{"text": "\\n 1\\n"}'),))),
+        ("pythonic", "[get_weather(city='it\\'s \\u00e9 \"x\"', n=(1,), m={'k': None,}), search()]",
+         Answer(calls=(("get_weather", '{"city": "it\'s é \\"x\\"", "n": [1], "m": {"k":null}}'), ("search", "{}")))),
+        ("mistral", '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}', Answer(calls=(("f", '{"a": 1}'),))),
+        ("gpt_oss", '<|channel|>analysis<|message|>a<|end|><|start|>assistant to=functions.f<|channel|>commentary json'
+         '<|message|>{}<|call|>', Answer("", "a", (("f", "{}"),))),
+    ],
+)  # fmt: skip
+def test_what_models_also_write(name: str, text: str, wanted: Answer) -> None:
+    for pieces in ([text], list(text)):
+        assert joined(read(SPELLINGS[name].formats, pieces))[0] == wanted
+
+
+def test_thinking_that_the_prompt_opened_is_told_from_what_follows() -> None:
+    reader = reader_for(AnswerFormats(None, "think"), None, opened=True)
+    assert reader.thinking
+    assert reader.push("Well.\n</think>\n\nYes <tool_call>") == [Thought("Well."), Said("Yes <tool_call>")]
+    assert not reader.thinking
+
+
+def test_text_is_shown_as_it_comes_but_for_what_may_be_a_marker() -> None:
+    reader = reader_for(AnswerFormats("hermes", None), TOOLS)
+    assert reader.push("1 <") == [Said("1")]
+    assert reader.push(" 2") == [Said(" < 2")]
+    assert reader.push('<tool_call>{"name": "f", "argu') == []
+    assert reader.push('ments": {"a') == [CallBegun(0, "f"), CallArguments(0, '{"a')]
+    assert reader.push('": "b') == [CallArguments(0, '": "b')]
+
+
+@every_format
+def test_the_time_it_takes_grows_with_the_text_alone(spelling: Spelling, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in characters that are handed out, however the text comes."""
+    steps = 0
+    peek, take = Tape.peek, Tape.take
+
+    def counted_peek(tape: Tape, count: int = 1):  # type: ignore[no-untyped-def]
+        nonlocal steps
+        steps += count
+        return peek(tape, count)
+
+    def counted_take(tape: Tape, count: int) -> str:
+        nonlocal steps
+        steps += count
+        return take(tape, count)
+
+    monkeypatch.setattr(Tape, "peek", counted_peek)
+    monkeypatch.setattr(Tape, "take", counted_take)
+    hard = "".join(spelling.spell(answer) for answer in ANSWERS[5:15]) + "".join(
+        NO_CALLS.get(spelling.formats.calls or "", [])
+    )
+    counts = []
+    for times in (1, 2):
+        steps = 0
+        read(spelling.formats, [hard * times])
+        read(spelling.formats, list(hard * times))
+        counts.append(steps)
+    assert counts[1] <= 2.2 * counts[0]
