@@ -145,7 +145,8 @@ class Sleeper:
         """Go on with what is under way, as far as it can: to be called whenever a step has landed, and while idle."""
         its = self._transition
         if its is None:
-            if self.resting and self._wake_on_request and self._scheduler.waiting and now >= self._retry_at:
+            wakes = self._wake_on_request and not self._paused  # a pause is somebody's word
+            if self._released and wakes and self._scheduler.waiting and now >= self._retry_at:
                 self._wake_for_requests()
         elif its.halt.done:
             self._transition = None

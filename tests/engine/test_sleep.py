@@ -300,6 +300,11 @@ def test_a_request_wakes_an_engine_that_requests_wake(llama: Path) -> None:
     core.sleeper.sleep()
     assert tokens_of(core, [*PROMPTS, *PROMPTS]) == right * 2
     assert core.sleeper.phase == "serving"
+    assert told(core, Release(serial=1, tags=[])) == ""
+    core.add(wanted(1, PROMPTS[0]))
+    for _ in range(5):
+        assert core.step() == []
+    assert core.sleeper.phase == "asleep"  # nobody but who paused it lets it go on
 
 
 def test_c25_every_row_of_the_device_holds_its_pads_after_a_wake_whatever_lay_there(llama: Path) -> None:
