@@ -48,8 +48,8 @@ class DecodeRole(Role):
         if req.rendezvous is None:
             self.scheduler.enqueue(req)
             return
-        self._rooms[self._room(req.rendezvous)] = req
         self.scheduler.wait_for_the_other_half(req)
+        self._rooms[self._room(req.rendezvous)] = req
 
     def ended(self, req: Request, failure: Failure | None) -> None:
         super().ended(req, failure)
@@ -136,9 +136,6 @@ class DecodeRole(Role):
         assert where is not None, f"{req} has no room"
         start = residency.pin.num_pages * self.scheduler.config.page_size
         ticket = Ticket(self._instance, where.room, where.nonce)
-        receiving = _Receiving(ticket, req, deadline=now + self._options.lease_s, whole=True)
-        residency.ticket = receiving
-        self._begin(receiving, req)
         offer = Offer(
             ticket=ticket,
             host=where.host,
@@ -148,8 +145,11 @@ class DecodeRole(Role):
             start=start,
             spans=self.scheduler.held.places(residency, start, start),
         )
-        receiving.named.append(offer.spans)
+        deadline = now + self._options.lease_s
+        receiving = _Receiving(ticket, req, deadline=deadline, named=[offer.spans], whole=True)
         self._orders.append(offer)
+        residency.ticket = receiving
+        self._begin(receiving, req)
 
     # -- what is heard -----------------------------------------------------------------------------------------------
 

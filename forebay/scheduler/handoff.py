@@ -230,7 +230,7 @@ class Role(Handoff):
 
     def ended(self, req: Request, failure: Failure | None) -> None:
         if req.rendezvous:
-            del self._rooms[self._room(req.rendezvous)]
+            self._rooms.pop(self._room(req.rendezvous), None)
         open_ticket = self._of.pop(req.id, None)
         if open_ticket:
             open_ticket.req = None

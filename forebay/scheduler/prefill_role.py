@@ -56,8 +56,8 @@ class PrefillRole(Role):
         req.max_kv_len = req.num_prompt
 
     def enqueue(self, req: Request, now: float) -> None:
-        self._rooms[_rendezvous(req).room] = req
         self.scheduler.wait_for_the_other_half(req)
+        self._rooms[_rendezvous(req).room] = req
         for offered, _ in self._early.values():
             if _is_of(offered, req):
                 del self._early[offered.ticket]
@@ -94,11 +94,11 @@ class PrefillRole(Role):
             self.scheduler.num_waiting_tokens -= 1
             return True
         held, residencies = req.residency, self.scheduler.held
+        sending.deadline = req.last_progress + self._options.lease_s
         self.scheduler.transfer(req)
         residencies.adopt(req, req.num_prompt, last=True)
         held.ticket, sending.whole = sending, True
         sending.update, sending.reason = update, reason
-        sending.deadline = req.last_progress + self._options.lease_s
         tail = Tail(
             num_tokens=req.num_prompt,
             token_id=update.token_ids[0],
