@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "forebay"
 
 FLOORS = {
     "base": 0, "formats": 1, "families": 2, "ops": 2, "config": 3, "text": 3, "memory": 4, "requests": 5, "pools": 5,
-    "scheduler": 6, "speculation": 6, "layers": 6, "models": 7, "families/model.py": 8, "runtime": 8, "disagg": 8,
-    "engine": 9, "server": 10, "route": 11, "cli": 12, "__init__.py": 13,
+    "scheduler": 6, "speculation": 6, "grammar": 6, "layers": 6, "models": 7, "families/model.py": 8, "runtime": 8,
+    "disagg": 8, "engine": 9, "server": 10, "route": 11, "cli": 12, "__init__.py": 13,
 }  # fmt: skip
 """A family's folder is on two floors: its `model.py` is made of layers, and the rest of it says what files hold."""
 
@@ -31,6 +31,7 @@ HOST_PACKAGES = (
     "requests",
     "scheduler",
     "speculation",
+    "grammar",
     "server",
     "route",
     "cli",

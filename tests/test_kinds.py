@@ -34,7 +34,7 @@ OTHER_STATES = {
         "set_state",
     ),
     *("app_state", "server_state", "last_state", "debug_state", "_send_state", "_state_at", "state", "_state"),
-    *("STATE_INTERVAL_S", "STATE_TIMEOUT_S"),
+    *("STATE_INTERVAL_S", "STATE_TIMEOUT_S", "max_lexer_states"),
 }
 
 ROOMS = "memory/kinds/"  # whoever asks there is at home

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -24,6 +25,22 @@ BOUNDS: Final = {  # of numbers, inclusive; `top_p` is above 0 as well
     "frequency_penalty": (-2.0, 2.0),
     "logit_bias": (-100.0, 100.0),
 }
+
+
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"  # without a text
+    REGEX = "regex"
+    CHOICE = "choice"  # a JSON list of texts
+    LARK = "lark"  # or the EBNF that llama.cpp has
+    STRUCTURAL = "structural"  # a JSON object of tags that begin behind triggers
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """What the output must match as a whole."""
+
+    kind: GrammarKind
+    text: str = ""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,115 @@
+"""From what a request asks for to a matcher, within limits: of size and depth here, of work in llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
+from llguidance.gbnf_to_lark import any_to_lark
+
+from forebay.base.errors import InvalidRequest
+from forebay.requests.sampling_params import Grammar, GrammarKind
+
+MAX_BYTES: Final = 64 << 10
+MAX_DEPTH: Final = 32
+MAX_CHOICES: Final = 1024
+_MAX_ERROR_CHARS: Final = 500
+_JSON_KINDS: Final = (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE, GrammarKind.STRUCTURAL)
+_ANY_OBJECT: Final = '{"type": "object"}'
+
+
+def limits() -> LLParserLimits:
+    """A state of the lexer takes 1 to 2 KB; errors do not quote the grammar."""
+    return LLParserLimits(max_lexer_states=50_000, max_grammar_size=100_000, verbose_errors=False)
+
+
+def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    """A matcher at the beginning of its output, of which copies are cheap. Leaves the interpreter's lock. Raises
+    InvalidRequest with the place."""
+    matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=limits())
+    if matcher.is_error():
+        raise _invalid(grammar, matcher.get_error())
+    matcher.compute_bitmask()  # the lexer's tables, which copies share, are made for the first mask
+    if matcher.is_error():
+        raise _invalid(grammar, matcher.get_error())
+    return matcher
+
+
+def check(grammar: Grammar) -> None:
+    """Raises InvalidRequest for what `compiled` would refuse whatever the vocabulary. May take as long as that."""
+    if error := LLMatcher.validate_grammar(source_of(grammar), None, limits=limits()):
+        raise _invalid(grammar, error)
+
+
+def source_of(grammar: Grammar) -> str:
+    """In llguidance's own notation. Raises InvalidRequest for what is too large or is not what its kind says."""
+    num_bytes = len(grammar.text.encode("utf-8", "surrogatepass"))
+    if num_bytes > MAX_BYTES:
+        raise _invalid(grammar, f"it has {num_bytes} bytes; at most {MAX_BYTES} are allowed")
+    value = _json(grammar) if grammar.kind in _JSON_KINDS else None
+    try:
+        return _translated(grammar, value)
+    except (ValueError, AssertionError, KeyError, TypeError) as error:
+        raise _invalid(grammar, str(error) or "it is malformed") from error
+
+
+def _translated(grammar: Grammar, value: Any) -> str:
+    match grammar.kind:
+        case GrammarKind.JSON_SCHEMA:
+            return str(LLMatcher.grammar_from_json_schema(grammar.text))
+        case GrammarKind.JSON_OBJECT:
+            return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT))
+        case GrammarKind.REGEX:
+            return str(LLMatcher.grammar_from_regex(grammar.text))
+        case GrammarKind.CHOICE:
+            return str(LLMatcher.grammar_from_lark(_choice(value)))
+        case GrammarKind.LARK:
+            return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
+        case GrammarKind.STRUCTURAL:
+            return StructTag.to_grammar(list(_tags(value)), assume_special=False)
+
+
+def _choice(texts: Any) -> str:
+    if not (isinstance(texts, list) and texts and all(isinstance(text, str) and text for text in texts)):
+        raise ValueError("a choice is a list of strings that are not empty")
+    if len(texts) > MAX_CHOICES:
+        raise ValueError(f"a choice has {len(texts)} texts; at most {MAX_CHOICES} are allowed")
+    return "start: " + " | ".join(json.dumps(text, ensure_ascii=False) for text in texts)
+
+
+def _tags(value: Any) -> Iterable[StructTag]:
+    """Of `{"structures": [{"begin", "schema", "end"}], "triggers": [..]}`."""
+    triggers = value["triggers"]
+    for structure in value["structures"]:
+        begin = structure["begin"]
+        found = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+        if found is None:
+            raise ValueError(f"no trigger is what {begin!r} begins with")
+        yield StructTag(trigger=found, begin=begin, grammar=structure["schema"], end=structure["end"])
+
+
+def _json(grammar: Grammar) -> Any:
+    try:
+        value = json.loads(grammar.text)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(grammar, f"it is no JSON: {error}") from error
+    level, depth = [value], 0
+    while level := [child for parent in level for child in _children(parent)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _invalid(grammar, f"it is nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _invalid(grammar: Grammar, why: str) -> InvalidRequest:
+    why = why.strip()
+    why = why if len(why) <= _MAX_ERROR_CHARS else f"{why[:_MAX_ERROR_CHARS]} [..]"
+    return InvalidRequest(f"the {grammar.kind} cannot be used: {why}", code="grammar_invalid", param="grammar")

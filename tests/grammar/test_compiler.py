@@ -1,0 +1,84 @@
+"""Grammars are compiled within limits, and say what is wrong with them and where."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from forebay.base.errors import InvalidRequest
+from forebay.grammar.compiler import MAX_BYTES, MAX_DEPTH, check, compiled
+from forebay.requests.sampling_params import Grammar, GrammarKind
+from tests.grammar.vocabularies import EOS, PADDED, TOKENIZER, encode, tokenizer
+
+TAGS = {
+    "structures": [{"begin": "<f>", "schema": {"type": "object", "maxProperties": 0}, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+ANSWERS = {
+    GrammarKind.JSON_SCHEMA: ('{"enum": ["a", 1]}', '"a"', '"b"'),
+    GrammarKind.JSON_OBJECT: ("", '{"a": [1]}', "[]"),
+    GrammarKind.REGEX: ("a+b", "aab", "b"),
+    GrammarKind.CHOICE: ('["é\\"/", "ab"]', 'é"/', "b"),
+    GrammarKind.LARK: ('start: "x" y*\ny: "y"', "xyy", "y"),
+    GrammarKind.STRUCTURAL: (json.dumps(TAGS), "so: <f>{}</f>", "so: <f>{1"),
+}
+
+
+def nested(depth: int) -> str:
+    return '{"items": ' * depth + "{}" + "}" * depth
+
+
+def allowed(mask: bytes) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(np.frombuffer(mask, dtype=np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_each_kind_matches_what_it_says_and_then_ends(kind: GrammarKind) -> None:
+    text, good, bad = ANSWERS[kind]
+    matcher, wrong = (compiled(Grammar(kind, text), tokenizer()) for _ in range(2))
+    tokens = encode(good)
+    assert matcher.consume_tokens(tokens)
+    assert matcher.is_accepting()
+    others = encode(bad)
+    assert wrong.validate_tokens(others) < len(others)
+
+
+def test_control_tokens_and_columns_without_bytes_are_never_text() -> None:
+    everything = compiled(Grammar(GrammarKind.REGEX, r"(.|\n)*"), tokenizer())
+    may = allowed(everything.compute_bitmask())
+    assert may & TOKENIZER.table.skipped == {EOS}  # an end, not the text that it is spelled with
+    assert max(may) < TOKENIZER.vocab_size < PADDED
+    spelled = compiled(Grammar(GrammarKind.CHOICE, '["<|im_start|>"]'), tokenizer())
+    assert allowed(spelled.compute_bitmask()) == {encode("<")[0]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "place"),
+    [
+        (GrammarKind.JSON_SCHEMA, '{"type": "strin"}', "strin"),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "#/x"}', "/x"),
+        (GrammarKind.JSON_SCHEMA, "{", "line 1 column 2"),
+        (GrammarKind.JSON_SCHEMA, nested(MAX_DEPTH + 1), f"more than {MAX_DEPTH} deep"),
+        (GrammarKind.JSON_SCHEMA, "[" * 30_000, "no JSON"),
+        (GrammarKind.JSON_SCHEMA, '{"title": "' + "x" * MAX_BYTES + '"}', f"at most {MAX_BYTES}"),
+        (GrammarKind.REGEX, "(unclosed", "1(8)"),
+        (GrammarKind.LARK, 'start: "a" bar', 'unknown name: "bar"'),
+        (GrammarKind.CHOICE, "[]", "list of strings"),
+        (GrammarKind.CHOICE, '["a", ""]', "not empty"),
+        (GrammarKind.STRUCTURAL, '{"structures": [{"begin": "<g>"}], "triggers": ["<f"]}', "<g>"),
+        (GrammarKind.STRUCTURAL, "[]", "structural"),
+    ],
+)
+def test_a_grammar_that_cannot_be_used_is_refused_with_the_place(kind: GrammarKind, text: str, place: str) -> None:
+    for refuse in (check, lambda grammar: compiled(grammar, tokenizer())):
+        with pytest.raises(InvalidRequest) as caught:
+            refuse(Grammar(kind, text))
+        assert (caught.value.code, caught.value.param) == ("grammar_invalid", "grammar")
+        assert place in caught.value.message
+        assert len(caught.value.message) < 600
+
+
+def test_a_schema_at_the_limits_is_taken() -> None:
+    check(Grammar(GrammarKind.JSON_SCHEMA, nested(MAX_DEPTH - 1)))
