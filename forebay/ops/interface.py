@@ -64,6 +64,15 @@ class Ops(ExpertOps, AttentionOps, RecurrenceOps, StepOps, DraftingOps):
         first = (logits == top.unsqueeze(-1)).to(torch.uint8).argmax(dim=-1)
         return torch.where(finite, first, torch.zeros_like(first)), finite
 
+    def mask_logits(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
+        """logits [S, V] float32 become -inf in place, in row at[n] where bit j % 32 of words[n, j // 32] is not set.
+
+        at [N] int64, each row once; words [N, V / 32, rounded up] int32, contiguous.
+        """
+        bits = torch.arange(32, dtype=torch.int32, device=words.device)
+        may = ((words.unsqueeze(-1) >> bits) & 1).flatten(1)[:, : logits.shape[1]].bool()
+        logits[at] = logits[at].masked_fill(~may, -torch.inf)
+
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         """Draw one token per row of logits [S, V] float32 -> ids [S] int64; 0 for a row that is not finite.
 

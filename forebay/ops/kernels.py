@@ -81,6 +81,7 @@ SIGNATURES: dict[str, list[Any]] = {
     ],
     "fb_embedding": [_P, _P, _P, _P, _L, _L],
     "fb_argmax_rows": [_P, _P, _P, _P, _L, _L],
+    "fb_mask_logits": [_P, _P, _P, _P, _L, _L, _L],
     "fb_sample_rows": [_P, _P, _P, _P, _P, _P, _P, _P, _L, _L],
     "fb_causal_conv_{}": [_P, _P, _L, _P, _P, _P, *_BATCH, _P, _L, _L, _L],
     "fb_mamba1_scan_{}_{}": [*_SCAN, _L, _L],

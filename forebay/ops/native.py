@@ -50,6 +50,7 @@ class NativeOps(
         self._add_rms_norm = kernels.by_dtype("fb_add_rms_norm_{}")
         self._finite_rows = kernels.by_dtype("fb_finite_rows_{}")
         self._argmax_rows = kernels.bind("fb_argmax_rows")
+        self._mask_logits = kernels.bind("fb_mask_logits")
         self._sample_rows = kernels.bind("fb_sample_rows")
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -85,6 +86,11 @@ class NativeOps(
         finite = torch.empty(rows, dtype=torch.bool)
         self._argmax_rows(self._pool, logits.data_ptr(), ids.data_ptr(), finite.data_ptr(), rows, n)
         return ids, finite
+
+    def mask_logits(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
+        n, width = words.shape
+        columns = logits.shape[1]
+        self._mask_logits(self._pool, logits.data_ptr(), at.data_ptr(), words.data_ptr(), n, columns, width)
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         rows, n = logits.shape

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +71,21 @@ def test_argmax_flags_rows_that_are_not_finite(each_ops: Ops, width: int, at: in
     ids, finite = each_ops.argmax_rows(logits)
     assert finite.tolist() == [True, False, False, False, True]
     assert ids.tolist()[1:] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 97, 4099])
+def test_masked_are_the_columns_whose_bit_is_not_set_in_these_rows_alone(each_ops: Ops, width: int) -> None:
+    logits, at = normal((6, width), torch.float32, seed=1), torch.tensor([4, 1, 3])
+    logits[:, ::5], before = NAN, logits
+    may = torch.rand(3, -(-width // 32) * 32, generator=torch.Generator().manual_seed(2)) < 0.3
+    may[0], may[1, :64] = True, False
+    words = np.packbits(may.numpy(), axis=1, bitorder="little").view(np.int32)
+    masked = before.clone()
+    each_ops.mask_logits(masked, at, torch.from_numpy(words))
+    expected = before.clone()
+    for row, allowed in zip(at.tolist(), may, strict=True):
+        expected[row, ~allowed[:width]] = -INF
+    assert_same_bits(masked.view(torch.int32), expected.view(torch.int32))
 
 
 def test_rowwise_ops_do_not_depend_on_the_other_rows_or_threads(

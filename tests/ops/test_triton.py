@@ -391,6 +391,16 @@ def test_argmax_equals_the_reference(ops: Ops, reference: Ops, rows: int, width:
         assert_same_bits(ours, theirs)
 
 
+@pytest.mark.parametrize("width", [1, 97, 4099])
+def test_masked_logits_are_the_reference_s(ops: Ops, reference: Ops, width: int) -> None:
+    ours, at = normal((5, width), torch.float32, seed=1), torch.tensor([4, 0, 2])
+    theirs = ours.clone()
+    words = torch.randint(-(2**31), 2**31, (3, -(-width // 32)), generator=torch.Generator().manual_seed(2))
+    for logits, backend in ((ours, ops), (theirs, reference)):
+        backend.mask_logits(logits, at, words.to(torch.int32))
+    assert_same_bits(ours, theirs)
+
+
 @pytest.mark.parametrize("at", [0, -1])
 def test_argmax_and_sampling_flag_rows_that_are_not_finite(ops: Ops, at: int) -> None:
     logits = normal((5, 37), torch.float32, seed=1)

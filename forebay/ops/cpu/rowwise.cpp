@@ -7,6 +7,20 @@
 
 namespace {
 
+// Most words forbid everything: those are stores alone.
+void mask_row(float* x, const uint32_t* words, long n) {
+    constexpr float kNever = -std::numeric_limits<float>::infinity();
+    for (long first = 0; first < n; first += 32) {
+        const uint32_t word = words[first / 32];
+        const long count = std::min(32L, n - first);
+        if (word == 0) {
+            std::fill_n(x + first, count, kNever);
+        } else if (word != ~0u) {
+            for (long j = 0; j < count; ++j) x[first + j] = word >> j & 1 ? x[first + j] : kNever;
+        }
+    }
+}
+
 template <class T>
 void norm_row(const T* x, const T* weight, T* out, long n, float eps) {
     const Vec scale = set1(1.0f / std::sqrt(sum_of_squares(x, n) / static_cast<float>(n) + eps));
@@ -109,6 +123,16 @@ void fb_argmax_rows(Pool* pool, const float* logits, int64_t* ids, uint8_t* fini
                 finite[r] = id >= 0;
                 ids[r] = std::max(id, 0L);
             }
+        });
+    });
+}
+
+// logits [.., n] become -inf in row at[r] where bit j % 32 of words[r * width + j / 32] is not set.
+void fb_mask_logits(Pool* pool, float* logits, const int64_t* at, const uint32_t* words, long rows, long n,
+                    long width) {
+    pool->op([=](Pool& p) {
+        p.run(rows, grain_for(n), [=](long begin, long end) {
+            for (long r = begin; r < end; ++r) mask_row(logits + at[r] * n, words + r * width, n);
         });
     });
 }

@@ -39,6 +39,15 @@ def _argmax_rows(logits, ids, finite, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def _mask_logits(logits, at, words, vocab, width, BLOCK: tl.constexpr):
+    row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < vocab
+    word = tl.load(words + row * width + column // 32, mask=inside, other=-1)
+    forbidden = ((word >> (column % 32)) & 1) == 0
+    tl.store(logits + tl.load(at + row) * vocab + column, float("-inf"), mask=inside & forbidden)
+
+
+@triton.jit
 def _weights(logits, row, start, vocab, top, temperature, least, BLOCK: tl.constexpr):
     """What is kept of exp((logits - top) / temperature), in float32: at least `least`."""
     at = start + tl.arange(0, BLOCK)
@@ -150,6 +159,11 @@ class TritonSampling:
         finite = torch.empty(rows, dtype=torch.bool, device=logits.device)
         _argmax_rows[(rows,)](logits, ids, finite, vocab, BLOCK=_block(vocab), num_warps=_WARPS)
         return ids, finite
+
+    def mask_logits(self, logits: Tensor, at: Tensor, words: Tensor) -> None:
+        (rows, width), vocab = words.shape, logits.shape[1]
+        block = _block(vocab)
+        _mask_logits[(rows, triton.cdiv(vocab, block))](logits, at, words, vocab, width, BLOCK=block, num_warps=_WARPS)
 
     def sample_rows(self, logits: Tensor, draws: Draws) -> Tensor:
         rows, vocab = logits.shape
