@@ -3,7 +3,7 @@
     python -m benchmarks.disaggregation [--repeats 15] [--seconds 12] [--kill]
 
 Both serve the default model on the same cores, at the same time and asked in turn. The first token of prompts of 128
-and 2,000 tokens; the time between two tokens of 8 streams while a prompt of 2,000 tokens arrives every second; and with
+and 2,000 tokens; the time between two tokens of 8 streams while a prompt of 2,000 tokens arrives every 4 s; and with
 `--kill` how long after a kill of a server a request is answered again, and what is in quarantine in the end.
 """
 
@@ -29,7 +29,7 @@ from typing import Any
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, get_json
 
-STREAMS, ARRIVALS_S = 8, 1.0
+STREAMS, ARRIVALS_S = 8, 4.0
 PATH = "/v1/completions"
 
 
@@ -86,12 +86,17 @@ async def between_tokens(origin: Origin, seconds: float, *, arrivals: bool) -> d
 
     async def prompts() -> None:
         asked = set()
-        while time.monotonic() < ending:
-            asked.add(asyncio.create_task(stream(origin, 2000, 1)))
-            await asyncio.sleep(ARRIVALS_S)
-        await asyncio.gather(*asked)
+        try:
+            while True:
+                asked.add(asyncio.create_task(stream(origin, 2000, 1)))
+                await asyncio.sleep(ARRIVALS_S)
+        finally:
+            for task in asked:
+                task.cancel()
 
-    await asyncio.gather(*(one() for _ in range(STREAMS)), *([prompts()] if arrivals else []))
+    beside = asyncio.ensure_future(prompts() if arrivals else asyncio.sleep(0))
+    await asyncio.gather(*(one() for _ in range(STREAMS)))
+    beside.cancel()
     cuts = quantiles(gaps, n=100)
     return {"p50": 1e3 * median(gaps), "p99": 1e3 * cuts[98], "most": 1e3 * max(gaps), "tok/s": len(gaps) / seconds}
 
@@ -119,10 +124,10 @@ async def recovery(origin: Origin, pid: int, role: str) -> float:
 async def measure(servers: dict[str, Origin], pid: int, args: argparse.Namespace) -> None:
     for origin in servers.values():
         await stream(origin, 600, 8)  # warm
-    for num_tokens in () if args.kill else (128, 2000):
+    for num_tokens in (128, 2000) if args.repeats else ():
         found = await first_tokens(servers, num_tokens, args.repeats)
         print(f"first token of {num_tokens}: " + ", ".join(f"{name} {ms:.0f} ms" for name, ms in found.items()))
-    for arrivals in () if args.kill else (False, True):
+    for arrivals in (False, True) if args.seconds else ():
         for name, origin in servers.items():
             found = await between_tokens(origin, args.seconds, arrivals=arrivals)
             load = "with prompts" if arrivals else "alone"
@@ -139,15 +144,13 @@ async def measure(servers: dict[str, Origin], pid: int, args: argparse.Namespace
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=12.0)
-    parser.add_argument("--kill", action="store_true", help="measure recovery, and nothing else")
+    parser.add_argument("--repeats", type=int, default=15, help="of first tokens; 0: none")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of each load of streams; 0: none")
+    parser.add_argument("--kill", action="store_true", help="measure recovery, too")
     args = parser.parse_args()
     with ExitStack() as stack:
         pid, pd = stack.enter_context(served("--pd=local", "--kv-cache-bytes=1GiB"))
-        servers = {"pd": pd}
-        if not args.kill:
-            servers = {"one": stack.enter_context(served("--kv-cache-bytes=1GiB"))[1], **servers}
+        servers = {"one": stack.enter_context(served("--kv-cache-bytes=1GiB"))[1], "pd": pd}
         asyncio.run(measure(servers, pid, args))
 
 
