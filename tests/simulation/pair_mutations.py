@@ -97,8 +97,8 @@ def a_state_that_the_cache_was_given_may_be_evicted_while_it_is_read(patch: Patc
 @mutation
 def a_state_of_another_length_is_sent(patch: Patch) -> None:
     def mutated(self, held, pages, start=0):
-        tracking = self.tracking(held)
-        return np.array([tracking.tracked.slot if tracking.tracked else tracking.live], dtype=np.int64)
+        cached = self.slot_of(held.pin.node) if held.pin.num_pages else NO_SLOT
+        return np.array([cached or self.tracking(held).live], dtype=np.int64)
 
     patch.setattr(States, "slots_with", mutated)
     patch.setattr(Residencies, "offload", lambda self, held: False)
@@ -151,8 +151,7 @@ def a_tail_of_another_length_is_accepted(patch: Patch) -> None:
 
 
 @mutation
-def what_arrives_is_told_before_the_ticket_is_closed(patch: Patch) -> None:
-    """And with the offer already."""
+def what_was_offered_is_let_go_of_without_its_ticket(patch: Patch) -> None:
     order = DecodeRole._order
 
     def mutated(self, req, now):
@@ -223,13 +222,6 @@ def prefill_tells_the_end_before_all_has_arrived(patch: Patch) -> None:
         return kept
 
     patch.setattr(PrefillRole, "keeps", mutated)
-
-
-@mutation
-def a_token_is_told_of_a_prompt_that_gave_way(patch: Patch) -> None:
-    """As if what its last chunk wrote were still there."""
-    keeps = PrefillRole.keeps
-    patch.setattr(PrefillRole, "keeps", lambda self, req, *args: bool(req.held) and keeps(self, req, *args))
 
 
 @mutation
