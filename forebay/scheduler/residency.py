@@ -183,11 +183,12 @@ class Residencies(Releases):
 
     def add_drafts(self, rows: Ids, counts: Ids, draft_tokens: list[int]) -> int:
         """Of these rows, which the next step decodes, it also verifies so many draft tokens each; how many those are.
-        Nothing that is cached gives way to a guess: where too few pages are free, only those are verified that stand on
-        pages which the rows have. `draft_tokens` are these tokens, where the host has them."""
+        Their pages come as those of tokens do, a few steps early; where there are too few without anybody giving way,
+        only those are verified that stand on pages which the rows have. `draft_tokens` are these tokens, where the host
+        has them."""
         bound, num_pages = self.table.kv_bound[rows], self.table.num_pages[rows]
         missing = np.maximum(ceil_div(bound + counts, self.page_size) - num_pages, 0)
-        if (total := int(missing.sum())) > self.kv.num_free:
+        if (total := int(missing.sum())) > self.available_pages:
             total, kept = 0, np.minimum(counts, num_pages * self.page_size - bound)
             draft_tokens = list(compress(draft_tokens, inside(counts) < np.repeat(kept, counts)))
             counts = kept

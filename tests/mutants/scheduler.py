@@ -219,11 +219,11 @@ SCHEDULER = (
         "test_a_chunk_that_is_not_finite_is_not_adopted_though_nothing_was_sampled_from_it",
     ),
     Mutant(
-        "C17 nothing that is cached gives way to a guess",
+        "C17 a full cache makes room for guesses as for tokens",
         "scheduler/residency.py",
-        "        if (total := int(missing.sum())) > self.kv.num_free:\n",
         "        if (total := int(missing.sum())) > self.available_pages:\n",
-        "scheduler/test_widths.py::test_nothing_that_is_cached_gives_way_to_a_guess",
+        "        if (total := int(missing.sum())) > self.kv.num_free:\n",
+        "scheduler/test_widths.py::test_a_full_cache_makes_room_for_guesses_as_for_tokens",
     ),
     Mutant(
         "C16 C30 of a request that fails what was chosen before is told",

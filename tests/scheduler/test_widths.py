@@ -134,26 +134,31 @@ def test_guesses_never_make_anybody_give_way():
     assert rig.scheduler.counters["retractions"] == 0
 
 
-def test_nothing_that_is_cached_gives_way_to_a_guess():
-    """Where pages are too few guesses end with the pages that their rows have."""
-    rig = Rig(width=4, proposer=Says(WRONG, 5, 6), page_size=4, num_pages=8)
-    rig.add(15, max_new=1)
-    rig.run()
-    reqs = [rig.add(n, max_new=7) for n in (6, 5)]
+def test_guesses_end_with_the_pages_of_their_rows_where_there_are_no_more():
+    rig = Rig(width=4, proposer=Says(WRONG, 5, 6), page_size=4, num_pages=4, schedule_conservativeness=0.01)
+    reqs = [rig.add(n, max_new=5) for n in (6, 5)]
     rig.step()
-    rig.add(4, max_new=1)  # and takes the last free pages
-    rig.step()
-    cache = rig.scheduler.held.cache
-    assert (rig.free_pages, cache.num_evictable) == (0, 4)
+    assert (rig.free_pages, rig.scheduler.held.cache.num_evictable) == (0, 0)
     plan = rig.step()
-    assert plan.q_lens.tolist() == [1, 2]
-    assert plan.drafts.tolist() == [WRONG]
-    assert cache.num_evicted_pages == 0
+    assert plan.q_lens.tolist() == [2, 3]
+    assert plan.drafts.tolist() == [WRONG, WRONG, 5]
     rig.run()
-    assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 7] * 2
+    assert [rig.tokens_of(req) for req in reqs] == [[RIGHT] * 5] * 2
     assert rig.scheduler.counters["draft_tokens"] == sum(
         (plan.q_lens[plan.num_extends :] - 1).sum() for plan in rig.plans
     )
+
+
+def test_a_full_cache_makes_room_for_guesses_as_for_tokens():
+    rig = Rig(width=4, proposer=Says(WRONG, 5, 6), page_size=1, num_pages=24)
+    rig.add(15, max_new=1)
+    rig.run()
+    rig.add(9, max_new=6)
+    rig.step()
+    cache = rig.scheduler.held.cache
+    assert (rig.free_pages, cache.num_evictable) == (0, 15)
+    assert rig.step().q_lens.tolist() == [4]
+    assert cache.num_evicted_pages >= 4
 
 
 @pytest.mark.parametrize(("page_size", "num_pages"), [(1, 22), (4, 6)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from forebay.config.engine_config import SchedulerConfig
@@ -13,7 +11,7 @@ from forebay.scheduler.admission import MAX_RETRACTIONS
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
-from tests.simulation.liveness import Liveness, require
+from tests.simulation.liveness import Liveness
 
 
 class RetractingScheduler(Scheduler):
@@ -41,12 +39,6 @@ class RetractingScheduler(Scheduler):
         if self.liveness:
             self.liveness.gives_way(req)
         super().retract(req)
-
-    def _propose(self, reqs: Sequence[Request], rows: Ids, width: int) -> None:
-        """Nothing that is cached gives way to what was only guessed."""
-        before = self.held.cache.num_evicted_pages
-        super()._propose(reqs, rows, width)
-        require(self.held.cache.num_evicted_pages == before, "draft tokens were given pages that had been cached")
 
     def _who_decodes(self) -> tuple[Ids | None, bool]:
         active, roomy = super()._who_decodes()

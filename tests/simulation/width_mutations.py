@@ -64,16 +64,6 @@ def pages_are_reserved_for_a_token_less_than_the_width(patch: Patch) -> None:
     patch.setattr(Residencies, "add_drafts", mutated)
 
 
-def cached_pages_give_way_to_draft_tokens(patch: Patch) -> None:
-    add_drafts = Residencies.add_drafts
-
-    def mutated(self, rows, counts, draft_tokens):
-        self._make_room(min(len(rows), self.available_pages))
-        return add_drafts(self, rows, counts, draft_tokens)
-
-    patch.setattr(Residencies, "add_drafts", mutated)
-
-
 def an_outrun_length_is_read(patch: Patch) -> None:
     def mutated(self, rows):
         return self.table.kv_lens(rows) >= self.table.num_pages[rows] * self.page_size
