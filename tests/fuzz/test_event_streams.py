@@ -11,9 +11,9 @@ from typing import Any
 import httptools
 import pytest
 
+from forebay.base import http_client
 from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, stream_json
-from forebay.cli import http_client
 from forebay.cli.load_connection import Answer, read_answer
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.dialects import ChatDialect, CompletionDialect

@@ -197,6 +197,8 @@ def test_c16_c30_an_end_before_what_is_not_finite_comes_first(ending, depth, kin
             if ending == "stop":
                 params = SamplingParams(max_new_tokens=30, temperature=0.0, stop_token_ids=(right[place],))
                 place = right.index(right[place])
+                if place == 0:  # which no draft is
+                    continue
             else:
                 params = greedy(place + 1)
             tracked = sim.add(PROMPT, params)
