@@ -1,8 +1,8 @@
-"""How transfers fail: each way has a code of its own."""
+"""How transfers fail: each way has a code of its own. What two servers cannot do, another pair can: a 503."""
 
 from __future__ import annotations
 
-from forebay.base.errors import ConfigError, EngineError, RequestTimeout, Unavailable
+from forebay.base.errors import EngineError, RequestTimeout, Unavailable
 from forebay.requests.updates import Failure
 
 
@@ -20,8 +20,8 @@ def heartbeat_timeout(where: str, seconds: float) -> Failure:
     return Failure.of(RequestTimeout(f"{where} has not been heard of for {seconds:g} s", code="heartbeat_timeout"))
 
 
-def lease_expired(where: str, seconds: float) -> Failure:
-    return Failure.of(RequestTimeout(f"{where} has not gone on for {seconds:g} s", code="lease_expired"))
+def lease_timeout(where: str, seconds: float) -> Failure:
+    return Failure.of(RequestTimeout(f"{where} has not gone on for {seconds:g} s", code="lease_timeout"))
 
 
 def peer_lost(where: str, why: str) -> Failure:
@@ -29,12 +29,12 @@ def peer_lost(where: str, why: str) -> Failure:
 
 
 def layout_mismatch(difference: str) -> Failure:
-    return Failure.of(ConfigError(f"prefill and decode do not fit together: {difference}", code="layout_mismatch"))
+    return Failure.of(Unavailable(f"prefill and decode do not fit together: {difference}", code="layout_mismatch"))
 
 
 def no_transport(prefill: list[str], decode: list[str]) -> Failure:
     return Failure.of(
-        ConfigError(
+        Unavailable(
             f"no transfer backend in common: prefill has {prefill}, decode {decode}: see "
             "--disaggregation-transfer-backend",
             code="transfer_backend_mismatch",
@@ -44,7 +44,7 @@ def no_transport(prefill: list[str], decode: list[str]) -> Failure:
 
 def key_required(host: str) -> Failure:
     return Failure.of(
-        ConfigError(f"{host} is not this machine: give both servers the same --cluster-key-file", code="cluster_key")
+        Unavailable(f"{host} is not this machine: give both servers the same --cluster-key-file", code="cluster_key")
     )
 
 

@@ -370,7 +370,7 @@ class PrefillSide:
         for shipment in [*self._shipments.values()]:
             waits = shipment.unwritten or shipment.stage is Stage.COMPLETED
             if waits and now - shipment.moved_at > options.lease_s:
-                self._break(shipment, failures.lease_expired(shipment.session.where, options.lease_s), tell=True)
+                self._break(shipment, failures.lease_timeout(shipment.session.where, options.lease_s), tell=True)
 
     def _held(self, session: Session) -> list[bytes]:
         """What this engine still has, where it takes news: one that hangs renews nothing."""

@@ -335,7 +335,7 @@ def test_another_layout_or_backend_is_refused_with_both_values() -> None:
         decode.transfers.submit(made)
         broken = decode.wait(Broken, made.ticket)
         assert isinstance(broken, Broken)
-        assert broken.failure.code == "layout_mismatch"
+        assert (broken.failure.kind, broken.failure.code) == ("Unavailable", "layout_mismatch")
         assert all(word in broken.failure.message for word in words)
         assert_ends(decode, made.ticket)
         decode.transfers.close()
@@ -504,8 +504,8 @@ def test_a_peer_that_never_says_that_all_arrived_loses_its_lease(backend: str) -
         decode.transfers._side._settle = lambda *_: None  # type: ignore[method-assign, union-attr]
         whole = spans_of(prefill, N)
         prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
-        assert code_of(prefill, made.ticket) == "lease_expired"
-        assert code_of(decode, made.ticket) == "lease_expired"
+        assert code_of(prefill, made.ticket) == "lease_timeout"
+        assert code_of(decode, made.ticket) == "lease_timeout"
         for half in (prefill, decode):
             assert_ends(half, made.ticket)
         assert not any(isinstance(event, Arrived | Sent) for event in (*prefill.news, *decode.news))
