@@ -54,6 +54,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     from forebay.server.listen import bind
     from forebay.server.serve import serve
     from forebay.server.served_model import ServedModel
+    from forebay.text.answers.probes import find_formats
     from forebay.text.tokenizer import Tokenizer
 
     sock = sock or bind(config.server)
@@ -61,6 +62,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
         await asyncio.to_thread(tokenizer.check_chat_template)
+        answers = await asyncio.to_thread(find_formats, tokenizer)
     except ForebayError:
         await engine.close(drain_s=0.0)
         raise
@@ -73,6 +75,7 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
         wakes_on_request=config.engine.wake_on_request,
         stall_timeout_s=config.engine.scheduling.stall_timeout_s,
         mode=config.engine.disaggregation.mode,
+        answers=answers,
     )
     telling: list[asyncio.Task[None]] = []
 

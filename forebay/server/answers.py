@@ -24,6 +24,10 @@ class CachedDetails(TypedDict):
     cached_tokens: int
 
 
+class ReasoningDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class CacheUsage(TypedDict):
     """What the prefix cache did for the request; `matched_tokens` by kind of cache, `kv` first."""
 
@@ -38,6 +42,7 @@ class Usage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedDetails
+    completion_tokens_details: NotRequired[ReasoningDetails]
     weight_version: int
     cache: CacheUsage
 
@@ -80,17 +85,32 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+
+
+class Call(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(TypedDict):
+    """`content` is null where the answer is calls alone."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[Call]]
 
 
 class ChatChoice(TypedDict):
     index: int
     message: Message
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "abort"]
+    finish_reason: Literal["stop", "length", "abort", "tool_calls"]
 
 
 class ChatCompletion(TypedDict):
@@ -185,6 +205,14 @@ class ModelInfo(TypedDict):
     context_length: int | None
 
 
+class AnswerFormats(TypedDict):
+    """How the model spells calls and thinking; null where it has none that is known."""
+
+    tool_calls: str | None
+    reasoning: str | None
+    evidence: dict[str, str]
+
+
 class ServerInfo(TypedDict):
     served_model_name: str
     model_path: str
@@ -196,6 +224,7 @@ class ServerInfo(TypedDict):
     version: str
     weight_version: int
     model: dict[str, str]
+    answers: AnswerFormats
     settings: list[dict[str, Any]]
     engine: dict[str, Any] | None
     server: dict[str, Any]

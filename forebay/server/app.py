@@ -33,12 +33,12 @@ from forebay.server.protocol import (
     PauseRequest,
     ReleaseRequest,
     ResumeRequest,
-    Strict,
     TokenizeRequest,
     UpdateWeightsRequest,
 )
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
+from forebay.server.strict import Strict
 from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer

@@ -14,6 +14,7 @@ from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.server.bodies import Bodies, Body
+from forebay.server.calling import for_template
 from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
@@ -60,14 +61,15 @@ class ServerContext:
         self, encode: Callable[..., T], messages: Sequence[ChatMessage], body: Templated, **options: Any
     ) -> T:
         """What `encode`, of the tokenizer, makes of a conversation. Templates always run in a worker."""
+        variables = body.template_variables
         return await self.workers.run(
             encode,
-            [message.for_template() for message in messages],
+            for_template([message.for_template() for message in messages], variables, self.model.answers),
             size=1 << 20,
             add_generation_prompt=body.add_generation_prompt,
             max_tokens=self.engine.info.context_length,
             **options,
-            **body.template_variables,
+            **variables,
         )
 
     def check_model(self, name: str | None) -> None:

@@ -19,6 +19,7 @@ from forebay.base.log import event, get_logger
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 from forebay.scheduler.limits import check_context, check_token_ids
 from forebay.server.bodies import ClientGone
+from forebay.server.calling import check_answerable, reading_of
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
 from forebay.server.errors import error_event, internal
@@ -29,6 +30,7 @@ from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import UNSUPPORTED_FIELD
 from forebay.server.watch import Watch
+from forebay.text.answers.parts import Part
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
@@ -47,12 +49,16 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
     wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
+    check_answerable(body, server.model.answers)
+
     async def prompts() -> list[Prompt]:
         if not server.engine.info.wants_resume_points:
-            return [Prompt(token_ids=await server.render(server.tokenizer.encode_chat, body.messages, body))]
-        encode = server.tokenizer.encode_chat_prompt
-        prompt = await server.render(encode, body.messages, body, breakpoints=body.breakpoints)
-        return [Prompt(token_ids=prompt.token_ids, resume_points=tuple(prompt.resume_points))]
+            prompt = Prompt(token_ids=await server.render(server.tokenizer.encode_chat, body.messages, body))
+        else:
+            encode = server.tokenizer.encode_chat_prompt
+            found = await server.render(encode, body.messages, body, breakpoints=body.breakpoints)
+            prompt = Prompt(token_ids=found.token_ids, resume_points=tuple(found.resume_points))
+        return [replace(prompt, reading=reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids))]
 
     return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
 
@@ -209,6 +215,7 @@ class _Collector:
 
     def __init__(self, num_choices: int) -> None:
         self.texts: list[list[str]] = [[] for _ in range(num_choices)]
+        self.parts: list[list[Part]] = [[] for _ in range(num_choices)]
         self.scores: list[list[Scored]] = [[] for _ in range(num_choices)]
 
     def text(self, choice: Choice, text: str) -> None:
@@ -216,6 +223,7 @@ class _Collector:
 
     def piece(self, choice: Choice, piece: Piece) -> None:
         self.texts[choice.index].append(piece.text)
+        self.parts[choice.index] += piece.parts
         self.scores[choice.index] += piece.tokens
 
     def restart(self, choice: Choice) -> None:
@@ -229,7 +237,8 @@ async def _collect(server: ServerContext, dialect: Dialect, generation: Generati
     await generation.ended()
     if generation.disconnected:
         raise ClientGone
-    whole = partial(dialect.whole, generation, list(map("".join, collected.texts)), collected.scores)
+    texts = list(map("".join, collected.texts))
+    whole = partial(dialect.whole, generation, texts, collected.parts, collected.scores)
     return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(whole)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
@@ -22,16 +22,29 @@ from forebay.requests.updates import CacheReport, FinishReason, SpeculationRepor
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
 from forebay.server.logprobs import Scored
-from forebay.text.detokenizer import Detokenizer
+from forebay.text.answers.parts import CallEnded, Part
+from forebay.text.answers.reading import AnswerReader
+from forebay.text.detokenizer import Delta, Detokenizer
 from forebay.text.token_bytes import TokenBytes
 
 
 class Piece(NamedTuple):
-    """What one update adds to a choice; `finish` comes with the last."""
+    """What one update adds to a choice; `finish` comes with the last. Where answers are read, `parts` are what `text`
+    would be."""
 
     text: str
     tokens: list[Scored]
     finish: str | None
+    parts: Sequence[Part] = ()
+
+
+class Reading(NamedTuple):
+    """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call where
+    there may be one alone."""
+
+    make: Callable[[], AnswerReader]
+    table: TokenBytes
+    one_call: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +54,7 @@ class Prompt:
     token_ids: list[int]
     text: str | None = None
     resume_points: tuple[int, ...] = ()
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,13 +117,17 @@ class Choice:
         self._wants_scores = order.params.logprobs >= 0
         self._scores_per_token = 1 + max(0, order.params.logprobs)
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
-        self.is_plain = not (order.stop or self._wants_scores or self._discard)
+        self.is_plain = not (order.stop or self._wants_scores or self._discard or prompt.reading)
         self.restart()
 
     def restart(self) -> None:
         """What came so far counts for nothing."""
         self.num_tokens = 0
-        self._detokenizer = Detokenizer(self._table, self._order.stop, include_stop=self._order.include_stop)
+        self.num_calls = self.num_reasoning_tokens = 0
+        reading = self.prompt.reading
+        self._reader = None if reading is None else reading.make()
+        table = self._table if reading is None else reading.table
+        self._detokenizer = Detokenizer(table, self._order.stop, include_stop=self._order.include_stop)
         self._pending: list[Scored] = []  # their text is held back
 
     def feed_tokens(self, token_ids: list[int]) -> str:
@@ -136,7 +154,8 @@ class Choice:
         tokens = update.token_ids
         # The token that ended it counts, but is no text.
         ending = update.matched_stop is not None and tokens[-1:] == [update.matched_stop]
-        text, stopped, used = self._detokenizer.push(tokens[:-1] if ending else tokens)
+        parts: list[Part] = []
+        text, stopped, used = self._push(tokens[:-1] if ending else tokens, parts)
         self.num_tokens += used
         if self._wants_scores and update.logprobs is not None:
             offsets = self._detokenizer.offsets[-used:] if used else []
@@ -150,7 +169,39 @@ class Choice:
         if stopped is not None:
             self.finish = "stop"
             self.stream.abort()
-        return Piece(text, self._released(everything=self.finish is not None and stopped is None), self.finish)
+        if self._reader is not None:
+            text, parts = "", self._read(self._reader, text, parts)
+        scores = self._released(everything=self.finish is not None and stopped is None)
+        return Piece(text, scores, self.finish, parts)
+
+    def _push(self, token_ids: list[int], parts: list[Part]) -> Delta:
+        """Where the answer is read, one token after the other: each is of the thinking or is not."""
+        if self._reader is None:
+            return self._detokenizer.push(token_ids)
+        for used, token in enumerate(token_ids, 1):
+            text, stopped, _ = self._detokenizer.push([token])
+            thinks = self._reader.thinking
+            parts += self._reader.push(text)
+            self.num_reasoning_tokens += thinks or self._reader.thinking
+            if stopped is not None:
+                return Delta("", stopped, used)
+        return Delta("", None, len(token_ids))
+
+    def _read(self, reader: AnswerReader, tail: str, parts: list[Part]) -> list[Part]:
+        """`parts` with those of the text's end, up to which they go: where one call is allowed, that of the first."""
+        parts += reader.push(tail)
+        if self.finish is not None:
+            parts += reader.finish()
+        end = next((i for i, part in enumerate(parts, 1) if isinstance(part, CallEnded)), None)
+        if end is not None and self.prompt.reading is not None and self.prompt.reading.one_call:
+            parts = parts[:end]
+            if self.finish is None:
+                self.finish = "stop"
+                self.stream.abort()
+        self.num_calls += sum(isinstance(part, CallEnded) for part in parts)
+        if self.finish == "stop" and self.num_calls:
+            self.finish = "tool_calls"
+        return parts
 
     def _released(self, *, everything: bool) -> list[Scored]:
         """Scores go out with the text they belong to, so that those behind a stop string never do."""
@@ -271,6 +322,12 @@ class Generation:
     def num_scores(self) -> int:
         return sum(choice.num_scores for choice in self.choices)
 
+    def _reasoning(self) -> dict[str, Any]:
+        if all(choice.prompt.reading is None for choice in self.choices):
+            return {}
+        num_tokens = sum(choice.num_reasoning_tokens for choice in self.choices)
+        return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
+
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
@@ -281,6 +338,7 @@ class Generation:
             "completion_tokens": completion,
             "total_tokens": self.num_prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cache["cached_tokens"]},
+            **self._reasoning(),
             "weight_version": max(choice.weight_version for choice in self.choices),
             "cache": cache,
         }

@@ -80,6 +80,4 @@ MESSAGE_IGNORED: Final[dict[str, Harmless]] = {
     "annotations": one_of(None, []),
     "audio": _NOTHING,
     "function_call": _NOTHING,
-    "tool_calls": one_of(None, []),
-    "reasoning_content": _NOTHING,
 }

@@ -181,6 +181,11 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             **{name: getattr(info, name, None) for name in answers.LIMITS},
             "version": __version__,
             "model": {"name": server.model.name, "path": server.model.path},
+            "answers": {
+                "tool_calls": server.model.answers.formats.calls,
+                "reasoning": server.model.answers.formats.thinking,
+                "evidence": dict(server.model.answers.evidence),
+            },
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,

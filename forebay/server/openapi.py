@@ -9,8 +9,9 @@ from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
 from forebay.server import answers
-from forebay.server.protocol import REQUEST_TYPES, Strict
+from forebay.server.protocol import REQUEST_TYPES
 from forebay.server.security import ADMIN_PATHS
+from forebay.server.strict import Strict
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"

@@ -6,36 +6,31 @@ Every number has both bounds, every list and string a limit; the operator says h
 
 from __future__ import annotations
 
-from functools import cache
 from itertools import accumulate
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     StringConstraints,
     Tag,
-    ValidationError,
     model_validator,
 )
 
 from forebay.base.errors import InvalidRequest
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
-from forebay.server.ignored import IGNORED, MAX_LABEL, MESSAGE_IGNORED, Harmless, one_of
+from forebay.server.ignored import IGNORED, MESSAGE_IGNORED, one_of
 from forebay.server.isolation import Session
+from forebay.server.strict import Label, Strict, Text
+from forebay.server.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from forebay.server.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
     MISSING_FIELD,
-    UNKNOWN_FIELD,
     UNSUPPORTED_FIELD,
     branch,
     by_shape,
     refusal,
-    validation_error,
 )
 from forebay.text.resumption import Breakpoint
 
@@ -43,18 +38,16 @@ MAX_STOP: Final = 16
 MAX_STOP_BYTES: Final = 256
 MAX_MESSAGES: Final = 4096
 MAX_PARTS: Final = 256
-MAX_TEXT: Final = 64 << 20  # characters; the body's limit comes first
+TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")  # chats have them
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
 MAX_ROOM: Final = 2**63 - 1
 WITHIN: Final = {name: Field(ge=low, le=high) for name, (low, high) in BOUNDS.items()}
-Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
 TokenId = Annotated[int, Field(ge=0, le=I32)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_IDS, fail_fast=True)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_BYTES)]
 Bias = Annotated[float, WITHIN["logit_bias"]]
 DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
-Label = Annotated[str, StringConstraints(max_length=MAX_LABEL)]
 Tags = Annotated[list[Label], Field(min_length=1, max_length=16, fail_fast=True)]
 
 
@@ -87,43 +80,6 @@ Stop = Annotated[
     | Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True), Tag(branch("list"))],
     by_shape(_text_or_list, "a string or a list of strings"),
 ]
-
-
-class Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
-    ignored: ClassVar[dict[str, Harmless]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_what_asks_for_nothing(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, harmless in cls.ignored.items():
-            if name in data:
-                harmless.check(name, data[name])
-        kept = {key: value for key, value in data.items() if key not in cls.ignored}
-        unknown = next((key for key in kept if key not in cls.model_fields), None)  # one is enough: there may be many
-        if unknown is not None:
-            raise refusal(UNKNOWN_FIELD, unknown[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), "")
-        return kept
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """With the fields that may be there and do nothing."""
-        found = handler(core_schema)
-        properties = handler.resolve_ref_schema(found).setdefault("properties", {})
-        for name, harmless in cls.ignored.items():
-            properties.setdefault(name, {**harmless.schema, "description": "Taken where it asks for nothing."})
-        return found
-
-    @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
-        """Raises InvalidRequest that names the field."""
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            details = [dict(item) for item in error.errors(include_url=False)]
-            raise validation_error(details, _field_names(), list(cls.model_fields)) from error
 
 
 def _one_or_list(value: Any) -> str | None:
@@ -280,23 +236,42 @@ Content = Annotated[
 
 class ChatMessage(Strict):
     ignored = MESSAGE_IGNORED
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Content
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content | None = None
+    reasoning_content: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_call_id: Label | None = None
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
     cache_control: CacheControl | None = None
 
     @property
     def breakpoints(self) -> list[int]:
         """Behind how many characters of the content the client set its marks."""
-        parts = [] if isinstance(self.content, str) else self.content
+        parts = [] if isinstance(self.content, str) else self.content or []
         ends = accumulate(len(part.text) for part in parts)
         marks = [end for end, part in zip(ends, parts, strict=True) if part.cache_control is not None]
-        return [*marks, len(self.for_template()["content"])] if self.cache_control is not None else marks
+        return [*marks, len(self.for_template()["content"] or "")] if self.cache_control is not None else marks
 
-    def for_template(self) -> dict[str, str]:
-        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        message = {"role": "system" if self.role == "developer" else self.role, "content": content}
-        return message if self.name is None else {**message, "name": self.name}
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        own = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+        wrong = next((field for field, role in own.items() if getattr(self, field) and self.role != role), None)
+        if wrong is not None:
+            raise refusal(INVALID_COMBINATION, wrong, f"{wrong} is only allowed with role {own[wrong]}")
+        if self.content is None and not self.tool_calls:
+            raise refusal(MISSING_FIELD, "content", "content is missing: only a message with tool_calls may have none")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """`content` is None in a message of calls alone."""
+        parts = self.content if isinstance(self.content, list) else None
+        content = self.content if parts is None else "".join(part.text for part in parts)
+        more = {"name": self.name, "reasoning_content": self.reasoning_content, "tool_call_id": self.tool_call_id}
+        calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **{key: value for key, value in more.items() if value}, **calls}
 
 
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -331,11 +306,42 @@ class Templated(Strict):
 
 
 class ChatRequest(Templated, Sampling):
+    ignored = {name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS}
     messages: Messages
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        effort: dict[str, Any] = {}
+        if self.reasoning_effort is not None:
+            thinks = self.reasoning_effort != "none"
+            effort = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
+            effort.update({} if thinks else {"reasoning_effort": None})
+        tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.offered_tools]
+        return {**effort, **super().template_variables, **({"tools": tools} if tools else {})}
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refusal(INVALID_VALUE, "tools", f"there are two tools with the name {twice}: give each one its own")
+        if self.tool_choice not in (None, "none", "auto"):
+            what = "a call cannot be enforced by this server: set tool_choice to auto or none"
+            raise refusal(UNSUPPORTED_FIELD, "tool_choice", what)
+        return self
 
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
@@ -392,9 +398,3 @@ REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (
     *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
     *(PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest),
 )
-_NESTED_TYPES: Final[tuple[type[Strict], ...]] = (ChatMessage, TextPart, CacheControl, StreamOptions, TemplateArguments)
-
-
-@cache
-def _field_names() -> frozenset[str]:
-    return frozenset(name for body in (*REQUEST_TYPES, *_NESTED_TYPES) for name in body.model_fields)

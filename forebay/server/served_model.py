@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forebay.config.engine_config import DisaggregationMode, Setting
+from forebay.text.answers.probes import Findings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -12,7 +13,7 @@ class ServedModel:
     """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
     engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
     to admit or to evict. `mode`: which half of requests it computes. An engine that is asleep `wakes_on_request`, or
-    lets requests wait."""
+    lets requests wait. `answers`: how the model spells calls and thinking."""
 
     name: str
     path: str
@@ -22,3 +23,4 @@ class ServedModel:
     uses_priority: bool = True
     mode: DisaggregationMode = DisaggregationMode.NULL
     wakes_on_request: bool = False
+    answers: Findings = field(default_factory=Findings)

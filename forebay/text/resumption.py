@@ -55,7 +55,7 @@ def places(text: str, messages: Sequence[Message], breakpoints: Sequence[Breakpo
 
 def _variations(messages: Sequence[Message], breakpoints: Sequence[Breakpoint]) -> Iterator[list[Message]]:
     for message, num_chars in breakpoints[-MAX_BREAKPOINTS:]:
-        content = messages[message]["content"]
+        content = messages[message]["content"] or ""
         if num_chars >= len(content):
             yield list(messages[: message + 1])
         else:

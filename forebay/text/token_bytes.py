@@ -7,6 +7,7 @@ exact by construction: no context, no re-decoding of a window.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final, Protocol
 
 _BYTE_PIECE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -73,6 +74,12 @@ class TokenBytes:
                 known = self._reader(piece)
             self._known[token] = known
         return known
+
+    def showing(self, spellings: Collection[str]) -> TokenBytes:
+        """The same, with the control tokens that are spelled so in the text."""
+        wanted = {word.encode() for word in spellings}
+        shown = {token for token in self.skipped if self.spelled(token) in wanted}
+        return TokenBytes(self._pieces, self._reader, self._literal, self.skipped - shown) if shown else self
 
     def in_text(self, token: int) -> bytes:
         return b"" if token in self.skipped else self.spelled(token)

@@ -97,7 +97,7 @@ class Tokenizer:
         **variables: Any,
     ) -> list[int]:
         """Render and encode a conversation. Raises InvalidRequest where there is no template, or it refuses."""
-        mark, guarded = self._guard(messages, max_tokens)
+        mark, guarded, variables = self._guard(messages, variables, max_tokens)
         text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables)
         return self._encode_rendered(text, mark, with_ends=False).ids
 
@@ -112,10 +112,10 @@ class Tokenizer:
     ) -> ChatPrompt:
         """As `encode_chat`, with the lengths from which others are likely to go on. `breakpoints` are the client's own;
         see `text.resumption`. Takes about twice the time."""
-        mark, guarded = self._guard(messages, max_tokens)
+        mark, guarded, variables = self._guard(messages, variables, max_tokens)
         text = self._render_guarded(guarded, add_generation_prompt, max_tokens, variables)
         marked = [
-            point._replace(num_chars=_with_marks(guarded[point.message]["content"], mark, point.num_chars))
+            point._replace(num_chars=_with_marks(guarded[point.message]["content"] or "", mark, point.num_chars))
             for point in breakpoints
         ]
         deadline = time.monotonic() + MAX_PLACES_S
@@ -197,26 +197,45 @@ class Tokenizer:
         bos = self.bos_token_id
         return [bos, *ids] if self._parts.add_bos and bos is not None and ids[:1] != [bos] else ids
 
-    def _guard(self, messages: Sequence[Message], max_tokens: int | None) -> tuple[str, list[Message]]:
-        """Put a mark that occurs nowhere into every control spelling that the messages contain: what the template
-        writes is then the only source of control tokens. In what the assistant said, markers that are visible text
-        (`</think>`) stay: templates look for them, and the model wrote them itself."""
-        texts = [value for message in messages for value in message.values() if isinstance(value, str)]
+    def _guard(
+        self, messages: Sequence[Message], variables: dict[str, Any], max_tokens: int | None
+    ) -> tuple[str, list[Message], dict[str, Any]]:
+        """Put a mark that occurs nowhere into every control spelling that messages and variables contain: what the
+        template writes is then the only source of control tokens. In what the assistant said, markers that are visible
+        text (`</think>`) stay: templates look for them, and the model wrote them itself."""
+        texts = list(_texts([*messages, variables]))
         _check_text("\0".join(texts), max_tokens)
         used = {ord(ch) for text in texts for ch in set(text) if ord(ch) >= _MARKS.start}
         if self.chat_template is not None:
             used |= set(map(ord, set(self.chat_template.source)))
         mark = chr(next(code for code in _MARKS if code not in used))
-        return mark, [self._guard_message(message, mark) for message in messages]
+        guarded = [self._guard_message(message, mark) for message in messages]
+        return mark, guarded, _marked(variables, self._control, mark)
 
     def _guard_message(self, message: Message, mark: str) -> Message:
         spellings = self._hidden if message.get("role") == "assistant" else self._control
-        return {
-            key: spellings.sub(lambda match: match[0][:1] + mark + match[0][1:], value)
-            if isinstance(value, str) and key != "role"
-            else value
-            for key, value in message.items()
-        }
+        return {key: value if key == "role" else _marked(value, spellings, mark) for key, value in message.items()}
+
+
+def _texts(value: Any) -> Iterable[str]:
+    """All in it, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, inside in value.items():
+            yield from (key, *_texts(inside))
+    elif isinstance(value, list):
+        for inside in value:
+            yield from _texts(inside)
+
+
+def _marked(value: Any, spellings: re.Pattern[str], mark: str) -> Any:
+    """`value` with a mark in every one of `spellings`, wherever it stands in lists and objects."""
+    if isinstance(value, str):
+        return spellings.sub(lambda match: match[0][:1] + mark + match[0][1:], value)
+    if isinstance(value, dict):
+        return {_marked(key, spellings, mark): _marked(inside, spellings, mark) for key, inside in value.items()}
+    return [_marked(inside, spellings, mark) for inside in value] if isinstance(value, list) else value
 
 
 def _with_marks(content: str, mark: str, num_chars: int) -> int:

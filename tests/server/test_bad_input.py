@@ -13,7 +13,6 @@ import pytest
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
-from forebay.server.ignored import IGNORED
 from forebay.server.protocol import (
     REQUEST_TYPES,
     CacheControl,
@@ -218,7 +217,7 @@ def test_openai_fields_pass_only_when_they_ask_for_nothing(shared: Running) -> N
     harmless |= {"metadata": {"run": "7"}}
     base = VALID[ChatRequest]
     assert post(shared, "/v1/chat/completions", json.dumps({**base, **harmless})).status_code == 200
-    for name, harmless_values in IGNORED.items():
+    for name, harmless_values in ChatRequest.ignored.items():
         answer = post(shared, "/v1/chat/completions", json.dumps({**base, name: {"type": 1}}))
         assert_refused(answer)
         error = answer.json()["error"]

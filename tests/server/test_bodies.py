@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from starlette.types import Receive
 
 from forebay.base.errors import InvalidRequest, Overloaded, RequestError
-from forebay.server import bodies, protocol
+from forebay.server import bodies, strict
 from forebay.server.bodies import INLINE_BYTES, ROOM_BYTES, Bodies
 from forebay.server.dialects import CompletionDialect
 from forebay.server.json_body import _check_size, parse_json_object
-from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, Strict
+from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
+from forebay.server.strict import Strict, body_types
 from forebay.server.workers import Workers
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
@@ -82,7 +83,7 @@ def test_too_many_values_are_refused_before_one_is_made(kind: type[Strict], body
 def test_of_many_mistakes_few_are_collected(kind: type[Strict], body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     monkeypatch.setattr(
-        protocol,
+        strict,
         "validation_error",
         lambda details, *rest: counts.append(len(details)) or InvalidRequest("refused"),  # type: ignore[func-returns-value]
     )
@@ -93,7 +94,7 @@ def test_of_many_mistakes_few_are_collected(kind: type[Strict], body: bytes, mon
 
 def test_every_list_that_is_looked_at_entry_by_entry_stops_at_the_first_mistake() -> None:
     """Of any type, so that a new field cannot forget it."""
-    for kind in (*protocol.REQUEST_TYPES, *protocol._NESTED_TYPES):
+    for kind in body_types():
         for schema in find(kind.__pydantic_core_schema__, ("list", "dict")):
             assert schema.get("fail_fast") is True, (kind, schema)
 

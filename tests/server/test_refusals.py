@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.server.protocol import ChatRequest, CompletionRequest, Strict, TokenizeRequest
+from forebay.server.protocol import ChatRequest, CompletionRequest, TokenizeRequest
+from forebay.server.strict import Strict
 
 HI = {"role": "user", "content": "hello"}
 COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
@@ -37,6 +38,8 @@ COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
     ({"temprature": 1}, "unknown_field", "temprature", "did you mean temperature?"),
     ({"n": 10**400}, "invalid_value", "n", "must be at most 1.04858e+06"),
 ]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
 CHAT: list[tuple[dict[str, Any], str, str, str]] = [
     ({"top_logprobs": 2}, "invalid_combination", "top_logprobs", "with logprobs=true"),
     ({"metadata": {"a": 1}}, "invalid_value", "metadata", "an object of at most 16 strings"),
@@ -44,9 +47,35 @@ CHAT: list[tuple[dict[str, Any], str, str, str]] = [
     ({"user": 5}, "invalid_value", "user", "must be a string, not 5"),
     ({"messages": []}, "invalid_value", "messages", "messages is empty"),
     ({"messages": ["x"]}, "invalid_value", "messages.0", "must be an object"),
-    ({"messages": [HI, {**HI, "role": "tool"}]}, "invalid_value", "messages.1.role", "'assistant'"),
+    ({"messages": [HI, {**HI, "role": "robot"}]}, "invalid_value", "messages.1.role", "'assistant'"),
+    ({"messages": [HI, {**HI, "role": "tool"}]}, "missing_field", "messages.1.tool_call_id", "whose result"),
     ({"messages": [{"role": "user"}]}, "missing_field", "messages.0.content", "is missing"),
-    ({"messages": [{**HI, "content": None}]}, "invalid_value", "messages.0.content", "a list of text parts"),
+    ({"messages": [{**HI, "content": None}]}, "missing_field", "messages.0.content", "is missing"),
+    ({"messages": [{**HI, "tool_calls": [CALL]}]}, "invalid_combination", "messages.0.tool_calls", "role assistant"),
+    (
+        {
+            "messages": [
+                HI,
+                {"role": "assistant", "tool_calls": [{**CALL, "function": {"name": "f", "arguments": "[1]"}}]},
+            ]
+        },
+        "invalid_value",
+        "messages.1.tool_calls.0.function.arguments",
+        "no object of JSON",
+    ),
+    ({"tools": [{}]}, "missing_field", "tools.0.type", "is missing"),
+    ({"tools": [TOOL, TOOL]}, "invalid_value", "tools", "two tools with the name f"),
+    ({"tools": [TOOL] * 129}, "invalid_value", "tools", "129 entries"),
+    ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "invalid_value", "tools.0.function.name", "must match"),
+    (
+        {"tools": [{**TOOL, "function": {"name": "f", "strict": True}}]},
+        "unsupported_field",
+        "tools.0.function.strict",
+        "not enforced",
+    ),
+    ({"tools": [TOOL], "tool_choice": "required"}, "unsupported_field", "tool_choice", "auto or none"),
+    ({"tools": [TOOL], "tool_choice": TOOL}, "unsupported_field", "tool_choice", "auto or none"),
+    ({"tools": [TOOL], "tool_choice": 5}, "invalid_value", "tool_choice", "none, auto, required"),
     ({"messages": [{**HI, "content": ["x"]}]}, "invalid_value", "messages.0.content.0", "must be an object"),
     ({"messages": [{**HI, "refusal": "no"}]}, "unsupported_field", "messages.0.refusal", "messages.0.refusal is not"),
 ]

@@ -1,0 +1,40 @@
+"""Tools in text, for chat templates that write nothing of them: the form of Hermes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+Message = dict[str, Any]
+
+_TOLD: Final = """You may call these tools, one JSON schema a line:
+<tools>
+{tools}
+</tools>
+To call one, write its name and its arguments as JSON between these tags, and nothing behind the last call:
+<tool_call>
+{{"name": "NAME", "arguments": {{...}}}}
+</tool_call>"""
+
+
+def told_in_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
+    """The conversation with its calls and their results as text, and a system text that tells of `tools`."""
+    written = [_in_text(message) for message in messages]
+    if not tools:
+        return written
+    told = _TOLD.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
+    if written and written[0]["role"] == "system":
+        return [{**written[0], "content": f"{written[0]['content']}\n\n{told}"}, *written[1:]]
+    return [{"role": "system", "content": told}, *written]
+
+
+def _in_text(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    lines = [f"<tool_call>\n{json.dumps(call['function'], ensure_ascii=False)}\n</tool_call>" for call in calls]
+    kept = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**kept, "content": "\n".join(filter(None, (message["content"], *lines)))}
