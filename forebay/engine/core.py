@@ -124,8 +124,10 @@ class EngineCore:
         return not self._progressed
 
     def step_age_s(self) -> float:
-        """Seconds since a step last completed, 0 when there is nothing to do. For any thread to ask."""
-        return 0.0 if self.idle else self._clock() - self.stats.last_step_at
+        """Seconds since a step last completed, 0 when there is nothing to do, or nothing is done. For any thread."""
+        if self.idle or self.sleeper.resting:
+            return 0.0
+        return self._clock() - max(self.stats.last_step_at, self.sleeper.loaded_at)
 
     def add(self, wanted: AddRequest) -> list[Update]:
         """Queue a request. What is wrong with it comes back as its last update."""
@@ -226,6 +228,8 @@ class EngineCore:
             self._land()
         if self.sleeper.away:
             self.sleeper.settle(now)
+            if not self.sleeper.away:
+                self.stats.last_step_at = self._clock()  # what memory takes is no step's time
         self._progressed = plan is not None or bool(self._in_flight) or bool(self.scheduler.news)
         self.stats.busy_s += self._clock() - now
 

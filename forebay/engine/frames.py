@@ -131,9 +131,9 @@ class State(SchedulerState, frozen=True, tag="state", kw_only=True):
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     """Sent about every second by a thread that does nothing else: as long as these come, the process runs.
 
-    What they say is whether its loop does. `turn_age_s` is how long it has been at one thing and answered nobody, 0
-    when it waits for frames; `step_age_s` since a step last completed, 0 when there is nothing to do. One that takes
-    longer than `step_limit_s` is taken for a hang."""
+    What they say is whether its loop does. `turn_age_s` is how long it has been at one thing and answered nobody, one
+    tensor where weights are loaded, and 0 when it waits for frames; `step_age_s` since a step last completed, 0 when
+    there is nothing to do. One that takes longer than `step_limit_s` is taken for a hang."""
 
     turn_age_s: float
     step_age_s: float

@@ -118,10 +118,10 @@ class EngineLoop:
         threading.Thread(target=run, name="heartbeat", daemon=True).start()
 
     def beat(self) -> Beat:
-        """What the loop is at, for another thread to tell."""
+        """What the loop is at, for another thread to tell. Each tensor that is loaded is a sign of life."""
         began = self._turn_began
         return Beat(
-            turn_age_s=0.0 if began is None else max(0.0, self._clock() - began),
+            turn_age_s=0.0 if began is None else max(0.0, self._clock() - max(began, self._core.sleeper.loaded_at)),
             step_age_s=self._core.step_age_s(),
             step_limit_s=self._core.step_limit_s,
         )

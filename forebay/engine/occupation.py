@@ -38,17 +38,17 @@ class Occupation:
             self._regions.release(tag)
         self._trim()
 
-    def resume(self, tags: Collection[str]) -> None:
+    def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
         for tag in map(Tag, tags):
             self._regions.release(tag)  # whatever was written since: it begins with zeros
         try:
             if Tag.KV_CACHE in tags:
                 self._runner.rows.reset()  # of all others the pads are zeros
             if Tag.WEIGHTS in tags:
-                self._weights.load_again()
+                self._weights.load_again(progress)
         except BaseException:
             self.release(tags)
             raise
 
-    def update(self, path: str | None, given: Mapping[str, StoredTensor]) -> None:
-        self._weights.update(None if path is None else Path(path), given)
+    def update(self, path: str | None, given: Mapping[str, StoredTensor], progress: Callable[[], None]) -> None:
+        self._weights.update(None if path is None else Path(path), given, progress)

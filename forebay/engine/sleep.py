@@ -51,13 +51,14 @@ class Memory(Protocol):
 
     def release(self, tags: Collection[str]) -> None: ...
 
-    def resume(self, tags: Collection[str]) -> None:
-        """Where anything is raised, all of them are released as before."""
+    def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
+        """Where anything is raised, all of them are released as before. `progress` is called with each tensor that is
+        loaded."""
         ...
 
-    def update(self, path: str | None, given: Mapping[str, Any]) -> None:
+    def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
         """Other weights, from a checkpoint and, by name, from memory. Where anything is raised the old ones are there;
-        or, of a Conflict of code `weights_lost`, none."""
+        or, of a Conflict of code `weights_lost`, none. `progress` as of `resume`."""
         ...
 
 
@@ -71,9 +72,9 @@ class NoMemory:
 
     def release(self, tags: Collection[str]) -> None: ...
 
-    def resume(self, tags: Collection[str]) -> None: ...
+    def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None: ...
 
-    def update(self, path: str | None, given: Mapping[str, Any]) -> None: ...
+    def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None: ...
 
 
 @dataclass(slots=True)
@@ -101,6 +102,7 @@ class Sleeper:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
         self._wake_on_request = wake_on_request
         self.away = False  # from serving
+        self.loaded_at = clock()  # a tensor, at last
         self._released: list[str] = []
         self._paused = self._waking = False
         self._transition: _Transition | None = None
@@ -263,7 +265,7 @@ class Sleeper:
             raise Conflict(f"{', '.join(missing) or 'nothing'}: not released", code="not_released")
         began, self._waking = self._clock(), True
         try:
-            self._memory.resume(tags)
+            self._memory.resume(tags, self._loaded)
         finally:
             self._waking = False
         self._released = [tag for tag in self._released if tag not in tags]
@@ -278,7 +280,7 @@ class Sleeper:
 
     def _update(self, path: str | None, given: Mapping[str, Any]) -> None:
         try:
-            self._memory.update(path, given)
+            self._memory.update(path, given, self._loaded)
         except Conflict as lost:
             if lost.code == "weights_lost":  # neither the old nor the new ones are there
                 self._released += [WEIGHTS] if WEIGHTS not in self._released else []
@@ -287,6 +289,9 @@ class Sleeper:
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         weights_changed(self._scheduler, self._scheduler.weight_version + 1)
         log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))
+
+    def _loaded(self) -> None:
+        self.loaded_at = self._clock()
 
     def _go_on(self) -> None:
         """Unless something is still released."""

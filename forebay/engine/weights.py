@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from forebay.base import fault
 from forebay.base.errors import Conflict, InvalidRequest, ModelError
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import EngineConfig
@@ -119,12 +120,13 @@ class EngineWeights:
         paths = [self._path] if draft is None else [self._path, Path(draft)]
         return [Seen.of(file) for path in paths for file in ([path] if path.is_file() else checkpoint_files(path))]
 
-    def load_again(self) -> None:
-        """Raise Conflict where the files have changed; what is in memory is then worth nothing."""
+    def load_again(self, progress: Callable[[], None]) -> None:
+        """Raise Conflict where the files have changed; what is in memory is then worth nothing. `progress` is called
+        with each tensor."""
         self.check_there()
-        self._place(self._checkpoint(self._path, self._given))
+        self._place(self._checkpoint(self._path, self._given), progress)
 
-    def update(self, path: Path | None, given: Mapping[str, StoredTensor]) -> None:
+    def update(self, path: Path | None, given: Mapping[str, StoredTensor], progress: Callable[[], None]) -> None:
         """Take the weights of the checkpoint at `path`, None for those that are loaded, and `given` ones instead of
         some of them. InvalidRequest or Conflict, and nothing is changed, where they are not of the same names, shapes
         and formats; whatever else is raised, the old ones are there again, or UpdateLost."""
@@ -132,17 +134,17 @@ class EngineWeights:
         checkpoint = self._checkpoint(path or self._path, given if path else {**self._given, **given})
         self._check(checkpoint)
         try:
-            self._place(checkpoint)
+            self._place(checkpoint, progress)
         except Exception as error:
-            self._restore(error)
+            self._restore(error, progress)
             raise
         self._path, self._given = checkpoint.path, dict(given if path else {**self._given, **given})
         self._files = self._seen()
 
-    def _restore(self, error: Exception) -> None:
+    def _restore(self, error: Exception, progress: Callable[[], None]) -> None:
         log.error(event("update_failed", reason=str(error), effect="the old weights are read again"))
         try:
-            self.load_again()
+            self.load_again(progress)
         except Exception as gone:
             raise UpdateLost(f"{error}; and the old weights cannot be had again: {gone}") from gone
 
@@ -165,10 +167,14 @@ class EngineWeights:
         if describe(checkpoint.config, draft_head=self._draft_head) != self._spec:
             raise InvalidRequest(f"{checkpoint.path}: its configuration describes another model than is loaded")
 
-    def _place(self, checkpoint: Checkpoint) -> None:
+    def _place(self, checkpoint: Checkpoint, progress: Callable[[], None]) -> None:
+        def loaded(done: int, total: int) -> None:
+            progress()
+            fault.point("engine.load")
+
         assert self._ops.memory is not None, "weights in memory that is not had again"
         with torch.inference_mode(), self._ops.memory.again():
-            again = self._build(checkpoint, lambda: _silent)
+            again = self._build(checkpoint, lambda: loaded)
         if again.model.numbers != self._numbers:
             raise InvalidRequest(
                 f"{checkpoint.path}: weights that are single numbers differ, {again.model.numbers} instead of "
@@ -198,10 +204,6 @@ class UpdateLost(Conflict):
     """Neither the new weights nor the old ones could be loaded."""
 
     default_code = "weights_lost"
-
-
-def _silent(done: int, total: int) -> None:
-    return
 
 
 Layout = dict[str, tuple[tuple[int, ...], str]]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import starmap
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,20 +15,26 @@ from forebay.config.engine_config import EngineConfig, Ledger
 from forebay.engine import channel as channel_module
 from forebay.engine import loop as loop_module
 from forebay.engine.channel import Channel, ChannelError, FrameDecoder, FrameEncoder
+from forebay.engine.core import STEP_LIMIT_S
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
     FlushCache,
     FromEngine,
     GetState,
+    Release,
+    Resume,
     Shutdown,
     State,
     ToEngine,
     Updates,
+    UpdateWeights,
 )
 from forebay.engine.loop import EngineLoop
+from forebay.engine.sleep import NoMemory
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import FinishReason, Update
+from tests.deadlines import NEVER_S
 from tests.engine.engine_fakes import CONFIG, beat, changed, fake_core, reference
 
 
@@ -215,6 +222,37 @@ def test_idle_work_is_done_a_piece_at_a_time_and_gives_way_to_whoever_asks(peer:
         peer.loop.turn()
         happened += [type(frame).__name__ for frame in peer.heard()]
     assert happened == ["piece", "State", "piece", "State", "Updates", "piece", "State"]
+
+
+def test_c25_a_load_is_no_hang_however_long_it_takes_but_one_tensor_may_be() -> None:
+    now, seen = [100.0], []
+    patient = changed(queue_timeout_s=NEVER_S, request_timeout_s=NEVER_S)
+    peer = Peer(patient, clock=lambda: now[0])
+
+    class Slow(NoMemory):
+        def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
+            for seconds in (50.0, 70.0, 25.0):
+                now[0] += seconds
+                seen.append(peer.loop.beat())
+                progress()
+
+        def update(self, path: str | None, given: Mapping[str, Any], progress: Callable[[], None]) -> None:
+            self.resume([], progress)
+
+    peer.core.sleeper._memory = Slow()
+    peer.say(Release(serial=1, tags=["weights"]), add(1, [1, 2], num_tokens=4))
+    peer.loop.turn()
+    now[0] += 500.0
+    assert peer.loop.beat().step_age_s == 0  # somebody waits, but nothing is late
+    peer.say(Resume(serial=2, tags=["weights"]))
+    peer.loop.turn()
+    assert peer.core.scheduler.num_running == 1
+    peer.say(UpdateWeights(serial=3, path="other", mode="retract"))
+    peer.work()
+    assert [told.turn_age_s for told in seen] == [50.0, 70.0, 25.0] * 2
+    assert [told.step_age_s for told in seen] == [0.0, 0.0, 0.0, 50.0, 70.0, 25.0]
+    assert peer.core.step_limit_s == STEP_LIMIT_S  # of the time that steps took: none by this clock
+    peer.close()
 
 
 def test_a_beat_says_how_long_the_loop_has_been_at_one_thing(monkeypatch: pytest.MonkeyPatch) -> None:

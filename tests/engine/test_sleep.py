@@ -169,7 +169,7 @@ def test_an_update_that_fails_in_the_middle_leaves_the_old_weights(llama: Path, 
 
     torn = {"model.norm.weight": Torn(torch.zeros(48))}  # the last that is read
     with pytest.raises(OSError, match="the disk is gone"):
-        core.sleeper._memory.update(str(path), torn)
+        core.sleeper._memory.update(str(path), torn, lambda: None)
     assert tokens_of(core, PROMPTS) == right
 
 

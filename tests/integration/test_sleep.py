@@ -157,3 +157,24 @@ async def test_a_crowd_wakes_an_idle_server_once_and_a_killed_one_stays_dead(tmp
             pids = [tree.server.pid, tree.engine_pid]
             os.kill(tree.engine_pid, signal.SIGKILL)
             await asyncio.to_thread(wait_until, lambda: not any(map(alive, pids)))
+
+
+async def test_an_engine_killed_while_it_wakes_ends_who_waits_typed_and_the_whole_tree(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")
+    monkeypatch.setenv("FOREBAY_FAULTS", "engine.load=kill@3")  # some weights are there again, the others are not
+    with serving(tmp_path / "tree", model, *PATIENT) as tree:
+        pids = [tree.server.pid, tree.engine_pid]
+        async with asyncly(tree) as client:
+            assert (await client.post("/sleep", params={"level": 2})).json()["phase"] == "asleep"
+            started = asyncio.Event()
+            waits = asyncio.create_task(read(client, ask([5, 6, 7], 12), started))
+            while (await client.get("/debug/state")).json()["num_waiting"] < 1:
+                await asyncio.sleep(POLL_S)
+            answer = await client.post("/wake_up")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+            async with asyncio.timeout(HANGS_S):
+                assert '"code":"engine_dead"' in await waits
+            await asyncio.to_thread(wait_until, lambda: not any(map(alive, pids)))
+        assert tree.server.wait(HANGS_S) != 0

@@ -97,9 +97,23 @@ ENGINE = (
     Mutant(
         "C25 weights are there again after a wake",
         "engine/occupation.py",
-        "                self._weights.load_again()",
+        "                self._weights.load_again(progress)",
         "                pass",
         "engine/test_sleep.py::test_some_tensors_from_memory_are_used_and_outlast_a_sleep",
+    ),
+    Mutant(
+        "C25 a load of weights that takes long is no hang",
+        "engine/loop.py",
+        "max(0.0, self._clock() - max(began, self._core.sleeper.loaded_at))",
+        "max(0.0, self._clock() - began)",
+        "engine/test_loop.py::test_c25_a_load_is_no_hang_however_long_it_takes_but_one_tensor_may_be",
+    ),
+    Mutant(
+        "C25 what memory takes is no step's time",
+        "engine/core.py",
+        "                self.stats.last_step_at = self._clock()  # what memory takes is no step's time\n",
+        "                pass\n",
+        "engine/test_loop.py::test_c25_a_load_is_no_hang_however_long_it_takes_but_one_tensor_may_be",
     ),
     Mutant(
         "C25 what fails while waking leaves the engine asleep",
@@ -111,7 +125,7 @@ ENGINE = (
     Mutant(
         "C27 of an update that fails no half stays",
         "engine/weights.py",
-        "            self._restore(error)\n",
+        "            self._restore(error, progress)\n",
         "",
         "engine/test_sleep.py::test_an_update_that_fails_in_the_middle_leaves_the_old_weights",
     ),
