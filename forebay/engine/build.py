@@ -15,9 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from llguidance import LLTokenizer
 
 from forebay.base import fault
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
 from forebay.base.variants import cpu_flags, lacks
@@ -32,6 +33,8 @@ from forebay.engine.sizing import memory_demand, scheduler_config, within_memory
 from forebay.engine.weights import DTYPES, EngineWeights, Loaded
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.grammar.matching import Grammars
+from forebay.grammar.vocabulary import vocabulary
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import Needs, needs_of
 from forebay.models.decoder import Model
@@ -39,6 +42,7 @@ from forebay.ops import Ops, make_ops
 from forebay.ops.weight_memory import WeightMemory
 from forebay.pools.cache_spec import cache_sizes
 from forebay.pools.regions import Regions, Tag
+from forebay.requests.parts import I32
 from forebay.runtime import ModelRunner, build_runner
 from forebay.runtime.draft_model import DraftModel
 from forebay.runtime.graph_backends import Eager, graphs_for
@@ -81,12 +85,13 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     with _within_memory(config):
         weights = EngineWeights(config, checkpoint, ops, num_positions=budget.context_length)
         loaded = weights.load(checkpoint, _progress_log)
-        runner = _runner(config, budget, checkpoint, loaded, ops, regions)
+        grammars = _grammars(config, checkpoint.config)
+        runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take)
         _keep_freed_memory()
         runner.warm_up()
     limits = scheduler_config(config, budget, loaded.model.weight_bytes)
     transfers = transfers_for(config, runner.cache, checkpoint.config.vocab_size, ops.name, regions)
-    scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers))
+    scheduler = Scheduler(limits, proposer, role_of(limits.disaggregation, transfers), grammars)
     occupation = Occupation(regions, runner, weights, trim=give_back_freed_memory)
     core = _core(config, scheduler, runner, checkpoint.config, clock, transfers=transfers, memory=occupation)
     load_seconds = time.monotonic() - begin
@@ -129,6 +134,19 @@ def _core(
 def _proposer(options: SpeculationOptions) -> Ngram | None:
     """Who guesses on the host; None where nobody does."""
     return Ngram(options) if options.algorithm is SpeculativeAlgorithm.NGRAM else None
+
+
+def _grammars(config: EngineConfig, model: ModelConfig) -> Grammars:
+    def make_tokenizer() -> LLTokenizer:
+        from forebay.text.tokenizer import Tokenizer  # who has no grammars has no use for text here
+
+        if not model.eos_token_ids:
+            raise InvalidRequest("a grammar ends with an end token, and this checkpoint names none", param="grammar")
+        tokenizer = Tokenizer.from_path(config.model_path)
+        encode = partial(tokenizer.encode, add_special_tokens=False)
+        return vocabulary(tokenizer.table, encode, model.eos_token_ids, model.vocab_size)
+
+    return Grammars(make_tokenizer, model.vocab_size)
 
 
 def _name_what_is_not_used(checkpoint: Checkpoint, draft_head: bool) -> None:
@@ -180,7 +198,13 @@ def give_back_freed_memory() -> None:
 
 
 def _runner(
-    config: EngineConfig, budget: MemoryBudget, checkpoint: Checkpoint, loaded: Loaded, ops: Ops, regions: Regions
+    config: EngineConfig,
+    budget: MemoryBudget,
+    checkpoint: Checkpoint,
+    loaded: Loaded,
+    ops: Ops,
+    regions: Regions,
+    take_masks: Callable[[int], I32],
 ) -> ModelRunner:
     graphs = Eager() if config.disable_cuda_graph else graphs_for(ops, config.device, regions)
     most, width = min(config.cuda_graph_max_bs, budget.max_running_requests), config.speculation.num_draft_tokens
@@ -201,6 +225,7 @@ def _runner(
         draft_model=loaded.draft_model,
         assistant=loaded.assistant,
         drafter=loaded.drafter,
+        take_masks=take_masks,
     )
 
 

@@ -35,6 +35,7 @@ LOG_INTERVAL_S: Final = 10.0  # of work
 AUDIT_INTERVAL_S: Final = 10.0  # between two looks for leaked pages, which take an idle engine
 IDLE_WORK_AFTER_S: Final = 0.3  # without anything to do: what comes next is then not held up by what could wait
 RESTING_WAIT_S: Final = 0.25  # how soon to look again for requests that have waited too long while it is asleep
+COMPILE_WAIT_S: Final = 0.001  # the same, for a grammar that is being compiled: most take no longer
 STUCK_WAIT_S: Final = 0.02  # how soon to look again when those who wait cannot be served yet
 
 log = get_logger("engine")
@@ -133,6 +134,8 @@ class EngineLoop:
             return None if self._sleep_at is None else max(0.0, self._sleep_at - self._clock())
         if self._core.sleeper.resting:
             return RESTING_WAIT_S
+        if self._core.scheduler.constraints.unready and self._core.stuck:
+            return COMPILE_WAIT_S
         return STUCK_WAIT_S if self._core.stuck else 0.0
 
     def _nods_off(self, disturbed: bool) -> bool:

@@ -49,7 +49,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     `temperature` 0 is greedy. `top_k` 0 keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the number
     of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
     request's random draws whatever the batch around it; without one the engine draws one for each request
-    that is not greedy (`with_seed`). Stop strings are the detokenizer's business and not known here.
+    that is not greedy (`with_seed`). A `grammar` leaves only tokens that it can go on with. Stop strings are the
+    detokenizer's business and not known here.
     """
 
     max_new_tokens: int = 128
@@ -66,6 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     ignore_eos: bool = False
     logprobs: int = -1
     prompt_logprobs: int = -1
+    grammar: Grammar | None = None
 
     def with_seed(self) -> SamplingParams:
         """These, with a fresh seed where there is none and one is needed: greedy choices draw nothing."""
@@ -95,6 +97,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _within("prompt_logprobs", self.prompt_logprobs, -1, MAX_TOP_LOGPROBS)
         _at_most("logit_bias", len(self.logit_bias), MAX_LOGIT_BIAS)
         _at_most("stop_token_ids", len(self.stop_token_ids), MAX_STOP_TOKEN_IDS)
+        if self.grammar and self.ignore_eos:
+            raise InvalidRequest("ignore_eos goes with no grammar: its end is the output's end", param="ignore_eos")
         if self.top_p == 0.0:
             raise InvalidRequest(
                 "top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p"

@@ -1,7 +1,7 @@
 """What one step does, decided in full before anything runs.
 
-Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G draft tokens, W row writes, M
-window page writes, N snapshots, C clears, D copies, K tokens that a request brings.
+Lengths of columns: S sequences in the step, X of them extends, E tokens of those, G draft tokens, Q sequences under a
+grammar, W row writes, M window page writes, N snapshots, C clears, D copies, K tokens that a request brings.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ class StepPlan(Part, frozen=True, kw_only=True):
     and follow the `starts[i]` tokens that the row has KV of. A decode computes the row's last sampled token, which the
     host may not know yet, and behind it guessed ones: those of host proposers are in `drafts`, those of others on the
     device already. How long it is, and so where its KV goes, is the device's to know. `sample_mask[i]` says whether
-    anything is sampled from sequence i: of an extend at its last position, of a decode at each.
+    anything is sampled from sequence i: of an extend at its last position, of a decode at each. The sequences
+    `masked` are sampled from under a grammar: which tokens may come there is found out meanwhile.
     """
 
     step: int
@@ -122,6 +123,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     input_ids: Annotated[I64, Column("E", "tokens", device=np.int64)]
     sample_mask: Annotated[Mask, Column("S")]
     drafts: Annotated[I64, Column("G", "tokens", device=np.int64)] = NO_IDS
+    masked: Annotated[I64, Column("Q", "seqs")] = NO_IDS
     writes: RowWrites = RowWrites()
     windows: WindowWork = WindowWork()
     states: StateWork = StateWork()

@@ -19,6 +19,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import CacheSpec
 from forebay.pools.regions import Regions, Tag
 from forebay.pools.request_rows import RequestRows
+from forebay.requests.parts import I32
 from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.draft_head import DraftHead
 from forebay.runtime.draft_model import DraftModel
@@ -26,7 +27,7 @@ from forebay.runtime.forward import Forward
 from forebay.runtime.frozen_draft import FrozenDraft
 from forebay.runtime.graph_backends import GraphBackend, graphs_for
 from forebay.runtime.graph_runner import default_sizes
-from forebay.runtime.model_runner import ModelRunner
+from forebay.runtime.model_runner import ModelRunner, no_masks
 
 
 def build_runner(
@@ -45,6 +46,7 @@ def build_runner(
     assistant: Assistant | None = None,
     draft_model: Model | None = None,
     regions: Regions | None = None,
+    take_masks: Callable[[int], I32] = no_masks,
 ) -> ModelRunner:
     """Allocate the pools that `memory.budget` sized, for what the model's layers keep, and a runner over them.
 
@@ -72,7 +74,7 @@ def build_runner(
     taps = () if drafter is None else drafter.taps
     own: dict[str, Any] = {"graphs": graphs, "graph_sizes": graph_sizes, "taps": taps, **limits}
     own["proposer"] = _proposer(drafter, assistant, draft_model, limits, sizes=graph_sizes, backend=graphs)
-    return ModelRunner(model, ops, cache=cache, rows=rows, **own)
+    return ModelRunner(model, ops, cache=cache, rows=rows, take_masks=take_masks, **own)
 
 
 def _behind(drafter: Drafter | None, draft_model: Model | None) -> Sequence[CacheSpec]:

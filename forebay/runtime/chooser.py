@@ -6,11 +6,18 @@ Shape letters: N positions that are sampled from, S sequences, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
+from forebay.memory.slots import Ids, inside
 from forebay.ops import Ops
 from forebay.pools.request_rows import RequestRows
+from forebay.requests.parts import I32
+from forebay.requests.step_plan import StepPlan
 from forebay.runtime.forward import GreedyTokens
 from forebay.runtime.launched import ToHost
 from forebay.runtime.logprobs import token_logprobs
@@ -18,6 +25,23 @@ from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, Span
 from forebay.runtime.row_options import Sampling
 from forebay.runtime.sampler import Wants, draw
+
+
+class Masked(NamedTuple):
+    """Positions [M] of those that are sampled from, and who has their words [M, V / 32, rounded up]."""
+
+    at: Ids
+    take: Callable[[], I32]
+
+    @classmethod
+    def of(cls, plan: StepPlan, take: Callable[[int], I32]) -> Masked | None:
+        """None where no sequence is under a grammar."""
+        if not len(plan.masked):
+            return None
+        counts = plan.sample_mask.astype(np.int64)
+        counts[plan.num_extends :] *= plan.q_lens[plan.num_extends :]
+        firsts, counts = (np.cumsum(counts) - counts)[plan.masked], counts[plan.masked]
+        return cls(np.repeat(firsts, counts) + inside(counts), partial(take, plan.step))
 
 
 class Chooser:
@@ -34,13 +58,18 @@ class Chooser:
         settle: Callable[[GreedyTokens], Tensor | None],
         spans: Sequence[Span],
         input_ids: Tensor | None = None,
+        masked: Masked | None = None,
     ) -> tuple[GreedyTokens, Tensor | None]:
         """What is chosen instead of `raw`, and what `settle` says of it: how many of each span's tokens [S] that makes,
         or None where each span has one. lens [N] are the positions of the tokens chosen; `spans` and `input_ids` as for
-        `Penalties.apply`."""
+        `Penalties.apply`; `masked` are the positions under a grammar."""
         (ids, finite, logits), wants = raw, sampling.wants
         if wants & Wants.ADJUST:
             logits = self._penalties.apply(logits, spans, input_ids)
+        if masked is not None:
+            logits = logits.clone() if logits is raw.logits else logits
+            self._mask(logits, masked)
+        if logits is not raw.logits:
             ids, finite = self._ops.argmax_rows(logits)
         if wants & Wants.DRAW:
             ids = self._draw(logits, ids, lens, inputs, wants)
@@ -55,6 +84,13 @@ class Chooser:
             return None
         which, k = inputs["reporting"], int(sampling.num_top.max())
         return ToHost(token_logprobs(raw.index_select(0, which), chosen.token_ids.index_select(0, which), k))
+
+    def _mask(self, logits: Tensor, masked: Masked) -> None:
+        """Behind penalties and bias, so that nothing lifts what may not come; waits for the words."""
+        at, words = (torch.from_numpy(array) for array in (masked.at, masked.take()))
+        if logits.is_cuda:
+            at, words = (each.pin_memory().to(logits.device, non_blocking=True) for each in (at, words))
+        self._ops.mask_logits(logits, at, words)
 
     def _draw(self, logits: Tensor, greedy: Tensor, lens: Tensor, inputs: Sections, wants: Wants) -> Tensor:
         rows, which = inputs["sample_rows"], inputs["drawing"]

@@ -17,10 +17,11 @@ from forebay.models.decoder import Model
 from forebay.ops import Ops
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.request_rows import RequestRows
+from forebay.requests.parts import I32
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import KIND_PARTS, Admission, StepPlan
 from forebay.runtime.bounds import PoolBounds
-from forebay.runtime.chooser import Chooser
+from forebay.runtime.chooser import Chooser, Masked
 from forebay.runtime.decode_step import DecodeInputs, decode_runner
 from forebay.runtime.device_proposer import DeviceProposer
 from forebay.runtime.extend_step import ExtendInputs, extend_runner, tokens_of
@@ -40,8 +41,14 @@ _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a pro
 _WARM_UP_TOKENS: Final = 32  # more rows than the kernels for few of them take
 
 
+def no_masks(step: int) -> I32:
+    raise AssertionError(f"step {step} has sequences under a grammar, and there are no grammars")
+
+
 class ModelRunner:
     """A `Runner` over a model, its KV pool and its request rows. Launched steps run in the order of their launch.
+
+    `take_masks` says of a step which tokens may come where a grammar decides that, as `Grammars.take` does.
 
     Owns the device's side of everything: the host learns sampled tokens and log-probabilities, nothing else (C11).
     """
@@ -59,6 +66,7 @@ class ModelRunner:
         graph_sizes: Sequence[int],
         proposer: Callable[[Forward], DeviceProposer] | None = None,
         taps: tuple[int, ...] = (),
+        take_masks: Callable[[int], I32] = no_masks,
     ) -> None:
         self.cache, self.rows = cache, rows
         width = 1 + rows.draft_tokens.shape[1]
@@ -85,6 +93,7 @@ class ModelRunner:
             self.extend = extend_runner(self._forward, max_num_tokens=max_num_tokens, backend=graphs)
         self._options = RowOptions(rows.num_rows)
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)
+        self._take_masks = take_masks
         self._chooser = Chooser(ops, rows, self._penalties)
 
     @torch.inference_mode()
@@ -112,8 +121,8 @@ class ModelRunner:
         inputs = self._stage(plan, Shape.DECODES, sampling)
         decoded = self.decode.run(inputs.of(DecodeInputs.declared), plan.num_seqs)
         chosen = decoded.greedy
-        if sampling.otherwise:
-            chosen = self._choose_one(chosen, inputs, sampling, decoded.positions + 1)
+        if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
+            chosen = self._choose_one(chosen, inputs, sampling, decoded.positions + 1, masked)
         logprobs = self._chooser.logprobs(decoded.logits, chosen, inputs, sampling)
         launched = LaunchedStep(self._vocab_size, ToHost(chosen.or_failed()), None, sampling, logprobs)
         if self.proposer is not None:
@@ -128,7 +137,7 @@ class ModelRunner:
         decoded = self.verify.run(self.inputs.verify_columns(inputs), plan.num_tokens)
         chosen, num_new = decoded.greedy, decoded.num_new[: plan.num_seqs]
         batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
-        if sampling.otherwise:
+        if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
             chosen, settled = self._chooser.choose(
                 chosen,
                 inputs,
@@ -137,6 +146,7 @@ class ModelRunner:
                 settle=lambda others: self._forward.accept(others, decoded.positions, batch),
                 spans=spans_of(plan.rows, plan.q_lens),
                 input_ids=decoded.input_ids,
+                masked=masked,
             )
             assert settled is not None
             num_new.copy_(settled)
@@ -160,9 +170,9 @@ class ModelRunner:
         chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
         every = len(sample_rows) == plan.num_tokens
         chosen = raw = self._forward.greedy(hidden if every else hidden.index_select(0, inputs["sample_tokens"]))
-        if sampling.otherwise:
+        if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
             lens = self._ops.gather(self.rows.kv_lens, inputs["sample_rows"])
-            chosen = self._choose_one(raw, inputs, sampling, lens)
+            chosen = self._choose_one(raw, inputs, sampling, lens, masked)
         else:
             self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], chosen.token_ids)
         logprobs = self._chooser.logprobs(raw.logits, chosen, inputs, sampling)
@@ -230,14 +240,16 @@ class ModelRunner:
         batch = Batch(inputs["req_pool_indices"], inputs["q_start"])
         return self._forward.hidden(tokens_of(self._forward, batch, inputs, input_ids, inputs["snap_start"]))
 
-    def _choose_one(self, raw: GreedyTokens, inputs: Sections, sampling: Sampling, lens: Tensor) -> GreedyTokens:
+    def _choose_one(
+        self, raw: GreedyTokens, inputs: Sections, sampling: Sampling, lens: Tensor, masked: Masked | None
+    ) -> GreedyTokens:
         """For each row that samples."""
 
         def settle(chosen: GreedyTokens) -> None:
             self._ops.scatter(self.rows.last_tokens, inputs["sample_rows"], chosen.token_ids)
 
         spans = spans_of(sampling.rows)
-        return self._chooser.choose(raw, inputs, sampling, lens, settle=settle, spans=spans)[0]
+        return self._chooser.choose(raw, inputs, sampling, lens, settle=settle, spans=spans, masked=masked)[0]
 
     def _prompt_chunks(
         self, plan: StepPlan, hidden: Tensor, wanted: list[tuple[int, Ids, int]], targets: Tensor

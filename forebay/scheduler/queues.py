@@ -14,6 +14,7 @@ from forebay.requests.request import Request, Status
 from forebay.requests.schedule_batch import Chunk, ScheduleBatch
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import CacheReport
+from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.state import COUNTED
@@ -33,11 +34,12 @@ class Queues:
     Those that decode stand in `running`; those whose known tokens still lack KV in `extending`; the others wait, in the
     order of their rank. With another engine for the other half of requests, those that cannot wait yet are `pending`,
     by rank too, and in `transferring` are those of whom something is on its way. In `finishing` are some that have
-    ended, because a step in flight makes a state of theirs worth keeping. `flights` are the launched steps.
+    ended, because a step in flight makes a state of theirs worth keeping. `flights` are the launched steps. Those with
+    a grammar are in `constraints`, too, wherever they stand.
     """
 
-    def __init__(self, config: SchedulerConfig, handoff: Handoff) -> None:
-        self.config, self.handoff = config, handoff
+    def __init__(self, config: SchedulerConfig, handoff: Handoff, constraints: Constraints) -> None:
+        self.config, self.handoff, self.constraints = config, handoff, constraints
         self.held = Residencies(config)
         self.requests: dict[int, Request] = {}
         self.pending: list[Request] = []
@@ -62,10 +64,12 @@ class Queues:
 
     @property
     def candidates(self) -> list[Request]:
-        """Who may start now: while somebody is on trial, nobody else."""
-        if not self.suspects.groups:
+        """Who may start now: nobody whose grammar is not compiled, and while somebody is on trial, nobody else."""
+        if not (self.suspects.groups or self.constraints.unready):
             return self.waiting
-        return [req for req in self.waiting if req in self.suspects.on_trial]
+        unready, suspects = self.constraints.unready, self.suspects
+        ready = (req for req in self.waiting if req.id not in unready)
+        return [req for req in ready if not suspects.groups or req in suspects.on_trial]
 
     def rank(self, req: Request) -> tuple[int, int]:
         """A request's place in a total order that never changes: the smaller, the more it is served.

@@ -18,6 +18,7 @@ from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import Failure, FinishReason
 from forebay.scheduler.admission import AdmissionPass, NewTokenRatio
 from forebay.scheduler.audit import audit
+from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.limits import check_fits, check_room, overdue
 from forebay.scheduler.proposer import Proposer, draft_tokens
@@ -29,12 +30,17 @@ from forebay.scheduler.telling import Sampled, Telling, by_request
 
 class Scheduler(Telling):
     """Continuous batching over one engine's memory. `proposer` guesses tokens, where that is done on the host;
-    `handoff` is the engine's role, where others compute the other half of its requests."""
+    `handoff` is the engine's role, where others compute the other half of its requests; `grammars` say which tokens may
+    come, where requests ask for that."""
 
     def __init__(
-        self, config: SchedulerConfig, proposer: Proposer | None = None, handoff: Handoff | None = None
+        self,
+        config: SchedulerConfig,
+        proposer: Proposer | None = None,
+        handoff: Handoff | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        super().__init__(config, proposer, handoff or Handoff())
+        super().__init__(config, proposer, handoff or Handoff(), grammars)
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
         self.weight_version = 0  # of the weights that compute whatever is computed now
         self._num_submitted = 0
@@ -49,6 +55,8 @@ class Scheduler(Telling):
         check_fits(req, self.config, self.held.usable_pages)
         num_tokens = self.num_waiting_tokens + sum(len(other.tokens) for other in self.pending)
         check_room(req, self.config, len(self.requests), num_tokens)
+        if req.params.grammar:
+            self.constraints.begin(req)
         self._num_submitted += 1
         req.order = self._num_submitted
         req.arrival = req.last_progress = now
@@ -60,6 +68,8 @@ class Scheduler(Telling):
             self.handoff.enqueue(req, now)
         except Exception:
             del self.requests[req.id]
+            if req.params.grammar:
+                self.constraints.ended(req)
             raise
 
     def abort(self, request_id: int) -> None:
@@ -83,6 +93,8 @@ class Scheduler(Telling):
             return None  # who guesses here must know the last token
         if self.pending or self.transferring:
             self.handoff.before_plan(now)
+        for req, error in self.constraints.refused() if self.constraints.unready else ():
+            self.finish(req, FinishReason.ERROR, Failure.of(error))
         if self.suspects.groups:
             set_back_who_is_not_on_trial(self)
             width = 1  # nobody is found guilty of what was only guessed
@@ -102,6 +114,8 @@ class Scheduler(Telling):
             return None
         if width > 1 and not chunks:
             self._propose(decoding, rows, width)
+        if self.constraints.living:
+            self.held.draft.masked = self.constraints.fill(self.held.draft, decoding)
         plan = self.held.launch(rows, started)
         self.flights.append(Flight(plan, [*(chunk.req for chunk in chunks), *decoding]))
         if chunks:
@@ -113,14 +127,18 @@ class Scheduler(Telling):
         so that more may be admitted. Where they do not, what draft tokens left is given back, and then the last in rank
         is retracted until they do.
 
-        Left out are those that a step in flight brings to their end, and, when pages are short because they are still
-        on their way, the youngest of those that would need one.
+        Left out are those that a step in flight brings to their end, those whose grammar must see its token first, and,
+        when pages are short because they are still on their way, the youngest of those that would need one.
         """
         batch, roomy = self.running, True
         while True:
             active, rows = None, batch.req_pool_indices_cpu
-            if self.flights and (ended := batch.tokens_left <= 0).any():
-                active = np.flatnonzero(~ended)
+            out = batch.tokens_left <= 0 if self.flights else None
+            if self.constraints.living:
+                waits = self.constraints.sit_out(batch.reqs, (flight.reqs for flight in self.flights))
+                out = waits if out is None else out | waits
+            if out is not None and out.any():
+                active = np.flatnonzero(~out)
                 rows = rows[active]
             opens = self.held.opens_page(rows)
             short = int(np.count_nonzero(opens)) - self.held.available_pages
@@ -145,7 +163,7 @@ class Scheduler(Telling):
         """Find draft tokens for these requests, which the step decodes: no more than each may still come to."""
         table = self.held.table
         most = self.handoff.most_drafts(reqs, np.minimum(table.max_kv_len[rows] - table.kv_bound[rows], width - 1))
-        counts, tokens = draft_tokens(self.proposer, reqs, most)
+        counts, tokens = draft_tokens(self.proposer, reqs, most, self.constraints)
         if counts.any():
             self.counters["draft_tokens"] += self.held.add_drafts(rows, counts, tokens)
 
@@ -282,7 +300,8 @@ class Scheduler(Telling):
         self._take_tokens(before, now)
         for req in failed:
             if req.status is not Status.FINISHED:
-                self.finish(req, FinishReason.ERROR, Failure.of(_not_finite(req)))
+                error = self.constraints.error(req) or _not_finite(req)
+                self.finish(req, FinishReason.ERROR, Failure.of(error))
 
     # -- looking after itself -------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class StepDraft(Draft):
         self.chunks: list[Chunk] = []
         self.prebuilt: list[Request] = []  # who runs from this step on with what another engine has computed
         self.draft_tokens: list[int] = []  # of host proposers, in the order of the decodes
+        self.masked: Ids = NO_IDS  # sequences under a grammar
         self.saves: list[HostCopy] = []
         self.loads: list[HostCopy] = []
         self.drops = list(drops)
@@ -57,6 +58,7 @@ class StepDraft(Draft):
                 )
                 for i, req in enumerate((*admitted, *self.prebuilt))
             ),
+            masked=self.masked,
             prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
             **sequences,
             **work,

@@ -8,6 +8,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.grammars import Constraints, Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.queues import Flight, Queues
@@ -19,8 +20,10 @@ Sampled = tuple[Request, list[int], list[TokenLogprob | None] | None]
 class Telling(Queues):
     """`news` is what is to be told, in order, and was not taken yet. `proposer` and `handoff` hear of who ends."""
 
-    def __init__(self, config: SchedulerConfig, proposer: Proposer | None, handoff: Handoff) -> None:
-        super().__init__(config, handoff)
+    def __init__(
+        self, config: SchedulerConfig, proposer: Proposer | None, handoff: Handoff, grammars: Grammars | None
+    ) -> None:
+        super().__init__(config, handoff, Constraints(grammars))
         self.proposer = proposer
         self.news: list[Update] = []
         handoff.bind(self)
@@ -90,6 +93,8 @@ class Telling(Queues):
         self.counters[f"finished.{reason}"] += 1
         if self.proposer:
             self.proposer.ended(req)
+        if req.params.grammar:
+            self.constraints.ended(req)
         if self.suspects.groups:
             self.suspects.acquit(req)
         self.handoff.ended(req, failure)

@@ -15,6 +15,7 @@ from forebay.engine.exchange import Connected
 from forebay.engine.frames import AddRequest
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.grammar.matching import Grammars
 from forebay.memory.budget import PoolSizes
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
@@ -27,6 +28,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import FinishReason, Update
 from forebay.runtime import build_runner
+from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.scheduler import Proposer, Scheduler
@@ -165,10 +167,12 @@ class Rig:
         role: Handoff | None = None,
         options: DisaggregationOptions = WHOLE,
         transfers: Callable[[CachePool], Connected] | None = None,
+        grammars: Grammars | None = None,
     ) -> Engine:
         """`num_tokens` is the size of the KV cache. Where layers keep states there are `cached_states` slots besides
         those that running requests need, where they have windows as few pages as can do. Decodes compute `width` tokens
-        at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other."""
+        at most; `proposer` guesses on the host. With a `role` it computes a half, and `transfers` moves the other;
+        `grammars` are there for who asks for one."""
         num_rows = max_running_requests + options.decode_extra_slots
         num_pages = num_tokens // page_size
         types = self._cache_types
@@ -207,6 +211,7 @@ class Rig:
             vocab_size=self._vocab_size,
             types=types,
             device="cpu",
+            take_masks=grammars.take if grammars else no_masks,
         )
         scheduler = Scheduler(
             SchedulerConfig(
@@ -224,6 +229,7 @@ class Rig:
             ),
             proposer,
             role,
+            grammars,
         )
         beside = OverlappedRunner(runner) if overlap_depth else runner
         carried = transfers(runner.cache) if transfers else None

@@ -8,6 +8,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
 from forebay.scheduler.admission import MAX_RETRACTIONS
+from forebay.scheduler.grammars import Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
 from forebay.scheduler.scheduler import Scheduler
@@ -27,11 +28,12 @@ class RetractingScheduler(Scheduler):
         config: SchedulerConfig,
         proposer: Proposer | None = None,
         handoff: Handoff | None = None,
+        grammars: Grammars | None = None,
         *,
         every: int = 0,
         skips: bool = False,
     ) -> None:
-        super().__init__(config, proposer, handoff)
+        super().__init__(config, proposer, handoff, grammars)
         self.every, self.skips, self._num_plans, self._due = every, skips, 0, False
         self.liveness: Liveness | None = None
 

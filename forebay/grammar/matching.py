@@ -1,0 +1,172 @@
+"""Where each request stands in its grammar, and which tokens may come next.
+
+Grammars are compiled on one thread, and matchers are read and asked on another: each in the order in which it was told,
+both without the interpreter's lock for most of the time. A matcher follows the tokens of its request, so it outlives a
+retraction, and whatever was appended since it was asked last is read first.
+
+Shape letters: N positions, C words of 32 columns each.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLTokenizer
+from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+
+from forebay.base.errors import EngineError
+from forebay.base.units import ceil_div
+from forebay.grammar.compiler import compiled
+from forebay.requests.parts import I32
+from forebay.requests.request import Request
+from forebay.requests.sampling_params import Grammar
+
+MAX_COMPILED: Final = 256
+_KEPT_STEPS: Final = 8  # whose masks somebody may still take: those of a step that failed nobody does
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Of one request. Whatever is behind `matcher` belongs to the thread that fills masks."""
+
+    prototype: Future[LLMatcher]
+    matcher: LLMatcher | None = None  # once it is compiled
+    num_read: int = 0  # tokens of the output that the matcher was or will be told
+    error: str = ""
+
+    @property
+    def known(self) -> LLMatcher:
+        assert self.matcher is not None, "who is not ready has no tokens and no masks"
+        return self.matcher
+
+
+class _Job(NamedTuple):
+    place: _Place
+    tokens: list[int]  # to read first
+    drafts: list[int]
+    at: int  # the first of its positions
+
+
+class Grammars:
+    """See `scheduler.grammars.Grammars`; `take` is for whoever samples, on whatever thread. `make_tokenizer` is called
+    when the first grammar comes, on the thread that compiles."""
+
+    def __init__(self, make_tokenizer: Callable[[], LLTokenizer], vocab_size: int) -> None:
+        self._make_tokenizer = make_tokenizer
+        self._num_words = ceil_div(vocab_size, 32)
+        self._tokenizer: LLTokenizer | None = None
+        self._executor: LLExecutor | None = None
+        self._compiling = ThreadPoolExecutor(1, "grammars")
+        self._filling = ThreadPoolExecutor(1, "masks")
+        self._prototypes: OrderedDict[Grammar, Future[LLMatcher]] = OrderedDict()  # the latest used last
+        self._places: dict[int, _Place] = {}  # by request
+        self._masks: dict[int, Future[I32]] = {}  # by step
+
+    def begin(self, req: Request) -> None:
+        assert req.params.grammar is not None, f"{req} has no grammar"
+        self._places[req.id] = _Place(self._prototype(req.params.grammar))
+
+    def ready(self, req: Request) -> bool:
+        place = self._places[req.id]
+        if place.matcher is None and place.prototype.done():
+            place.matcher = place.prototype.result().deep_copy()
+        return place.matcher is not None
+
+    def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
+        place, tokens = self._places[req.id], self._unread(req)
+        return self._filling.submit(_allowed, place, tokens, list(guesses), most, req.stop_ids).result()
+
+    def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
+        jobs, n = [], 0
+        for req, drafts in wanted:
+            jobs.append(_Job(self._places[req.id], self._unread(req), list(drafts), n))
+            n += 1 + len(drafts)
+        kept = {old: masks for old, masks in self._masks.items() if step - _KEPT_STEPS < old < step}
+        self._masks = {**kept, step: self._filling.submit(self._fill, jobs, n)}
+
+    def take(self, step: int) -> I32:
+        """[N, C] of the positions that `fill` was asked for, in their order: bit j % 32 of word j // 32 is set where
+        column j may come. Waits for it."""
+        return self._masks.pop(step).result()
+
+    def error(self, req: Request) -> EngineError | None:
+        error = self._places[req.id].error
+        if not error:
+            return None
+        return EngineError(
+            f"no token could follow the {req.num_output} tokens of this output in its grammar ({error}): simplify it",
+            code="grammar_state",
+        )
+
+    def ended(self, req: Request) -> None:
+        """What nobody else waits for is not compiled any more."""
+        prototype = self._places.pop(req.id).prototype
+        if any(place.prototype is prototype for place in self._places.values()):
+            return
+        if prototype.cancel():
+            self._forget(prototype)
+
+    def _unread(self, req: Request) -> list[int]:
+        place = self._places[req.id]
+        tokens = req.tokens[req.num_prompt + place.num_read :].tolist()
+        place.num_read += len(tokens)
+        return tokens
+
+    def _prototype(self, grammar: Grammar) -> Future[LLMatcher]:
+        found = self._prototypes.get(grammar)
+        if found is not None and not (found.done() and found.exception()):
+            self._prototypes.move_to_end(grammar)
+            return found
+        made = self._prototypes[grammar] = self._compiling.submit(self._compile, grammar)
+        if len(self._prototypes) > MAX_COMPILED:
+            self._prototypes.popitem(last=False)
+        return made
+
+    def _forget(self, prototype: Future[LLMatcher]) -> None:
+        self._prototypes = OrderedDict(item for item in self._prototypes.items() if item[1] is not prototype)
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        if self._tokenizer is None:
+            self._tokenizer = self._make_tokenizer()
+        return compiled(grammar, self._tokenizer)
+
+    def _fill(self, jobs: list[_Job], num_positions: int) -> I32:
+        words = np.zeros((num_positions, self._num_words), dtype=np.int32)
+        for job in jobs:
+            _read(job.place, job.tokens)
+        self._executor = self._executor or LLExecutor()
+        sound = [job for job in jobs if not job.place.error]
+        if plain := [(job.place.known, job.at) for job in sound if not job.drafts]:
+            fill_next_token_bitmask_par(self._executor, plain, words)
+        if ahead := [(job.place.known, job.at, job.drafts) for job in sound if job.drafts]:
+            fill_next_token_bitmask_par_with_draft_tokens(self._executor, ahead, words)
+        for job in jobs:
+            if _broken(job.place):  # nothing at all may come: the sampler finds that no token is finite
+                words[job.at : job.at + 1 + len(job.drafts)] = 0
+        return words
+
+
+def _read(place: _Place, tokens: list[int]) -> None:
+    if tokens and not place.error:
+        place.known.consume_tokens(tokens)
+        _broken(place)
+
+
+def _broken(place: _Place) -> bool:
+    if not place.error and place.known.is_error():
+        place.error = place.known.get_error().strip().partition("\n")[0] or "unknown"
+    return bool(place.error)
+
+
+def _allowed(place: _Place, tokens: list[int], guesses: list[int], most: int, stop_ids: frozenset[int]) -> list[int]:
+    """What the grammar forces, else the guesses that it allows; no end, and nothing behind one."""
+    _read(place, tokens)
+    if place.error:
+        return []
+    found = place.known.compute_ff_tokens()[:most] or guesses[: place.known.validate_tokens(guesses)]
+    return found[: next((i for i, token in enumerate(found) if token in stop_ids), len(found))]

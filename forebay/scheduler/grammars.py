@@ -1,0 +1,107 @@
+"""Requests whose tokens a grammar constrains, as far as the scheduler knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest
+from forebay.memory.slots import NO_IDS, Ids
+from forebay.requests.parts import Mask
+from forebay.requests.request import Request
+from forebay.scheduler.step_draft import StepDraft
+
+
+class Grammars(Protocol):
+    """Where requests stand in their grammars. Whoever is asked about a request reads first what was appended to its
+    tokens since, so nobody is told of a commit or a retraction."""
+
+    def begin(self, req: Request) -> None:
+        """It lives, and has a grammar."""
+        ...
+
+    def ready(self, req: Request) -> bool:
+        """Whether its grammar is compiled; from then on it stays so. Raises InvalidRequest where it cannot be."""
+        ...
+
+    def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
+        """Up to `most` tokens that may follow, an end not among them: those that must, or else of the guesses."""
+        ...
+
+    def fill(self, step: int, wanted: Sequence[tuple[Request, Sequence[int]]]) -> None:
+        """Begin to find out, for whoever samples in this step, what may follow the tokens of each request, and each of
+        the draft tokens behind them."""
+        ...
+
+    def error(self, req: Request) -> EngineError | None:
+        """Why nothing may follow."""
+        ...
+
+    def ended(self, req: Request) -> None: ...
+
+
+class Constraints:
+    """The living requests with a grammar, by id, and those among them whose grammar is not compiled yet."""
+
+    def __init__(self, grammars: Grammars | None) -> None:
+        self._grammars = grammars
+        self.living: dict[int, Request] = {}
+        self.unready: dict[int, Request] = {}
+
+    @property
+    def grammars(self) -> Grammars:
+        assert self._grammars is not None, "nobody with a grammar was let in"
+        return self._grammars
+
+    def begin(self, req: Request) -> None:
+        if self._grammars is None:
+            raise InvalidRequest("this engine knows no grammars: leave it out", param="grammar")
+        self._grammars.begin(req)
+        self.living[req.id] = self.unready[req.id] = req
+
+    def ended(self, req: Request) -> None:
+        del self.living[req.id]
+        self.unready.pop(req.id, None)
+        self.grammars.ended(req)
+
+    def refused(self) -> Iterator[tuple[Request, ForebayError]]:
+        """Look who is ready by now; those whose grammar cannot be used, and why."""
+        for req in list(self.unready.values()):
+            try:
+                if self.grammars.ready(req):
+                    del self.unready[req.id]
+            except ForebayError as error:
+                yield req, error
+
+    def sit_out(self, reqs: Sequence[Request], in_flight: Iterable[Sequence[Request]]) -> Mask:
+        """Whose next token cannot be decided yet: the last one is on its way, or the grammar is not compiled."""
+        flying = {req.id for flight in in_flight for req in flight if req.id in self.living}
+        return np.array([req.id in flying or req.id in self.unready for req in reqs], dtype=np.bool_)
+
+    def guessed(self, req: Request, guesses: Sequence[int], most: int) -> Sequence[int]:
+        return self.grammars.drafts(req, guesses, most) if req.id in self.living else guesses
+
+    def error(self, req: Request) -> EngineError | None:
+        return self.grammars.error(req) if req.id in self.living else None
+
+    def fill(self, draft: StepDraft, decoding: Sequence[Request]) -> Ids:
+        """Begin to find out what may come at each position of the step that is sampled from under a grammar; which
+        sequences those are in."""
+        chunks, counts = draft.chunks, [0] * len(decoding) if draft.num_drafts is None else draft.num_drafts.tolist()
+        wanted: list[tuple[Request, Sequence[int]]] = []
+        seqs, first = [], 0
+        for i, (req, _, stop) in enumerate(chunks):
+            if req.id in self.living and stop == req.residency.extend_target:
+                seqs.append(i)
+                wanted.append((req, ()))
+        for i, (req, count) in enumerate(zip(decoding, counts, strict=True), len(chunks)):
+            if req.id in self.living:
+                seqs.append(i)
+                wanted.append((req, draft.draft_tokens[first : first + count]))
+            first += count
+        if not wanted:
+            return NO_IDS
+        self.grammars.fill(draft.step, wanted)
+        return np.array(seqs, dtype=np.int64)
