@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.base.units import ceil_div
 from forebay.memory.slots import Ids, inside
 from forebay.ops import Ops
 from forebay.pools.request_rows import RequestRows
 from forebay.requests.parts import I32
 from forebay.requests.step_plan import StepPlan
+from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.forward import GreedyTokens
 from forebay.runtime.launched import ToHost
 from forebay.runtime.logprobs import token_logprobs
@@ -88,6 +90,8 @@ class Chooser:
     def _mask(self, logits: Tensor, masked: Masked) -> None:
         """Behind penalties and bias, so that nothing lifts what may not come; waits for the words."""
         at, words = (torch.from_numpy(array) for array in (masked.at, masked.take()))
+        if words.shape != (expected := (len(at), ceil_div(logits.shape[1], 32))):
+            raise IndexOutOfPool(f"masks are {list(words.shape)}, and the step's are {list(expected)}")
         if logits.is_cuda:
             at, words = (each.pin_memory().to(logits.device, non_blocking=True) for each in (at, words))
         self._ops.mask_logits(logits, at, words)

@@ -65,11 +65,12 @@ class Queues:
     @property
     def candidates(self) -> list[Request]:
         """Who may start now: nobody whose grammar is not compiled, and while somebody is on trial, nobody else."""
-        if not (self.suspects.groups or self.constraints.unready):
-            return self.waiting
-        unready, suspects = self.constraints.unready, self.suspects
-        ready = (req for req in self.waiting if req.id not in unready)
-        return [req for req in ready if not suspects.groups or req in suspects.on_trial]
+        waiting = self.waiting
+        if unready := self.constraints.unready:
+            waiting = [req for req in waiting if req.id not in unready]
+        if not self.suspects.groups:
+            return waiting
+        return [req for req in waiting if req in self.suspects.on_trial]
 
     def rank(self, req: Request) -> tuple[int, int]:
         """A request's place in a total order that never changes: the smaller, the more it is served.

@@ -300,8 +300,7 @@ class Scheduler(Telling):
         self._take_tokens(before, now)
         for req in failed:
             if req.status is not Status.FINISHED:
-                error = self.constraints.error(req) or _not_finite(req)
-                self.finish(req, FinishReason.ERROR, Failure.of(error))
+                self.finish(req, FinishReason.ERROR, Failure.of(self.constraints.error(req) or _not_finite(req)))
 
     # -- looking after itself -------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ them too.
 
 from tests.mutants.disagg import DISAGG
 from tests.mutants.engine import ENGINE
+from tests.mutants.grammar import GRAMMAR
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
 from tests.mutants.route import ROUTE
@@ -18,4 +19,4 @@ from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.speculation import SPECULATION
 
-MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *DISAGG, *SERVER, *ROUTE, *SPECULATION)
+MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *DISAGG, *SERVER, *ROUTE, *SPECULATION, *GRAMMAR)

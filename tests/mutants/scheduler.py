@@ -264,8 +264,8 @@ SCHEDULER = (
     Mutant(
         "C27 nobody runs beside those on trial",
         "scheduler/queues.py",
-        "        return [req for req in self.waiting if req in self.suspects.on_trial]\n",
-        "        return self.waiting\n",
+        "        return [req for req in waiting if req in self.suspects.on_trial]\n",
+        "        return waiting\n",
         "scheduler/test_suspects.py::test_nobody_else_runs_until_the_guilty_one_is_found",
     ),
     Mutant(

@@ -1,0 +1,44 @@
+"""Rules of `grammar/`, and of how steps keep to it."""
+
+from tests.mutants.mutant import Mutant
+
+_TESTS = "integration/test_grammars.py::"
+_SAME = _TESTS + "test_the_same_tokens_come_however_steps_are_made"
+
+GRAMMAR = (
+    Mutant(
+        "C16 a row under a grammar sits out until its last token is known",
+        "scheduler/grammars.py",
+        "[req.id in flying or req.id in self.unready for req in reqs]",
+        "[req.id in self.unready for req in reqs]",
+        _SAME,
+    ),
+    Mutant(
+        "C16 each position has the mask of its own row",
+        "runtime/chooser.py",
+        "        counts[plan.num_extends :] *= plan.q_lens[plan.num_extends :]\n",
+        "",
+        _SAME,
+    ),
+    Mutant(
+        "C30 where nothing may come nothing is sampled",
+        "grammar/matching.py",
+        "                words[job.at : job.at + 1 + len(job.drafts)] = 0",
+        "                words[job.at : job.at + 1 + len(job.drafts)] = -1",
+        _TESTS + "test_a_broken_matcher_ends_its_request_alone",
+    ),
+    Mutant(
+        "C16 a matcher reads whatever was appended since it was asked",
+        "grammar/matching.py",
+        "        tokens = req.tokens[req.num_prompt + place.num_read :].tolist()",
+        "        tokens = req.tokens[req.num_prompt + place.num_read :][-1:].tolist()",
+        _SAME,
+    ),
+    Mutant(
+        "C27 a compile that was called off is not remembered",
+        "grammar/matching.py",
+        "        if prototype.cancel():\n            self._forget(prototype)",
+        "        prototype.cancel()",
+        _TESTS + "test_what_nobody_waits_for_is_not_compiled_and_not_remembered",
+    ),
+)
