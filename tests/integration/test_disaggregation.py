@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+from forebay.cli.make_model import make
+from forebay.engine.llm import LLM
+from forebay.requests.sampling_params import SamplingParams
 from tests.deadlines import HANGS_S, wait_until
 
 SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--port=0", "--log-level=warning")
@@ -71,6 +77,7 @@ def command(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
+@contextmanager
 def started(*flags: str) -> Iterator[Servers]:
     process = subprocess.Popen(
         [sys.executable, "-m", "forebay.cli.main", "serve", *SMALL, *flags],
@@ -81,20 +88,24 @@ def started(*flags: str) -> Iterator[Servers]:
         found = next((match for line in process.stdout if (match := re.search(r"ready at (\S+)", line))), None)
         assert found is not None
         below = children(process.pid)
-        yield Servers(process, found[1])
-        process.terminate()
-        assert process.wait(HANGS_S) == 0
+        try:
+            yield Servers(process, found[1])
+        finally:
+            process.terminate()
+            assert process.wait(HANGS_S) == 0
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
 @pytest.fixture(scope="session")
 def alone(embedded_model: Path) -> Iterator[Servers]:
-    yield from started()
+    with started() as servers:
+        yield servers
 
 
 @pytest.fixture(scope="session")
 def pair(embedded_model: Path) -> Iterator[Servers]:
-    yield from started("--pd=local", *SOON)
+    with started("--pd=local", *SOON) as servers:
+        yield servers
 
 
 @pytest.fixture(autouse=True)
@@ -216,8 +227,35 @@ def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) 
 @pytest.mark.slow
 def test_c21_by_tcp_and_by_two_of_each_the_tokens_are_the_same(alone: Servers, embedded_model: Path) -> None:
     by_tcp = ("--pd=local:2p2d", "--disaggregation-transfer-backend=tcp", "--disaggregation-decode-enable-radix-cache")
-    with_tree = started(*by_tcp, *SOON)
-    servers = next(with_tree)
-    for body in BODIES.values():
-        assert servers.complete(**body).json().get("choices") == alone.complete(**body).json()["choices"]
-    assert next(with_tree, None) is None
+    with started(*by_tcp, *SOON) as servers:
+        for body in BODIES.values():
+            assert servers.complete(**body).json().get("choices") == alone.complete(**body).json()["choices"]
+
+
+# What layers keep beside pages: convolutions and windows; windows; the states of Mamba-2 and of delta nets.
+KINDS = [
+    "lfm3",
+    pytest.param("gemma3_text", marks=pytest.mark.slow),
+    pytest.param("falcon_h1", marks=pytest.mark.slow),
+    pytest.param("qwen3_next", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_c21_windows_and_states_arrive_in_another_process(kind: str, tmp_path: Path) -> None:
+    """Twice, so that what prefill had kept is sent, too. Log-probabilities tell more than a random model's tokens."""
+    model = str(tmp_path / kind)
+    shape = {"hidden_size": 64, "num_layers": 4, "dtype": "bfloat16"}
+    make(None, Namespace(like=kind, out=model, **shape, seed=0, draft_head=False, set=[]))
+    rng = random.Random(0)
+    prompts = [[rng.randrange(1000, 9000) for _ in range(length)] for length in (1, 70, 300, 700)]
+    alone = LLM(model, kv_cache_bytes="192MiB", max_running_requests=4, context_length=1024)
+    outputs = alone.generate(prompts, SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1))
+    expected = [[token.logprob for token in output.logprobs or ()] for output in outputs]
+    with started(model, "--pd=local", *SOON) as servers:
+        for is_second in (False, True):
+            answer = servers.complete(prompt=prompts, max_tokens=40, ignore_eos=True, logprobs=1).json()
+            choices = answer["choices"]
+            assert [choice["logprobs"]["token_logprobs"] for choice in choices] == expected
+            assert [choice["text"] for choice in choices] == [output.text for output in outputs]
+            assert (answer["usage"]["cache"]["cached_tokens"] > 0) == is_second

@@ -21,7 +21,8 @@ SMG = shutil.which(os.environ.get("SMG", "smg"))
 
 @pytest.fixture(scope="module")
 def servers(embedded_model: Path) -> Iterator[Servers]:
-    yield from started("--pd=local", *SOON)
+    with started("--pd=local", *SOON) as servers:
+        yield servers
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import random
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ CHAOS = "--chaos=drop=0.2%,delay=5ms,kill-prefill=40s,kill-decode=60s"
 CLIENTS = 4
 MINUTES = 30.0
 TYPED = range(500, 505)  # what a client may be told of a server that has gone
-
-running = contextmanager(started)
 
 
 def bodies(rng: random.Random) -> list[dict[str, Any]]:
@@ -40,11 +37,11 @@ def soak(seconds: float) -> Counter[str]:
     """What became of requests, by kind. Raises where a token is wrong, or an error is not typed."""
     rng = random.Random(7)
     asked = bodies(rng)
-    with running() as alone:
+    with started() as alone:
         expected = [alone.complete(**body).json()["choices"] for body in asked]
     found: Counter[str] = Counter()
     wrong: list[str] = []
-    with running("--pd=local", CHAOS, *SOON) as pair:
+    with started("--pd=local", CHAOS, *SOON) as pair:
         end = time.monotonic() + seconds
         clients = [
             threading.Thread(target=client, args=(pair, asked, expected, end, number, found, wrong))
