@@ -196,6 +196,13 @@ MEMORY = (
         "memory/test_budget.py::test_a_configured_size_that_is_too_small_is_raised_with_one_warning",
     ),
     Mutant(
+        "C18 C22 of two copies of a window page the cache keeps the one that begins first",
+        "memory/kinds/window.py",
+        "(~there | (self.begins[own] < self.begins[cached]))",
+        "~there",
+        "simulation/test_pair.py::test_c18_c22_of_two_copies_of_a_window_page_the_cache_keeps_the_one_that_begins_first",
+    ),
+    Mutant(
         "C4 no more tokens are verified than their logits have room for",
         "memory/budget.py",
         "if narrower.guess_bytes <= room)",

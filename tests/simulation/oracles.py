@@ -277,7 +277,7 @@ class Oracles:
         if runner.windows is None:
             return
         windows = runner.pools.windows.full_to_window[node.pages]
-        there = (windows != PAD) & ~runner.pools.windows.partial[node.pages]
+        there = (windows != PAD) & (runner.pools.windows.begins[node.pages] == 0)
         if not np.array_equal(windowed(pages[there]), runner.windows.bytes.by_slot[windows[there]]):
             raise Violation(f"cached windows {windows} of pages {node.pages} do not hold the KV of their tokens")
 

@@ -37,8 +37,8 @@ class Windows(Kind):
     moves with what completed steps have written. So no step in flight reads what it moves past, which can be given back
     at once; and what a step in flight writes has its whole window when the cache adopts it.
 
-    `locks[page]` counts the requests that still read a cached page's window; a `partial` one lacks tokens, and
-    nobody else goes on from it. The device's copy of `full_to_window` learns of changes through the window page writes
+    `locks[page]` counts the requests that still read a cached page's window. One that came from elsewhere may lack its
+    first tokens: it `begins` behind as many, and nobody goes on from it who would read them. The device's copy of `full_to_window` learns of changes through the window page writes
     of a step's plan; entries that became 0 are not sent: nobody reads them before they are written again.
     """
 
@@ -60,7 +60,7 @@ class Windows(Kind):
         self.start: Ids = np.zeros(rows.slots.num_rows, dtype=np.int64)
         self.full_to_window: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self.locks: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
-        self.partial: npt.NDArray[np.bool_] = np.zeros(num_pages + 1, dtype=np.bool_)
+        self.begins: npt.NDArray[np.int32] = np.zeros(num_pages + 1, dtype=np.int32)
         self._rows = rows
         # Those that may have windows, the least recently used first.
         self._nodes: OrderedDict[Node, None] = OrderedDict()
@@ -84,7 +84,7 @@ class Windows(Kind):
         """A window page for each of `pages`, which have none. Raises OutOfSlots and takes none when short."""
         self.make_room(len(pages))
         self.full_to_window[pages] = self.slots.take_ids(len(pages), owner)
-        self.partial[pages] = False
+        self.begins[pages] = 0
 
     def detach(self, pages: Ids) -> Ids:
         """Take those window pages of `pages` that are there away from them; they are the caller's to return."""
@@ -102,7 +102,8 @@ class Windows(Kind):
             self.unlock_windows(self._rows.pages(row, left, min(first, num_pinned)))
             pages = self._rows.pages(row, max(num_pinned, first), ceil_div(held.kv_len, self.page_size))
             self.grow(pages, held.id, draft)
-            self.partial[pages[:1]] = arrival.by_token and first * self.page_size < held.kv_len - self.window + 1
+            if arrival.by_token:
+                self.begins[pages[:1]] = max(0, held.kv_len - self.window + 1 - first * self.page_size)
 
     def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         """Of the pages that are still read."""
@@ -160,7 +161,7 @@ class Windows(Kind):
     # -- pages of the prefix cache ------------------------------------------------------------------------------------
 
     def last_resumable(self, nodes: Sequence[Node], pages: Ids, longest: int) -> int:
-        gaps = np.flatnonzero(~self.is_there(pages[:longest]) | self.partial[pages[:longest]])
+        gaps = np.flatnonzero(~self.is_there(pages[:longest]) | (self.begins[pages[:longest]] > 0))
         n = longest
         while n > 0:
             below = int(np.searchsorted(gaps, n))  # gaps[:below] are in front of page n
@@ -232,13 +233,16 @@ class Windows(Kind):
         self._nodes[node] = None
 
     def replaced(self, nodes: Sequence[Node], cached: Ids, own: Ids, owner: int) -> Ids:
-        """The cache takes over the windows that it had lost."""
-        lost = (self.full_to_window[cached] == NO_SLOT) & (self.full_to_window[own] != NO_SLOT)
-        own, cached = own[lost], cached[lost]
+        """The cache takes over the windows that it had lost, and those that begin before its own, which the request
+        has instead and lets go of: no step in flight may read them then."""
+        there = self.is_there(cached)
+        better = self.is_there(own) & (~there | (self.begins[own] < self.begins[cached]))
+        own, cached, there = own[better], cached[better], there[better]
         if len(own):
-            self.full_to_window[cached] = self.full_to_window[own]
-            self.partial[cached] = self.partial[own]
-            self.full_to_window[own] = NO_SLOT
+            for column in (self.full_to_window, self.begins):
+                column[own], column[cached] = column[cached], column[own]
+            self.slots.transfer(self.full_to_window[own[there]].astype(np.int64), CACHE, owner)
+            self.num_cached -= int(np.count_nonzero(there))
             self.give_to_cache(cached, owner)
         for node in nodes:
             self._nodes[node] = None
