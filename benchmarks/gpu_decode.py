@@ -96,6 +96,7 @@ class RandomWeights:
     def __init__(self, needs: Needs, ops: Ops, device: str) -> None:
         self.dtype, self.device = DTYPE, device
         self.held_bytes = {"bfloat16": sum(param.num_elements for param in needs.params) * DTYPE.itemsize}
+        self.numbers: list[float] = []
         self._ops = ops
         self._generator = torch.Generator(device).manual_seed(0)
 

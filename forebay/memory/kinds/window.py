@@ -38,8 +38,9 @@ class Windows(Kind):
     at once; and what a step in flight writes has its whole window when the cache adopts it.
 
     `locks[page]` counts the requests that still read a cached page's window. One that came from elsewhere may lack its
-    first tokens: it `begins` behind as many, and nobody goes on from it who would read them. The device's copy of `full_to_window` learns of changes through the window page writes
-    of a step's plan; entries that became 0 are not sent: nobody reads them before they are written again.
+    first tokens: it `begins` behind as many, and nobody goes on from it who would read them. The device's copy of
+    `full_to_window` learns of changes through the window page writes of a step's plan; entries that became 0 are not
+    sent: nobody reads them before they are written again.
     """
 
     name: ClassVar[str] = WINDOW
