@@ -112,6 +112,10 @@ class RandomWeights:
             joined = torch.cat([joined[rows.start : rows.stop : rows.step] for rows in param.rows])
         return change(joined)
 
+    def number(self, param: TensorParam) -> float:
+        self.numbers.append(value := self.tensor(param, float32=True).item())
+        return value
+
     def linear(self, weight: TensorParam, bias: TensorParam | None) -> LinearWeight:
         return self._ops.pack_linear(self.tensor(weight), None if bias is None else self.tensor(bias))
 
@@ -168,7 +172,7 @@ class Bench:
             memory=replace(self.engine.memory, max_running_requests=batch),
             scheduling=replace(self.engine.scheduling, overlap_depth=1),
         )
-        budget = divide_memory(memory_demand(config, self.sizes, self.config.max_position_embeddings))
+        budget = divide_memory(memory_demand(config, self.sizes, self.config))
         runner = build_runner(
             self.model,
             sizes=replace(budget, max_running_requests=batch),
