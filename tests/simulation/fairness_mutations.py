@@ -15,10 +15,10 @@ Patch = pytest.MonkeyPatch
 
 
 def a_retracted_request_is_queued_anew(patch: Patch) -> None:
-    def mutated(req, config, now):
+    def mutated(req, config, now, admits):
         report = req.cache_report
         req.cache_report = None if req.num_retractions else report  # without one it has never started
-        why = overdue(req, config, now)
+        why = overdue(req, config, now, admits)
         req.cache_report = report
         return why
 
@@ -26,8 +26,8 @@ def a_retracted_request_is_queued_anew(patch: Patch) -> None:
 
 
 def a_retracted_request_has_all_the_time(patch: Patch) -> None:
-    def mutated(req, config, now):
-        return None if req.status is Status.WAITING and req.num_retractions else overdue(req, config, now)
+    def mutated(req, config, now, admits):
+        return None if req.status is Status.WAITING and req.num_retractions else overdue(req, config, now, admits)
 
     patch.setattr(scheduler, "overdue", mutated)
 

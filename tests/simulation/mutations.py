@@ -282,7 +282,7 @@ def an_abort_goes_by_the_ids_beginning(patch: Patch) -> None:
 
 @mutation
 def timeouts_are_not_noticed(patch: Patch) -> None:
-    patch.setattr(scheduler, "overdue", lambda req, config, now: None)
+    patch.setattr(scheduler, "overdue", lambda req, config, now, admits: None)
 
 
 @mutation
