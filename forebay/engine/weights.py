@@ -170,7 +170,7 @@ class EngineWeights:
     def _place(self, checkpoint: Checkpoint, progress: Callable[[], None]) -> None:
         def loaded(done: int, total: int) -> None:
             progress()
-            fault.point("engine.load")
+            fault.point("engine.load_again")
 
         assert self._ops.memory is not None, "weights in memory that is not had again"
         with torch.inference_mode(), self._ops.memory.again():

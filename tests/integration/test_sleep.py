@@ -163,7 +163,7 @@ async def test_an_engine_killed_while_it_wakes_ends_who_waits_typed_and_the_whol
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FOREBAY_TEST_FAULTS", "1")
-    monkeypatch.setenv("FOREBAY_FAULTS", "engine.load=kill@3")  # some weights are there again, the others are not
+    monkeypatch.setenv("FOREBAY_FAULTS", "engine.load_again=kill@3")  # some weights are there again, the others are not
     with serving(tmp_path / "tree", model, *PATIENT) as tree:
         pids = [tree.server.pid, tree.engine_pid]
         async with asyncly(tree) as client:
