@@ -168,13 +168,12 @@ async def test_an_engine_killed_while_it_wakes_ends_who_waits_typed_and_the_whol
         pids = [tree.server.pid, tree.engine_pid]
         async with asyncly(tree) as client:
             assert (await client.post("/sleep", params={"level": 2})).json()["phase"] == "asleep"
-            started = asyncio.Event()
-            waits = asyncio.create_task(read(client, ask([5, 6, 7], 12), started))
-            while (await client.get("/debug/state")).json()["num_waiting"] < 1:
-                await asyncio.sleep(POLL_S)
-            answer = await client.post("/wake_up")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
+            waits = asyncio.create_task(read(client, ask([5, 6, 7], 12)))
             async with asyncio.timeout(HANGS_S):
+                while (await client.get("/debug/state")).json()["num_waiting"] < 1:
+                    await asyncio.sleep(POLL_S)
+                answer = await client.post("/wake_up")
+                assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
                 assert '"code":"engine_dead"' in await waits
             await asyncio.to_thread(wait_until, lambda: not any(map(alive, pids)))
         assert tree.server.wait(HANGS_S) != 0
