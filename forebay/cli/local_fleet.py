@@ -27,7 +27,7 @@ from forebay.route.app import create_app
 from forebay.route.fleet import BACKLOG, Fleet, Server
 from forebay.route.members import Members
 from forebay.route.router import Router
-from forebay.server.listen import bind, listen
+from forebay.server.listen import bind, fit_file_limit, listen
 
 KEY_BYTES: Final = 32
 # What is the router's alone, and what is divided among its servers.
@@ -58,9 +58,10 @@ def serve_fleet(parsed: Parsed, config: Config) -> int:
 
 
 async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: float) -> None:
-    key = config.server.api_keys[0] if config.server.api_keys else ""
+    server = fit_file_limit(config.server)
+    key = server.api_keys[0] if server.api_keys else ""
     members = Members(*(fleet.origins(role, key) for role in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE)))
-    router = Router(config.server, members)
+    router = Router(server, members)
     router.spawn(members.watch())
 
     async def tell(url: str) -> None:
@@ -72,7 +73,7 @@ async def _serve(config: Config, fleet: Fleet, sock: socket.socket, started: flo
     with fleet:  # inside the loop, whose threads wait for its processes
         fleet.watch(router)
         on_ready = lambda url: router.spawn(tell(url))  # noqa: E731
-        await listen(config.server, app, router.lifecycle, router, sock=sock, on_ready=on_ready)
+        await listen(server, app, router.lifecycle, router, sock=sock, on_ready=on_ready)
 
 
 def fleet_of(written: Mapping[str, Value], config: Config) -> Fleet:

@@ -38,8 +38,9 @@ async def _route(config: ServerConfig, prefill: list[Origin], decode: list[Origi
     from forebay.route.app import create_app
     from forebay.route.members import Members
     from forebay.route.router import Router
-    from forebay.server.listen import listen
+    from forebay.server.listen import fit_file_limit, listen
 
+    config = fit_file_limit(config)
     router = Router(config, Members(prefill, decode))
     router.spawn(router.members.watch())
     app = create_app(router)

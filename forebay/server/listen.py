@@ -75,13 +75,13 @@ async def listen(
     stop: asyncio.Event | None = None,
 ) -> None:
     """Serve `app` until SIGTERM, SIGINT, SIGHUP or `stop`, then drain for `config.drain_timeout_s`. A second signal, or
-    any other that ends processes, does not wait: whoever is served is told so.
+    any other that ends processes, does not wait: whoever is served is told so. `config` is as `fit_file_limit` left it
+    when `app` was made for it.
 
     Owns what is behind it: it is closed at the end. `on_ready` is called with the URL when the socket accepts. Raises
     the root cause (EngineError) if that died.
     """
     sock = sock or bind(config)
-    config = _fit_file_limit(config)
     clock = LoopClock()
     server = _Server(_uvicorn_config(config, app, clock))
     stop = stop or asyncio.Event()
@@ -233,7 +233,7 @@ def _url(config: ServerConfig, sock: socket.socket) -> str:
     return f"http://{host}:{sock.getsockname()[1]}"
 
 
-def _fit_file_limit(config: ServerConfig) -> ServerConfig:
+def fit_file_limit(config: ServerConfig) -> ServerConfig:
     """Connections need descriptors: the soft limit, which is often 1,024, is raised; where the hard one leaves no room
     for as many, fewer are taken, since one that cannot be accepted is not answered either."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.server.app import create_app, create_context
-from forebay.server.listen import listen
+from forebay.server.listen import fit_file_limit, listen
 from forebay.server.served_model import ServedModel
 from forebay.text.tokenizer import Tokenizer
 
@@ -25,6 +25,7 @@ async def serve(
     stop: asyncio.Event | None = None,
 ) -> None:
     """As `listen`. Owns the engine, whose model may still be loading; requests get 503 until it is there."""
+    config = fit_file_limit(config)
     context = create_context(config, model, engine, tokenizer)
     try:
         await listen(config, create_app(context), context.lifecycle, engine, sock=sock, on_ready=on_ready, stop=stop)

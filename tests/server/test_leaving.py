@@ -33,13 +33,13 @@ def test_c27_of_a_client_that_leaves_while_its_text_is_tokenized_the_engine_hear
         assert await asyncio.to_thread(go_on.wait, 60)
         return await run(self, *args, **options)
 
-    class Watch(generate._Watch):
+    class Watch(generate.Watch):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             watches.append(self)
 
     monkeypatch.setattr(TextWorkers, "run", slow)
-    monkeypatch.setattr(generate, "_Watch", Watch)
+    monkeypatch.setattr(generate, "Watch", Watch)
     server = launch()
     with server.connect() as sock:
         sock.sendall(REQUEST)

@@ -120,10 +120,12 @@ def test_there_are_no_more_connections_than_files_may_be_open() -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         url = child.stdout.readline().strip()
-        info = httpx.get(f"{url}/server_info", trust_env=False, verify=False).json()
-        soft = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0]
+        try:
+            info = httpx.get(f"{url}/server_info", trust_env=False, verify=False).json()
+            soft = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)[0]
+        finally:
+            child.terminate()
         assert (info["server"]["max_connections"], soft) == (64, 128)
-        child.terminate()
 
 
 def test_there_is_one_listener_and_it_is_on_loopback(process) -> None:
