@@ -26,8 +26,7 @@ from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import ClientGone
 from forebay.server.console import load_assets
 from forebay.server.context import RequestContext
-from forebay.server.dialects import DONE
-from forebay.server.errors import error_event
+from forebay.server.errors import error_ending
 from forebay.server.gateway import Gateway
 from forebay.server.http_protocol import Connection
 from forebay.server.security import Security
@@ -105,7 +104,7 @@ class _Relayed(Response):
             try:
                 await upstream.ended()
             except ForebayError as error:
-                ending = error_event(error) + DONE
+                ending = error_ending(error)
             await self._send({"type": "http.response.body", "body": ending, "more_body": False})
 
     def _write(self, piece: bytes) -> None:

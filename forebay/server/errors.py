@@ -11,6 +11,7 @@ from forebay.base.errors import EngineError, ForebayError, RequestError, from_co
 from forebay.base.log import event, get_logger
 from forebay.requests.updates import Failure
 
+DONE: Final = b"data: [DONE]\n\n"
 MAX_MESSAGE_CHARS: Final = 1000
 
 log = get_logger("server")
@@ -52,9 +53,9 @@ def error_response(error: ForebayError, headers: dict[str, str] | None = None) -
     )
 
 
-def error_event(error: ForebayError) -> bytes:
-    """The same inside a stream whose status has been sent."""
-    return b"data: " + error_json(error) + b"\n\n"
+def error_ending(error: ForebayError) -> bytes:
+    """The same as the end of a stream whose status has been sent."""
+    return b"data: " + error_json(error) + b"\n\n" + DONE
 
 
 def from_failure(failure: Failure | None) -> ForebayError:

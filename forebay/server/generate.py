@@ -6,35 +6,30 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from forebay.base.errors import ForebayError, InvalidRequest, RequestError, Unavailable
+from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 from forebay.scheduler.limits import check_context, check_token_ids
 from forebay.server.bodies import ClientGone
 from forebay.server.calling import check_answerable, reading_of
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.dialects import DONE, ChatDialect, CompletionDialect, Dialect
-from forebay.server.errors import error_event, internal
-from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
-from forebay.server.http_protocol import Connection
-from forebay.server.logprobs import Scored
+from forebay.server.delivery import EventStream, EventWriter, collect
+from forebay.server.dialects.chat import ChatDialect
+from forebay.server.dialects.completion import CompletionDialect
+from forebay.server.dialects.dialect import Dialect
+from forebay.server.generation import Generation, Order, Prompt
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import UNSUPPORTED_FIELD
 from forebay.server.watch import Watch
-from forebay.text.answers.parts import Part
 
-_SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 _DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
-INLINE_SCORES: Final = 1024  # log-probabilities; to write that many takes about a millisecond
 
 log = get_logger("server")
 
@@ -191,13 +186,13 @@ async def _serve(
         undo.callback(generation.abort)
         watch.on_gone(generation.disconnect)
         if not body.stream:
-            return Response(await _collect(server, dialect, generation), media_type="application/json")
-        writer = _EventWriter(context.connection, dialect, generation)
+            return Response(await collect(server, dialect, generation), media_type="application/json")
+        writer = EventWriter(context.connection, dialect, generation)
         generation.deliver(writer)
         await generation.begun()
         if generation.disconnected:
             raise ClientGone
-        return _EventStream(context.send, writer, undo.pop_all())
+        return EventStream(context.send, writer, undo.pop_all())
 
 
 @contextlib.contextmanager
@@ -208,100 +203,6 @@ def _naming(field: str) -> Iterator[None]:
     except RequestError as error:
         error.param = error.param or field
         raise
-
-
-class _Collector:
-    """A `Sink` for an answer that is sent whole."""
-
-    def __init__(self, num_choices: int) -> None:
-        self.texts: list[list[str]] = [[] for _ in range(num_choices)]
-        self.parts: list[list[Part]] = [[] for _ in range(num_choices)]
-        self.scores: list[list[Scored]] = [[] for _ in range(num_choices)]
-
-    def text(self, choice: Choice, text: str) -> None:
-        self.texts[choice.index].append(text)
-
-    def piece(self, choice: Choice, piece: Piece) -> None:
-        self.texts[choice.index].append(piece.text)
-        self.parts[choice.index] += piece.parts
-        self.scores[choice.index] += piece.tokens
-
-    def restart(self, choice: Choice) -> None:
-        self.texts[choice.index].clear()
-        self.scores[choice.index].clear()
-
-
-async def _collect(server: ServerContext, dialect: Dialect, generation: Generation) -> bytes:
-    collected = _Collector(len(generation.choices))
-    generation.deliver(collected)
-    await generation.ended()
-    if generation.disconnected:
-        raise ClientGone
-    texts = list(map("".join, collected.texts))
-    whole = partial(dialect.whole, generation, texts, collected.parts, collected.scores)
-    return whole() if generation.num_scores <= INLINE_SCORES else await server.json_workers.run(whole)
-
-
-class _EventWriter:
-    """A `Sink` that writes server-sent events: one write per update, in the turn of the loop in which it arrives. What
-    comes before `open` is kept until then."""
-
-    def __init__(self, connection: Connection, dialect: Dialect, generation: Generation) -> None:
-        self._connection = connection
-        self._dialect = dialect
-        self._generation = generation
-        self._kept: list[bytes] | None = [dialect.opening(choice) for choice in generation.choices]
-
-    def text(self, choice: Choice, text: str) -> None:
-        self._write(self._dialect.text(choice, text))
-
-    def piece(self, choice: Choice, piece: Piece) -> None:
-        self._write(self._dialect.chunk(choice, piece))
-
-    def restart(self, choice: Choice) -> None:
-        raise Unavailable(
-            f"the weights were updated behind the first {choice.num_tokens} tokens of this answer: send it again",
-            code="weights_changed",
-        )
-
-    def open(self) -> None:
-        """Call when the head of the answer has been sent."""
-        kept, self._kept = self._kept, None
-        self._write(b"".join(kept or ()))
-
-    async def end(self) -> bytes:
-        """Wait until nothing more is to be written; what is left to be said then."""
-        try:
-            await self._generation.ended()
-            return self._dialect.closing(self._generation)
-        except ForebayError as error:
-            return error_event(error) + DONE
-        except Exception as error:
-            return error_event(internal(error, "stream")) + DONE
-
-    def _write(self, events: bytes) -> None:
-        if self._kept is not None:
-            self._kept.append(events)
-        elif events and not self._connection.write_chunk(events):
-            self._generation.disconnect()
-
-
-class _EventStream(Response):
-    """The answer that `writer` writes. Owns `undo`, which ends the generation. `send` is the connection's own."""
-
-    def __init__(self, send: Send, writer: _EventWriter, undo: contextlib.AsyncExitStack) -> None:
-        super().__init__(headers=_SSE_HEADERS)
-        del self.headers["content-length"]
-        self._send = send
-        self._writer = writer
-        self._undo = undo
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._undo:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            self._writer.open()
-            ending = await self._writer.end()
-            await self._send({"type": "http.response.body", "body": ending, "more_body": False})
 
 
 def _gained(generation: Generation) -> dict[str, float]:

@@ -16,7 +16,8 @@ from forebay.base.errors import ForebayError
 from forebay.base.http_client import Connection, Origin, stream_json
 from forebay.cli.load_connection import Answer, read_answer
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server.dialects import ChatDialect, CompletionDialect
+from forebay.server.dialects.chat import ChatDialect
+from forebay.server.dialects.completion import CompletionDialect
 from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 from tests.text.tiny_tokenizer import tiny_tokenizer

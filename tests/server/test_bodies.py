@@ -17,7 +17,7 @@ from starlette.types import Receive
 from forebay.base.errors import InvalidRequest, Overloaded, RequestError
 from forebay.server import bodies, strict
 from forebay.server.bodies import INLINE_BYTES, ROOM_BYTES, Bodies
-from forebay.server.dialects import CompletionDialect
+from forebay.server.dialects.completion import CompletionDialect
 from forebay.server.json_body import _check_size, parse_json_object
 from forebay.server.protocol import ChatRequest, CompletionRequest, DetokenizeRequest
 from forebay.server.strict import Strict, body_types

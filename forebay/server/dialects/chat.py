@@ -1,0 +1,91 @@
+"""/v1/chat/completions: messages, and the deltas of which they are made."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+from forebay.server.dialects.chunks import ChunkDialect, encode
+from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.logprobs import Scored, chat_logprobs
+from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
+from forebay.text.token_bytes import TokenBytes
+
+
+class ChatDialect(ChunkDialect):
+    addition = b"delta"
+
+    def __init__(self, fields: dict[str, Any], table: TokenBytes, *, logprobs: bool, include_usage: bool) -> None:
+        super().__init__({**fields, "object": "chat.completion.chunk"}, table, include_usage=include_usage)
+        self._logprobs = logprobs
+        self._whole = {**fields, "object": "chat.completion"}
+
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        choices = [
+            {
+                "index": choice.index,
+                "message": {"role": "assistant", "content": text, "refusal": None}
+                if choice.prompt.reading is None
+                else message_of(parts[choice.index]),
+                "logprobs": chat_logprobs(self._table, tokens) if self._logprobs else None,
+                "finish_reason": choice.finish,
+            }
+            for choice, text, tokens in zip(generation.choices, texts, scores, strict=True)
+        ]
+        return encode({**self._whole, "choices": choices, "usage": generation.usage()})
+
+    def opening(self, choice: Choice) -> bytes:
+        return self._event(choice, b'{"role":"assistant","content":""}')
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._event(choice, b'{"content":%b}' % encode(text))
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        added = [delta for part in piece.parts if (delta := delta_of(part))]
+        if not added and (piece.text or piece.tokens):
+            added.append({"content": piece.text})
+        out = b""
+        for number, delta in enumerate(added):
+            scored = self._logprobs and number == 0
+            scores = encode(chat_logprobs(self._table, piece.tokens)) if scored else b"null"
+            out += self._event(choice, encode(delta), scores)
+        if piece.finish is not None:
+            out += self._event(choice, b"{}", finish=encode(piece.finish))
+        return out
+
+
+def _begun(part: CallBegun, arguments: str) -> dict[str, Any]:
+    function = {"name": part.name, "arguments": arguments}
+    return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
+
+
+def delta_of(part: Part) -> dict[str, Any]:
+    """What a stream says of a part; nothing of a call's end."""
+    match part:
+        case Said(text):
+            return {"content": text}
+        case Thought(text):
+            return {"reasoning_content": text}
+        case CallBegun(call, _):
+            return {"tool_calls": [{"index": call, **_begun(part, "")}]}
+        case CallArguments(call, text):
+            return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+        case _:
+            return {}
+
+
+def message_of(parts: list[Part]) -> dict[str, Any]:
+    """A whole answer of which all parts are known."""
+    said = "".join(part.text for part in parts if isinstance(part, Said))
+    thought = "".join(part.text for part in parts if isinstance(part, Thought))
+    arguments: dict[int, list[str]] = {}
+    for part in parts:
+        if isinstance(part, CallArguments):
+            arguments.setdefault(part.call, []).append(part.text)
+    calls = [_begun(part, "".join(arguments.get(part.call, ()))) for part in parts if isinstance(part, CallBegun)]
+    message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
+    if thought:
+        message["reasoning_content"] = thought
+    return {**message, "tool_calls": calls} if calls else message

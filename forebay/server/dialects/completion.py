@@ -1,0 +1,73 @@
+"""/v1/completions: texts that go on from prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forebay.server.dialects.chunks import ChunkDialect, encode
+from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.logprobs import Scored, completion_logprobs
+from forebay.text.answers.parts import Part
+from forebay.text.token_bytes import TokenBytes
+
+
+class CompletionDialect(ChunkDialect):
+    """`num_top` is None where no log-probabilities are wanted; `echo` puts the prompt in front."""
+
+    addition = b"text"
+
+    def __init__(
+        self, fields: dict[str, Any], table: TokenBytes, *, num_top: int | None, echo: bool, include_usage: bool
+    ) -> None:
+        self._fields = {**fields, "object": "text_completion"}
+        super().__init__(self._fields, table, include_usage=include_usage)
+        self._num_top = num_top
+        self._echo = echo
+
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        choices = []
+        for choice, text, tokens in zip(generation.choices, texts, scores, strict=True):
+            before = self._prompt_text(choice)
+            choices.append(
+                {
+                    "index": choice.index,
+                    "text": before + text,
+                    "logprobs": self._scores(choice, tokens, len(before)),
+                    "finish_reason": choice.finish,
+                }
+            )
+        return encode({**self._fields, "choices": choices, "usage": generation.usage()})
+
+    def opening(self, choice: Choice) -> bytes:
+        text = self._prompt_text(choice)
+        return self.text(choice, text) if text else b""
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._event(choice, encode(text))
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        if not (piece.text or piece.tokens or piece.finish):
+            return b""
+        scores = encode(self._tokens(piece.tokens)) if piece.tokens else b"null"
+        finish = b"null" if piece.finish is None else encode(piece.finish)
+        return self._event(choice, encode(piece.text), scores, finish)
+
+    def _prompt_text(self, choice: Choice) -> str:
+        if not self._echo:
+            return ""
+        if choice.prompt.text is not None and self._num_top is None:
+            return choice.prompt.text
+        # As its tokens spell it, so that text_offset points into it.
+        raw = b"".join(map(self._table.in_text, choice.prompt.token_ids))
+        return raw.decode("utf-8", "replace")
+
+    def _scores(self, choice: Choice, tokens: list[Scored], shift: int) -> dict[str, Any] | None:
+        if self._num_top is None:
+            return None
+        generated = [Scored(token.token_id, token.offset + shift, token.score) for token in tokens]
+        return self._tokens([*choice.prompt_scores(), *generated] if self._echo else generated)
+
+    def _tokens(self, tokens: list[Scored]) -> dict[str, Any]:
+        return completion_logprobs(self._table, tokens, self._num_top or 0)

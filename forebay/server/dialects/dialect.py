@@ -1,0 +1,40 @@
+"""What every dialect says of an answer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from forebay.base.errors import ForebayError
+from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.logprobs import Scored
+from forebay.text.answers.parts import Part
+
+
+class Dialect(ABC):
+    """One shape of answers, whole and in server-sent events. Made for one request; nothing is validated per token."""
+
+    @abstractmethod
+    def whole(
+        self, generation: Generation, texts: list[str], parts: list[list[Part]], scores: list[list[Scored]]
+    ) -> bytes:
+        """The body of an answer that is not streamed; `texts`, `parts` and `scores` by choice."""
+
+    @abstractmethod
+    def opening(self, choice: Choice) -> bytes:
+        """What comes before a choice's first piece, of which the first update is known."""
+
+    @abstractmethod
+    def text(self, choice: Choice, text: str) -> bytes:
+        """The event of a piece that is text and nothing else."""
+
+    @abstractmethod
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        """The events of a piece, or none."""
+
+    @abstractmethod
+    def closing(self, generation: Generation) -> bytes:
+        """The end of a stream."""
+
+    @abstractmethod
+    def failure(self, error: ForebayError) -> bytes:
+        """The end of a stream that failed, whose status has been sent."""
