@@ -58,6 +58,10 @@ class Kind:
         return model in self.models and self.models[model].exists()
 
 
+# A step gives each row one token: what guesses gain has a benchmark of its own, `speculation.py`.
+NO_GUESSES = ("--speculative-algorithm", "off")
+
+
 def forebay(model: str | None, flags: Sequence[str]) -> Kind:
     return Kind(
         title="Forebay",
@@ -75,7 +79,7 @@ def forebay(model: str | None, flags: Sequence[str]) -> Kind:
 
 def forebay_8bit(isa: Variant | None) -> Kind:
     """Forebay with activations as llama.cpp and OpenVINO's quantized models have them."""
-    flags = ("--activation-bits", "8", *(("--kernels", isa.name) if isa else ()))
+    flags = (*NO_GUESSES, "--activation-bits", "8", *(("--kernels", isa.name) if isa else ()))
     return replace(forebay(None, flags), title="Forebay, 8-bit activations")
 
 

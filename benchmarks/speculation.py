@@ -32,7 +32,6 @@ ROOT = Path(__file__).parent.parent
 ATTEMPTS = 3
 QUIET_LIMIT_S = 20.0
 OUTPUT_LEN = 256
-OFF = ("--speculative-algorithm", "off")
 
 
 class Answer(NamedTuple):
@@ -155,7 +154,7 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="put the table into docs/benchmarks.md")
     parser.add_argument("--serve", nargs=argparse.REMAINDER, default=["--speculative-algorithm", "auto"])
     arguments = parser.parse_args()
-    off, on = kinds.forebay(arguments.model, OFF), kinds.forebay(arguments.model, arguments.serve)
+    off, on = kinds.forebay(arguments.model, kinds.NO_GUESSES), kinds.forebay(arguments.model, arguments.serve)
     most = max(arguments.streams, default=1)
     with Server(off, streams=most) as plain, Server(on, streams=most) as guessing:
         rows = measure((plain, guessing), arguments.prompts, arguments.streams, arguments.repeats)

@@ -48,7 +48,8 @@ Measure = Callable[[Kind, int, int], Run | None]
 def main() -> None:
     arguments = parse()
     isa = next((variant for variant in VARIANTS if variant.name == arguments.isa), None)
-    flags = [*(("--kernels", isa.name) if isa else ()), *arguments.serve]
+    # Floors are those of steps that give a row one token, and the peers do not guess.
+    flags = [*kinds.NO_GUESSES, *(("--kernels", isa.name) if isa else ()), *arguments.serve]
     servers = [kinds.forebay(arguments.model, flags), *(kinds.PEERS[name](isa) for name in arguments.peers)]
     if missing := [f"{kind.title} ({path})" for kind in servers for path in kind.missing]:
         raise SystemExit(
