@@ -54,7 +54,9 @@ from tests.disagg.pair import (
 )
 from tests.disagg.scripted import Peer, ScriptedPrefill, hello, scripted_decode
 
-QUICK = replace(OPTIONS, heartbeat_s=0.1, bootstrap_timeout_s=1.0, lease_s=1.0)
+# Silence is found after three beats: soon, and not before a busy machine has come round to whoever is silent.
+QUICK = replace(OPTIONS, heartbeat_s=0.3)
+STEADY = replace(OPTIONS, heartbeat_s=1.0)
 GONE = Failure("EngineError", "aborted", "the client went away")
 N = 45
 
@@ -299,14 +301,12 @@ def test_a_decode_engine_that_says_what_is_not_due_is_dropped_and_no_other(wrong
 
 
 def test_each_way_not_to_meet_has_its_code() -> None:
-    with pair(PLAIN, options=QUICK) as (prefill, decode):
-        nobody = socket.create_server(("127.0.0.1", 0))  # accepts, and never answers
-        silent = scripted_nowhere(decode, nobody.getsockname()[1])
-        assert code_of(decode, silent.ticket) == "bootstrap_timeout"
-        nobody.close()
-        absent = scripted_nowhere(decode, nobody_listens())
-        assert code_of(decode, absent.ticket) == "bootstrap_timeout"
-        for made in (silent, absent):
+    with (
+        pair(PLAIN, options=replace(STEADY, bootstrap_timeout_s=2.0)) as (prefill, decode),
+        socket.create_server(("127.0.0.1", 0)) as silent,  # accepts, and never answers
+    ):
+        for made in [scripted_nowhere(decode, port) for port in (silent.getsockname()[1], nobody_listens())]:
+            assert code_of(decode, made.ticket) == "bootstrap_timeout"
             assert_ends(decode, made.ticket)
         transfer(prefill, decode, N)
 
@@ -343,8 +343,9 @@ def test_another_layout_or_backend_is_refused_with_both_values() -> None:
 
 
 def test_without_the_key_nothing_is_said_and_without_any_no_other_machine_is_asked() -> None:
-    prefill, keyless = half(DisaggregationMode.PREFILL), replace(QUICK, cluster_key=b"")
-    stranger = half(DisaggregationMode.DECODE, options=replace(QUICK, cluster_key=b"another"))
+    prefill, keyless = half(DisaggregationMode.PREFILL), replace(OPTIONS, cluster_key=b"")
+    wrong = replace(OPTIONS, cluster_key=b"another", bootstrap_timeout_s=0.5)
+    stranger = half(DisaggregationMode.DECODE, options=wrong)
     made = offer(prefill, stranger, spans_of(stranger, N), N)
     stranger.transfers.submit(made)
     assert code_of(stranger, made.ticket) == "bootstrap_timeout"
@@ -379,7 +380,7 @@ def test_junk_on_the_port_harms_nobody() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("who", ["prefill", "decode"])
 def test_a_restarted_engine_is_used_again(backend: str, who: str) -> None:
-    with pair(backend=backend, options=QUICK) as (prefill, decode):
+    with pair(backend=backend, options=STEADY) as (prefill, decode):
         transfer(prefill, decode, N)
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
@@ -388,21 +389,21 @@ def test_a_restarted_engine_is_used_again(backend: str, who: str) -> None:
             port = prefill.transfers.port
             prefill.transfers.close()
             assert code_of(decode, made.ticket) == "peer_lost"
-            options = replace(QUICK, bootstrap_port=port)
+            options = replace(STEADY, bootstrap_port=port)
             again = half(DisaggregationMode.PREFILL, backend=backend, options=options)
             prefill.transfers, prefill.cache, prefill.regions = again.transfers, again.cache, again.regions
         else:
             decode.transfers.close()
             assert code_of(prefill, made.ticket) == "peer_lost"
             assert_ends(prefill, made.ticket)
-            again = half(DisaggregationMode.DECODE, backend=backend, options=QUICK)
+            again = half(DisaggregationMode.DECODE, backend=backend, options=STEADY)
             decode.transfers, decode.cache, decode.regions = again.transfers, again.cache, again.regions
         transfer(prefill, decode, N, seed=3)
 
 
 def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None:
     """Not by a time, not by a lost connection, and not by another process that has its port."""
-    with decode_alone(backend="shm", options=QUICK) as (peer, decode):
+    with decode_alone(backend="shm", options=STEADY) as (peer, decode):
         made = scripted_offer(peer, decode)
         peer.join(decode, layout_of(decode.cache), "shm")
         peer.control.wait(frames.Offering)
@@ -429,7 +430,7 @@ def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: str) -> None:
-    options = replace(QUICK, chaos=Chaos(drop=0.1, delay_s=0.001), heartbeat_s=0.3)
+    options = replace(QUICK, chaos=Chaos(drop=0.1, delay_s=0.001), bootstrap_timeout_s=1.0, lease_s=1.0)
     endings = set()
     with pair(backend=backend, options=options) as (prefill, decode):
         for i in range(15):
@@ -497,7 +498,7 @@ def test_a_stopped_process_is_noticed_and_its_places_are_closed_when_it_is_dead_
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_peer_that_never_says_that_all_arrived_loses_its_lease(backend: str) -> None:
-    with pair(backend=backend, options=QUICK) as (prefill, decode):
+    with pair(backend=backend, options=replace(STEADY, lease_s=1.0)) as (prefill, decode):
         made = offer(prefill, decode, spans_of(decode, N), N)
         decode.transfers.submit(made)
         prefill.wait(Offered, made.ticket)

@@ -26,6 +26,7 @@ from forebay.cli.make_model import make
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from tests.deadlines import HANGS_S, wait_until
+from tests.integration.tree import child, children
 
 SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--port=0", "--log-level=warning")
 # Faults are found sooner than in production, and not so soon that a busy machine is taken for one.
@@ -61,20 +62,10 @@ class Servers(NamedTuple):
 
     def member(self, role: str) -> int:
         """The pid of its server process, the first of its role."""
-        return next(pid for pid in children(self.process.pid) if f"--disaggregation-mode={role}" in command(pid))
+        return child(self.process.pid, f"--disaggregation-mode={role}")
 
     def engine(self, role: str) -> int:
-        return next(pid for pid in children(self.member(role)) if "forebay.engine.process" in command(pid))
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-
-
-def command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return child(self.member(role), "forebay.engine.process")
 
 
 @contextmanager
@@ -90,19 +81,21 @@ def started(*flags: str) -> Iterator[Servers]:
         below = children(process.pid)
         try:
             yield Servers(process, found[1])
-        finally:
             process.terminate()
             assert process.wait(HANGS_S) == 0
+        finally:
+            process.kill()  # which ends those below, too
+            process.wait()
     assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone(embedded_model: Path) -> Iterator[Servers]:
     with started() as servers:
         yield servers
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pair(embedded_model: Path) -> Iterator[Servers]:
     with started("--pd=local", *SOON) as servers:
         yield servers
@@ -151,7 +144,7 @@ def test_c21_a_streamed_chat_is_the_same_and_the_second_turn_is_cached_at_prefil
 
 def leave(servers: Servers, *, after_bytes: int) -> None:
     """Send a request, read so much of its answer, and close the connection."""
-    body = json.dumps({"prompt": LONG * 2, "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
+    body = json.dumps({"prompt": LONG * 2, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", httpx.URL(servers.url).port), HANGS_S) as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)

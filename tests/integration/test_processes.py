@@ -10,14 +10,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
+from forebay.server.listen import SAME_SIGNAL_S
 from tests.deadlines import HANGS_S, NEVER_S, POLL_S, wait_until
 from tests.engine.conftest import make_chat_model
-from tests.integration.tree import ROOT, Tree, alive, children, serving
+from tests.integration.streams import ENDLESS, ask, asyncly, read, under_way
+from tests.integration.tree import ROOT, Tree, alive, serving
 
 CONTEXT = 16384
 LONG_PROMPT = [7 + i % 200 for i in range(8000)]
@@ -57,43 +58,23 @@ def shared(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Tr
         yield started
 
 
-def ask(prompt: list[int] | str = "hello", max_tokens: int = 8, **fields: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, **fields}
-
-
-async def read(client: httpx.AsyncClient, body: dict[str, Any], started: asyncio.Event | None = None) -> str:
-    """A stream's text until it ends or breaks off."""
-    text = ""
-    try:
-        async with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
-            if started is not None:
-                started.set()
-            async for piece in response.aiter_text():
-                text += piece
-    except httpx.TransportError as error:
-        text += f"\nbroken: {type(error).__name__}"
-    return text
-
-
-def asyncly(tree: Tree) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=tree.url, timeout=HANGS_S, trust_env=False, verify=False)
-
-
 def victim_of(tree: Tree, who: str) -> int:
     return tree.engine_pid if who == "engine" else tree.server.pid
 
 
 async def work(tree: Tree, client: httpx.AsyncClient, phase: str) -> list[asyncio.Task[str]]:
-    """Requests in the phase named, seen to be there."""
+    """Requests in the phase named."""
     if phase == "idle":
         return []
     # One prompt takes all of a step, so one prefills and two wait.
-    prompt, wanted, running = (LONG_PROMPT, 8, 1) if phase == "prefill" else ([5, 6], 8000, 3)
-    tasks = [asyncio.create_task(read(client, ask([10 + i, *prompt], wanted))) for i in range(3)]
+    prompt, num_tokens = (LONG_PROMPT, 0) if phase == "prefill" else ([5, 6], 3)
+    return await under_way(tree, (read(client, ask([10 + i, *prompt], ENDLESS)) for i in range(3)), num_tokens)
+
+
+async def drains(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(HANGS_S):
-        while (await client.get("/debug/state")).json()["num_running"] < running:
+        while (await client.get("/ready")).status_code == 200:
             await asyncio.sleep(POLL_S)
-    return tasks
 
 
 @pytest.mark.parametrize(
@@ -143,7 +124,6 @@ async def test_an_engine_that_hangs_is_given_up_after_the_stall_timeout(tmp_path
 def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL)
     try:
-        wait_until(lambda: bool(children(tree.server.pid)))
         pids = [tree.server.pid, tree.engine_pid]
         os.killpg(tree.server.pid, signal.SIGINT)
         assert tree.server.wait(HANGS_S) in (0, 130)
@@ -157,7 +137,6 @@ def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path
 def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL)
     try:
-        wait_until(lambda: bool(children(tree.server.pid)))
         pids = [tree.server.pid, tree.engine_pid]
         os.kill(victim_of(tree, who), signal.SIGKILL)
         assert tree.server.wait(HANGS_S) != 0
@@ -168,28 +147,21 @@ def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path
         tree.end()
 
 
-def num_here(state: dict[str, int]) -> int:
-    return state["num_running"] + state["num_waiting"]
-
-
 async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) -> None:
     pids = [tree.server.pid, tree.engine_pid]
     async with asyncly(tree) as client:
-        tasks = [asyncio.create_task(read(client, ask([10 + i], 400))) for i in range(64)]
-        async with asyncio.timeout(HANGS_S):
-            while num_here((await client.get("/debug/state")).json()) < 64:
-                await asyncio.sleep(POLL_S)
+        tasks = await under_way(tree, (read(client, ask([10 + i], 200)) for i in range(64)))
+        (last,) = await under_way(tree, [read(client, ask([9], ENDLESS))])  # the drain is not over before this goes
         # As `timeout` does, to the process and then to its group; but two of a kind at once would arrive as one.
         tree.server.send_signal(signal.SIGTERM)
         tree.server.send_signal(signal.SIGINT)
-        async with asyncio.timeout(HANGS_S):
-            while (await client.get("/ready")).status_code == 200:
-                await asyncio.sleep(POLL_S)
+        await drains(client)
         refused = await client.post("/v1/completions", json=ask())
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "draining"
         assert "retry-after" in refused.headers
         texts = await asyncio.gather(*tasks)
+        last.cancel()
     for text in texts:
         assert text.endswith("data: [DONE]\n\n")
         assert '"finish_reason":"length"' in text
@@ -204,10 +176,8 @@ async def test_a_second_signal_forces_the_end_and_says_so_to_clients(tree: Tree)
     async with asyncly(tree) as client:
         tasks = await work(tree, client, "streaming")
         tree.server.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(HANGS_S):
-            while (await client.get("/ready")).status_code == 200:
-                await asyncio.sleep(POLL_S)
-        await asyncio.sleep(0.5)
+        await drains(client)
+        await asyncio.sleep(2 * SAME_SIGNAL_S)  # sooner it would be taken for the same signal
         tree.server.send_signal(signal.SIGTERM)
         texts = await asyncio.gather(*tasks)
     assert tree.server.wait(HANGS_S) == 0
@@ -219,10 +189,7 @@ async def test_ctrl_c_ends_the_tree_quietly(tree: Tree) -> None:
     """A terminal sends it to the whole process group, engine included: the engine leaves it to its parent."""
     engine = tree.engine_pid
     async with asyncly(tree) as client:
-        task = asyncio.create_task(read(client, ask([5], 300)))
-        async with asyncio.timeout(HANGS_S):
-            while (await client.get("/debug/state")).json()["step"] < 5:
-                await asyncio.sleep(POLL_S)
+        (task,) = await under_way(tree, [read(client, ask([5], 300))], num_tokens=5)
         os.killpg(tree.server.pid, signal.SIGINT)
         assert (await task).endswith("data: [DONE]\n\n")
     assert tree.server.wait(HANGS_S) in (0, 130)
@@ -275,22 +242,20 @@ def test_there_is_one_listener_on_loopback_and_no_socket_file(shared: Tree) -> N
 @pytest.mark.parametrize("prompt", [[5, 6], LONG_PROMPT], ids=["decoding", "prefilling"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
 async def test_a_client_that_leaves_gives_its_pages_back(shared: Tree, prompt: list[int], stream: bool) -> None:
-    aborted = shared.state()["counters"].get("finished.abort", 0)
+    aborted = shared.counted("finished.abort")
+    num_tokens = 3 if prompt is not LONG_PROMPT else 0
     async with asyncly(shared) as client:
-        body = ask(prompt, 8000, stream=stream)
-        request = asyncio.create_task(client.post("/v1/completions", json=body))
-        async with asyncio.timeout(HANGS_S):
-            while shared.state()["num_running"] == 0:
-                await asyncio.sleep(POLL_S)
+        body = ask(prompt, ENDLESS, stream=stream)
+        (request,) = await under_way(shared, [client.post("/v1/completions", json=body)], num_tokens)
         request.cancel()
         await asyncio.gather(request, return_exceptions=True)
-    wait_until(lambda: shared.state()["counters"].get("finished.abort", 0) == aborted + 1)
+    wait_until(lambda: shared.counted("finished.abort") == aborted + 1)
     wait_until(shared.is_clean)
 
 
 async def test_a_client_that_leaves_with_several_choices_ends_all_of_them(shared: Tree) -> None:
     async with asyncly(shared) as client:
-        body = ask(["one", "two"], 8000, n=2, stream=True)
+        body = ask(["one", "two"], ENDLESS, n=2, stream=True)
         async with client.stream("POST", "/v1/completions", json=body) as response:
             async for _ in response.aiter_bytes():
                 break
@@ -301,18 +266,16 @@ async def test_a_crowd_over_the_cap_is_told_to_come_back_and_leaves_no_trace(sha
     """E-3 in small: 4 run, 8 wait, the others are refused at once; then service goes on as before."""
     async with asyncly(shared) as client:
         before = (await client.post("/v1/completions", json=ask("steady", 16))).json()["choices"][0]["text"]
-        responses = await asyncio.gather(
-            *(client.post("/v1/completions", json=ask([5 + i, 9], 400)) for i in range(60))
-        )
-        codes = sorted(response.status_code for response in responses)
-        assert set(codes) == {200, 429}
-        assert codes.count(200) >= 12
-        for response in responses:
-            if response.status_code == 429:
-                assert int(response.headers["retry-after"]) >= 1
-                assert response.json()["error"]["code"]
-            else:
-                assert response.json()["usage"]["completion_tokens"] == 400
+        crowd = [client.post("/v1/completions", json=ask([5 + i, 9], 100)) for i in range(60)]
+        assert (await client.post("/pause_generation", json={})).status_code == 200  # nobody ends before all have come
+        taken = await under_way(shared, crowd[:12])
+        for refused in await asyncio.gather(*crowd[12:]):
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"]
+        assert (await client.post("/continue_generation")).status_code == 200
+        for answer in await asyncio.gather(*taken):
+            assert answer.json()["usage"]["completion_tokens"] == 100
         wait_until(shared.is_clean)
         after = (await client.post("/v1/completions", json=ask("steady", 16))).json()["choices"][0]["text"]
     assert after == before
@@ -348,8 +311,7 @@ async def test_a_tree_that_was_stopped_for_longer_than_the_stall_timeout_goes_on
 async def test_health_does_not_call_an_engine_well_that_was_stopped_while_it_worked(
     tmp_path: Path, model: Path
 ) -> None:
-    patient = (f"--stall-timeout={NEVER_S}", f"--request-timeout={NEVER_S}")
-    with serving(tmp_path / "tree", model, *SMALL, *patient) as tree:
+    with serving(tmp_path / "tree", model, *PATIENT) as tree:
         engine = tree.engine_pid
         async with asyncly(tree) as client:
             tasks = await work(tree, client, "streaming")

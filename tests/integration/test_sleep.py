@@ -15,12 +15,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.deadlines import HANGS_S, POLL_S, wait_until
-from tests.integration.test_processes import PATIENT, ask, asyncly, model, read
+from tests.integration.streams import ENDLESS, ask, asyncly, read, under_way
+from tests.integration.test_processes import PATIENT, model
 from tests.integration.tree import Tree, alive, serving
 
 __all__ = ["model"]  # a fixture
 ALL = ["kv_cache", "weights", "cuda_graph"]
-STREAMS = 32
+ROWS = 8
+LENGTH = '"finish_reason":"length"'
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def root(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory, model: Path, root: Path) -> Iterator[Tree]:
     folder = tmp_path_factory.mktemp("sleeping") / "tree"
-    with serving(folder, model, *PATIENT, f"--weights-root={root}", "--max-running-requests=8") as started:
+    with serving(folder, model, *PATIENT, f"--weights-root={root}", f"--max-running-requests={ROWS}") as started:
         yield started
 
 
@@ -51,19 +53,11 @@ def completion(tree: Tree, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-async def streams(client: httpx.AsyncClient, num_tokens: int) -> list[asyncio.Task[str]]:
-    """On their way, some running and the others waiting."""
-    tasks = [asyncio.create_task(read(client, ask([10 + i, 5, 6], num_tokens))) for i in range(STREAMS)]
-    async with asyncio.timeout(HANGS_S):
-        while (await client.get("/debug/state")).json()["num_running"] < 8:
-            await asyncio.sleep(POLL_S)
-    return tasks
-
-
-@pytest.mark.parametrize("mode", ["wait", "retract", "abort"])
-async def test_a_sleep_under_streams_costs_no_token_or_ends_them_typed(tree: Tree, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "num_tokens"), [("wait", 200), ("retract", 200), ("abort", ENDLESS)])
+async def test_a_sleep_under_streams_costs_no_token_or_ends_them_typed(tree: Tree, mode: str, num_tokens: int) -> None:
     async with asyncly(tree) as client:
-        tasks = await streams(client, 60)
+        running = await under_way(tree, (read(client, ask([10 + i, 5, 6], num_tokens)) for i in range(ROWS)), ROWS)
+        waiting = await under_way(tree, (read(client, ask([40 + i, 5, 6], 60)) for i in range(24)))
         answer = (await client.post("/release_memory_occupation", json={"mode": mode})).json()
         assert (answer["phase"], answer["released"]) == ("asleep", ALL)
         assert (await client.get("/health")).json() == {"status": "ok", "reason": "asleep"}
@@ -75,11 +69,9 @@ async def test_a_sleep_under_streams_costs_no_token_or_ends_them_typed(tree: Tre
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "released")
         assert (await client.post("/resume_memory_occupation", json={})).json()["phase"] == "serving"
         async with asyncio.timeout(HANGS_S):
-            texts = await asyncio.gather(*tasks)
-    ended = sum('"finish_reason":"length"' in text for text in texts)
-    stopped = sum('"code":"aborted"' in text for text in texts)
-    assert ended + stopped == STREAMS
-    assert (stopped > 0) is (mode == "abort")
+            texts = [await asyncio.gather(*tasks) for tasks in (running, waiting)]
+    for each, end in zip(texts, ('"code":"aborted"' if mode == "abort" else LENGTH, LENGTH), strict=True):
+        assert all(end in text for text in each)
     wait_until(tree.is_clean)
 
 
@@ -123,12 +115,11 @@ def test_a_hundred_sleeps_leave_memory_and_files_as_they_were(tree: Tree) -> Non
 
 async def test_weights_change_under_load_and_every_answer_is_of_one_version(tree: Tree) -> None:
     async with asyncly(tree) as client:
-        whole = [asyncio.create_task(client.post("/v1/completions", json=ask([9, 8, 7], 40))) for _ in range(STREAMS)]
-        while (await client.get("/debug/state")).json()["num_running"] < 8:
-            await asyncio.sleep(POLL_S)
+        body = ask([9, 8, 7], 100)
+        whole = await under_way(tree, (client.post("/v1/completions", json=body) for _ in range(4 * ROWS)), ROWS)
         changed = await client.post("/update_weights_from_disk", json={"model_path": "other", "mode": "retract"})
         assert changed.json()["weight_version"] == 1
-        answers = [(await task).json() for task in whole]
+        answers = [(await task).json() for task in whole] + [(await client.post("/v1/completions", json=body)).json()]
         texts: dict[int, set[str]] = {}
         for answer in answers:
             texts.setdefault(answer["usage"]["weight_version"], set()).add(answer["choices"][0]["text"])
@@ -168,10 +159,8 @@ async def test_an_engine_killed_while_it_wakes_ends_who_waits_typed_and_the_whol
         pids = [tree.server.pid, tree.engine_pid]
         async with asyncly(tree) as client:
             assert (await client.post("/sleep", params={"level": 2})).json()["phase"] == "asleep"
-            waits = asyncio.create_task(read(client, ask([5, 6, 7], 12)))
+            (waits,) = await under_way(tree, [read(client, ask([5, 6, 7], 12))])
             async with asyncio.timeout(HANGS_S):
-                while (await client.get("/debug/state")).json()["num_waiting"] < 1:
-                    await asyncio.sleep(POLL_S)
                 answer = await client.post("/wake_up")
                 assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_dead")
                 assert '"code":"engine_dead"' in await waits

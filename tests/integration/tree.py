@@ -36,11 +36,21 @@ def children(pid: int) -> list[int]:
         return []
 
 
-def is_template(pid: int) -> bool:
+def command(pid: int) -> str:
     try:
-        return b"template_worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return ""
+
+
+def child(pid: int, word: str) -> int:
+    """The first of its children whose command has that word in it, as soon as there is one."""
+
+    def found() -> list[int]:
+        return [each for each in children(pid) if word in command(each)]
+
+    wait_until(lambda: bool(found()))
+    return found()[0]
 
 
 class Tree:
@@ -73,9 +83,7 @@ class Tree:
 
     @property
     def engine_pid(self) -> int:
-        """The server's child that is not the chat template's."""
-        (pid,) = (pid for pid in children(self.server.pid) if not is_template(pid))
-        return pid
+        return child(self.server.pid, "forebay.engine.process")
 
     def wait_ready(self) -> Tree:
         wait_until(lambda: bool(_READY.search(self.output)) or self.server.poll() is not None)
@@ -91,6 +99,11 @@ class Tree:
         with self.client() as client:
             state: dict[str, Any] = client.get("/debug/state").json()
         return state
+
+    def counted(self, name: str) -> float:
+        """What only grows: the engine's counter of that name."""
+        value: float = self.state()["counters"].get(name, 0)
+        return value
 
     def pool(self, name: str) -> dict[str, int]:
         return next(pool for pool in self.state()["pools"] if pool["name"] == name)

@@ -81,6 +81,7 @@ def test_prompts_go_where_their_beginning_is_known_and_others_where_least_is_don
     routed = route(prefill=2, decode=2)
     for _ in range(3):
         assert ask(routed, LONG).is_success
+        at_rest(routed)
     assert num_submitted(routed) == ([3, 0], [2, 1])
     assert ask(routed, "b" * 2000).is_success
     assert num_submitted(routed)[0] == [3, 1]
