@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from forebay.base.errors import GenerationError
     from forebay.engine.async_engine import AsyncEngine
     from forebay.engine.llm import LLM
-    from forebay.requests.sampling_params import SamplingParams
+    from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 
-__all__ = ["LLM", "AsyncEngine", "GenerationError", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "GenerationError", "Grammar", "GrammarKind", "SamplingParams", "__version__"]
 
 _HOMES = {
     "LLM": "forebay.engine.llm",
     "AsyncEngine": "forebay.engine.async_engine",
     "GenerationError": "forebay.base.errors",
+    "Grammar": "forebay.requests.sampling_params",
+    "GrammarKind": "forebay.requests.sampling_params",
     "SamplingParams": "forebay.requests.sampling_params",
 }
 

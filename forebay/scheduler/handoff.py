@@ -7,6 +7,7 @@ meanwhile waits for that. The scheduler tells its role what happens to requests;
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -206,7 +207,7 @@ class Handoff:
             self.scheduler.finish(open_ticket.req, FinishReason.ERROR, failure)
 
 
-class Role(Handoff):
+class Role(Handoff, ABC):
     """Of an engine that computes one half. A room is a label: only one living request is in it (`_rooms`)."""
 
     def __init__(self, options: DisaggregationOptions) -> None:
@@ -215,9 +216,9 @@ class Role(Handoff):
         self._rooms: dict[object, Request] = {}
         self._of: dict[int, OpenTicket] = {}  # by the id of a request that waits for it
 
+    @abstractmethod
     def _room(self, rendezvous: Rendezvous) -> object:
         """What must not come twice."""
-        raise NotImplementedError
 
     def admit(self, req: Request) -> None:
         where = req.rendezvous

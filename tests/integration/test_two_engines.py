@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,12 +31,10 @@ from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.prefill_role import PrefillRole
 from tests.integration.rig import Engine, Result, Rig
 from tests.integration.test_hybrid_tokens import Known
-from tests.kernels import NATIVE
-from tests.models.tiny import VOCAB, shared_tiny
+from tests.integration.test_widths import known_of
 
 # Attention; Mamba-2, Mamba-1 and delta nets beside it; states alone; convolutions and windows; sinks; latent KV.
 MODELS = ("llama", "falcon_h1", "jamba", "qwen3_5_text", "kimi_linear", "mamba2", "lfm3", "gpt_oss", "deepseek_v3")
-EVERYTHING = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "logit_bias": {9: 1.5}, "logprobs": 1}
 TIGHT = {"num_tokens": 112, "schedule_conservativeness": 0.0}
 EXTRA = {"decode_extra_slots": 2, "num_reserved_decode_tokens": 4}
 # Shapes of prefill and of decode.
@@ -142,17 +139,7 @@ class Two:
 
 @pytest.fixture(scope="module", params=MODELS)
 def known(request: pytest.FixtureRequest) -> Known:
-    rig = Rig(shared_tiny(request.param).path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
-    if not rig.ops.name.startswith("native"):
-        pytest.skip("only the native kernels compute a row alike in every company")
-    rng = random.Random(1)
-    trunk = [rng.randrange(3, VOCAB) for _ in range(50)]
-    prompts = [trunk[: rng.randrange(50)] + [rng.randrange(3, VOCAB) for _ in range(1 + 5 * i)] for i in range(6)]
-    wishes = ({"temperature": 0.0, "logprobs": 2}, {"temperature": 1.1, "top_p": 0.9, **EVERYTHING})
-    params = [
-        SamplingParams(max_new_tokens=12 + i, ignore_eos=True, seed=i, **wishes[i % 2]) for i in range(len(prompts))
-    ]
-    return Known.of(rig, prompts, params)
+    return known_of(request.param, shortest=12)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

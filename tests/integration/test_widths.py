@@ -80,7 +80,7 @@ def known(request: pytest.FixtureRequest) -> Known:
     return known_of(request.param)
 
 
-def known_of(model_type: str) -> Known:
+def known_of(model_type: str, shortest: int = 20) -> Known:
     rig = Rig(shared_tiny(model_type).path, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=256)
     if not rig.ops.name.startswith("native"):
         pytest.skip("only the native kernels compute a row alike in every company")
@@ -89,7 +89,8 @@ def known_of(model_type: str) -> Known:
     prompts = [trunk[: rng.randrange(50)] + [rng.randrange(3, VOCAB) for _ in range(1 + 5 * i)] for i in range(6)]
     wishes = ({"temperature": 0.0, "logprobs": 2}, {"temperature": 1.1, "top_p": 0.9, **EVERYTHING})
     params = [
-        SamplingParams(max_new_tokens=20 + i, ignore_eos=True, seed=i, **wishes[i % 2]) for i in range(len(prompts))
+        SamplingParams(max_new_tokens=shortest + i, ignore_eos=True, seed=i, **wishes[i % 2])
+        for i in range(len(prompts))
     ]
     return Known.of(rig, prompts, params)
 

@@ -6,10 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-
-import pytest
 
 from forebay.memory import slots
 from forebay.memory.draft import Draft
@@ -23,36 +20,14 @@ from forebay.scheduler import admission, scheduler
 from forebay.scheduler.queues import Queues
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.scheduler import Scheduler
+from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.fairness_mutations import FAIRNESS_MUTATIONS
 from tests.simulation.hybrid_mutations import HYBRID_MUTATIONS
 from tests.simulation.simulator import run_seed
 from tests.simulation.width_mutations import WIDTH_MUTATIONS
 
-Patch = pytest.MonkeyPatch
-Mutation = Callable[[Patch], None]
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def mutation(apply: Mutation) -> Mutation:
-    MUTATIONS[apply.__name__] = apply
-    return apply
-
-
-def found_after(name: str, seeds: Iterable[int]) -> int | None:
-    """With the mutation in place, the first seed that fails; None if all pass.
-
-    A mutation that no longer fits the code it changes proves nothing: such errors are raised.
-    """
-    with Patch.context() as patch:
-        MUTATIONS[name](patch)
-        for seed in seeds:
-            try:
-                run_seed(seed)
-            except (TypeError, AttributeError, NameError):
-                raise
-            except Exception:
-                return seed
-    return None
+MUTATIONS = Mutations(run_seed)
+mutation = MUTATIONS.add
 
 
 # -- rows and pages ---------------------------------------------------------------------------------------------------
@@ -427,15 +402,5 @@ def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
 MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS | WIDTH_MUTATIONS
 
 
-def main() -> int:
-    seeds, missed = range(1000), []
-    for name in MUTATIONS:
-        found = found_after(name, seeds)
-        print(f"{name:<70} {'NOT FOUND' if found is None else f'seed {found}'}", flush=True)
-        missed += [name] if found is None else []
-    print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} found within {len(seeds)} seeds")
-    return 1 if missed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(MUTATIONS.report(1000))

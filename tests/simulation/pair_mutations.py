@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from forebay.memory.holding import DeferredFree
 from forebay.memory.kinds.recurrent import States
@@ -26,30 +24,11 @@ from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.releases import Releases
 from forebay.scheduler.residency import Residencies
 from forebay.scheduler.telling import Telling
+from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import run_pair
 
-Patch = pytest.MonkeyPatch
-Mutation = Callable[[Patch], None]
-MUTATIONS: dict[str, Mutation] = {}
-
-
-def mutation(apply: Mutation) -> Mutation:
-    MUTATIONS[apply.__name__] = apply
-    return apply
-
-
-def found_after(name: str, seeds: Iterable[int]) -> int | None:
-    """With the mutation in place, the first seed that fails; None if all pass."""
-    with Patch.context() as patch:
-        MUTATIONS[name](patch)
-        for seed in seeds:
-            try:
-                run_pair(seed)
-            except (TypeError, AttributeError, NameError):
-                raise
-            except Exception:
-                return seed
-    return None
+MUTATIONS = Mutations(run_pair)
+mutation = MUTATIONS.add
 
 
 @mutation
@@ -258,15 +237,5 @@ def an_unarrived_request_that_ends_waits_for_steps(patch: Patch) -> None:
     patch.setattr(Telling, "transfer", mutated)
 
 
-def main() -> int:
-    seeds, missed = range(1500), []
-    for name in MUTATIONS:
-        found = found_after(name, seeds)
-        print(f"{name:<70} {'NOT FOUND' if found is None else f'seed {found}'}", flush=True)
-        missed += [name] if found is None else []
-    print(f"{len(MUTATIONS) - len(missed)} of {len(MUTATIONS)} found within {len(seeds)} seeds")
-    return 1 if missed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(MUTATIONS.report(1500))

@@ -5,7 +5,7 @@ All bugs from seed 0, with the score: `python -m tests.simulation.mutations`.
 
 import pytest
 
-from tests.simulation.mutations import MUTATIONS, found_after
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.simulator import run_seed
 
 PER_COMMIT = 1500  # as many as `test_seeds.py` runs
@@ -42,6 +42,6 @@ FOUND_AT = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_finds(name):
-    seed = found_after(name, [FOUND_AT.get(name, 0), *range(PER_COMMIT)])
+    seed = MUTATIONS.found_after(name, [FOUND_AT.get(name, 0), *range(PER_COMMIT)])
     assert seed is not None, f"no seed below {PER_COMMIT} fails although {name.replace('_', ' ')}"
     run_seed(seed)  # and the product itself passes that seed

@@ -7,7 +7,7 @@ More seeds: `python -m tests.simulation.pair --seeds 0:10000 --jobs 2`.
 import pytest
 
 from tests.simulation.pair import PairOutcome, main, run_pair
-from tests.simulation.pair_mutations import MUTATIONS, found_after
+from tests.simulation.pair_mutations import MUTATIONS
 
 SEEDS_PER_CHUNK = 20
 QUICK, ALL = 1, 500
@@ -37,6 +37,6 @@ def test_the_command_line_replays_one_seed(capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_finds(name):
-    seed = found_after(name, range(1500))
+    seed = MUTATIONS.found_after(name, range(1500))
     assert seed is not None, f"no seed below 1500 fails although {name.replace('_', ' ')}"
     run_pair(seed)  # and the product itself passes that seed

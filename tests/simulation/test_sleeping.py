@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -12,19 +10,15 @@ from forebay.requests.request import Request
 from forebay.scheduler import halt
 from forebay.scheduler.halt import Halt
 from forebay.scheduler.releases import Releases
+from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.sleeping import SleepingSimulation, run_seed
 
 PER_CHUNK = 25
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 120)]
 PER_MUTATION = 50  # seeds, and each is found sooner
 
-Patch = pytest.MonkeyPatch
-MUTATIONS: dict[str, Callable[[Patch], None]] = {}
-
-
-def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    MUTATIONS[apply.__name__] = apply
-    return apply
+MUTATIONS = Mutations(run_seed)
+mutation = MUTATIONS.add
 
 
 @pytest.mark.parametrize("chunk", [0, *SLOW])
@@ -128,13 +122,6 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_the_simulator_of_sleeps_finds(name: str, monkeypatch: Patch) -> None:
-    MUTATIONS[name](monkeypatch)
-    for seed in range(PER_MUTATION):
-        try:
-            run_seed(seed)
-        except (TypeError, AttributeError, NameError):
-            raise
-        except Exception:
-            return
-    pytest.fail(f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}")
+def test_the_simulator_of_sleeps_finds(name: str) -> None:
+    seed = MUTATIONS.found_after(name, range(PER_MUTATION))
+    assert seed is not None, f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}"
