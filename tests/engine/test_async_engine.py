@@ -8,81 +8,19 @@ import random
 from collections.abc import Awaitable, Callable
 
 import pytest
-import uvloop
 
-from forebay.base.clock import MOST_S
 from forebay.base.errors import ModelError, Overloaded, PayloadTooLarge, Unavailable
-from forebay.base.loop_clock import LoopClock
 from forebay.engine import channel as channel_module
 from forebay.engine import stream as stream_module
 from forebay.engine.async_engine import EXIT_GRACE_S, AsyncEngine
 from forebay.engine.frames import AbortRequest, AddRequest, Dead, FlushCache, GetState, Shutdown, Updates
 from forebay.engine.launch import describe_exit
 from forebay.engine.stream import Stream
-from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Failure, FinishReason, Update
 from tests.deadlines import HANGS_S
-from tests.engine.engine_fakes import CONFIG, READY, ScriptedEngine, beat, state
-
-PARAMS = SamplingParams(max_new_tokens=8)
-
-Scene = Callable[[AsyncEngine, ScriptedEngine], Awaitable[None]]
-
-
-class FakeTime:
-    """The source of a `LoopClock` whose ticks are the test's."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.clock: LoopClock | None = None
-
-    def __call__(self) -> float:
-        return self.now
-
-    def stands_still_for(self, seconds: float) -> None:
-        self.now += seconds
-
-    def passes(self, seconds: float) -> None:
-        self.now += seconds
-        assert self.clock is not None
-        self.clock.tick()
-
-
-def play(scene: Scene, *, ready: bool = True, peer: ScriptedEngine | None = None, time: FakeTime | None = None) -> None:
-    """Run a scene on the event loop the server uses."""
-    scripted = peer or ScriptedEngine()
-
-    async def main() -> None:
-        clock = LoopClock(time) if time else LoopClock()
-        if time:
-            time.clock = clock
-        engine = await AsyncEngine.connect(scripted, clock)
-        if ready:
-            scripted.say(READY)
-            await engine.ready()
-        try:
-            async with asyncio.timeout(HANGS_S):
-                await scene(engine, scripted)
-        finally:
-            await engine.close(0.0)
-        assert scripted.stopped
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
-    scripted.die()
-
-
-def submit(engine: AsyncEngine, prompt: list[int] | None = None) -> Stream:
-    return engine.submit(prompt_token_ids=prompt or [1, 2, 3], params=PARAMS)
-
-
-def tokens(request_id: int, *ids: int, finish: FinishReason | None = None) -> Updates:
-    return Updates(updates=[Update(request_id=request_id, token_ids=list(ids), finish=finish)])
-
-
-async def collect(stream: Stream) -> list[Update]:
-    return [update async for update in stream]
+from tests.engine.engine_fakes import READY, ScriptedEngine, state
+from tests.engine.scenes import PARAMS, collect, play, submit, tokens
 
 
 def test_a_request_reaches_the_engine_and_its_tokens_come_back_in_order() -> None:
@@ -394,74 +332,6 @@ def test_closing_fails_what_did_not_finish_in_time() -> None:
         assert last.failure.code == "shutting_down"
 
     play(scene)
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    """The time by which engines are watched, all the time."""
-    monkeypatch.setattr("forebay.engine.async_engine.WATCH_INTERVAL_S", 0.0)
-    return FakeTime()
-
-
-async def some_turns() -> None:
-    for _ in range(50):
-        await asyncio.sleep(0.001)
-
-
-def test_an_engine_is_not_asked_for_a_sign_of_life(watched: FakeTime) -> None:
-    """It gives them by itself: what it is told is what somebody wants."""
-
-    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        for _ in range(int(CONFIG.scheduling.stall_timeout_s) - 1):
-            watched.passes(1.0)
-        await some_turns()
-        assert peer.channel.receive(0) == []
-        assert engine.last_tick_age_s == pytest.approx(CONFIG.scheduling.stall_timeout_s - 1)
-        peer.say(beat())
-        while engine.last_beat is None:
-            await asyncio.sleep(0)
-        assert engine.last_tick_age_s == 0
-
-    play(scene, time=watched)
-
-
-def test_an_engine_that_is_silent_for_too_long_is_given_up(watched: FakeTime) -> None:
-    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        stream = submit(engine)
-        for _ in range(int(CONFIG.scheduling.stall_timeout_s) + 1):
-            watched.passes(1.0)
-        assert (await collect(stream))[-1].finish is FinishReason.ERROR
-        assert (await engine.died()).code == "engine_stalled"
-
-    play(scene, time=watched)
-
-
-def test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well(watched: FakeTime) -> None:
-    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        stream = submit(engine)
-        peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s - 1))
-        await some_turns()
-        assert engine.dead is None
-        peer.say(beat(turn_age_s=CONFIG.scheduling.stall_timeout_s + 1))
-        assert (await collect(stream))[-1].finish is FinishReason.ERROR
-        assert "at one step for 61.0 s" in (await engine.died()).message
-
-    play(scene, time=watched)
-
-
-def test_time_in_which_nobody_ran_is_no_silence(watched: FakeTime) -> None:
-    """The whole tree was stopped for an hour, and the server is the first to go on."""
-
-    async def scene(engine: AsyncEngine, peer: ScriptedEngine) -> None:
-        stream = submit(engine)
-        watched.stands_still_for(3600.0)
-        await some_turns()
-        assert engine.dead is None
-        assert engine.last_tick_age_s <= MOST_S
-        peer.say(tokens(stream.request_id, 1, finish=FinishReason.STOP))
-        assert (await collect(stream))[-1].finish is FinishReason.STOP
-
-    play(scene, time=watched)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -71,7 +71,7 @@ ENGINE = (
         "engine/async_engine.py",
         "        if turn_age_s > limit:\n",
         "        if False:\n",
-        "engine/test_async_engine.py::test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well",
+        "engine/test_silence.py::test_an_engine_whose_thread_speaks_while_its_loop_hangs_is_given_up_as_well",
     ),
     Mutant(
         "C27 a signal that ends processes ends streams typed",
