@@ -26,6 +26,7 @@ from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.build import build_engine, give_back_freed_memory
 from forebay.engine.frames import AddRequest
+from forebay.engine.loop import STUCK_WAIT_S
 from forebay.engine.sleep import TAGS
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
@@ -198,7 +199,10 @@ class LLM:
                     request = waiting.popleft()
                     live.add(request.request_id)
                     updates += self._core.add(request)
-                for update in updates + self._core.step():
+                updates += self._core.step()
+                if self._core.stuck:
+                    self._core.scheduler.constraints.wait(STUCK_WAIT_S)
+                for update in updates:
                     if (request_id := update.request_id) not in live:
                         continue  # of a call that was interrupted
                     told[request_id] = merge(told[request_id], update) if request_id in told else update

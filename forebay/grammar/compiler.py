@@ -13,11 +13,16 @@ from forebay.base.errors import InvalidRequest
 from forebay.requests.sampling_params import Grammar, GrammarKind
 
 MAX_BYTES: Final = 64 << 10
+MAX_ANSWER_BYTES: Final = 512 << 10  # of all the tools of a request
 MAX_DEPTH: Final = 32
 MAX_CHOICES: Final = 1024
-_MAX_ERROR_CHARS: Final = 500
+MAX_ERROR_CHARS: Final = 500
 _JSON_KINDS: Final = (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE, GrammarKind.STRUCTURAL)
+REWINDING: Final = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT, GrammarKind.REGEX, GrammarKind.CHOICE)
+"""Kinds of which matchers take tokens back: not those that can name tokens by their ids, or count them."""
 _ANY_OBJECT: Final = '{"type": "object"}'
+# Without an end models of all sizes go on with white space for ever.
+JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
 
 def limits() -> LLParserLimits:
@@ -30,37 +35,50 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     InvalidRequest with the place."""
     matcher = LLMatcher(tokenizer, source_of(grammar), log_level=0, limits=limits())
     if matcher.is_error():
-        raise _invalid(grammar, matcher.get_error())
+        raise refused(grammar, matcher.get_error())
     matcher.compute_bitmask()  # the lexer's tables, which copies share, are made for the first mask
     if matcher.is_error():
-        raise _invalid(grammar, matcher.get_error())
+        raise refused(grammar, matcher.get_error())
     return matcher
 
 
 def check(grammar: Grammar) -> None:
     """Raises InvalidRequest for what `compiled` would refuse whatever the vocabulary. May take as long as that."""
     if error := LLMatcher.validate_grammar(source_of(grammar), None, limits=limits()):
-        raise _invalid(grammar, error)
+        raise refused(grammar, error)
+
+
+def check_size(grammar: Grammar) -> None:
+    """Raises InvalidRequest."""
+    num_bytes, most = len(grammar.text), MAX_ANSWER_BYTES if grammar.kind is GrammarKind.ANSWER else MAX_BYTES
+    if num_bytes <= most:
+        num_bytes = len(grammar.text.encode("utf-8", "surrogatepass"))
+    if num_bytes > most:
+        raise refused(grammar, f"it has {num_bytes} bytes; at most {most} are allowed")
+
+
+def refused(grammar: Grammar, why: str) -> InvalidRequest:
+    why = why.strip()
+    why = why if len(why) <= MAX_ERROR_CHARS else f"{why[:MAX_ERROR_CHARS]} [..]"
+    return InvalidRequest(f"the {grammar.kind} cannot be used: {why}", code="grammar_invalid", param="grammar")
 
 
 def source_of(grammar: Grammar) -> str:
     """In llguidance's own notation. Raises InvalidRequest for what is too large or is not what its kind says."""
-    num_bytes = len(grammar.text.encode("utf-8", "surrogatepass"))
-    if num_bytes > MAX_BYTES:
-        raise _invalid(grammar, f"it has {num_bytes} bytes; at most {MAX_BYTES} are allowed")
+    check_size(grammar)
     value = _json(grammar) if grammar.kind in _JSON_KINDS else None
     try:
         return _translated(grammar, value)
     except (ValueError, AssertionError, KeyError, TypeError) as error:
-        raise _invalid(grammar, str(error) or "it is malformed") from error
+        raise refused(grammar, str(error) or "it is malformed") from error
 
 
 def _translated(grammar: Grammar, value: Any) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return str(LLMatcher.grammar_from_json_schema(grammar.text))
+            return str(LLMatcher.grammar_from_json_schema(grammar.text, JSON_OPTIONS))
         case GrammarKind.JSON_OBJECT:
-            return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT))
+            return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, JSON_OPTIONS))
         case GrammarKind.REGEX:
             return str(LLMatcher.grammar_from_regex(grammar.text))
         case GrammarKind.CHOICE:
@@ -69,6 +87,8 @@ def _translated(grammar: Grammar, value: Any) -> str:
             return str(LLMatcher.grammar_from_lark(any_to_lark(grammar.text)))
         case GrammarKind.STRUCTURAL:
             return StructTag.to_grammar(list(_tags(value)), assume_special=False)
+        case GrammarKind.ANSWER:
+            return grammar.text
 
 
 def _choice(texts: Any) -> str:
@@ -94,12 +114,12 @@ def _json(grammar: Grammar) -> Any:
     try:
         value = json.loads(grammar.text)
     except (ValueError, RecursionError) as error:
-        raise _invalid(grammar, f"it is no JSON: {error}") from error
+        raise refused(grammar, f"it is no JSON: {error}") from error
     level, depth = [value], 0
     while level := [child for parent in level for child in _children(parent)]:
         depth += 1
         if depth > MAX_DEPTH:
-            raise _invalid(grammar, f"it is nested more than {MAX_DEPTH} deep")
+            raise refused(grammar, f"it is nested more than {MAX_DEPTH} deep")
     return value
 
 
@@ -107,9 +127,3 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-def _invalid(grammar: Grammar, why: str) -> InvalidRequest:
-    why = why.strip()
-    why = why if len(why) <= _MAX_ERROR_CHARS else f"{why[:_MAX_ERROR_CHARS]} [..]"
-    return InvalidRequest(f"the {grammar.kind} cannot be used: {why}", code="grammar_invalid", param="grammar")

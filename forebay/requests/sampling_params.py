@@ -34,6 +34,7 @@ class GrammarKind(StrEnum):
     CHOICE = "choice"  # a JSON list of texts
     LARK = "lark"  # or the EBNF that llama.cpp has
     STRUCTURAL = "structural"  # a JSON object of tags that begin behind triggers
+    ANSWER = "answer"  # llguidance's own, of what a server knows of its model: no client's
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):

@@ -26,6 +26,10 @@ class Grammars(Protocol):
         """Whether its grammar is compiled; from then on it stays so. Raises InvalidRequest where it cannot be."""
         ...
 
+    def wait(self, timeout_s: float) -> None:
+        """Until one of those that are not compiled may be."""
+        ...
+
     def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
         """Up to `most` tokens that may follow, an end not among them: those that must, or else of the guesses."""
         ...
@@ -74,6 +78,11 @@ class Constraints:
                     del self.unready[req.id]
             except ForebayError as error:
                 yield req, error
+
+    def wait(self, timeout_s: float) -> None:
+        """For a grammar that is being compiled, where there is one."""
+        if self.unready:
+            self.grammars.wait(timeout_s)
 
     def sit_out(self, reqs: Sequence[Request], in_flight: Iterable[Sequence[Request]]) -> Mask:
         """Whose next token cannot be decided yet: the last one is on its way, or the grammar is not compiled."""

@@ -22,6 +22,7 @@ from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.gateway import Gateway
+from forebay.server.grammars import GrammarWorkers
 from forebay.server.isolation import Isolation
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.metrics import Metrics
@@ -88,6 +89,7 @@ def create_context(
         bodies=Bodies(config.max_body_bytes, json_workers),
         json_workers=json_workers,
         workers=TextWorkers(),
+        grammars=GrammarWorkers(),
         started_at=time.time(),
     )
 

@@ -15,6 +15,7 @@ from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.server.bodies import Bodies, Body
 from forebay.server.calling import for_template
+from forebay.server.grammars import GrammarWorkers
 from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
@@ -44,6 +45,7 @@ class ServerContext:
     bodies: Bodies
     json_workers: Workers
     workers: TextWorkers
+    grammars: GrammarWorkers
     started_at: float
 
     async def encode(self, text: str, body: PlainText) -> list[int]:

@@ -101,6 +101,7 @@ def _params(body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> Sampl
         ignore_eos=body.ignore_eos,
         logprobs=num_top,
         prompt_logprobs=prompt_logprobs,
+        grammar=next((asked.grammar for asked in body.grammars), None),
         **{name: value for name, value in values.items() if value is not None},
     )
 
@@ -173,6 +174,8 @@ async def _serve(
         undo.enter_context(server.lifecycle.admit(num_prompts * body.choices))
         order = _order(server, context, body, params, num_prompts)
         watch = undo.enter_context(Watch(context.receive))
+        for asked in body.grammars:
+            await server.grammars.check(asked.grammar, asked.field)
         with _naming(source):
             made = await prompts()
         if watch.gone:

@@ -66,7 +66,6 @@ IGNORED: Final[dict[str, Harmless]] = {
     "tool_choice": one_of(None, "none", "auto"),
     "functions": one_of(None, []),
     "function_call": one_of(None, "none", "auto"),
-    "response_format": one_of(None, {"type": "text"}),
     "modalities": one_of(None, ["text"]),
     "audio": _NOTHING,
     "prediction": _NOTHING,

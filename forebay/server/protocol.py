@@ -9,12 +9,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import (
-    Field,
-    StringConstraints,
-    Tag,
-    model_validator,
-)
+from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.base.errors import InvalidRequest
 from forebay.config.server_args import MAX_COUNT
@@ -22,6 +17,7 @@ from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, M
 from forebay.server.ignored import IGNORED, MESSAGE_IGNORED, one_of
 from forebay.server.isolation import Session
 from forebay.server.strict import Label, Strict, Text
+from forebay.server.structured import Structured
 from forebay.server.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
 from forebay.server.validation import (
     INVALID_COMBINATION,
@@ -110,7 +106,7 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class Sampling(Bootstrap):
+class Sampling(Structured, Bootstrap):
     """What completions and chats have in common. None is "the default"."""
 
     ignored = IGNORED

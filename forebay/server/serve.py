@@ -32,3 +32,4 @@ async def serve(
     finally:
         context.json_workers.close()
         context.workers.close()
+        context.grammars.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, StringConstraints, ValidationError, model_validator
@@ -28,10 +29,16 @@ class Strict(BaseModel):
             if name in data:
                 harmless.check(name, data[name])
         kept = {key: value for key, value in data.items() if key not in cls.ignored}
-        unknown = next((key for key in kept if key not in cls.model_fields), None)  # one is enough: there may be many
+        unknown = next((key for key in kept if key not in cls.names()), None)  # one is enough: there may be many
         if unknown is not None:
             raise refusal(UNKNOWN_FIELD, unknown[:MAX_LABEL].encode("utf-8", "backslashreplace").decode(), "")
         return kept
+
+    @classmethod
+    @cache
+    def names(cls) -> dict[str, None]:
+        """Of its fields, as clients write them."""
+        return {field.alias or name: None for name, field in cls.model_fields.items()}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -50,7 +57,7 @@ class Strict(BaseModel):
         except ValidationError as error:
             details = [dict(item) for item in error.errors(include_url=False)]
             raise validation_error(
-                details, frozenset(name for kind in body_types() for name in kind.model_fields), list(cls.model_fields)
+                details, frozenset(name for kind in body_types() for name in kind.names()), list(cls.names())
             ) from error
 
 

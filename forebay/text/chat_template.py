@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
+from forebay.base.confined import Processes
 from forebay.base.errors import InvalidRequest, ModelError
 from forebay.text.template_frames import Compile, Failed, Render, Rendered, encode
 from forebay.text.template_process import TemplateProcess
 
 MAX_SOURCE_CHARS: Final = 1 << 20
-MAX_WAIT_S: Final = 20.0  # by the clock, for what may take `MAX_CPU_S` of the processor
+MAX_WAIT_S: Final = 20.0  # by the clock, for what the processor may take `LIMITS.cpu_s` for
 MAX_START_S: Final = 60.0  # the same for a process that is yet to import jinja2
 
 
@@ -29,19 +28,16 @@ class ChatTemplate:
         if len(source) > MAX_SOURCE_CHARS:
             raise _unusable(f"has {len(source)} characters; at most {MAX_SOURCE_CHARS} are read")
         try:
-            self._compile = encode(Compile(source, dict(variables)))
+            compile_it = encode(Compile(source, dict(variables)))
         except UnicodeEncodeError as error:
             raise _unusable(f"or a token's name has a lone surrogate ({error.reason})") from error
         self.source = source
-        self._lock = threading.Lock()
-        self._idle: list[TemplateProcess] = []
-        self._processes: set[TemplateProcess] = set()
-        weakref.finalize(self, _end_all, self._processes)
+        self._processes = Processes(partial(_started, compile_it))
 
     def check(self) -> None:
         """Compile it, and keep the process for the first rendering. Raises ModelError where it does not compile, or not
         within the limits."""
-        with self._process():
+        with self._processes.one():
             pass
 
     def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool, **variables: Any) -> str:
@@ -50,53 +46,24 @@ class ChatTemplate:
             question = encode(Render(messages, {**variables, "add_generation_prompt": add_generation_prompt}))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise _refused(f"takes only what JSON has ({error})") from error
-        with self._process() as process:
+        with self._processes.one() as process:
             answer = process.ask(question, MAX_WAIT_S)
         if isinstance(answer, Rendered):
             return answer.text
         raise _refused(answer.why if isinstance(answer, Failed) else "gave no text")
 
-    @contextlib.contextmanager
-    def _process(self) -> Iterator[TemplateProcess]:
-        """One for the caller alone, which has compiled the template. It is kept unless it has ended."""
-        process = self._take_idle() or self._start()
-        try:
-            yield process
-        except BaseException:
-            self._drop(process)  # which question it answers next is not known
-            raise
-        if process.has_ended:
-            self._drop(process)
-            return
-        with self._lock:
-            self._idle.append(process)
 
-    def _take_idle(self) -> TemplateProcess | None:
-        with self._lock:
-            while self._idle:
-                process = self._idle.pop()
-                if not process.has_ended:
-                    return process
-                self._drop(process)
-        return None
-
-    def _start(self) -> TemplateProcess:
-        process = TemplateProcess()
-        self._processes.add(process)
-        answer = process.ask(self._compile, MAX_START_S)
+def _started(compile_it: bytes) -> TemplateProcess:
+    """One that has compiled the template."""
+    process = TemplateProcess()
+    try:
+        answer = process.ask(compile_it, MAX_START_S)
         if isinstance(answer, Failed):
-            self._drop(process)
             raise _unusable(answer.why)
-        return process
-
-    def _drop(self, process: TemplateProcess) -> None:
+    except BaseException:
         process.end()
-        self._processes.discard(process)
-
-
-def _end_all(processes: set[TemplateProcess]) -> None:
-    for process in list(processes):
-        process.end()
+        raise
+    return process
 
 
 def _unusable(why: str) -> ModelError:

@@ -7,9 +7,6 @@ too long. Templates come with checkpoints, so this is somebody else's program.
 from __future__ import annotations
 
 import json
-import resource
-import signal
-import socket
 import sys
 from collections.abc import Callable
 from datetime import datetime
@@ -21,9 +18,9 @@ from jinja2.nodes import CallBlock, Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from forebay.base.confined import serve
 from forebay.text.template_frames import (
-    MAX_CPU_S,
-    MAX_MEMORY_BYTES,
+    LIMITS,
     MAX_OUTPUT_CHARS,
     Answer,
     Compile,
@@ -34,8 +31,6 @@ from forebay.text.template_frames import (
     Rendered,
     decode_question,
     encode,
-    receive_question,
-    send,
 )
 
 
@@ -91,7 +86,7 @@ class Worker:
         except (_Refused, jinja2.TemplateError) as error:
             return Failed(f"refused these messages: {str(error)[:300]}")
         except MemoryError:
-            return Failed(f"needs more than {MAX_MEMORY_BYTES >> 20} MiB of memory")
+            return Failed(f"needs more than {LIMITS.memory_bytes >> 20} MiB of memory")
         except Exception as error:
             return Failed(
                 f"failed on these messages ({type(error).__name__}): it may not support what they contain; "
@@ -126,27 +121,6 @@ def _encoded(answer: Answer) -> bytes:
         return encode(Failed("wrote a lone surrogate: that is not valid Unicode"))
 
 
-def _limit_memory() -> None:
-    """Of what is written, and not of address space: some systems' archive of all languages alone takes 220 MB of that
-    in every process that has set a locale."""
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = MAX_MEMORY_BYTES if most == resource.RLIM_INFINITY else min(most, MAX_MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-
-
-def main(fd: int) -> None:
-    _limit_memory()
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    worker = Worker()
-    with socket.socket(fileno=fd) as sock:
-        while (content := receive_question(sock)) is not None:
-            # Of the processor's time, not the clock's: the machine may be busy. What SIGPROF does is end the process,
-            # in the middle of whatever it is doing.
-            signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
-            answer = _encoded(worker.answer(decode_question(content)))
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            send(sock, answer)
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    worker = Worker()
+    serve(int(sys.argv[1]), LIMITS, lambda question: _encoded(worker.answer(decode_question(question))))

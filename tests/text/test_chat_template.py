@@ -16,7 +16,7 @@ from forebay.base.errors import InvalidRequest, ModelError
 from forebay.text import chat_template, tokenizer_files
 from forebay.text import tokenizer as tokenizer_module
 from forebay.text.chat_template import MAX_SOURCE_CHARS, ChatTemplate
-from forebay.text.template_frames import MAX_MEMORY_BYTES, Compile, decode_question, encode
+from forebay.text.template_frames import LIMITS, Compile, decode_question, encode
 from forebay.text.template_process import TemplateProcess
 from forebay.text.template_worker import Worker
 from tests.deadlines import HANGS_S, wait_until
@@ -51,7 +51,7 @@ def render(source: str) -> str:
 
 
 def pids(template: ChatTemplate) -> list[int]:
-    return [process._child.pid for process in template._processes]
+    return [process._child.pid for process in template._processes.living]
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -132,7 +132,7 @@ def test_a_template_that_takes_all_memory_has_little_and_the_next_conversation_i
     )
     template = ChatTemplate(cases + "hi", {})
     for i in range(len(TOO_LARGE)):
-        with pytest.raises(InvalidRequest, match=f"needs more than {MAX_MEMORY_BYTES >> 20} MiB"):
+        with pytest.raises(InvalidRequest, match=f"needs more than {LIMITS.memory_bytes >> 20} MiB"):
             template.render([{"role": "user", "content": str(i)}], add_generation_prompt=True)
         assert template.render(HI, add_generation_prompt=True) == "hi"
 
@@ -151,7 +151,7 @@ def test_memory_is_limited_from_the_beginning() -> None:
         assert process.ask(encode(Compile("x", {})), HANGS_S) is not None
         limits = Path(f"/proc/{process._child.pid}/limits").read_text()
         assert any(
-            line.split()[:5] == ["Max", "data", "size", str(MAX_MEMORY_BYTES), str(MAX_MEMORY_BYTES)]
+            line.split()[:5] == ["Max", "data", "size", str(LIMITS.memory_bytes), str(LIMITS.memory_bytes)]
             for line in limits.splitlines()
         )
     finally:
@@ -164,7 +164,7 @@ def test_what_the_interpreter_maps_and_nobody_writes_leaves_a_template_its_memor
     """Some distributions' archive of all languages has 220 MB, and every process that has set a locale maps it."""
     archive = tmp_path / "archive"
     with archive.open("wb") as file:
-        file.truncate(MAX_MEMORY_BYTES)
+        file.truncate(LIMITS.memory_bytes)
     (tmp_path / "sitecustomize.py").write_text(
         f"import mmap\nfile = open({str(archive)!r}, 'rb')\n"
         "mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\n"
@@ -194,7 +194,7 @@ def test_one_process_serves_all_renderings_and_one_that_died_is_replaced() -> No
         assert template.render(ASK, add_generation_prompt=True) == "a<b"
     (pid,) = pids(template)
     os.kill(pid, signal.SIGKILL)
-    (process,) = template._processes
+    (process,) = template._processes.living
     wait_until(lambda: process.has_ended)
     assert template.render(ASK, add_generation_prompt=True) == "a<b"
     assert pids(template) != [pid]
@@ -235,7 +235,7 @@ def test_processes_end_with_the_one_that_started_them_even_when_it_is_killed() -
         "from forebay.text.chat_template import ChatTemplate\n"
         "template = ChatTemplate('x', {})\n"
         "template.check()\n"
-        "print(*[process._child.pid for process in template._processes], flush=True)\n"
+        "print(*[process._child.pid for process in template._processes.living], flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANGS_S, check=False)

@@ -1,0 +1,207 @@
+"""Processes of our own for work on what somebody else wrote: in little memory, ended by the kernel when it takes long.
+
+Questions and answers are bytes behind their length, over a socket pair, one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+
+from forebay.base.child import environment, held_back
+from forebay.base.errors import Unavailable
+from forebay.base.signals import ENDING
+
+_LENGTH: Final = struct.Struct(">I")
+_BLOCK_BYTES: Final = 1 << 16
+_END_S: Final = 1.0
+
+
+class Limits(NamedTuple):
+    cpu_s: float  # of the processor's time, for each answer
+    memory_bytes: int  # of data, the interpreter's own included
+    answer_bytes: int  # more than any answer has
+
+
+class NoAnswer(Exception):
+    """Why: the continuation of a sentence that begins with what was asked about."""
+
+
+class Late(NoAnswer):
+    """By the clock, which says nothing of the question: the machine may be busy."""
+
+
+class ConfinedProcess:
+    """One that has just been started. Whoever holds it calls `end`."""
+
+    def __init__(self, module: str, limits: Limits, work: str) -> None:
+        """`module` is one that runs `serve`, its argument the socket to read. Raises Unavailable, which names the
+        `work`, where no process can be started."""
+        self._limits = limits
+        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            with theirs, held_back(*ENDING):
+                self._child = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(theirs.fileno())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=environment(),
+                    pass_fds=[theirs.fileno()],
+                )
+        except OSError as error:
+            self._sock.close()
+            raise Unavailable(f"the process for {work} cannot be started ({error.strerror})") from error
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child.poll() is not None
+
+    def exchange(self, question: bytes, timeout_s: float) -> bytes:
+        """The answer. Raises NoAnswer, or Late; the process has then ended."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._sock.settimeout(timeout_s)
+            _send(self._sock, question)
+            answer = _receive(self._sock, deadline, self._limits.answer_bytes)
+        except TimeoutError:
+            self.end()
+            raise Late(f"gave no answer in {timeout_s:g} s") from None
+        except OSError:
+            answer = None
+        if answer is None:
+            raise self._obituary()
+        return answer
+
+    def end(self) -> None:
+        """Nothing if it has ended."""
+        self._sock.close()
+        self._child.kill()
+        self._child.wait()
+
+    def _obituary(self) -> NoAnswer:
+        try:
+            status = self._child.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        self.end()
+        if status == -signal.SIGPROF:
+            return NoAnswer(f"took longer than {self._limits.cpu_s:g} s")
+        return NoAnswer(f"needed more than {self._limits.memory_bytes >> 20} MiB, or crashed (exit status {status})")
+
+
+class Endable(Protocol):
+    @property
+    def has_ended(self) -> bool: ...
+
+    def end(self) -> None: ...
+
+
+P = TypeVar("P", bound=Endable)
+
+
+class Processes(Generic[P]):
+    """Started when they are needed, one for each thread that asks at the same time, and kept until this is forgotten.
+    Thread-safe."""
+
+    def __init__(self, start: Callable[[], P]) -> None:
+        """`start` refers to nothing that refers to this."""
+        self._start = start
+        self._lock = threading.Lock()
+        self._idle: list[P] = []
+        self.living: set[P] = set()
+        weakref.finalize(self, _end_all, self.living)
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[P]:
+        """For the caller alone. It is kept unless it has ended. Raises what `start` raises."""
+        process = self._take_idle() or self._new()
+        try:
+            yield process
+        except BaseException:
+            self._drop(process)  # which question it answers next is not known
+            raise
+        if process.has_ended:
+            self._drop(process)
+            return
+        with self._lock:
+            self._idle.append(process)
+
+    def _take_idle(self) -> P | None:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if not process.has_ended:
+                    return process
+                self._drop(process)
+        return None
+
+    def _new(self) -> P:
+        process = self._start()
+        self.living.add(process)
+        return process
+
+    def _drop(self, process: P) -> None:
+        process.end()
+        self.living.discard(process)
+
+
+def _end_all(processes: set[Endable]) -> None:
+    for process in list(processes):
+        process.end()
+
+
+def serve(fd: int, limits: Limits, answer: Callable[[bytes], bytes]) -> None:
+    """In such a process: answer until nobody is left to ask. `fd` is its end of the socket pair."""
+    _limit_memory(limits.memory_bytes)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    with socket.socket(fileno=fd) as sock:
+        while (question := _receive(sock)) is not None:
+            # Of the processor's time, not the clock's: the machine may be busy. What SIGPROF does is end the process,
+            # in the middle of whatever it is doing.
+            signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
+            written = answer(question)
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            _send(sock, written)
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Of what is written, and not of address space: some systems' archive of all languages alone takes 220 MB of that
+    in every process that has set a locale."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = num_bytes if most == resource.RLIM_INFINITY else min(most, num_bytes)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _send(sock: socket.socket, content: bytes) -> None:
+    sock.sendall(_LENGTH.pack(len(content)) + content)
+
+
+def _receive(sock: socket.socket, deadline: float | None = None, most: int | None = None) -> bytes | None:
+    """None where the other side has ended, or announces more than `most` bytes. Raises TimeoutError."""
+    head = _read(sock, _LENGTH.size, deadline)
+    if head is None:
+        return None
+    (size,) = _LENGTH.unpack(head)
+    return _read(sock, size, deadline) if most is None or size <= most else None
+
+
+def _read(sock: socket.socket, size: int, deadline: float | None) -> bytes | None:
+    content = bytearray()
+    while len(content) < size:
+        if deadline is not None:
+            sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        block = sock.recv(min(_BLOCK_BYTES, size - len(content)))
+        if not block:
+            return None
+        content += block
+    return bytes(content)

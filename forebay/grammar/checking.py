@@ -1,0 +1,63 @@
+"""What clients' grammars are checked by before an engine meets them: a process that can be ended."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+import msgspec
+
+from forebay.base.confined import ConfinedProcess, Late, Limits, NoAnswer, Processes
+from forebay.base.errors import InvalidRequest, Overloaded
+from forebay.grammar.compiler import MAX_ERROR_CHARS, check_size, refused
+from forebay.requests.sampling_params import Grammar
+
+LIMITS: Final = Limits(cpu_s=2.0, memory_bytes=512 << 20, answer_bytes=8 * MAX_ERROR_CHARS)
+MAX_KNOWN: Final = 256
+MAX_WAIT_S: Final = 60.0  # by the clock: a process that is yet to start, on a machine that has no time for it
+
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def _started() -> ConfinedProcess:
+    return ConfinedProcess("forebay.grammar.check_worker", LIMITS, "grammars")
+
+
+class GrammarChecks:
+    """What is known of the latest grammars. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._processes = Processes(_started)
+        self._known: OrderedDict[Grammar, str] = OrderedDict()  # what is wrong with it, the latest used last
+        self._lock = threading.Lock()
+
+    def known(self, grammar: Grammar) -> bool:
+        """Whether `check` takes no time."""
+        return grammar in self._known
+
+    def check(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest `grammar_invalid` with the place for one that no engine would compile, or not within
+        the limits; Overloaded where that could not be found out."""
+        check_size(grammar)
+        with self._lock:
+            wrong = self._known.get(grammar)
+            if wrong is not None:
+                self._known.move_to_end(grammar)
+        if wrong is None:
+            wrong = self._ask(grammar)
+            with self._lock:
+                self._known[grammar] = wrong
+                if len(self._known) > MAX_KNOWN:
+                    self._known.popitem(last=False)
+        if wrong:
+            raise InvalidRequest(wrong, code="grammar_invalid")
+
+    def _ask(self, grammar: Grammar) -> str:
+        try:
+            with self._processes.one() as process:
+                return process.exchange(encode(grammar), MAX_WAIT_S).decode()
+        except Late as error:
+            raise Overloaded(f"checking the grammar {error}: the server is busy, try again later") from error
+        except NoAnswer as error:
+            return refused(grammar, f"compiling it {error}").message

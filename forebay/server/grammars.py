@@ -1,0 +1,36 @@
+"""Checking grammars off the event loop."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from forebay.base.errors import InvalidRequest
+from forebay.grammar.checking import GrammarChecks
+from forebay.requests.sampling_params import Grammar
+from forebay.server.workers import Workers
+
+NUM_THREADS: Final = 2  # a grammar that takes all the time it may does not hold up everybody else's
+
+
+class GrammarWorkers:
+    """Each thread has a process, which is ended where a grammar takes too much (`grammar.checking`). What is known of
+    a grammar is said in place."""
+
+    def __init__(self) -> None:
+        self._checks = GrammarChecks()
+        self._workers = Workers("grammar", NUM_THREADS)
+
+    async def check(self, grammar: Grammar, field: str) -> Grammar:
+        """The same, which an engine will compile. Raises InvalidRequest `grammar_invalid` that names the client's
+        `field` and says what is wrong where; Overloaded where nobody has time to find out."""
+        check = partial(self._checks.check, grammar)
+        try:
+            await self._workers.run(check) if not self._checks.known(grammar) else check()
+        except InvalidRequest as error:
+            error.param = field
+            raise
+        return grammar
+
+    def close(self) -> None:
+        self._workers.close()
