@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
-from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+from llguidance.numpy import (
+    fill_next_token_bitmask,
+    fill_next_token_bitmask_par,
+    fill_next_token_bitmask_par_with_draft_tokens,
+)
 
 from forebay.base.errors import EngineError
 from forebay.base.units import ceil_div
-from forebay.grammar.compiler import compiled
+from forebay.grammar.compiler import REWINDING, compiled
 from forebay.requests.parts import I32
 from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar
@@ -35,6 +39,7 @@ class _Place:
     """Of one request. Whatever is behind `matcher` belongs to the thread that fills masks."""
 
     prototype: Future[LLMatcher]
+    rewinds: bool
     matcher: LLMatcher | None = None  # once it is compiled
     num_read: int = 0  # tokens of the output that the matcher was or will be told
     error: str = ""
@@ -69,13 +74,18 @@ class Grammars:
 
     def begin(self, req: Request) -> None:
         assert req.params.grammar is not None, f"{req} has no grammar"
-        self._places[req.id] = _Place(self._prototype(req.params.grammar))
+        grammar = req.params.grammar
+        self._places[req.id] = _Place(self._prototype(grammar), grammar.kind in REWINDING)
 
     def ready(self, req: Request) -> bool:
         place = self._places[req.id]
         if place.matcher is None and place.prototype.done():
             place.matcher = place.prototype.result().deep_copy()
         return place.matcher is not None
+
+    def wait(self, timeout_s: float) -> None:
+        compiling = {place.prototype for place in self._places.values() if place.matcher is None}
+        wait(compiling, timeout_s, FIRST_COMPLETED)
 
     def drafts(self, req: Request, guesses: Sequence[int], most: int) -> list[int]:
         place, tokens = self._places[req.id], self._unread(req)
@@ -143,18 +153,39 @@ class Grammars:
         sound = [job for job in jobs if not job.place.error]
         if plain := [(job.place.known, job.at) for job in sound if not job.drafts]:
             fill_next_token_bitmask_par(self._executor, plain, words)
-        if ahead := [(job.place.known, job.at, job.drafts) for job in sound if job.drafts]:
+        drafted = [job for job in sound if job.drafts]
+        if ahead := [(job.place.known, job.at, job.drafts) for job in drafted if job.place.rewinds]:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, ahead, words)
+        for job in drafted:
+            if not job.place.rewinds:
+                _fill_ahead(job, words)
         for job in jobs:
             if _broken(job.place):  # nothing at all may come: the sampler finds that no token is finite
                 words[job.at : job.at + 1 + len(job.drafts)] = 0
         return words
 
 
+def _fill_ahead(job: _Job, words: I32) -> None:
+    """By a copy, which need not take anything back. Behind a draft that may not come nothing is looked at."""
+    words[job.at : job.at + 1 + len(job.drafts)] = -1
+    ahead = job.place.known.deep_copy()
+    fill_next_token_bitmask(ahead, words, job.at)
+    for at, draft in enumerate(job.drafts, job.at + 1):
+        if not ahead.consume_token(draft):
+            return
+        fill_next_token_bitmask(ahead, words, at)
+
+
 def _read(place: _Place, tokens: list[int]) -> None:
-    if tokens and not place.error:
+    if not tokens or place.error:
+        return
+    if place.rewinds:
         place.known.consume_tokens(tokens)
-        _broken(place)
+    else:
+        for token in tokens:
+            place.known.compute_bitmask()  # tokens are counted by the masks before them
+            place.known.consume_token(token)
+    _broken(place)
 
 
 def _broken(place: _Place) -> bool:

@@ -54,6 +54,7 @@ class TokenBytes:
         self.skipped = skipped
         self._known: list[bytes | None] = [None] * len(pieces)
         self._texts: dict[int, str | None] = {}
+        self._added: dict[str, int] | None = None
 
     def __len__(self) -> int:
         return len(self._pieces)
@@ -74,6 +75,14 @@ class TokenBytes:
                 known = self._reader(piece)
             self._known[token] = known
         return known
+
+    def added(self, spelling: str) -> int | None:
+        """The token that has been added to the vocabulary as this word."""
+        if self._added is None:
+            self._added = {
+                self._pieces[token] or "": token for token in sorted(self._literal | self.skipped, reverse=True)
+            }
+        return self._added.get(spelling)
 
     def showing(self, spellings: Collection[str]) -> TokenBytes:
         """The same, with the control tokens that are spelled so in the text."""

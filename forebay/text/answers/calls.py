@@ -236,7 +236,7 @@ class Tagged:
             argument = "".join(key).strip()
             answer.argue(("" if first else ", ") + quoted(argument) + ": ")
             first = False
-            if not (yield from self._value(answer, _is_text(answer.tools.get(name, {}), argument))):
+            if not (yield from self._value(answer, is_text(answer.tools.get(name, {}), argument))):
                 return False
 
     def _value(self, answer: Answer, is_text: bool) -> Reading[bool]:
@@ -252,7 +252,7 @@ class Tagged:
         return bool(ended)
 
 
-def _is_text(schema: Any, argument: str) -> bool:
+def is_text(schema: Any, argument: str) -> bool:
     """Whether a tool takes strings there, and nothing else."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     found = properties.get(argument) if isinstance(properties, dict) else None

@@ -1,0 +1,260 @@
+"""How models spell calls of tools, as rules: what `text.answers.calls` reads is written here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from forebay.base.errors import InvalidRequest
+from forebay.grammar.compiler import JSON_OPTIONS
+from forebay.text.answers.calls import Tagged, is_text
+from forebay.text.answers.formats import CALL_FORMATS
+from forebay.text.token_bytes import TokenBytes
+
+_TERMINALS: Final = (r"TEXT: /(.|\n)*/", r"SPACE: /[ \r\n\t]{1,8}/")
+_FENCE: Final = "\n```json\n"
+_LINE: Final = r'"\n"'
+_NOT_IN_TEXT: Final = ("pattern", "format", "minLength", "maxLength")
+
+Schema: TypeAlias = Mapping[str, Any]
+
+
+class CallRule(NamedTuple):
+    """A tool that may be called. Its arguments are any object, or where they are `enforced` what `parameters` say;
+    `field` is where the client has said that."""
+
+    name: str
+    parameters: Schema
+    enforced: bool
+    field: str
+
+
+class Spelled(NamedTuple):
+    """`section` is what stands behind the first marker; `between`, between two that have a marker each, None where one
+    section has all calls."""
+
+    section: str
+    between: str | None = None
+
+
+Spell: TypeAlias = Callable[["Lark", Sequence[CallRule], bool], Spelled]
+"""With the flag, one call alone."""
+
+
+def literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def cannot(what: str, param: str) -> InvalidRequest:
+    return InvalidRequest(what, code="grammar_invalid", param=param)
+
+
+@dataclass(slots=True)
+class Lark:
+    """A grammar while it is written."""
+
+    table: TokenBytes
+    rules: list[str] = field(default_factory=lambda: list(_TERMINALS))
+
+    def rule(self, body: str, options: str = "") -> str:
+        """The name of a rule that says so."""
+        name = f"r{len(self.rules)}"
+        self.rules.append(f"{name}{options}: {body}")
+        return name
+
+    def marker(self, spelling: str) -> str:
+        token = self.table.added(spelling)
+        return literal(spelling) if token is None else f"<[{token}]>"
+
+    def until(self, spelling: str, max_tokens: int | None = None) -> str:
+        """Free text, at most so much of it, and the marker behind it."""
+        token = self.table.added(spelling)
+        if token is None and max_tokens is not None:
+            raise cannot(f"{spelling} is no token of this model's, so it cannot be forced", "max_thinking_tokens")
+        if token is None:
+            return self.rule(f"TEXT {literal(spelling)}", "[lazy]")
+        if max_tokens == 0:
+            return f"<[{token}]>"
+        return f"{self.rule('TEXT', '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
+
+    def json(self, schema: Schema) -> str:
+        options = schema.get("x-guidance")
+        options = {**JSON_OPTIONS, **(options if isinstance(options, dict) else {})}
+        return self.rule(f"%json {_compact({**schema, 'x-guidance': options})}")
+
+    def arguments(self, call: CallRule) -> str:
+        return self.json({"type": "object", **call.parameters} if call.enforced else {"type": "object"})
+
+    def one_of(self, bodies: Sequence[str]) -> str:
+        return self.rule(" | ".join(map(self.rule, bodies)))
+
+    def some(self, item: str, between: str, one: bool) -> str:
+        return item if one else f"{item} ({literal(between)} {item})*" if between else f"{item}+"
+
+
+# -- JSON --------------------------------------------------------------------------------------------------------------
+
+
+def _object(lark: Lark, calls: Sequence[CallRule], key: str = "arguments") -> str:
+    heads = (literal(f'{{"name": {literal(call.name)}, "{key}": ') for call in calls)
+    return lark.one_of([f'{head} {lark.arguments(call)} "}}"' for head, call in zip(heads, calls, strict=True)])
+
+
+def _hermes(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    return Spelled(f'"\\n" {_object(lark, calls)} "\\n" {lark.marker("</tool_call>")}', "\n")
+
+
+def _llama3_json(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    return Spelled(lark.some(_object(lark, calls, "parameters"), "; ", one))
+
+
+def _mistral(lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+    if lark.table.added("[ARGS]") is None:
+        return Spelled(f'"[" {lark.some(_object(lark, calls), ", ", one)} "]"')
+    behind = lark.marker("[ARGS]")
+    return Spelled(lark.one_of([f"{literal(call.name)} {behind} {lark.arguments(call)}" for call in calls]), "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    """Between markers: calls, and around each a head that `head` writes of the name, JSON, `tail`."""
+
+    form: str
+    head: Callable[[Lark, str], str]
+    tail: str = ""
+    between: str = ""
+
+    def __call__(self, lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+        form = CALL_FORMATS[self.form]
+        begin, end, ends = map(lark.marker, (form.before, *form.after[-2:]))
+        each = [f"{begin} {self.head(lark, call.name)} {lark.arguments(call)} {self.tail} {end}" for call in calls]
+        return Spelled(f"{lark.some(lark.one_of(each), self.between, one)} {ends}")
+
+
+def _deepseek_v3(lark: Lark, name: str) -> str:
+    return f'"function" {lark.marker("<｜tool▁sep｜>")} {literal(f"{name}{_FENCE}")}'
+
+
+def _deepseek_v31(lark: Lark, name: str) -> str:
+    return f"{literal(name)} {lark.marker('<｜tool▁sep｜>')}"
+
+
+def _kimi_k2(lark: Lark, name: str) -> str:
+    return f"{literal(f'functions.{name}:')} /[0-9]{{1,3}}/ {lark.marker('<|tool_call_argument_begin|>')}"
+
+
+# -- values one by one -------------------------------------------------------------------------------------------------
+
+
+class _Member(NamedTuple):
+    key: str
+    schema: Schema
+    optional: bool
+    is_text: bool
+
+
+def _members(call: CallRule) -> list[_Member]:
+    """In the order of the schema, which is theirs in the answer."""
+    properties = call.parameters.get("properties")
+    if not isinstance(properties, dict):
+        return []
+    required = call.parameters.get("required") if call.enforced else ()
+    shared = {name: call.parameters[name] for name in ("$defs", "definitions") if name in call.parameters}
+    found = []
+    for key, schema in properties.items():
+        own = {**schema, **shared} if call.enforced and isinstance(schema, dict) else {}
+        found.append(_Member(key, own, key not in (required or ()), is_text(call.parameters, key)))
+    return found
+
+
+def _choices(schema: Schema) -> list[Any]:
+    return [schema["const"]] if "const" in schema else list(schema.get("enum") or ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tags:
+    """Keys and values between tags, each on lines of its own; text as it is."""
+
+    form: str
+
+    def __call__(self, lark: Lark, calls: Sequence[CallRule], one: bool) -> Spelled:
+        tags = CALL_FORMATS[self.form].body
+        assert isinstance(tags, Tagged), self.form
+        ends = f"{_LINE} {lark.marker('</tool_call>')}" if tags.opens else ""
+        each = []
+        for call in calls:
+            head = f"\n{tags.opens}{call.name}{tags.opened[0]}\n" if tags.opens else f"{call.name}\n"
+            members = [
+                f"{self._member(lark, tags, call, member)}{'?' if member.optional else ''}" for member in _members(call)
+            ]
+            each.append(f"{literal(head)} {' '.join(members)} {lark.marker(tags.closes)} {ends}")
+        return Spelled(lark.one_of(each), "\n")
+
+    def _member(self, lark: Lark, tags: Tagged, call: CallRule, member: _Member) -> str:
+        line = f"{tags.key_end}\n" if tags.lines else ""
+        key = f"{lark.marker(tags.key)} {literal(member.key + line)}"
+        if tags.value:
+            key += f" {lark.marker(tags.key_end)} {_LINE} {lark.marker(tags.value)}"
+        end = f"\n{tags.value_end}" if tags.lines else tags.value_end
+        return lark.rule(f"{key} {self._value(lark, call, member, end)} {_LINE}")
+
+    def _value(self, lark: Lark, call: CallRule, member: _Member, end: str) -> str:
+        if not member.is_text:
+            return f"{lark.json(member.schema)} {lark.marker(end)}"
+        unread = next((word for word in _NOT_IN_TEXT if word in member.schema), None)
+        if unread is not None:
+            what = f"{unread} of {member.key} cannot be enforced where arguments are text: leave it out, or strict"
+            raise cannot(what, call.field)
+        if texts := [text for text in _choices(member.schema) if isinstance(text, str)]:
+            return f"({' | '.join(map(literal, texts))}) {lark.marker(end)}"
+        return lark.until(end)
+
+
+def _python(lark: Lark, calls: Sequence[CallRule], one: bool, *, end: str = "") -> Spelled:
+    """`[name(key=value, ...), ...]`."""
+    each = [f'{literal(f"{call.name}(")} {_keywords(lark, _members(call))} ")"' for call in calls]
+    return Spelled(f'"[" {lark.some(lark.one_of(each), ", ", one)} "]" {lark.marker(end) if end else ""}')
+
+
+def _keywords(lark: Lark, members: Sequence[_Member]) -> str:
+    """In their order, with commas between those that are there."""
+    first, more = '""', '""'
+    for member in reversed(members):
+        value = f"{literal(f'{member.key}=')} {_python_value(lark, member.schema)}"
+        alone, behind = f"{value} {more}", f'", " {value} {more}'
+        first = lark.rule(f"{alone} | {first}" if member.optional else alone)
+        more = lark.rule(f"{behind} | {more}" if member.optional else behind)
+    return first
+
+
+def _python_value(lark: Lark, schema: Schema) -> str:
+    """JSON, but for the names of what is neither text nor number."""
+    names = {"True": True, "False": False, "None": None}
+    if choices := _choices(schema):
+        literals = (next((name for name, it in names.items() if it is value), None) for value in choices)
+        pairs = zip(literals, choices, strict=True)
+        return f"({' | '.join(literal(name or json.dumps(value, ensure_ascii=False)) for name, value in pairs)})"
+    if schema.get("type") == "boolean":
+        return '("True" | "False")'
+    return '"None"' if schema.get("type") == "null" else lark.json(schema)
+
+
+SPELLED: Final[dict[str, Spell]] = {
+    "hermes": _hermes,
+    "qwen3_coder": _Tags("qwen3_coder"),
+    "glm45": _Tags("glm45"),
+    "mistral": _mistral,
+    "deepseek_v3": _Sections("deepseek_v3", _deepseek_v3, tail=literal("\n```"), between="\n"),
+    "deepseek_v31": _Sections("deepseek_v31", _deepseek_v31),
+    "kimi_k2": _Sections("kimi_k2", _kimi_k2),
+    "lfm2": partial(_python, end="<|tool_call_end|>"),
+    "pythonic": _python,
+    "llama3_json": _llama3_json,
+}
