@@ -19,7 +19,7 @@ class Grammars(Protocol):
     tokens since, so nobody is told of a commit or a retraction."""
 
     def begin(self, req: Request) -> None:
-        """It lives, and has a grammar."""
+        """It has a grammar, and is at the beginning of its output, perhaps once more."""
         ...
 
     def ready(self, req: Request) -> bool:

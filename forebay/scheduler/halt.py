@@ -91,6 +91,8 @@ def weights_changed(scheduler: Scheduler, version: int) -> None:
         if req.num_output:
             if scheduler.proposer:
                 scheduler.proposer.ended(req)
+            if req.params.grammar:
+                scheduler.constraints.begin(req)
             scheduler.num_waiting_tokens -= req.num_output
             del req.tokens[req.num_prompt :]
             scheduler.news.append(Update(req.id, [], restarted=True))

@@ -48,6 +48,10 @@ Propose = Callable[[int, int, int], list[int]]
 """Of a request's id: so many tokens that may stand from this position on."""
 
 
+TakeMasks = Callable[[int], list[I64]]
+"""Of a step's number: the tokens that may come at each of its positions under a grammar."""
+
+
 class StepFailed(RuntimeError):
     """An injected fault: this step did not complete."""
 
@@ -67,6 +71,7 @@ class HashRunner:
         *,
         salt: Callable[[int], int],
         propose: Propose | None = None,
+        take_masks: TakeMasks | None = None,
     ) -> None:
         ps, rows = config.page_size, pools.rows.num_rows
         self.page_size, self.pools, self.model = ps, pools, model
@@ -91,7 +96,7 @@ class HashRunner:
         self.broken: set[int] = set()  # requests with garbage in their KV or state: their tokens must never be seen
         self.cached: dict[int, int] = {}  # where the first extend of each request began
         self.in_flight: deque[HashStep] = deque()
-        self._salt, self._propose = salt, propose
+        self._salt, self._propose, self._take_masks = salt, propose, take_masks
         self._ladder = np.arange(config.context_length + ps, dtype=np.int64)
 
     # -- launching: in the order of the plans, before the earlier ones completed ---------------------------------------
@@ -352,6 +357,8 @@ class HashRunner:
         """Sample from `values` [Q]; rows go on from what of it counts."""
         plan, which = step.plan, step.which
         chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
+        if len(plan.masked):
+            self._choose_allowed(step, chosen, values)
         accepted = self._accept(step, tokens, chosen)
         failed = tuple(i for i, at in poisoned.items() if at < accepted[i])
         for i in failed:  # nothing is chosen there: a token that is wrong for certain
@@ -377,6 +384,14 @@ class HashRunner:
             logprobs=self._logprobs(rows, chosen, values),
             prompt_logprobs=self._prompt_logprobs(step, hidden),
         )
+
+    def _choose_allowed(self, step: HashStep, chosen: I64, values: U64) -> None:
+        assert self._take_masks is not None
+        masks, of = iter(self._take_masks(step.plan.step)), step.which[step.sampled]
+        for i in step.plan.masked.tolist():
+            for at in np.flatnonzero(of == i).tolist():
+                allowed = next(masks)
+                chosen[at] = allowed[int(values[at]) % len(allowed)]
 
     def _advance(self, step: HashStep, accepted: I64) -> None:
         self.lengths.advance(step.span, accepted, [later.span for later in self.in_flight])

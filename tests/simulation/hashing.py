@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,15 @@ def logprob_of(value: int) -> float:
     return -(value >> 11) * 2.0**-53
 
 
+class Matches(Protocol):
+    """Where an output stands in its grammar."""
+
+    @property
+    def allowed(self) -> I64: ...
+
+    def read(self, token: int) -> None: ...
+
+
 class Generated:
     """What the model says after a token list: the next token, and its log-probability."""
 
@@ -102,8 +111,11 @@ class HashModel:
     window: int = 0
     recurrent: bool = False
 
-    def generate(self, prompt: Sequence[int], *, salt: int, seed: int) -> Iterator[Generated]:
-        """The reference: the tokens that follow `prompt`, one after the other, from the token list alone."""
+    def generate(
+        self, prompt: Sequence[int], *, salt: int, seed: int, matcher: Matches | None = None
+    ) -> Iterator[Generated]:
+        """The reference: the tokens that follow `prompt`, one after the other, from the token list alone; of those that
+        `matcher`, at the beginning of the output, allows."""
         tokens, window, scale = list(prompt), self.window, salt | 1
         chain, digest, counts, state = salt, 0, 0, 0
         windowed: list[int] = []
@@ -121,7 +133,10 @@ class HashModel:
             value += sum(windowed[-window:]) * WINDOW_FACTOR if window else 0
             value += state * STATE_WEIGHT if self.recurrent else 0
             value = mix(value & _MASK)
-            tokens.append(value % self.vocab)
+            allowed = matcher.allowed if matcher else range(self.vocab)
+            tokens.append(int(allowed[value % len(allowed)]))
+            if matcher:
+                matcher.read(tokens[-1])
             yield Generated(tokens[-1], logprob_of(value))
 
     def hidden(self, tokens: npt.NDArray[np.int32], salt: int) -> U64:

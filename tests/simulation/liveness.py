@@ -73,7 +73,9 @@ class Liveness:
         rows = set(plan.rows[: plan.num_extends].tolist()) if plan else set()
         under_way = [req for req in scheduler.requests.values() if req.held and req.held.row in rows]
         under_way += [req for req in scheduler.extending if req.residency.row not in rows]
-        waiting = [req for req in sorted(scheduler.waiting, key=self._rank) if not self._may_wait(req, under_way)]
+        unready = scheduler.constraints.unready
+        ready = (req for req in sorted(scheduler.waiting, key=self._rank) if req.id not in unready)
+        waiting = [req for req in ready if not self._may_wait(req, under_way)]
         if scheduler.suspects.groups:  # nobody else runs until it is known who is to blame for a failed step
             waiting = [req for req in waiting if req in scheduler.suspects.on_trial]
         started = [scheduler.requests[admission.request_id] for admission in plan.admissions] if plan else []

@@ -24,11 +24,11 @@ from tests.simulation.hashing import (
     chain_values,
     logprob_of,
     salt_of,
-    seed_of,
     state_values,
     windowed,
 )
 from tests.simulation.liveness import Liveness, Violation, require
+from tests.simulation.proposers import reference
 
 
 class Tracked:
@@ -45,8 +45,7 @@ class Tracked:
 
     def begin_again(self) -> None:
         """As far as the client knows; with other weights, if the salt is another now."""
-        seed = seed_of(self.params)
-        self.expected: Iterator[Generated] = self.model.generate(self.prompt, salt=self.salt, seed=seed)
+        self.expected: Iterator[Generated] = reference(self.model, self.prompt, self.params, salt=self.salt)
         self.received: list[int] = []
         self.report: CacheReport | None = None
         self.breaks_at: int | None = None  # so many tokens come before something that is not finite

@@ -37,7 +37,7 @@ from forebay.scheduler import admission
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.prefill_role import PrefillRole
-from tests.simulation.hashing import salt_of, seed_of
+from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
 from tests.simulation.oracles import Oracles, Tracked
 from tests.simulation.retracting import RetractingScheduler
@@ -183,7 +183,7 @@ class Half(Simulation):
         self.num_added += 1
         number = self.num_added
         self.salts[number] = salt = salt_of(f"0/{namespace}")
-        self.references.add(number, prompt, salt=salt, seed=seed_of(params))
+        self.references.add(number, prompt, params, salt=salt)
         known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
         req = Request(number, prompt, params, **known)
         room = where.room if where else 0

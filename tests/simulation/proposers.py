@@ -6,8 +6,15 @@ from collections.abc import Iterator, Sequence
 from random import Random
 
 from forebay.requests.request import Request, Status
-from tests.simulation.hashing import Generated, HashModel
+from forebay.requests.sampling_params import SamplingParams
+from tests.simulation.grammars import Matcher
+from tests.simulation.hashing import Generated, HashModel, seed_of
 from tests.simulation.liveness import require
+
+
+def reference(model: HashModel, prompt: Sequence[int], params: SamplingParams, *, salt: int) -> Iterator[Generated]:
+    matcher = Matcher(params, model.vocab) if params.grammar else None
+    return model.generate(prompt, salt=salt, seed=seed_of(params), matcher=matcher)
 
 
 class References:
@@ -20,9 +27,9 @@ class References:
         self._known: dict[int, list[int]] = {}
         self._more: dict[int, Iterator[Generated]] = {}
 
-    def add(self, request_id: int, prompt: Sequence[int], *, salt: int, seed: int) -> None:
+    def add(self, request_id: int, prompt: Sequence[int], params: SamplingParams, *, salt: int) -> None:
         self._known[request_id] = list(prompt)
-        self._more[request_id] = self._model.generate(prompt, salt=salt, seed=seed)
+        self._more[request_id] = reference(self._model, prompt, params, salt=salt)
 
     def tokens(self, request_id: int, start: int, stop: int) -> list[int]:
         """The request's tokens at positions [start, stop)."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -31,12 +31,14 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission
+from forebay.scheduler.grammars import Constraints
 from forebay.scheduler.proposer import Proposer
 from tests.kinds_of import states_of, windows_of
 from tests.simulation.event_log import Outcome, log_plan
+from tests.simulation.grammars import HashGrammars
 from tests.simulation.hash_runner import HashRunner, StepFailed
 from tests.simulation.hash_step import HashStep, Pools
-from tests.simulation.hashing import salt_of, seed_of
+from tests.simulation.hashing import salt_of
 from tests.simulation.oracles import Oracles, Tracked, require
 from tests.simulation.proposers import DeviceProposer, HostProposer, References
 from tests.simulation.retracting import RetractingScheduler
@@ -79,7 +81,9 @@ class Simulation:
         self.propose = DeviceProposer(self.widths, self.references)
         host = self.most_width > 1 and not algorithm.on_device
         self.proposer = HostProposer(self.widths, self.propose) if host else None
+        self.grammars = HashGrammars(traffic.vocab)
         self.scheduler = make_scheduler(config, self.proposer)
+        self.scheduler.constraints = Constraints(self.grammars)
         self.salts: dict[int, int] = {}  # by request, also of those that ended while a step computes for them
         self.runner = HashRunner(
             config,
@@ -87,6 +91,7 @@ class Simulation:
             model,
             salt=self.salts.__getitem__,
             propose=self.propose if algorithm.on_device else None,
+            take_masks=self.grammars.take,
         )
         self.oracles = Oracles(config, self.scheduler, self.runner)
         self.scheduler.liveness = self.oracles.liveness
@@ -123,7 +128,7 @@ class Simulation:
         """Submit a request; None if it was refused, which must be for the right reason."""
         self.num_added += 1
         self.salts[self.num_added] = salt = salt_of(f"{self.scheduler.weight_version}/{namespace}")
-        self.references.add(self.num_added, prompt, salt=salt, seed=seed_of(params))
+        self.references.add(self.num_added, prompt, params, salt=salt)
         req = Request(
             self.num_added,
             prompt,
@@ -330,7 +335,7 @@ class Simulation:
 
     def turn(self) -> None:
         """A tick that must do something when there is something to do."""
-        waiting = bool(self.scheduler.requests) and not self.flights
+        waiting = bool(self.scheduler.requests) and not (self.flights or self.scheduler.constraints.unready)
         require(self.tick() or not waiting or not self.scheduler.requests, "nothing runs, and nothing is planned")
 
     def drain(self) -> int:
@@ -378,8 +383,9 @@ class Simulation:
         )
 
 
-def run_seed(seed: int) -> Outcome:
-    """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it."""
+def run_seed(seed: int, grammars: float = 0.0) -> Outcome:
+    """One random configuration under random traffic. Whatever is wrong is raised, with the line that replays it. With
+    `grammars` so many of the requests have one."""
     rng, widths = Random(seed), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
     make_scheduler = partial(RetractingScheduler, every=rng.choice([0, 0, 0, 3, 10]), skips=rng.random() < 0.5)
@@ -389,7 +395,7 @@ def run_seed(seed: int) -> Outcome:
             patch.object(admission, "MAX_OVERTAKES", FEW),
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
-            load = random_traffic(rng, config)
+            load = replace(random_traffic(rng, config), grammars=grammars)
             return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")

@@ -22,7 +22,7 @@ from tests.kinds_of import states_of
 from tests.simulation.device_memory import POISON
 from tests.simulation.event_log import Outcome
 from tests.simulation.hash_runner import NO_TOKEN, HashRunner, StepFailed
-from tests.simulation.hashing import salt_of, seed_of
+from tests.simulation.hashing import salt_of
 from tests.simulation.liveness import require
 from tests.simulation.retracting import RetractingScheduler
 from tests.simulation.simulator import CLOSE, FEW, SHARED, Simulation
@@ -128,7 +128,7 @@ class SleepingSimulation(Simulation):
         for req in self.scheduler.waiting:
             tracked = self.oracles.live[req.id]
             self.salts[req.id] = tracked.salt = salt_of(f"{version}/{req.namespace}")
-            self.references.add(req.id, tracked.prompt, salt=tracked.salt, seed=seed_of(req.params))
+            self.references.add(req.id, tracked.prompt, req.params, salt=tracked.salt)
             self.num_restarts += bool(tracked.received)
             self.runner.cached.pop(req.id, None)
             tracked.begin_again()
@@ -146,7 +146,7 @@ class SleepingSimulation(Simulation):
             require(not held.rows._row_slots.any(), "a row maps to a state after a release")
 
 
-def run_seed(seed: int) -> SleepingSimulation:
+def run_seed(seed: int, grammars: float = 0.0) -> SleepingSimulation:
     """As the simulator's. Time-outs are tested elsewhere: what was asleep has all the time."""
     rng, widths = Random(f"{seed} asleep"), Random(f"{seed} widths")
     config = with_speculation(widths, random_config(rng))
@@ -162,7 +162,7 @@ def run_seed(seed: int) -> SleepingSimulation:
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
             load = random_traffic(rng, config)
-            load = replace(load, faults=replace(load.faults, expire=0.0))
+            load = replace(load, grammars=grammars, faults=replace(load.faults, expire=0.0))
             chance = rng.choice([0.02, 0.1, 0.3])
             made = SleepingSimulation(config, load, rng, make_scheduler=make_scheduler, widths=widths, chance=chance)
             made.run()

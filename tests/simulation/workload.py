@@ -20,6 +20,7 @@ from forebay.config.engine_config import (
 from forebay.memory.kinds.hybrid_rows import tracking_slots
 from forebay.memory.kinds.window import window_pages_in_flight, window_pages_per_request
 from forebay.requests.sampling_params import SamplingParams
+from tests.simulation.grammars import grammar_of
 from tests.simulation.hashing import HashModel
 
 MOST_WIDTH: Final = 8
@@ -53,6 +54,7 @@ class Traffic:
     stopping: float = 0.5  # chance of stop tokens
     tick_s: float = 0.01
     resume_points: float = 0.0  # chance that a request names lengths at which others will go on
+    grammars: float = 0.0  # chance of one
     faults: Faults = field(default_factory=Faults)
 
     def model(self, config: SchedulerConfig) -> HashModel:
@@ -261,4 +263,5 @@ class Conversations:
             stop_token_ids=stops,
             logprobs=rng.choice([-1, -1, 0]),
             prompt_logprobs=rng.choice([-1, -1, -1, -1, -1, 0]),
+            grammar=grammar_of(rng.randrange(5)) if traffic.grammars and rng.random() < traffic.grammars else None,
         )

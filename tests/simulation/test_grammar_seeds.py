@@ -1,0 +1,107 @@
+"""Random traffic of which most requests have a grammar, and bugs put there on purpose: what must be found, soon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forebay.scheduler.grammars import Constraints
+from forebay.scheduler.queues import Queues
+from forebay.scheduler.scheduler import Scheduler
+from tests.simulation import sleeping
+from tests.simulation.event_log import Outcome
+from tests.simulation.grammars import HashGrammars, Matcher
+from tests.simulation.simulator import run_seed
+
+PER_CHUNK = 30
+SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 100)]
+PER_MUTATION = 60  # seeds, and each is found sooner
+SHARE = 0.7
+
+Patch = pytest.MonkeyPatch
+MUTATIONS: dict[str, Callable[[Patch], None]] = {}
+
+
+def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTATIONS[apply.__name__] = apply
+    return apply
+
+
+@pytest.mark.parametrize("chunk", [0, *SLOW])
+def test_c16_outputs_are_the_references_under_grammars_too(chunk: int) -> None:
+    seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)
+    outcome = sum((run_seed(seed, SHARE) for seed in seeds), Outcome(seeds=0))
+    assert outcome.retractions >= 5
+    assert outcome.accepted >= 100
+    for seed in seeds[:10]:
+        sleeping.run_seed(seed, SHARE)
+
+
+@mutation
+def a_mask_is_anothers(patch: Patch) -> None:
+    fill = HashGrammars.fill
+    patch.setattr(HashGrammars, "fill", lambda self, step, wanted: fill(self, step, wanted[::-1]))
+
+
+@mutation
+def a_matcher_begins_again_with_a_retraction_and_reads_only_what_comes(patch: Patch) -> None:
+    suspend = Scheduler.suspend
+
+    def mutated(self, req):
+        suspend(self, req)
+        if req.params.grammar:
+            grammars = self.constraints.grammars
+            grammars.matchers[req.id] = Matcher(req.params, grammars._vocab)
+
+    patch.setattr(Scheduler, "suspend", mutated)
+
+
+@mutation
+def a_row_does_not_wait_for_its_last_token(patch: Patch) -> None:
+    sit_out = Constraints.sit_out
+    patch.setattr(Constraints, "sit_out", lambda self, reqs, in_flight: sit_out(self, reqs, ()))
+
+
+@mutation
+def the_mask_behind_a_draft_is_that_before_it(patch: Patch) -> None:
+    fill = HashGrammars.fill
+
+    def mutated(self, step, wanted):
+        fill(self, step, wanted)
+        masks, at = self._masks[step], 0
+        for _, drafts in wanted:
+            masks[at : at + 1 + len(drafts)] = [masks[at]] * (1 + len(drafts))
+            at += 1 + len(drafts)
+
+    patch.setattr(HashGrammars, "fill", mutated)
+
+
+@mutation
+def a_request_starts_before_its_grammar_is_compiled(patch: Patch) -> None:
+    patch.setattr(Queues, "candidates", property(lambda self: self.waiting))
+
+
+@mutation
+def a_matcher_goes_on_where_its_output_begins_again(patch: Patch) -> None:
+    begin = Constraints.begin
+
+    def mutated(self, req):
+        if req.id not in self.living:
+            begin(self, req)
+
+    patch.setattr(Constraints, "begin", mutated)
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_the_simulator_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTATIONS[name](monkeypatch)
+    for seed in range(PER_MUTATION):
+        for run in (run_seed, sleeping.run_seed):
+            try:
+                run(seed, SHARE)
+            except (TypeError, AttributeError, NameError):
+                raise
+            except Exception:
+                return
+    raise AssertionError(f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}")
