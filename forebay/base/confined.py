@@ -155,7 +155,7 @@ class Processes(Generic[P]):
         self.living.discard(process)
 
 
-def _end_all(processes: set[Endable]) -> None:
+def _end_all(processes: set[P]) -> None:
     for process in list(processes):
         process.end()
 

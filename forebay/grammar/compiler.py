@@ -22,7 +22,7 @@ REWINDING: Final = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON_OBJECT, GrammarKin
 """Kinds of which matchers take tokens back: not those that can name tokens by their ids, or count them."""
 _ANY_OBJECT: Final = '{"type": "object"}'
 # Without an end models of all sizes go on with white space for ever.
-JSON_OPTIONS: Final[Any] = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
+_BOUNDED: Final = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"}
 
 
 def limits() -> LLParserLimits:
@@ -73,12 +73,19 @@ def source_of(grammar: Grammar) -> str:
         raise refused(grammar, str(error) or "it is malformed") from error
 
 
+def json_options(schema: Any) -> Any:
+    """`x-guidance` of a JSON schema, what it says itself among it."""
+    own = schema.get("x-guidance") if isinstance(schema, dict) else None
+    own = own if isinstance(own, dict) else {}
+    return own if "whitespace_flexible" in own else {**_BOUNDED, **own}
+
+
 def _translated(grammar: Grammar, value: Any) -> str:
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
-            return str(LLMatcher.grammar_from_json_schema(grammar.text, JSON_OPTIONS))
+            return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=json_options(value)))
         case GrammarKind.JSON_OBJECT:
-            return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, JSON_OPTIONS))
+            return str(LLMatcher.grammar_from_json_schema(_ANY_OBJECT, json_options(None)))
         case GrammarKind.REGEX:
             return str(LLMatcher.grammar_from_regex(grammar.text))
         case GrammarKind.CHOICE:

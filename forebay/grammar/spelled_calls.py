@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from forebay.base.errors import InvalidRequest
-from forebay.grammar.compiler import JSON_OPTIONS
+from forebay.grammar.compiler import json_options
 from forebay.text.answers.calls import Tagged, is_text
 from forebay.text.answers.formats import CALL_FORMATS
 from forebay.text.token_bytes import TokenBytes
@@ -85,9 +85,7 @@ class Lark:
         return f"{self.rule('TEXT', '' if max_tokens is None else f'[max_tokens={max_tokens}]')} <[{token}]>"
 
     def json(self, schema: Schema) -> str:
-        options = schema.get("x-guidance")
-        options = {**JSON_OPTIONS, **(options if isinstance(options, dict) else {})}
-        return self.rule(f"%json {_compact({**schema, 'x-guidance': options})}")
+        return self.rule(f"%json {_compact({**schema, 'x-guidance': json_options(schema)})}")
 
     def arguments(self, call: CallRule) -> str:
         return self.json({"type": "object", **call.parameters} if call.enforced else {"type": "object"})

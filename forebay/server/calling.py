@@ -16,7 +16,7 @@ from forebay.text.answers.telling import told_in_text
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 
-_TAIL_TOKENS: Final = 16  # more than the tag that opens the thinking has
+TAIL_TOKENS: Final = 16  # more than the tag that opens the thinking has
 
 
 def check_answerable(body: ChatRequest, found: Findings) -> None:
@@ -57,7 +57,7 @@ def reading_of(body: ChatRequest, found: Findings, tokenizer: Tokenizer, prompt:
     tools = {tool.function.name: tool.function.parameters or {} for tool in body.offered_tools}
     if not tools and found.formats.thinking is None:
         return None
-    opened = found.opens_thinking(tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False))
+    opened = found.opens_thinking(tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False))
     make = partial(reader_for, found.formats, tools, opened=opened)
     table = _shown(tokenizer.table, found.formats.spellings)
     return Reading(make, table, one_call=body.parallel_tool_calls is False)

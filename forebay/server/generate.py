@@ -23,6 +23,7 @@ from forebay.server.delivery import EventStream, EventWriter, collect
 from forebay.server.dialects.chat import ChatDialect
 from forebay.server.dialects.completion import CompletionDialect
 from forebay.server.dialects.dialect import Dialect
+from forebay.server.enforcing import enforced_grammar
 from forebay.server.generation import Generation, Order, Prompt
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 from forebay.server.rendezvous import rendezvous_of
@@ -53,7 +54,8 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
             encode = server.tokenizer.encode_chat_prompt
             found = await server.render(encode, body.messages, body, breakpoints=body.breakpoints)
             prompt = Prompt(token_ids=found.token_ids, resume_points=tuple(found.resume_points))
-        return [replace(prompt, reading=reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids))]
+        reading = reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids)
+        return [replace(prompt, reading=reading, grammar=await enforced_grammar(server, body, prompt.token_ids))]
 
     return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
 

@@ -15,7 +15,7 @@ import msgspec
 
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.stream import Stream
-from forebay.requests.sampling_params import MAX_SEED, SamplingParams
+from forebay.requests.sampling_params import MAX_SEED, Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, FinishReason, SpeculationReport, Update
@@ -49,12 +49,14 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens."""
+    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens. The
+    answers are what `grammar` says, or what those to all prompts of the request must be."""
 
     token_ids: list[int]
     text: str | None = None
     resume_points: tuple[int, ...] = ()
     reading: Reading | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,9 +74,11 @@ class Order:
     seed: int | None = None
     discard_output: bool = False  # only the prompt's log-probabilities are wanted
 
-    def params_of(self, number: int) -> SamplingParams:
-        """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat."""
-        return msgspec.structs.replace(self.params, seed=_seed(self.seed, number))
+    def params_of(self, number: int, grammar: Grammar | None = None) -> SamplingParams:
+        """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat. A
+        prompt's own grammar comes before that of all."""
+        grammar = grammar or self.params.grammar
+        return msgspec.structs.replace(self.params, seed=_seed(self.seed, number), grammar=grammar)
 
 
 def _seed(seed: int | None, number: int) -> int:
@@ -257,7 +261,7 @@ class Generation:
                 for number in range(order.count):
                     stream = engine.submit(
                         prompt_token_ids=prompt.token_ids,
-                        params=order.params_of(number),
+                        params=order.params_of(number, prompt.grammar),
                         priority=order.priority,
                         namespace=order.namespace,
                         author=order.author,

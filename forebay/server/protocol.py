@@ -18,7 +18,7 @@ from forebay.server.ignored import IGNORED, MESSAGE_IGNORED, one_of
 from forebay.server.isolation import Session
 from forebay.server.strict import Label, Strict, Text
 from forebay.server.structured import Structured
-from forebay.server.tools import MAX_TOOLS, Tool, ToolCall, ToolChoice
+from forebay.server.tools import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
 from forebay.server.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
@@ -308,6 +308,7 @@ class ChatRequest(Templated, Sampling):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    max_thinking_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     logprobs: bool | None = None
@@ -334,9 +335,10 @@ class ChatRequest(Templated, Sampling):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise refusal(INVALID_VALUE, "tools", f"there are two tools with the name {twice}: give each one its own")
-        if self.tool_choice not in (None, "none", "auto"):
-            what = "a call cannot be enforced by this server: set tool_choice to auto or none"
-            raise refusal(UNSUPPORTED_FIELD, "tool_choice", what)
+        if self.tool_choice == "required" and not names:
+            raise refusal(INVALID_COMBINATION, "tool_choice", "tool_choice is required, and there are no tools")
+        if isinstance(self.tool_choice, NamedTool) and (name := self.tool_choice.function.name) not in names:
+            raise refusal(INVALID_VALUE, "tool_choice.function.name", f"there is no tool with the name {name}")
         return self
 
     @model_validator(mode="after")

@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.server.ignored import Harmless
 from forebay.server.strict import Label, Strict, Text
-from forebay.server.validation import INVALID_VALUE, UNSUPPORTED_FIELD, branch, by_shape, refusal
+from forebay.server.validation import INVALID_VALUE, branch, by_shape, refusal
 
 MAX_TOOLS: Final = 128
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -51,17 +51,13 @@ class ToolCall(Strict):
 
 
 class ToolFunction(Strict):
+    """Where it is `strict`, or must be called and does not say that it is not, its arguments are what `parameters`
+    say."""
+
     name: ToolName
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Field(fail_fast=True)] | None = None
     strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _check_function(self) -> Self:
-        if self.strict:
-            what = "strict tools are not enforced by this server: leave strict out, or set it to false"
-            raise refusal(UNSUPPORTED_FIELD, "strict", what)
-        return self
 
 
 class Tool(Strict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -44,4 +45,4 @@ Answer: TypeAlias = Compiled | Rendered | Failed
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decode_question: Final = msgspec.msgpack.Decoder(Question).decode
-decode_answer: Final = msgspec.msgpack.Decoder(Answer).decode
+decode_answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode

@@ -23,6 +23,7 @@ ANSWERS = {
     GrammarKind.CHOICE: ('["é\\"/", "ab"]', 'é"/', "b"),
     GrammarKind.LARK: ('start: "x" y*\ny: "y"', "xyy", "y"),
     GrammarKind.STRUCTURAL: (json.dumps(TAGS), "so: <f>{}</f>", "so: <f>{1"),
+    GrammarKind.ANSWER: ('{"grammars": [{"lark_grammar": "start: \\"ab\\""}]}', "ab", "b"),
 }
 
 

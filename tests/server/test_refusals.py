@@ -11,6 +11,7 @@ from forebay.server.protocol import ChatRequest, CompletionRequest, TokenizeRequ
 from forebay.server.strict import Strict
 
 HI = {"role": "user", "content": "hello"}
+OTHER = {"type": "function", "function": {"name": "g"}}
 COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stop": ["x"] * 17}, "invalid_value", "stop", "stop has 17 entries: at most 16"),
     ({"stop": 5}, "invalid_value", "stop", "a string or a list of strings"),
@@ -67,14 +68,8 @@ CHAT: list[tuple[dict[str, Any], str, str, str]] = [
     ({"tools": [TOOL, TOOL]}, "invalid_value", "tools", "two tools with the name f"),
     ({"tools": [TOOL] * 129}, "invalid_value", "tools", "129 entries"),
     ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "invalid_value", "tools.0.function.name", "must match"),
-    (
-        {"tools": [{**TOOL, "function": {"name": "f", "strict": True}}]},
-        "unsupported_field",
-        "tools.0.function.strict",
-        "not enforced",
-    ),
-    ({"tools": [TOOL], "tool_choice": "required"}, "unsupported_field", "tool_choice", "auto or none"),
-    ({"tools": [TOOL], "tool_choice": TOOL}, "unsupported_field", "tool_choice", "auto or none"),
+    ({"tool_choice": "required"}, "invalid_combination", "tool_choice", "no tools"),
+    ({"tools": [TOOL], "tool_choice": OTHER}, "invalid_value", "tool_choice.function.name", "with the name g"),
     ({"tools": [TOOL], "tool_choice": 5}, "invalid_value", "tool_choice", "none, auto, required"),
     ({"messages": [{**HI, "content": ["x"]}]}, "invalid_value", "messages.0.content.0", "must be an object"),
     ({"messages": [{**HI, "refusal": "no"}]}, "unsupported_field", "messages.0.refusal", "messages.0.refusal is not"),

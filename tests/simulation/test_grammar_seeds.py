@@ -14,7 +14,7 @@ from tests.simulation.event_log import Outcome
 from tests.simulation.grammars import HashGrammars, Matcher
 from tests.simulation.simulator import run_seed
 
-PER_CHUNK = 30
+PER_CHUNK = 20
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 100)]
 PER_MUTATION = 60  # seeds, and each is found sooner
 SHARE = 0.7
@@ -32,7 +32,7 @@ def mutation(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
 def test_c16_outputs_are_the_references_under_grammars_too(chunk: int) -> None:
     seeds = range(chunk * PER_CHUNK, (chunk + 1) * PER_CHUNK)
     outcome = sum((run_seed(seed, SHARE) for seed in seeds), Outcome(seeds=0))
-    assert outcome.retractions >= 5
+    assert outcome.retractions >= 3
     assert outcome.accepted >= 100
     for seed in seeds[:10]:
         sleeping.run_seed(seed, SHARE)
