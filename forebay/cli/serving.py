@@ -62,7 +62,8 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
         await asyncio.to_thread(tokenizer.check_chat_template)
-        answers = await asyncio.to_thread(find_formats, tokenizer)
+        calls, thinking = config.server.tool_call_parser, config.server.reasoning_parser
+        answers = await asyncio.to_thread(find_formats, tokenizer, calls=calls, thinking=thinking)
     except ForebayError:
         await engine.close(drain_s=0.0)
         raise

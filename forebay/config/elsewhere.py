@@ -52,6 +52,9 @@ ABSENT: Final = _by_name(
         "batch sizes to capture are chosen up to --cuda-graph-max-bs: set that": "cuda_graph_* cudagraph_capture_sizes",
         "a model computes whole on --device cpu or cuda: leave it out": "n_gpu_layers gpu_layers ngl",
         "attention is part of --kernels": "attention_backend flash_attn",
+        "tools are taken by every model whose calls can be read: set --tool-call-parser where that is not found": (
+            "enable_auto_tool_choice tool_server"
+        ),
         "adapters (LoRA) are not in this version": "enable_lora lora_* lora",
         "use --retraction-host-bytes with a size such as 4GiB": "swap_space",
         "weights stay where the model computes": "cpu_offload_gb",

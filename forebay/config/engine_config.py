@@ -294,6 +294,8 @@ class ServerConfig:
     drain_timeout_s: float = 30.0
     log_level: str = "info"
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
+    tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`
+    reasoning_parser: str = "auto"  # likewise
     weights_root: str | None = None  # below which `/update_weights_from_disk` may read
     pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 

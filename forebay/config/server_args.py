@@ -232,6 +232,18 @@ _HTTP: Final = in_group(
         default=(),
         aliases=("--cors-origin", "--allowed-origins"),
     ),
+    Flag(
+        "tool_call_parser",
+        TEXT,
+        "how the model spells calls of tools: auto (as its chat template does), none, or a format's name",
+        default="auto",
+    ),
+    Flag(
+        "reasoning_parser",
+        TEXT,
+        "how the model marks its thinking: auto (as its chat template does), none, or a format's name",
+        default="auto",
+    ),
     Flag("drain_timeout", SECONDS, "time that running requests get after SIGTERM", default=30.0, low=0.0),
 )
 

@@ -81,7 +81,12 @@ class ScoredToken(Alternative):
 
 
 class ChatLogprobs(TypedDict):
+    """`content` has the tokens of the text; where answers are read, the others are in the lists of what they belong
+    to."""
+
     content: list[ScoredToken]
+    reasoning_content: NotRequired[list[ScoredToken]]
+    tool_calls: NotRequired[list[ScoredToken]]
     refusal: None
 
 

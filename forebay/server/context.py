@@ -19,8 +19,9 @@ from forebay.server.grammars import GrammarWorkers
 from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
+from forebay.server.messages import ChatMessage, Templated
 from forebay.server.metrics import Metrics
-from forebay.server.protocol import ChatMessage, PlainText, Templated
+from forebay.server.protocol import PlainText
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
 from forebay.server.text_workers import TextWorkers

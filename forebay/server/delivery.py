@@ -17,7 +17,7 @@ from forebay.server.errors import internal
 from forebay.server.generation import Choice, Generation, Piece
 from forebay.server.http_protocol import Connection
 from forebay.server.logprobs import Scored
-from forebay.text.answers.parts import Part
+from forebay.text.answers.parts import Part, Said
 
 _SSE_HEADERS: Final = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 INLINE_SCORES: Final = 1024  # log-probabilities; to write that many takes about a millisecond
@@ -33,6 +33,8 @@ class Collector:
 
     def text(self, choice: Choice, text: str) -> None:
         self.texts[choice.index].append(text)
+        if choice.prompt.reading is not None:
+            self.parts[choice.index].append(Said(text))
 
     def piece(self, choice: Choice, piece: Piece) -> None:
         self.texts[choice.index].append(piece.text)

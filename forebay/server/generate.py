@@ -24,7 +24,8 @@ from forebay.server.dialects.chat import ChatDialect
 from forebay.server.dialects.completion import CompletionDialect
 from forebay.server.dialects.dialect import Dialect
 from forebay.server.enforcing import enforced_grammar
-from forebay.server.generation import Generation, Order, Prompt
+from forebay.server.generation import Generation
+from forebay.server.order import Order, Prompt
 from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import UNSUPPORTED_FIELD
@@ -138,6 +139,7 @@ def _order(
     return Order(
         params=params,
         stop=body.stop_strings,
+        stop_patterns=body.stop_patterns,
         include_stop=body.include_stop_str_in_output,
         priority=body.priority,
         namespace=server.isolation.namespace(context.tenant, body.session),

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.stream import Stream
-from forebay.requests.sampling_params import MAX_SEED, Grammar, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, FinishReason, SpeculationReport, Update
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
-from forebay.server.logprobs import Scored
-from forebay.text.answers.parts import CallEnded, Part
+from forebay.server.logprobs import Scored, WaitingScores
+from forebay.server.order import Order, Prompt
+from forebay.text.answers.parts import CallEnded, Part, Said, Thought
 from forebay.text.answers.reading import AnswerReader
 from forebay.text.detokenizer import Delta, Detokenizer
 from forebay.text.token_bytes import TokenBytes
@@ -36,58 +30,6 @@ class Piece(NamedTuple):
     tokens: list[Scored]
     finish: str | None
     parts: Sequence[Part] = ()
-
-
-class Reading(NamedTuple):
-    """How answers to a prompt are read: by a reader each, from the bytes in `table`, to the end of the first call where
-    there may be one alone."""
-
-    make: Callable[[], AnswerReader]
-    table: TokenBytes
-    one_call: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """`text` is None where the client sent ids. Others are likely to go on from the first `resume_points` tokens. The
-    answers are what `grammar` says, or what those to all prompts of the request must be."""
-
-    token_ids: list[int]
-    text: str | None = None
-    resume_points: tuple[int, ...] = ()
-    reading: Reading | None = None
-    grammar: Grammar | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """How every choice of a request is made."""
-
-    params: SamplingParams
-    namespace: str
-    author: str  # whose prompts the answer may tell of
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    priority: int = 0
-    count: int = 1  # choices per prompt
-    halves: Sequence[Rendezvous | None] = ()  # in a role: where the other half of each prompt's choices is
-    seed: int | None = None
-    discard_output: bool = False  # only the prompt's log-probabilities are wanted
-
-    def params_of(self, number: int, grammar: Grammar | None = None) -> SamplingParams:
-        """Choice `number` of a prompt: the user's seed, or one derived from it, so that choices differ and repeat. A
-        prompt's own grammar comes before that of all."""
-        grammar = grammar or self.params.grammar
-        return msgspec.structs.replace(self.params, seed=_seed(self.seed, number), grammar=grammar)
-
-
-def _seed(seed: int | None, number: int) -> int:
-    if seed is None:
-        return secrets.randbits(63)
-    seed &= MAX_SEED
-    if number == 0:
-        return seed
-    return int.from_bytes(hashlib.blake2b(f"{seed}:{number}".encode(), digest_size=8).digest(), "big") & MAX_SEED
 
 
 class Sink(Protocol):
@@ -120,8 +62,10 @@ class Choice:
         self._discard = order.discard_output
         self._wants_scores = order.params.logprobs >= 0
         self._scores_per_token = 1 + max(0, order.params.logprobs)
+        self._one_call = prompt.reading is not None and prompt.reading.one_call
+        self._tells_thinking = prompt.reading is None or prompt.reading.tells_thinking
         # A token is its text and no more: nothing is to be looked for, scored or dropped.
-        self.is_plain = not (order.stop or self._wants_scores or self._discard or prompt.reading)
+        self.is_plain = not (order.stop or order.stop_patterns or self._wants_scores or self._discard)
         self.restart()
 
     def restart(self) -> None:
@@ -131,13 +75,28 @@ class Choice:
         reading = self.prompt.reading
         self._reader = None if reading is None else reading.make()
         table = self._table if reading is None else reading.table
-        self._detokenizer = Detokenizer(table, self._order.stop, include_stop=self._order.include_stop)
-        self._pending: list[Scored] = []  # their text is held back
+        stop, patterns = self._order.stop, self._order.stop_patterns
+        self._detokenizer = Detokenizer(table, stop, patterns=patterns, include_stop=self._order.include_stop)
+        self._waiting = WaitingScores(self._detokenizer, self._reader, tells_thinking=self._tells_thinking)
 
-    def feed_tokens(self, token_ids: list[int]) -> str:
-        """The text that more tokens add to a plain choice."""
-        self.num_tokens += len(token_ids)
-        return "".join(map(self._detokenizer.push_token, token_ids))
+    def feed_tokens(self, token_ids: list[int]) -> str | Piece:
+        """What more tokens add to a plain choice; most often text and nothing else."""
+        if self._reader is None:
+            self.num_tokens += len(token_ids)
+            return "".join(map(self._detokenizer.push_token, token_ids))
+        if self.finish is not None:
+            return ""
+        parts: list[Part] = []
+        for token in token_ids:
+            self.num_tokens += 1
+            self._take(self._reader, self._detokenizer.push_token(token), parts)
+            if self._is_enough(parts):
+                break
+        said = [part.text for part in parts if type(part) is Said]
+        if len(said) == len(parts):
+            return "".join(said)
+        told = self._told(parts)
+        return Piece("", [], self.finish, told)
 
     def feed(self, update: Update) -> Piece:
         """Raises the typed error of a failed request."""
@@ -161,9 +120,8 @@ class Choice:
         parts: list[Part] = []
         text, stopped, used = self._push(tokens[:-1] if ending else tokens, parts)
         self.num_tokens += used
-        if self._wants_scores and update.logprobs is not None:
-            offsets = self._detokenizer.offsets[-used:] if used else []
-            self._pending += map(Scored, tokens[:used], offsets, update.logprobs[:used])
+        if used and self._wants_scores and update.logprobs is not None:
+            self._waiting.add(tokens[:used], update.logprobs[:used])
         if stopped is None:
             self.num_tokens += ending
             if update.finish is not None:
@@ -174,49 +132,49 @@ class Choice:
             self.finish = "stop"
             self.stream.abort()
         if self._reader is not None:
-            text, parts = "", self._read(self._reader, text, parts)
-        scores = self._released(everything=self.finish is not None and stopped is None)
+            parts += self._reader.push(text) if text else []
+            parts += self._reader.finish() if self.finish is not None else []
+            text, parts = "", self._told(parts)
+        everything = self.finish is not None and stopped is None
+        scores = self._waiting.released(everything=everything, ended=self.finish is not None)
         return Piece(text, scores, self.finish, parts)
 
     def _push(self, token_ids: list[int], parts: list[Part]) -> Delta:
-        """Where the answer is read, one token after the other: each is of the thinking or is not."""
+        """Where the answer is read, one token after the other: each is of the thinking or is not, and none is looked at
+        behind the one call that may be."""
         if self._reader is None:
             return self._detokenizer.push(token_ids)
         for used, token in enumerate(token_ids, 1):
             text, stopped, _ = self._detokenizer.push([token])
-            thinks = self._reader.thinking
-            parts += self._reader.push(text)
-            self.num_reasoning_tokens += thinks or self._reader.thinking
-            if stopped is not None:
+            self._take(self._reader, text, parts)
+            if stopped is not None or self._is_enough(parts):
                 return Delta("", stopped, used)
         return Delta("", None, len(token_ids))
 
-    def _read(self, reader: AnswerReader, tail: str, parts: list[Part]) -> list[Part]:
-        """`parts` with those of the text's end, up to which they go: where one call is allowed, that of the first."""
-        parts += reader.push(tail)
-        if self.finish is not None:
-            parts += reader.finish()
-        end = next((i for i, part in enumerate(parts, 1) if isinstance(part, CallEnded)), None)
-        if end is not None and self.prompt.reading is not None and self.prompt.reading.one_call:
-            parts = parts[:end]
-            if self.finish is None:
-                self.finish = "stop"
-                self.stream.abort()
+    def _take(self, reader: AnswerReader, text: str, parts: list[Part]) -> None:
+        """The text of one more token."""
+        kind = reader.pass_by(text)
+        if kind is None:
+            thinks = reader.thinking
+            parts += reader.push(text)
+            self.num_reasoning_tokens += thinks or reader.thinking
+        else:
+            parts.append(kind(text))
+            self.num_reasoning_tokens += kind is Thought
+
+    def _is_enough(self, parts: list[Part]) -> bool:
+        return self._one_call and any(isinstance(part, CallEnded) for part in parts)
+
+    def _told(self, parts: list[Part]) -> list[Part]:
+        """`parts` as far as they go: where one call is allowed, to the end of the first."""
+        if self._is_enough(parts):
+            parts = parts[: next(i for i, part in enumerate(parts, 1) if isinstance(part, CallEnded))]
+            self.finish = "stop"
+            self.stream.abort()
         self.num_calls += sum(isinstance(part, CallEnded) for part in parts)
         if self.finish == "stop" and self.num_calls:
             self.finish = "tool_calls"
-        return parts
-
-    def _released(self, *, everything: bool) -> list[Scored]:
-        """Scores go out with the text they belong to, so that those behind a stop string never do."""
-        if not self._pending:
-            return []
-        shown = self._detokenizer.num_chars
-        count = len(self._pending)
-        if not everything:
-            count = next((i for i, token in enumerate(self._pending) if token.offset >= shown), count)
-        released, self._pending = self._pending[:count], self._pending[count:]
-        return released
+        return parts if self._tells_thinking else [part for part in parts if not isinstance(part, Thought)]
 
     @property
     def num_scores(self) -> int:
@@ -365,9 +323,13 @@ class _Feed:
         elif not generation.over:
             generation.saw_token()
             try:
-                text = choice.feed_tokens(token_ids)
-                if text:
-                    self._sink.text(choice, text)
+                added = choice.feed_tokens(token_ids)
+                if isinstance(added, str):
+                    if added:
+                        self._sink.text(choice, added)
+                else:
+                    self._sink.piece(choice, added)
+                    generation.handed_over()
             except Exception as error:
                 generation.fail(error)
 

@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from forebay.requests.step_plan import TokenLogprob
+from forebay.text.answers.parts import CallArguments, Kind, Reader, Said, Thought
+from forebay.text.detokenizer import Detokenizer
 from forebay.text.token_bytes import TokenBytes
+
+_FIELDS: Final[dict[Kind, str]] = {Said: "content", Thought: "reasoning_content", CallArguments: "tool_calls"}
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token of the text and where it begins there (characters). `score` is None for a prompt's first token."""
+    """A token of the text and where it begins there (characters). `score` is None for a prompt's first token. `kind`
+    is what of an answer that is read it belongs to."""
 
     token_id: int
     offset: int
     score: TokenLogprob | None
+    kind: Kind = Said
+
+
+class WaitingScores:
+    """Scores of a choice's tokens go out with the text they belong to, so that those behind a stop string never do.
+    Where the answer is read they wait until it is known to what of it they belong."""
+
+    def __init__(self, detokenizer: Detokenizer, reader: Reader | None, *, tells_thinking: bool) -> None:
+        self._detokenizer = detokenizer
+        self._reader = reader
+        self._tells_thinking = tells_thinking
+        self._tokens: list[Scored] = []
+
+    def add(self, token_ids: Sequence[int], scores: Sequence[TokenLogprob]) -> None:
+        """Of the tokens that were pushed last."""
+        self._tokens += map(Scored, token_ids, self._detokenizer.offsets[-len(token_ids) :], scores)
+
+    def released(self, *, everything: bool, ended: bool) -> list[Scored]:
+        """`everything`: no text is held back any more. `ended`: none comes."""
+        count = 0
+        while count < len(self._tokens) and (everything or self._is_told(count, ended)):
+            count += 1
+        if not count:
+            return []
+        released = [self._placed(i) for i in range(count)]
+        del self._tokens[:count]
+        return [token for token in released if token.kind is not Thought or self._tells_thinking]
+
+    def _is_told(self, i: int, ended: bool) -> bool:
+        if self._reader is None or ended:
+            return self._tokens[i].offset < self._detokenizer.num_chars
+        return self._end(i) <= self._reader.settled
+
+    def _placed(self, i: int) -> Scored:
+        token = self._tokens[i]
+        return token if self._reader is None else replace(token, kind=self._reader.kind(token.offset, self._end(i)))
+
+    def _end(self, i: int) -> int:
+        """Where a token's characters end, of which each has one at least: that which it is a part of."""
+        behind = self._tokens[i + 1].offset if i + 1 < len(self._tokens) else self._detokenizer.num_decoded
+        return max(self._tokens[i].offset + 1, behind)
 
 
 def token_name(table: TokenBytes, token: int) -> str:
@@ -27,14 +74,17 @@ def token_name(table: TokenBytes, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def chat_logprobs(table: TokenBytes, tokens: list[Scored]) -> dict[str, Any]:
-    content = []
+def chat_logprobs(table: TokenBytes, tokens: list[Scored], *, read: bool) -> dict[str, Any]:
+    """Of an answer that is `read` the tokens of the text, and in lists of their own those of thinking and calls."""
+    kinds: dict[Kind, str] = _FIELDS if read else {Said: _FIELDS[Said]}
+    found: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for token in tokens:
         if token.score is not None:
             entry = _entry(table, token.token_id, token.score.logprob)
             pairs = zip(token.score.top_ids, token.score.top_logprobs, strict=True)
-            content.append({**entry, "top_logprobs": [_entry(table, other, value) for other, value in pairs]})
-    return {"content": content, "refusal": None}
+            entry["top_logprobs"] = [_entry(table, other, value) for other, value in pairs]
+            found[token.kind].append(entry)
+    return {**{kinds[kind]: entries for kind, entries in found.items()}, "refusal": None}
 
 
 def _entry(table: TokenBytes, token: int, logprob: float) -> dict[str, Any]:

@@ -6,19 +6,18 @@ Every number has both bounds, every list and string a limit; the operator says h
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, StringConstraints, Tag, model_validator
 
-from forebay.base.errors import InvalidRequest
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
-from forebay.server.ignored import IGNORED, MESSAGE_IGNORED, one_of
+from forebay.server.ignored import IGNORED, one_of
 from forebay.server.isolation import Session
+from forebay.server.messages import Messages, Templated, Thinking, text_or_list
 from forebay.server.strict import Label, Strict, Text
 from forebay.server.structured import Structured
-from forebay.server.tools import MAX_TOOLS, NamedTool, Tool, ToolCall, ToolChoice
+from forebay.server.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice
 from forebay.server.validation import (
     INVALID_COMBINATION,
     INVALID_VALUE,
@@ -29,11 +28,11 @@ from forebay.server.validation import (
     refusal,
 )
 from forebay.text.resumption import Breakpoint
+from forebay.text.stop_patterns import BadPattern, machine_of
 
 MAX_STOP: Final = 16
+MAX_STOP_PATTERNS: Final = 4
 MAX_STOP_BYTES: Final = 256
-MAX_MESSAGES: Final = 4096
-MAX_PARTS: Final = 256
 TOOL_FIELDS: Final = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort")  # chats have them
 MAX_IDS: Final = 1 << 22
 I32: Final = 2**31 - 1
@@ -47,14 +46,10 @@ DecimalId = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 Tags = Annotated[list[Label], Field(min_length=1, max_length=16, fail_fast=True)]
 
 
-def _text_or_list(value: Any) -> str | None:
-    return branch("text") if isinstance(value, str) else branch("list") if isinstance(value, list) else None
-
-
 def _prompt_shape(value: Any) -> str | None:
     if isinstance(value, list) and value and isinstance(value[0], int | float):
         return branch("ids")
-    return _text_or_list(value)
+    return text_or_list(value)
 
 
 def _one_prompt_shape(value: Any) -> str | None:
@@ -74,7 +69,14 @@ Prompts = Annotated[
 Stop = Annotated[
     Annotated[StopString, Tag(branch("text"))]
     | Annotated[list[StopString], Field(max_length=MAX_STOP, fail_fast=True), Tag(branch("list"))],
-    by_shape(_text_or_list, "a string or a list of strings"),
+    by_shape(text_or_list, "a string or a list of strings"),
+]
+
+
+StopPatterns = Annotated[
+    Annotated[StopString, Tag(branch("text"))]
+    | Annotated[list[StopString], Field(max_length=MAX_STOP_PATTERNS, fail_fast=True), Tag(branch("list"))],
+    by_shape(text_or_list, "a string or a list of strings"),
 ]
 
 
@@ -123,6 +125,7 @@ class Sampling(Structured, Bootstrap):
     frequency_penalty: Annotated[float, WITHIN["frequency_penalty"]] | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=MAX_SEED)] | None = None
     stop: Stop | None = None
+    stop_regex: StopPatterns | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -136,6 +139,10 @@ class Sampling(Structured, Bootstrap):
     @property
     def stop_strings(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def stop_patterns(self) -> tuple[str, ...]:
+        return (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
 
     @property
     def session(self) -> Session:
@@ -158,6 +165,11 @@ class Sampling(Structured, Bootstrap):
             raise refusal(
                 INVALID_COMBINATION, "stream_options", "stream_options is only allowed with stream=true: set it"
             )
+        for pattern in self.stop_patterns:
+            try:
+                machine_of(pattern)
+            except BadPattern as error:
+                raise refusal(INVALID_VALUE, "stop_regex", f"stop_regex cannot be used: {error}") from error
         for stop in self.stop_strings:
             if len(stop.encode()) > MAX_STOP_BYTES:
                 what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
@@ -200,119 +212,28 @@ class CompletionRequest(PlainText, Sampling):
         return self.prompt
 
 
-class CacheControl(Strict):
-    """A client's mark: others will go on from here."""
+class ChatRequest(Thinking, Templated, Sampling):
+    """`include_reasoning` false leaves the thinking out of the answer, `separate_reasoning` false in the text."""
 
-    # 5m is what Anthropic's API takes a missing one for. What is cached here stays until its memory is wanted: nobody
-    # can be promised an hour.
-    ignored = {"ttl": one_of(None, "5m")}
-    type: Literal["ephemeral"]
-
-
-class TextPart(Strict):
-    type: Literal["text"]
-    text: Text
-    cache_control: CacheControl | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_media(cls, data: Any) -> Any:
-        kind = data.get("type") if isinstance(data, dict) else None
-        if isinstance(kind, str) and kind != "text":
-            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only text parts are supported")
-        return data
-
-
-Content = Annotated[
-    Annotated[Text, Tag(branch("text"))]
-    | Annotated[list[TextPart], Field(min_length=1, max_length=MAX_PARTS, fail_fast=True), Tag(branch("list"))],
-    by_shape(_text_or_list, "a string or a list of text parts"),
-]
-
-
-class ChatMessage(Strict):
-    ignored = MESSAGE_IGNORED
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content | None = None
-    reasoning_content: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_call_id: Label | None = None
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
-    cache_control: CacheControl | None = None
-
-    @property
-    def breakpoints(self) -> list[int]:
-        """Behind how many characters of the content the client set its marks."""
-        parts = [] if isinstance(self.content, str) else self.content or []
-        ends = accumulate(len(part.text) for part in parts)
-        marks = [end for end, part in zip(ends, parts, strict=True) if part.cache_control is not None]
-        return [*marks, len(self.for_template()["content"] or "")] if self.cache_control is not None else marks
-
-    @model_validator(mode="after")
-    def _check_role(self) -> Self:
-        own = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
-        wrong = next((field for field, role in own.items() if getattr(self, field) and self.role != role), None)
-        if wrong is not None:
-            raise refusal(INVALID_COMBINATION, wrong, f"{wrong} is only allowed with role {own[wrong]}")
-        if self.content is None and not self.tool_calls:
-            raise refusal(MISSING_FIELD, "content", "content is missing: only a message with tool_calls may have none")
-        if self.role == "tool" and self.tool_call_id is None:
-            raise refusal(MISSING_FIELD, "tool_call_id", "tool_call_id is missing: it says whose result this is")
-        return self
-
-    def for_template(self) -> dict[str, Any]:
-        """`content` is None in a message of calls alone."""
-        parts = self.content if isinstance(self.content, list) else None
-        content = self.content if parts is None else "".join(part.text for part in parts)
-        more = {"name": self.name, "reasoning_content": self.reasoning_content, "tool_call_id": self.tool_call_id}
-        calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": content, **{key: value for key, value in more.items() if value}, **calls}
-
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-class TemplateArguments(Strict):
-    """The variables a client may hand to the chat template."""
-
-    enable_thinking: bool | None = None
-    thinking: bool | None = None
-
-
-class Templated(Strict):
-    """What goes through the chat template."""
-
-    add_generation_prompt: bool = True
-    chat_template_kwargs: TemplateArguments | None = None
-
-    @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
-        if "chat_template" in data:
-            raise InvalidRequest(
-                "chat_template is the operator's choice: the server is started with --chat-template",
-                code="chat_template_refused",
-                param="chat_template",
-            )
-        return super().parse(data)
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        return self.chat_template_kwargs.model_dump(exclude_none=True) if self.chat_template_kwargs else {}
-
-
-class ChatRequest(Templated, Sampling):
-    ignored = {name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS}
+    ignored = {
+        **{name: harmless for name, harmless in IGNORED.items() if name not in TOOL_FIELDS},
+        "stream_reasoning": one_of(None, True),
+    }
     messages: Messages
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     max_thinking_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
     max_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def wishes(self) -> list[Thinking]:
+        return [self, *super().wishes]
 
     @property
     def offered_tools(self) -> list[Tool]:
@@ -321,13 +242,8 @@ class ChatRequest(Templated, Sampling):
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        effort: dict[str, Any] = {}
-        if self.reasoning_effort is not None:
-            thinks = self.reasoning_effort != "none"
-            effort = {"reasoning_effort": self.reasoning_effort, "enable_thinking": thinks, "thinking": thinks}
-            effort.update({} if thinks else {"reasoning_effort": None})
         tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.offered_tools]
-        return {**effort, **super().template_variables, **({"tools": tools} if tools else {})}
+        return {**super().template_variables, **({"tools": tools} if tools else {})}
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:

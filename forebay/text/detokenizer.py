@@ -5,14 +5,15 @@ from __future__ import annotations
 import codecs
 from typing import Final, NamedTuple
 
+from forebay.text.stop_patterns import PatternSearch
 from forebay.text.token_bytes import TokenBytes
 
 _UTF8: Final = codecs.getincrementaldecoder("utf-8")
 
 
 class Delta(NamedTuple):
-    """`text` may be shown now. `stopped` is the stop string that has just been met: everything from it on is dropped
-    and nothing more may be pushed. `used` tokens of those pushed went into the text."""
+    """`text` may be shown now. `stopped` is the stop string or pattern that has just been met: everything from it on is
+    dropped and nothing more may be pushed. `used` tokens of those pushed went into the text."""
 
     text: str
     stopped: str | None
@@ -20,7 +21,8 @@ class Delta(NamedTuple):
 
 
 class Detokenizer:
-    """One request's text. Never shows half a character, nor a stop string or the beginning of one."""
+    """One request's text. Never shows half a character, nor a stop string, what matches a pattern to stop at, or the
+    beginning of one."""
 
     __slots__ = (
         "_decoder",
@@ -28,26 +30,40 @@ class Detokenizer:
         "_include_stop",
         "_is_open",
         "_longest",
+        "_patterns",
         "_stop",
         "_table",
         "num_chars",
         "offsets",
     )
 
-    def __init__(self, table: TokenBytes, stop: tuple[str, ...] = (), *, include_stop: bool = False) -> None:
-        """`include_stop` leaves the stop string itself at the end of the text."""
+    def __init__(
+        self,
+        table: TokenBytes,
+        stop: tuple[str, ...] = (),
+        *,
+        patterns: tuple[str, ...] = (),
+        include_stop: bool = False,
+    ) -> None:
+        """`include_stop` leaves the stop string itself at the end of the text. `patterns` as in `stop_patterns`."""
         self._table = table
         self._stop = stop
+        self._patterns = {pattern: PatternSearch(pattern) for pattern in patterns}
         self._include_stop = include_stop
         self._longest = max(map(len, stop), default=0)
         self._decoder = _UTF8("replace")
         self._is_open = False  # the decoder holds a part of a character
-        self._held = ""  # decoded, not shown: may become a stop string
+        self._held = ""  # decoded, not shown: may become what stops
         self.num_chars = 0  # shown
         self.offsets: list[int] = []  # per pushed token: characters of text before it
 
+    @property
+    def num_decoded(self) -> int:
+        """Characters that are shown, or held back."""
+        return self.num_chars + len(self._held)
+
     def push(self, token_ids: list[int]) -> Delta:
-        if not self._stop:
+        if not (self._stop or self._patterns):
             return Delta("".join(map(self.push_token, token_ids)), None, len(token_ids))
         shown = ""
         for used, token in enumerate(token_ids, 1):
@@ -85,15 +101,20 @@ class Detokenizer:
     def _search(self, new: str) -> tuple[str, str | None]:
         """Add `new` to what is held; what of it may be shown, and the stop string that begins first in it."""
         text = self._held + new
-        at, found = len(text), None
+        at, end, found = len(text), 0, None
         for stop in self._stop:
             place = text.find(stop, 0, at + len(stop) - 1)
             if 0 <= place < at:
-                at, found = place, stop
+                at, end, found = place, place + len(stop), stop
+        for pattern, search in self._patterns.items():
+            first = search.position - len(self._held)
+            match = search.push(new)
+            if match is not None and match[0] - first < at:
+                at, end, found = match[0] - first, match[1] - first, pattern
         if found is not None:
             self._held = ""
-            return text[: at + len(found)] if self._include_stop else text[:at], found
-        keep = self._held_back(text)
+            return text[:end] if self._include_stop else text[:at], found
+        keep = max((self._held_back(text), *(search.held for search in self._patterns.values())))
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
 

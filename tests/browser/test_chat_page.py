@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from forebay.text.answers.probes import Findings
+from forebay.text.answers.reading import AnswerFormats
 from tests.browser.conftest import ENDING, Open, Watch
+from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
 
 HOSTILE = """Before <img src=x onerror="window.hacked=1"> and <script>window.hacked=1</script>
@@ -123,3 +127,29 @@ def test_error_in_the_middle_of_an_answer_keeps_what_was_said(open_console: Open
     server.call(server.engine.die)
     expect(page.get_by_role("alert")).to_contain_text("the engine died")
     expect(answer.locator(".body")).to_contain_text("word")
+
+
+def test_thinking_is_folded_and_calls_wait_for_results(open_console: Open, page: Page) -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"at": "<b>x</b>"}}\n</tool_call>'
+    formats = AnswerFormats("hermes", "think")
+    server = open_console(
+        f"<think>Let me *look*.</think>A moment.{call}", model=replace(MODEL, answers=Findings(formats=formats))
+    )
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Tools").fill('[{"type": "function", "function": {"name": "look"}}]')
+    page.get_by_role("button", name="Done").click()
+    ask(page)
+    answer = page.get_by_role("article", name="Answer").first
+    expect(answer.locator(".stats")).to_contain_text("tool_calls")
+    expect(answer.locator("summary")).to_have_text("Thought")
+    expect(answer.get_by_text("Let me *look*.")).to_be_hidden()
+    answer.locator("summary").click()
+    expect(answer.get_by_text("Let me *look*.")).to_be_visible()
+    expect(answer.get_by_text("A moment.", exact=True)).to_be_visible()
+    expect(page.get_by_label("Call of look").locator("code")).to_have_text('{"at": "<b>x</b>"}')
+    page.get_by_label("Result of look").fill("a river")
+    page.get_by_role("button", name="Send results").click()
+    server.until(lambda: len(server.engine.submitted) == 2)
+    prompt = server.tokenizer.decode(server.engine.submitted[1].prompt)
+    assert '{"name": "look", "arguments": {"at": "<b>x</b>"}}' in prompt
+    assert "<tool_response>\na river\n</tool_response>" in prompt

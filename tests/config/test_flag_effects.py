@@ -51,11 +51,13 @@ VALUES: dict[str, Any] = {
     "overlap_depth": 1,
     "pd": "local",
     "quantization": "int8",
+    "reasoning_parser": "none",
     "radix_eviction_policy": "lfu",
     "schedule_policy": "lpm",
     "served_model_name": "another",
     "speculative_algorithm": "NGRAM",
     "swa_full_tokens_ratio": 0.125,
+    "tool_call_parser": "hermes",
 }
 # Settings that a flag is of no use without.
 DECODE: dict[str, Any] = {"disaggregation_mode": "decode", "max_running_requests": 64}

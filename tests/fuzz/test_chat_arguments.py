@@ -13,11 +13,9 @@ import pytest
 
 from forebay.base.errors import ForebayError, InvalidRequest
 from forebay.server.protocol import ChatRequest
-from forebay.text import chat_template
-from forebay.text.template_frames import Answer, decode_question
-from forebay.text.template_worker import Worker
 from forebay.text.tokenizer import Tokenizer
 from tests.fuzz.mutants import fuzz, mutated, outcome, seeds
+from tests.text.in_process import templates_in_this_process
 from tests.text.tiny_tokenizer import TEMPLATE, tiny_tokenizer
 
 # What real checkpoints' templates do with their arguments.
@@ -47,25 +45,9 @@ CONTENTS = [
 SPELLINGS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 
 
-class InThisProcess:
-    """What a template's own process does, where the fuzzer sees it."""
-
-    has_ended = False
-
-    def __init__(self) -> None:
-        self._worker = Worker()
-
-    def ask(self, question: bytes, timeout_s: float) -> Answer:
-        return self._worker.answer(decode_question(question))
-
-    def end(self) -> None:
-        pass
-
-
 @pytest.fixture(scope="module", params=[TEMPLATE, BUSY], ids=["plain", "busy"])
 def tokenizer(request: pytest.FixtureRequest) -> Iterator[Tokenizer]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chat_template, "TemplateProcess", InThisProcess)
+    with templates_in_this_process():
         tokenizer = tiny_tokenizer(600, request.param)
         tokenizer.check_chat_template()
         yield tokenizer

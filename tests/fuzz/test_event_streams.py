@@ -18,7 +18,8 @@ from forebay.cli.load_connection import Answer, read_answer
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.dialects.chat import ChatDialect
 from forebay.server.dialects.completion import CompletionDialect
-from forebay.server.generation import Choice, Generation, Order, Piece, Prompt
+from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.order import Order, Prompt
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 from tests.text.tiny_tokenizer import tiny_tokenizer
 

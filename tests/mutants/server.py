@@ -2,12 +2,15 @@
 
 from tests.mutants.mutant import Mutant
 
+_READ = "text/answers/test_reading.py::"
+_TOOLS = "server/test_tools.py::"
+
 SERVER = (
     Mutant(
         "C28 of two stop strings that one token completes the one that begins first ends the text",
         "text/detokenizer.py",
-        "                at, found = place, stop\n",
-        "                at, found = place, stop\n                break\n",
+        "                at, end, found = place, place + len(stop), stop\n",
+        "                at, end, found = place, place + len(stop), stop\n                break\n",
         "text/test_detokenizer.py::test_which_of_two_stop_strings_ends_the_text",
     ),
     Mutant(
@@ -20,8 +23,8 @@ SERVER = (
     Mutant(
         "C27 no stop string nor the beginning of one is shown",
         "text/detokenizer.py",
-        "        keep = self._held_back(text)\n",
-        "        keep = 0\n",
+        "max((self._held_back(text), ",
+        "max((0, ",
         "text/test_detokenizer.py::test_the_beginning_of_a_stop_string_is_held_until_it_is_none",
     ),
     Mutant(
@@ -55,8 +58,8 @@ SERVER = (
     Mutant(
         "C27 a stop string ends the request in the engine too",
         "server/generation.py",
-        '            self.finish = "stop"\n            self.stream.abort()\n',
-        '            self.finish = "stop"\n',
+        '        if stopped is not None:\n            self.finish = "stop"\n            self.stream.abort()\n',
+        '        if stopped is not None:\n            self.finish = "stop"\n',
         "server/test_generation.py::test_c27_a_stop_string_ends_the_request_in_the_engine_too",
     ),
     Mutant(
@@ -68,7 +71,7 @@ SERVER = (
     ),
     Mutant(
         "C28 choices of one seed differ and repeat",
-        "server/generation.py",
+        "server/order.py",
         "    if number == 0:\n        return seed\n",
         "    return seed\n",
         "server/test_generation.py::test_c28_choices_of_one_seed_differ_and_repeat",
@@ -107,5 +110,68 @@ SERVER = (
         "self._hides_totals = many and bool(self._keys)",
         "self._hides_totals = False",
         "server/test_isolation.py::test_what_is_counted_over_all_tenants_is_for_admins",
+    ),
+    Mutant(
+        "C27 no brace of a call's arguments is dropped",
+        "text/answers/tape.py",
+        "            depth -= 1\n            sink(tape.take(1))\n",
+        "            depth -= 1\n            (sink if depth else drop)(tape.take(1))\n",
+        _READ + "test_a_stored_answer_is_read_as_what_was_meant",
+    ),
+    Mutant(
+        "C27 each call has an index of its own",
+        "text/answers/answer.py",
+        "        self.calls += 1\n",
+        "",
+        _READ + "test_a_stored_answer_is_read_as_what_was_meant",
+    ),
+    Mutant(
+        "C27 what was held back as the beginning of a call is text when the answer ends",
+        "text/answers/reading.py",
+        "        self._tape.ended = True\n        self._go_on()\n",
+        "        self._tape.ended = True\n",
+        _READ + "test_what_turns_out_to_be_no_call_is_said_character_for_character",
+    ),
+    Mutant(
+        "C27 white space at the end of a text is text",
+        "text/answers/answer.py",
+        '            self._add(Said, "".join(self._blank), 0)\n',
+        "            pass\n",
+        _READ + "test_a_stored_answer_is_read_as_what_was_meant",
+    ),
+    Mutant(
+        "C27 no token is counted twice",
+        "server/generation.py",
+        "        self.num_tokens += used\n",
+        "        self.num_tokens += used * (1 if self._reader is None else 2)\n",
+        _TOOLS + "test_thinking_is_told_from_the_answer_and_counted",
+    ),
+    Mutant(
+        "C27 each token is scored with what it belongs to",
+        "server/logprobs.py",
+        "        return self._end(i) <= self._reader.settled\n",
+        "        return True\n",
+        _TOOLS + "test_each_token_is_scored_with_what_it_belongs_to",
+    ),
+    Mutant(
+        "C27 a call and its result have the same id in a template",
+        "server/calling.py",
+        '{"tool_call_id": ids.get(result, result)}',
+        '{"tool_call_id": result}',
+        "text/answers/test_probes.py::test_a_conversation_with_calls_is_written_as_the_model_writes_them",
+    ),
+    Mutant(
+        "C27 what may begin a match of a pattern is not shown",
+        "text/stop_patterns.py",
+        "min(self._live.values(), default=self.position)",
+        "self.position",
+        "text/test_stop_patterns.py::test_what_may_begin_a_match_is_held_back_and_no_more",
+    ),
+    Mutant(
+        "C27 of matches that end together the longest is dropped",
+        "text/stop_patterns.py",
+        "if live.get(following, begin) >= begin:",
+        "if live.get(following, begin) <= begin:",
+        "text/test_stop_patterns.py::test_the_match_that_ends_first_is_found_and_nothing_of_it_is_shown",
     ),
 )

@@ -13,10 +13,9 @@ import pytest
 
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
+from forebay.server.messages import CacheControl, ChatMessage, TextPart, Thinking, ThinkingSwitch
 from forebay.server.protocol import (
     REQUEST_TYPES,
-    CacheControl,
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -25,8 +24,6 @@ from forebay.server.protocol import (
     ResumeRequest,
     StreamOptions,
     Strict,
-    TemplateArguments,
-    TextPart,
     TokenizeRequest,
     UpdateWeightsRequest,
 )
@@ -60,7 +57,10 @@ NEVER_NUMBERS = [
 ]
 NEVER_IDS = ["-1", "49152", "49153", "2147483648", "9223372036854775808", "true", "1.5", '"x"']
 OUR_TYPES = sorted(
-    {kind.__name__ for kind in (*REQUEST_TYPES, CacheControl, ChatMessage, StreamOptions, TemplateArguments, TextPart)}
+    {
+        kind.__name__
+        for kind in (*REQUEST_TYPES, CacheControl, ChatMessage, StreamOptions, TextPart, Thinking, ThinkingSwitch)
+    }
 )
 OUR_WORDS = [*OUR_TYPES, "constrained", "list[", "[key]", "Value error", "Input should", "function-", "<"]
 WRONG = ["[]", "{}", '""', '"x"', "[[]]", "[null]", "-1", "1.5", "true", '{"a": 1}', '[1, "a"]', "99999999999"]

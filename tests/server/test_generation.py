@@ -8,13 +8,15 @@ from forebay.base.errors import Overloaded
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import Update
-from forebay.server.generation import Generation, Order, Prompt
+from forebay.server.generation import Generation
+from forebay.server.order import Order, Prompt
 from tests.server.fake_engine import FakeEngine
 
 
-def test_c27_a_stop_string_ends_the_request_in_the_engine_too(tokenizer) -> None:
+@pytest.mark.parametrize("stop", [{"stop": ("world",)}, {"stop_patterns": ("w[a-z]+d",)}])
+def test_c27_a_stop_string_ends_the_request_in_the_engine_too(tokenizer, stop) -> None:
     engine = FakeEngine(manual=True)
-    order = Order(params=SamplingParams(), namespace="", author="", stop=("world",))
+    order = Order(params=SamplingParams(), namespace="", author="", **stop)
     generation = Generation.submit(engine, tokenizer.table, [Prompt(token_ids=[5])], order)
     (choice,) = generation.choices
     pieces = [choice.feed(Update(choice.stream.request_id, [token])) for token in tokenizer.encode("hello world")]

@@ -15,10 +15,9 @@ from forebay.text.answers.probes import find_formats
 from tests.deadlines import HANGS_S
 from tests.server.conftest import MODEL, start
 from tests.server.fake_engine import FakeEngine
-from tests.text.answers.test_probes import HERMES
+from tests.text.answers.templates import QWEN3, QWEN3_THINKING, QWEN25
 from tests.text.tiny_tokenizer import TEMPLATE, tiny_tokenizer
 
-THINKING = HERMES.replace("assistant\n{% endif %}", "assistant\n<think>\n{% endif %}")
 TOOLS: Any = [
     {
         "type": "function",
@@ -67,6 +66,11 @@ class Speaker:
         ]
         assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == choice.finish_reason
         assert chunks[-1].usage.completion_tokens_details == whole.usage.completion_tokens_details
+        if wishes.get("logprobs"):
+            scores = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices and chunk.choices[0].logprobs]
+            for field in ("content", "reasoning_content", "tool_calls"):
+                joined = [token for part in scores for token in getattr(part, field)]
+                assert joined == getattr(choice.logprobs, field)
         return whole
 
 
@@ -92,7 +96,7 @@ def speaker(patience: None) -> Iterator[Callable[[str], Speaker]]:
         one.server.close()
 
 
-@pytest.mark.parametrize("template", [HERMES, TEMPLATE], ids=["template", "told in text"])
+@pytest.mark.parametrize("template", [QWEN25, TEMPLATE], ids=["template", "told in text"])
 def test_tools_are_called_over_three_turns(speaker: Callable[[str], Speaker], template: str) -> None:
     model, messages = speaker(template), list(ASK)
     for _ in range(2):
@@ -115,13 +119,13 @@ def test_tools_are_called_over_three_turns(speaker: Callable[[str], Speaker], te
 
 
 def test_content_is_null_where_there_are_calls_alone(speaker: Callable[[str], Speaker]) -> None:
-    answer = speaker(HERMES).say(CALL, ASK, tools=TOOLS).choices[0]
+    answer = speaker(QWEN25).say(CALL, ASK, tools=TOOLS).choices[0]
     assert answer.message.content is None
     assert answer.finish_reason == "tool_calls"
 
 
 def test_one_call_ends_an_answer_that_may_have_no_more(speaker: Callable[[str], Speaker]) -> None:
-    answer = speaker(HERMES).say(f"{CALL}\n{CALL} more", ASK, tools=TOOLS, parallel_tool_calls=False).choices[0]
+    answer = speaker(QWEN25).say(f"{CALL}\n{CALL} more", ASK, tools=TOOLS, parallel_tool_calls=False).choices[0]
     assert len(answer.message.tool_calls) == 1
     assert answer.message.content is None
     assert answer.finish_reason == "tool_calls"
@@ -129,8 +133,8 @@ def test_one_call_ends_an_answer_that_may_have_no_more(speaker: Callable[[str], 
 
 def test_without_tools_or_with_none_to_choose_all_is_text(speaker: Callable[[str], Speaker]) -> None:
     for wishes in ({}, {"tools": TOOLS, "tool_choice": "none"}):
-        whole = speaker(HERMES).server.client()
-        speaker(HERMES).answer = CALL
+        whole = speaker(QWEN25).server.client()
+        speaker(QWEN25).answer = CALL
         with whole as client:
             body = {"messages": ASK, "max_tokens": 500, **wishes}
             answer = client.post("/v1/chat/completions", json=body).json()["choices"][0]
@@ -138,17 +142,83 @@ def test_without_tools_or_with_none_to_choose_all_is_text(speaker: Callable[[str
 
 
 def test_thinking_is_told_from_the_answer_and_counted(speaker: Callable[[str], Speaker]) -> None:
-    whole = speaker(THINKING).say(f"Let me think.\n</think>\n\nYes.{CALL}", ASK, tools=TOOLS, logprobs=True)
+    answer = f"Let me think.\n</think>\n\nYes.{CALL}"
+    model = speaker(QWEN3_THINKING)
+    whole = model.say(answer, ASK, tools=TOOLS)
     message = whole.choices[0].message
     assert (message.reasoning_content, message.content) == ("Let me think.", "Yes.")
+    assert whole.usage.completion_tokens == len(model.server.tokenizer.encode(answer)) + 1  # that which ended it
     assert whole.usage.completion_tokens_details.reasoning_tokens == len("Let me think.\n</think>")
-    assert len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens - 1  # that which ended it has none
 
 
-def test_an_effort_that_the_template_does_not_know_is_refused(speaker: Callable[[str], Speaker]) -> None:
-    with speaker(HERMES).server.client() as client:
-        answer = client.post("/v1/chat/completions", json={"messages": ASK, "reasoning_effort": "high"})
+@pytest.mark.parametrize(
+    ("answer", "lists"),
+    [
+        (f"Let me think.\n</think>\n\nYes. {CALL}\n", ["Yes.", "Let me think.\n</think>\n\n", f" {CALL}\n"]),
+        (f"I </th\n</think>{CALL}\n{CALL}", ["", "I </th\n</think>", f"{CALL}\n{CALL}"]),
+        ("é</think>\n <tool_call>no ", ["<tool_call>no ", "é</think>\n ", ""]),
+    ],
+)
+def test_each_token_is_scored_with_what_it_belongs_to(
+    speaker: Callable[[str], Speaker], answer: str, lists: list[str]
+) -> None:
+    whole = speaker(QWEN3_THINKING).say(answer, ASK, tools=TOOLS, logprobs=True)
+    scores = whole.choices[0].logprobs
+    assert [spelled(tokens) for tokens in (scores.content, scores.reasoning_content, scores.tool_calls)] == lists
+    assert (
+        sum(map(len, (scores.content, scores.reasoning_content, scores.tool_calls)))
+        == whole.usage.completion_tokens - 1
+    )
+
+
+def spelled(tokens: list[Any]) -> str:
+    parts = (token["bytes"] if isinstance(token, dict) else token.bytes for token in tokens)
+    return bytes(byte for part in parts for byte in part).decode()
+
+
+def test_thinking_may_be_left_out_or_left_in_the_text(speaker: Callable[[str], Speaker]) -> None:
+    model, answer = speaker(QWEN3), f"<think>\nHm.\n</think>\n\nYes.{CALL}"
+    without = model.say(answer, ASK, tools=TOOLS, logprobs=True, extra_body={"include_reasoning": False})
+    message, scores = without.choices[0].message, without.choices[0].logprobs
+    assert (message.content, getattr(message, "reasoning_content", None), scores.reasoning_content) == (
+        "Yes.",
+        None,
+        [],
+    )
+    assert without.usage.completion_tokens_details.reasoning_tokens > 0
+    said = model.say(answer, ASK, tools=TOOLS, extra_body={"separate_reasoning": False}).choices[0].message
+    assert (said.content, len(said.tool_calls)) == ("<think>\nHm.\n</think>\n\nYes.", 1)
+
+
+@pytest.mark.parametrize(
+    ("wish", "thinks"),
+    [({"reasoning_effort": "none"}, False), ({"reasoning_effort": "low"}, True), ({"enable_thinking": False}, False),
+     ({"thinking": {"type": "disabled"}}, False), ({"chat_template_kwargs": {"thinking": False}}, False), ({}, True)],
+)  # fmt: skip
+def test_whether_to_think_reaches_the_template(
+    speaker: Callable[[str], Speaker], wish: dict[str, Any], thinks: bool
+) -> None:
+    model = speaker(QWEN3)
+    model.say("Yes.", ASK, extra_body=wish)
+    assert ("</think>" not in model.prompt()) == thinks
+
+
+@pytest.mark.parametrize(
+    ("template", "wish", "param", "words"),
+    [
+        (QWEN25, {"reasoning_effort": "high"}, "reasoning_effort", "does not think"),
+        (QWEN3_THINKING, {"enable_thinking": False}, "enable_thinking", "thinks before each answer"),
+        (QWEN3_THINKING, {"reasoning_effort": "low"}, "reasoning_effort", "knows no reasoning_effort"),
+    ],
+)
+def test_what_the_template_cannot_say_of_thinking_is_refused(
+    speaker: Callable[[str], Speaker], template: str, wish: dict[str, Any], param: str, words: str
+) -> None:
+    with speaker(template).server.client() as client:
+        answer = client.post("/v1/chat/completions", json={"messages": ASK, **wish})
         info = client.get("/server_info").json()["answers"]
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "unsupported_field", param)
+    assert words in error["message"]
     assert info["tool_calls"] == "hermes"
     assert "probe_tool" in info["evidence"]["tool_calls"]

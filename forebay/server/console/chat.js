@@ -3,13 +3,18 @@
 import { streamChat } from "./api.js";
 import { statsLine } from "./format.js";
 import { render } from "./markdown.js";
+import { button, copyFrom, make } from "./nodes.js";
+import { Calls, Thinking } from "./parts.js";
 
 const NEAR_END_PX = 80;
 
 // One answer being written: its text, its timing, and its article.
 class Answer {
-  constructor({ onRegenerate }) {
+  constructor({ onRegenerate, onResults }) {
     this.text = "";
+    this.thinking = new Thinking();
+    this.calls = new Calls();
+    this.onResults = onResults;
     this.error = null;
     this.usage = null;
     this.finish = "";
@@ -24,7 +29,7 @@ class Answer {
     this.stats = make("p", "stats");
     this.tools = make("p", "tools", button("Copy", (self) => copyFrom(self, this.text)), button("Regenerate", onRegenerate));
     this.tools.hidden = true;
-    this.view.append(this.body, this.note, make("div", "foot", this.stats, this.tools));
+    this.view.append(this.thinking.view, this.body, this.calls.view, this.note, make("div", "foot", this.stats, this.tools));
   }
 
   async run(body, signal, onText) {
@@ -36,10 +41,9 @@ class Answer {
         const choice = chunk.choices?.[0];
         if (!choice) continue;
         this.finish = choice.finish_reason ?? this.finish;
-        if (choice.delta?.content) {
+        if (this.take(choice.delta ?? {})) {
           lastAt = performance.now();
           this.firstAt ??= lastAt;
-          this.text += choice.delta.content;
           this.draw(onText);
         }
       }
@@ -51,18 +55,34 @@ class Answer {
     onText();
   }
 
+  // Whether there was anything in it.
+  take({ content, reasoning_content: thought, tool_calls: calls }) {
+    if (content) this.text += content;
+    if (thought) this.thinking.add(thought);
+    if (calls) this.calls.add(calls);
+    return Boolean(content || thought || calls);
+  }
+
   // At most once per frame, however fast the tokens come.
   draw(after) {
     this.frame ||= requestAnimationFrame(() => {
       this.frame = 0;
-      render(this.body, this.text);
+      this.show();
       after();
     });
   }
 
+  show() {
+    render(this.body, this.text);
+    this.thinking.draw();
+    this.calls.draw();
+  }
+
   end(start, lastAt) {
     cancelAnimationFrame(this.frame);
-    render(this.body, this.text);
+    this.show();
+    this.thinking.end();
+    if (this.finish === "tool_calls") this.calls.ask(this.onResults);
     this.body.setAttribute("aria-busy", "false");
     this.note.hidden = !this.error;
     this.note.textContent = this.error?.message ?? "";
@@ -77,7 +97,7 @@ class Answer {
 }
 
 export class Chat {
-  // `settings` has `values.system` and `sampling()`; `onBusy(bool)`, `onLocked()` and `say(text)` are the page's.
+  // `settings` has `values.system` and `request()`; `onBusy(bool)`, `onLocked()` and `say(text)` are the page's.
   constructor({ list, scroller, settings, model, onBusy, onLocked, say }) {
     Object.assign(this, { list, scroller, settings, model, onBusy, onLocked, say });
     this.messages = [];
@@ -94,10 +114,9 @@ export class Chat {
   }
 
   async send(text) {
-    // An answer that failed before its first token was never a turn.
+    // An answer that failed before its first token was never a turn, and calls without their results are none.
     if (this.answer?.text) this.messages.push({ role: "assistant", content: this.answer.text });
-    this.answer?.tools.lastElementChild.remove(); // only the last answer can be written anew
-    this.answer = null;
+    this.leave();
     this.messages.push({ role: "user", content: text });
     const view = articleOf("prompt", "You");
     const body = make("div", "body", text);
@@ -105,6 +124,22 @@ export class Chat {
     view.append(body);
     this.list.append(make("li", "", view));
     await this.generate();
+  }
+
+  // Goes on from the calls of the last answer, with what the user says that they returned.
+  async returned() {
+    const { text, thinking, calls } = this.answer;
+    const thought = thinking.text ? { reasoning_content: thinking.text } : {};
+    this.messages.push({ role: "assistant", content: text || null, tool_calls: calls.asked, ...thought }, ...calls.results);
+    this.leave();
+    await this.generate();
+  }
+
+  // The last answer stays as it is: only the last one can be written anew, or gets results.
+  leave() {
+    this.answer?.tools.lastElementChild.remove();
+    this.answer?.calls.close();
+    this.answer = null;
   }
 
   async regenerate() {
@@ -115,19 +150,22 @@ export class Chat {
 
   async generate() {
     const abort = (this.abort = new AbortController());
-    const answer = (this.answer = new Answer({ onRegenerate: () => this.regenerate() }));
+    const answer = (this.answer = new Answer({
+      onRegenerate: () => this.regenerate(),
+      onResults: () => this.returned(),
+    }));
     this.list.append(make("li", "", answer.view));
     this.follow(true);
     this.onBusy(true);
     const system = this.settings.values.system.trim();
     const messages = [...(system ? [{ role: "system", content: system }] : []), ...this.messages];
-    const body = { model: await this.model(), messages, ...this.settings.sampling() };
+    const body = { model: await this.model(), messages, ...this.settings.request() };
     await answer.run(body, abort.signal, () => this.follow(false));
     if (this.abort !== abort) return; // the conversation was cleared meanwhile
     this.abort = null;
     this.onBusy(false);
     if (answer.error?.status === 401) this.onLocked();
-    else if (!answer.error) this.say(answer.text || "The answer is empty.");
+    else if (!answer.error) this.say(answer.text || (answer.calls.list.length ? "The model calls tools." : "The answer is empty."));
   }
 
   stop() {
@@ -151,46 +189,8 @@ export class Chat {
   }
 }
 
-function make(tag, className, ...children) {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.append(...children);
-  return made;
-}
-
 function articleOf(className, who) {
   const made = make("article", className, make("h2", "who", who));
   made.setAttribute("aria-label", who);
   return made;
-}
-
-function button(label, act) {
-  const made = make("button", "quiet", label);
-  made.type = "button";
-  made.addEventListener("click", () => act(made));
-  return made;
-}
-
-async function copyFrom(copier, text) {
-  copier.textContent = (await copyText(text)) ? "Copied" : "Not allowed";
-  setTimeout(() => (copier.textContent = "Copy"), 1500);
-}
-
-async function copyText(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch {
-    return copyBySelection(text); // the clipboard API exists only on https and localhost
-  }
-}
-
-function copyBySelection(text) {
-  const field = make("textarea", "hidden");
-  field.value = text;
-  document.body.append(field);
-  field.select();
-  const done = document.execCommand("copy");
-  field.remove();
-  return done;
 }

@@ -5,6 +5,7 @@ const STORE = "forebay.settings";
 // Temperature and top-p as recommended for the embedded model (SmolLM2's model card); they also suit larger ones.
 export const DEFAULTS = Object.freeze({
   system: "",
+  tools: "",
   temperature: 0.2,
   top_p: 0.9,
   max_tokens: 512,
@@ -14,6 +15,7 @@ export const DEFAULTS = Object.freeze({
 
 const CHECKS = {
   system: (value) => typeof value === "string",
+  tools: (value) => value.trim() === "" || Array.isArray(parsed(value)),
   temperature: (value) => value >= 0 && value <= 2,
   top_p: (value) => value > 0 && value <= 1,
   max_tokens: (value) => Number.isInteger(value) && value >= 1,
@@ -39,15 +41,17 @@ export class Settings {
   }
 
   // The request fields of a chat completion.
-  sampling() {
-    const { temperature, top_p, max_tokens, seed } = this.values;
-    return { temperature, top_p, max_tokens, ...(seed === "" ? {} : { seed }) };
+  request() {
+    const { temperature, top_p, max_tokens, seed, tools } = this.values;
+    const offered = parsed(tools) ?? [];
+    return { temperature, top_p, max_tokens, ...(seed === "" ? {} : { seed }), ...(offered.length ? { tools: offered } : {}) };
   }
 
   read() {
     for (const [name, valid] of Object.entries(CHECKS)) {
       const field = this.form.elements[name];
       const value = field.type === "number" && field.value !== "" ? field.valueAsNumber : field.value;
+      field.setCustomValidity?.(name === "tools" && !valid(value) ? "This is no JSON list." : "");
       if (field.checkValidity() && valid(value)) this.values[name] = value;
     }
     this.save();
@@ -65,6 +69,14 @@ export class Settings {
 
   applyTheme() {
     document.documentElement.dataset.theme = this.values.theme;
+  }
+}
+
+function parsed(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
   }
 }
 

@@ -29,7 +29,7 @@ class ChatDialect(ChunkDialect):
                 "message": {"role": "assistant", "content": text, "refusal": None}
                 if choice.prompt.reading is None
                 else message_of(parts[choice.index]),
-                "logprobs": chat_logprobs(self._table, tokens) if self._logprobs else None,
+                "logprobs": self._scores(choice, tokens) if self._logprobs else None,
                 "finish_reason": choice.finish,
             }
             for choice, text, tokens in zip(generation.choices, texts, scores, strict=True)
@@ -49,11 +49,14 @@ class ChatDialect(ChunkDialect):
         out = b""
         for number, delta in enumerate(added):
             scored = self._logprobs and number == 0
-            scores = encode(chat_logprobs(self._table, piece.tokens)) if scored else b"null"
+            scores = encode(self._scores(choice, piece.tokens)) if scored else b"null"
             out += self._event(choice, encode(delta), scores)
         if piece.finish is not None:
             out += self._event(choice, b"{}", finish=encode(piece.finish))
         return out
+
+    def _scores(self, choice: Choice, tokens: list[Scored]) -> dict[str, Any]:
+        return chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None)
 
 
 def _begun(part: CallBegun, arguments: str) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
-from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
+from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Kind, Part, Said, Thought, Told
 from forebay.text.answers.tape import Tape
 
 Tools = Mapping[str, Mapping[str, Any]]
@@ -15,11 +17,16 @@ Tools = Mapping[str, Mapping[str, Any]]
 
 @dataclass(slots=True)
 class Answer:
-    """White space between text and what is none (markers, calls, thinking) is layout, and no part, unless `exact`."""
+    """White space between text and what is none (markers, calls, thinking) is layout, and no part, unless `exact`.
+
+    `marks` say from which character on everything is of which kind; what is behind the first `settled` is not decided.
+    """
 
     tape: Tape
     tools: Tools
     exact: bool
+    marks: list[tuple[int, Kind]]
+    settled: int = 0
     calls: int = 0
     parts: list[Part] = field(default_factory=list)
     _blank: list[str] = field(default_factory=list)  # white space that is layout unless text follows
@@ -31,9 +38,10 @@ class Answer:
     def think(self, text: str) -> None:
         self._tell(Thought, text)
 
-    def _tell(self, kind: Callable[[str], Said | Thought], text: str) -> None:
+    def _tell(self, kind: Told, text: str) -> None:
         if self.exact:
-            self.parts += [kind(text)] if text else []
+            if text:
+                self._add(kind, text, 0)
             return
         begin = len(text) - len(text.lstrip())
         if begin == len(text):
@@ -42,32 +50,62 @@ class Answer:
             return
         end = len(text.rstrip())
         before = "" if self._fresh else "".join(self._blank) + text[:begin]
-        self.parts.append(kind(before + text[begin:end]))
+        self._add(kind, before + text[begin:end], len(text) - end)
         self._blank = [text[end:]] if end < len(text) else []
         self._fresh = False
 
-    def turn(self) -> None:
-        """What follows is not the text that was before."""
+    def _add(self, kind: Told, text: str, num_behind: int) -> None:
+        """What has just been taken, all but the last characters of it."""
+        self.parts.append(kind(text))
+        self.settled = self.tape.taken - num_behind
+        self._mark(kind, self.settled - len(text))
+
+    def _mark(self, kind: Kind, begin: int) -> None:
+        if kind is not self.marks[-1][1]:
+            self.marks.append((begin, kind))
+
+    def kind(self, begin: int, end: int) -> Kind:
+        at = bisect_right(self.marks, begin, key=itemgetter(0)) - 1
+        return Said if any(kind is Said for first, kind in self.marks[at:] if first < end) else self.marks[at][1]
+
+    def pass_by(self, kind: Told, text: str) -> bool:
+        """Whether `text`, which is not taken from the tape, is told as it is and nothing besides; it then counts as
+        told."""
+        if not text or kind is not self.marks[-1][1]:
+            return False
+        if not self.exact and (self._blank or self._fresh or text[-1].isspace()):
+            return False
+        self.tape.taken += len(text)
+        self.settled = self.tape.taken
+        return True
+
+    def turn(self, kind: Kind | None = None) -> None:
+        """What follows is not the text that was before, and is of `kind`; so is the white space since then."""
+        if kind is not None:
+            self._mark(kind, self.settled)
         self._blank.clear()
         self._fresh = True
+        self.settled = self.tape.taken
 
     def begin(self, name: str) -> None:
-        self.turn()
+        self.turn(CallArguments)
         self.tape.record = None
         self.parts.append(CallBegun(self.calls, name))
 
     def argue(self, text: str) -> None:
         if text:
             self.parts.append(CallArguments(self.calls, text))
+            self.settled = self.tape.taken
 
     def end(self) -> None:
         self.parts.append(CallEnded(self.calls))
         self.calls += 1
-        self.tape.record = []
+        self.layout()
 
     def layout(self) -> None:
         """What has been taken since the last call belongs to calls, and is no text."""
         self.tape.record = []
+        self.settled = self.tape.taken
 
     def give_up(self) -> None:
         """Say what has been recorded: it was no call, or stands behind one."""
@@ -76,8 +114,9 @@ class Answer:
 
     def finish(self) -> None:
         if not self._fresh and self._blank:
-            self.parts.append(Said("".join(self._blank)))
+            self._add(Said, "".join(self._blank), 0)
         self._blank.clear()
+        self.settled = self.tape.taken
 
     def taken(self) -> list[Part]:
         """The parts since the last time, neighbours of a kind joined."""

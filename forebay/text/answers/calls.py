@@ -161,6 +161,12 @@ def python(answer: Answer, known: bool) -> Reading[None]:
             return
 
 
+def python_or_objects(answer: Answer, known: bool) -> Reading[None]:
+    yield from answer.tape.spaces()
+    begins = yield from answer.tape.peek(2)
+    yield from (objects if begins == "[{" else python)(answer, known)
+
+
 def _keywords(answer: Answer) -> Reading[None]:
     """`key=value, ...)` as an object of JSON."""
     tape, first = answer.tape, True

@@ -8,12 +8,15 @@ from typing import Final
 from forebay.text.answers import calls
 from forebay.text.answers.calls import Body
 
+_CALL_ID: Final = "call{:05}"  # nine letters and digits are all that some templates take
+
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """Calls stand behind one of `begins`, anywhere; with `bare` also without one at the head of an answer, where only
     names of tools that there are make a call of it. `before` may stand between marker and call, what is in `after`
-    behind a call; `inside` are further markers."""
+    behind a call; `inside` are further markers. `call_id` are ids that the model was trained on, by a call's number.
+    With `told` it is told of tools, where that is not with one of `begins`."""
 
     name: str
     body: Body
@@ -22,6 +25,8 @@ class CallFormat:
     after: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
     bare: str = ""
+    call_id: str = _CALL_ID
+    told: str = ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -71,6 +76,7 @@ CALL_FORMATS: Final = {
             calls.list_or(calls.Headed(r"(?P<name>[\w.\-/]+?)(?:\s*\[CALL_ID\].*)?", "[ARGS]")),
             begins=("[TOOL_CALLS]",),
             inside=("[ARGS]", "[CALL_ID]"),
+            told="[AVAILABLE_TOOLS]",
         ),
         CallFormat(
             "deepseek_v3",
@@ -95,8 +101,15 @@ CALL_FORMATS: Final = {
             before=_K2[1],
             after=_K2[2:4],
             inside=_K2[4:],
+            call_id="functions.{name}:{}",
         ),
-        CallFormat("lfm2", calls.python, begins=("<|tool_call_start|>",), after=("<|tool_call_end|>",)),
+        CallFormat(
+            "lfm2",
+            calls.python_or_objects,
+            begins=("<|tool_call_start|>",),
+            after=("<|tool_call_end|>",),
+            told="<|tool_list_start|>",
+        ),
         CallFormat("pythonic", calls.python, begins=("<|python_start|>",), after=("<|python_end|>",), bare="["),
         CallFormat("llama3_json", calls.objects, begins=("<|python_tag|>",), bare="{"),
     )
@@ -116,3 +129,8 @@ CHANNEL_SPELLINGS: Final = (
 )
 CALL_PARSERS: Final = (*CALL_FORMATS, CHANNELS)
 REASONING_PARSERS: Final = (*THINK_TAGS, CHANNELS)
+
+
+def call_id_of(calls: str | None) -> str:
+    """A pattern of a number and a name."""
+    return CALL_FORMATS[calls].call_id if calls in CALL_FORMATS else _CALL_ID

@@ -39,11 +39,27 @@ class CallEnded(NamedTuple):
 Part: TypeAlias = Said | Thought | CallBegun | CallArguments | CallEnded
 
 
+Told: TypeAlias = type[Said] | type[Thought]
+Kind: TypeAlias = Told | type[CallArguments]
+"""What a character belongs to: markers to what they enclose, white space that is no part to what it stands beside."""
+
+
 class Reader(Protocol):
     """Reads one answer as it comes. Parts joined do not depend on how the text was cut into pieces, no part is empty,
-    and what turns out to be no call is said. Held back is only what may be a marker."""
+    and what turns out to be no call is said. Held back is only what may be a marker. Of the first `settled` characters
+    is known what they belong to."""
+
+    @property
+    def settled(self) -> int: ...
+
+    def kind(self, begin: int, end: int) -> Kind:
+        """Of the characters of a token there: it is of the text if one of them is."""
 
     def push(self, text: str) -> list[Part]: ...
+
+    def pass_by(self, text: str) -> Told | None:
+        """What `text` is where it is that and nothing else, all of it at once: it is then read. Else None, and `push`
+        reads it: this is for speed alone."""
 
     def finish(self) -> list[Part]:
         """At the end of the text: what was held back, and the end of a call that was cut off."""

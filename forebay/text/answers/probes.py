@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, Final
 
-from forebay.base.errors import InvalidRequest
-from forebay.text.answers.formats import CALL_FORMATS, CALL_PARSERS, CHANNELS, THINK_TAGS
+from forebay.base.errors import ConfigError, InvalidRequest
+from forebay.base.log import event, get_logger
+from forebay.text.answers.formats import (
+    CALL_FORMATS,
+    CALL_PARSERS,
+    CHANNELS,
+    REASONING_PARSERS,
+    THINK_TAGS,
+    call_id_of,
+)
 from forebay.text.answers.parts import CallArguments, CallBegun
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.tokenizer import Tokenizer
+
+log = get_logger("text")
 
 Message = dict[str, Any]
 Render = Callable[..., str]
@@ -24,20 +34,43 @@ _TOOLS: Final = [
     {"type": "function", "function": {"name": _NAME, "description": "A probe.", "parameters": _SCHEMA}}
 ]  # fmt: skip
 _ASKED: Final[Message] = {"role": "user", "content": "Probe."}
-_VARIABLES: Final = ("reasoning_effort", "enable_thinking", "thinking")
+_VARIABLES: Final[Mapping[str, tuple[Any, Any]]] = {
+    "enable_thinking": (True, False),
+    "thinking": (True, False),
+    "reasoning_effort": ("low", "high"),
+}
 _MAX_EVIDENCE: Final = 160
+AUTO: Final = "auto"
+NONE: Final = "none"
+_TOLD: Final = "hermes"  # the form in which tools are told of in text
+_IGNORED: Final = "the chat template writes nothing of tools: a system text tells of them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """`hidden`: the template writes nothing of calls. `as_text`: it wants their arguments as text, and not as objects.
+    `content`: what it takes for that of a message of calls alone."""
+
+    hidden: bool = False
+    as_text: bool = False
+    content: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """`ignores_tools`: the template writes nothing of tools. `takes_text`: it wants a call's arguments as text, and not
-    as an object. `variables` are those for thinking that it reads. `evidence` says why, for who asks."""
+    """`ignores_tools`: the template writes nothing of tools. `calls`: how it wants them in a conversation. `variables`
+    are those for thinking that change what it writes. `evidence` says why, for who asks."""
 
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     ignores_tools: bool = True
-    takes_text: bool = False
+    calls: Wanted = Wanted()
     variables: frozenset[str] = frozenset()
     evidence: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def can_switch(self) -> bool:
+        """Whether the model can be told to think or not to."""
+        return bool(self.variables & {"enable_thinking", "thinking"})
 
     def opens_thinking(self, prompt: str) -> bool:
         """Whether an answer to this prompt begins within the thinking."""
@@ -45,26 +78,53 @@ class Findings:
         return tags is not None and prompt.rstrip().endswith(tags.opens)
 
 
-def find_formats(tokenizer: Tokenizer) -> Findings:
-    """By a dozen renderings of a few words."""
+def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUTO) -> Findings:
+    """By about twenty renderings of a few words. `calls` and `thinking` are what the operator says instead, by name or
+    NONE. Raises ConfigError for a name that there is not, or that does not go with the chat template."""
+    _check_known("--tool-call-parser", calls, CALL_PARSERS)
+    _check_known("--reasoning-parser", thinking, REASONING_PARSERS)
     if tokenizer.chat_template is None:
         return Findings(evidence={"tool_calls": "there is no chat template"})
-    render, source = tokenizer.render, tokenizer.chat_template.source
+    render = tokenizer.render
     plain, shown = _rendered(render, [_ASKED]), _rendered(render, [_ASKED], tools=_TOOLS)
     if plain is None:
         return Findings(evidence={"tool_calls": "the chat template refuses a question"})
     ignores = shown is None or shown == plain
-    calls, takes_text, why = ("hermes", False, "the chat template writes nothing of tools: a system text tells of them")
-    if not ignores:
-        calls, takes_text, why = _calls(render, shown or "")
-    thinking, seen = _thinking(render)
+    names = CALL_PARSERS if calls in (AUTO, NONE) else (calls,)
+    wanted, found, why = _calls(render, names) if not ignores else (Wanted(), _TOLD, _IGNORED)
+    if not found:
+        found, why = _told(shown or "")
+    if ignores and calls not in (AUTO, NONE, _TOLD):
+        raise ConfigError(
+            f"--tool-call-parser {calls}: {why}, in the form of {_TOLD}: give --chat-template, or {_TOLD}"
+        )
+    if calls != AUTO:
+        found, why = _named(calls), f"--tool-call-parser {calls}"
+    thinks, seen = _thinking(render)
+    if thinking != AUTO:
+        thinks, seen = _named(thinking), f"--reasoning-parser {thinking}"
+    log.info(event("answers", tool_calls=found or NONE, reasoning=thinks or NONE, why=f"{why}; {seen}"))
     return Findings(
-        formats=AnswerFormats(calls or None, thinking),
+        formats=AnswerFormats(found or None, thinks or None),
         ignores_tools=ignores,
-        takes_text=takes_text,
-        variables=frozenset(name for name in _VARIABLES if re.search(rf"\b{name}\b", source)),
+        calls=wanted,
+        variables=frozenset(name for name, values in _VARIABLES.items() if _heeds(render, name, values)),
         evidence={"tool_calls": why, "reasoning": seen},
     )
+
+
+def _check_known(flag: str, name: str, known: Sequence[str]) -> None:
+    if name not in (AUTO, NONE, *known):
+        raise ConfigError(f"{flag}: {name!r} is not one of {', '.join((AUTO, NONE, *known))}")
+
+
+def _named(name: str) -> str:
+    return "" if name == NONE else name
+
+
+def _heeds(render: Render, name: str, values: tuple[Any, Any]) -> bool:
+    one, other = (_rendered(render, [_ASKED], **{name: value}) for value in values)
+    return one is not None and other is not None and one != other
 
 
 def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> str | None:
@@ -85,19 +145,34 @@ def _answered(render: Render, answer: Message) -> str:
     return whole[common:]
 
 
-def _calls(render: Render, shown: str) -> tuple[str, bool, str]:
-    """The format of calls ("" for none that is known), whether arguments are wanted as text, and why."""
-    for arguments in (_ARGUMENTS, json.dumps(_ARGUMENTS)):
-        for content in (None, ""):
-            call = {"id": "call00000", "type": "function", "function": {"name": _NAME, "arguments": arguments}}
-            text = _answered(render, {"role": "assistant", "content": content, "tool_calls": [call]})
-            for name in CALL_PARSERS:
-                if _reads(name, text):
-                    return name, isinstance(arguments, str), f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}"
+def _calls(render: Render, names: Sequence[str]) -> tuple[Wanted, str, str]:
+    """How calls are wanted, and in which of the formats they are written ("" for none of them), and why."""
+    hidden = True
+    written = (_ARGUMENTS, json.dumps(_ARGUMENTS)), (None, ""), sorted({call_id_of(name) for name in names})
+    for arguments, content, pattern in product(*written):
+        call = {"id": pattern.format(0, name=_NAME), "type": "function", "function": _function(arguments)}
+        text = _answered(render, {"role": "assistant", "content": content, "tool_calls": [call]})
+        hidden = hidden and _NAME not in text
+        if content is None and "None" in text:
+            continue
+        for name in names:
+            if call_id_of(name) == pattern and _reads(name, text):
+                wanted = Wanted(as_text=isinstance(arguments, str), content=content)
+                return wanted, name, f"a call is written {text.strip()[:_MAX_EVIDENCE]!r}"
+    return Wanted(hidden=hidden, content=""), "", ""
+
+
+def _told(shown: str) -> tuple[str, str]:
+    """By what the template writes of tools."""
     for each in CALL_FORMATS.values():
-        if any(marker in shown for marker in each.begins):
-            return each.name, False, f"tools are told of with {each.begins[0]!r}"
-    return "", False, "the chat template writes calls in no form that is known"
+        for marker in filter(None, (*each.begins, each.told)):
+            if marker in shown:
+                return each.name, f"tools are told of with {marker!r}"
+    return "", "the chat template writes calls in no form that is known"
+
+
+def _function(arguments: Any) -> dict[str, Any]:
+    return {"name": _NAME, "arguments": arguments}
 
 
 def _reads(name: str, text: str) -> bool:
@@ -111,7 +186,7 @@ def _reads(name: str, text: str) -> bool:
         return False
 
 
-def _thinking(render: Render) -> tuple[str | None, str]:
+def _thinking(render: Render) -> tuple[str, str]:
     thought: Message = {"role": "assistant", "content": "Said.", "reasoning_content": "Probed.", "thinking": "Probed."}
     wishes: tuple[dict[str, bool], ...] = ({}, {"enable_thinking": True, "thinking": True}, {"enable_thinking": False})
     texts = [_answered(render, thought), *(_rendered(render, [_ASKED], **wish) or "" for wish in wishes)]
@@ -120,7 +195,7 @@ def _thinking(render: Render) -> tuple[str | None, str]:
             if each.opens in text:
                 at = text.index(each.opens)
                 return each.name, f"the chat template writes {text[at : at + _MAX_EVIDENCE]!r}"
-    call = {"type": "function", "function": {"name": _NAME, "arguments": _ARGUMENTS}}
+    call = {"type": "function", "function": _function(_ARGUMENTS)}
     if any("<|channel|>" in text for text in (*texts, _answered(render, {**thought, "tool_calls": [call]}))):
         return CHANNELS, "the chat template writes '<|channel|>'"
-    return None, "the chat template writes nothing of thinking"
+    return "", "the chat template writes nothing of thinking"

@@ -16,7 +16,7 @@ from forebay.text.answers.formats import (
     CallFormat,
     ThinkTags,
 )
-from forebay.text.answers.parts import Part
+from forebay.text.answers.parts import Kind, Part, Said, Thought, Told
 from forebay.text.answers.tape import Markers, Reading, Sink, Tape, json_value, markers_of
 
 _MAX_HEADER_CHARS: Final = 512
@@ -44,6 +44,11 @@ class AnswerFormats:
             found |= set(each.spellings if each is not None else ())
         return frozenset(found)
 
+    @property
+    def with_thinking_said(self) -> AnswerFormats:
+        """That thinking is text like any other. Channels would be seen in it: they stay told apart."""
+        return AnswerFormats(CHANNELS if self.thinking == CHANNELS else self.calls, None)
+
 
 class AnswerReader:
     """A `Reader`. `thinking` says whether what comes next belongs to the thinking."""
@@ -53,11 +58,13 @@ class AnswerReader:
         self.thinking = opened
         self._tape = Tape()
         channels = CHANNELS in (formats.calls, formats.thinking)
-        self._answer = Answer(self._tape, tools or {}, exact=channels)
+        begins: Kind = Thought if opened or channels else Said
+        self._answer = Answer(self._tape, tools or {}, exact=channels, marks=[(0, begins)])
         self._calls = CALL_FORMATS.get(formats.calls or "") if tools else None
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
         self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
+        self._kinds: dict[Sink, Told] = {self._answer.say: Said, self._answer.think: Thought}
         self._program = self._channels() if channels else self._tags()
         self._go_on()
 
@@ -66,6 +73,13 @@ class AnswerReader:
         self._go_on()
         return self._answer.taken()
 
+    def pass_by(self, text: str) -> Told | None:
+        idle = self._tape.idle
+        if idle is None or idle[0].first.search(text):
+            return None
+        kind = self._kinds.get(idle[1])
+        return kind if kind is not None and self._answer.pass_by(kind, text) else None
+
     def finish(self) -> list[Part]:
         self._tape.ended = True
         self._go_on()
@@ -73,6 +87,13 @@ class AnswerReader:
             self._answer.turn()
         self._answer.finish()
         return self._answer.taken()
+
+    @property
+    def settled(self) -> int:
+        return self._answer.settled
+
+    def kind(self, begin: int, end: int) -> Kind:
+        return self._answer.kind(begin, end)
 
     def _go_on(self) -> None:
         next(self._program, None)
@@ -100,7 +121,7 @@ class AnswerReader:
             return
         recorded, tape.record = tape.record or [], None
         self.thinking = True
-        answer.turn()
+        answer.turn(Thought)
         if not found:
             answer.think("".join(recorded))
         yield from tape.until(markers_of(tags.closes), answer.think)

@@ -23,11 +23,14 @@ _LAYOUT: Final = re.compile(r"[\s,:]+")
 
 
 class Tape:
-    """`record`, while there is one, keeps what is taken: text that is not known yet to be a call."""
+    """`record`, while there is one, keeps what is taken: text that is not known yet to be a call. `taken` characters
+    have been. `idle`: a program waits for more of a text that goes as it is, up to markers."""
 
     def __init__(self) -> None:
         self.record: list[str] | None = None
         self.ended = False
+        self.taken = 0
+        self.idle: tuple[Markers, Sink] | None = None
         self._text = ""
         self._at = 0
 
@@ -37,6 +40,7 @@ class Tape:
     def take(self, count: int) -> str:
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
+        self.taken += len(taken)
         if self.record is not None:
             self.record.append(taken)
         return taken
@@ -83,7 +87,10 @@ class Tape:
                 return self.take(len(found[0]))
             if self.ended:
                 return ""
+            if self._at == len(self._text) and limit is None and self.record is None:
+                self.idle = markers, sink
             yield
+            self.idle = None
 
     def _safe_end(self, markers: Markers) -> int:
         """Where what may become a marker begins."""
@@ -101,6 +108,7 @@ class Markers:
     def __init__(self, *spellings: str) -> None:
         self.pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         self.longest = max(map(len, spellings), default=1)
+        self.first = re.compile("|".join({re.escape(word[0]) for word in spellings}) or r"(?!)")
         self.beginnings = frozenset(word[:end] for word in spellings for end in range(1, len(word)))
 
 

@@ -20,7 +20,7 @@ To call one, write its name and its arguments as JSON between these tags, and no
 
 def told_in_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> list[Message]:
     """The conversation with its calls and their results as text, and a system text that tells of `tools`."""
-    written = [_in_text(message) for message in messages]
+    written = [_result_in_text(calls_in_text(message)) for message in messages]
     if not tools:
         return written
     told = _TOLD.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
@@ -29,9 +29,13 @@ def told_in_text(messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -
     return [{"role": "system", "content": told}, *written]
 
 
-def _in_text(message: Message) -> Message:
-    if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+def _result_in_text(message: Message) -> Message:
+    if message["role"] != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
+def calls_in_text(message: Message) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message

@@ -2,45 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
+from forebay.base.errors import ConfigError
+from forebay.server.calling import for_template
+from forebay.text.answers.parts import CallBegun
 from forebay.text.answers.probes import find_formats
+from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.telling import told_in_text
+from tests.text.answers.spellings import TOOLS
+from tests.text.answers.templates import MANNERS, QWEN3, Manner
+from tests.text.in_process import templates_in_this_process
 from tests.text.tiny_tokenizer import TEMPLATE, tiny_tokenizer
 
-HEAD = (
-    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-)
-TAIL = "{{ m.content or '' }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-LOOP = "{% for c in m.tool_calls or [] %}"
-NAMED = '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
-HERMES = f"{HEAD}{LOOP}<tool_call>\n{NAMED}\n</tool_call>{{% endfor %}}{TAIL}"
-CODER = (
-    f"{HEAD}{LOOP}<tool_call>\n<function={{{{ c.function.name }}}}>\n"
-    "{% for k, v in c.function.arguments | items %}<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}"
-    f"</function>\n</tool_call>{{% endfor %}}{TAIL}"
-)
-LLAMA = HEAD + LOOP + NAMED.replace('"arguments"', '"parameters"') + "{% endfor %}" + TAIL
-DEEPSEEK = (
-    f"{HEAD}{LOOP}<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
-    "{{ c.function.name + '<｜tool▁sep｜>' + c.function.arguments }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-    f"{{% endfor %}}{TAIL}"
-)
+CALLS: list[Any] = [
+    {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    for i, (name, arguments) in enumerate([("get_weather", {"city": "Oslo"}), ("search", {"query": "x", "limit": 3})])
+]
+TOLD: list[Any] = [{"type": "function", "function": {"name": name, "parameters": TOOLS[name]}} for name in TOOLS]
 
 
-@pytest.mark.parametrize(
-    ("template", "name", "takes_text"),
-    [(HERMES, "hermes", False), (CODER, "qwen3_coder", False), (LLAMA, "llama3_json", False),
-     (DEEPSEEK, "deepseek_v31", True)],
-)  # fmt: skip
-def test_the_format_of_calls_is_that_in_which_the_template_writes_one(
-    template: str, name: str, takes_text: bool
-) -> None:
-    found = find_formats(tiny_tokenizer(template=template))
-    assert (found.formats.calls, found.ignores_tools, found.takes_text) == (name, False, takes_text)
-    assert "probe_tool" in found.evidence["tool_calls"]
-    assert found.formats.thinking is None
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process() -> Iterator[None]:
+    with templates_in_this_process():
+        yield
+
+
+@pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
+def test_formats_are_found_in_templates_of_each_manner(manner: Manner) -> None:
+    tokenizer = tiny_tokenizer(600, manner.template)
+    found = find_formats(tokenizer)
+    assert found.formats == AnswerFormats(manner.calls, manner.thinking)
+    assert (found.ignores_tools, found.calls.as_text, found.calls.hidden) == (
+        manner.ignores,
+        manner.as_text,
+        manner.hidden,
+    )
+    assert found.variables == manner.switches
+    prompt = tokenizer.render([{"role": "user", "content": "Hi."}])
+    assert found.opens_thinking(prompt) == manner.opens
+    assert set(found.evidence) == {"tool_calls", "reasoning"}
+
+
+@pytest.mark.parametrize("manner", MANNERS.values(), ids=MANNERS)
+def test_a_conversation_with_calls_is_written_as_the_model_writes_them(manner: Manner) -> None:
+    tokenizer = tiny_tokenizer(600, manner.template)
+    found = find_formats(tokenizer)
+    calls = CALLS[: manner.num_calls]
+    asked = [{"role": "user", "content": "Hi."}]
+    answer = {"role": "assistant", "content": None, "tool_calls": calls}
+    results = [{"role": "tool", "content": f"result {i}", "tool_call_id": call["id"]} for i, call in enumerate(calls)]
+
+    def written(messages: list[Any], **options: Any) -> str:
+        variables = {"tools": TOLD}
+        return tokenizer.render(for_template(messages, variables, found), **variables, **options)
+
+    before = written(asked)
+    whole = written([*asked, answer, *results])
+    assert all(result["content"] in whole for result in results)
+    if not manner.hidden:
+        said = written([*asked, answer], add_generation_prompt=False).removeprefix(before.removesuffix("<think>\n"))
+        reader = reader_for(found.formats, TOOLS)
+        names = [part.name for part in [*reader.push(said), *reader.finish()] if isinstance(part, CallBegun)]
+        assert names == [call["function"]["name"] for call in calls]
+    assert "None" not in whole
+
+
+def test_a_flag_says_what_no_template_tells_and_a_wrong_one_is_refused() -> None:
+    tokenizer = tiny_tokenizer(600, QWEN3)
+    found = find_formats(tokenizer, calls="none", thinking="none")
+    assert (found.formats.calls, found.formats.thinking) == (None, None)
+    assert found.evidence == {"tool_calls": "--tool-call-parser none", "reasoning": "--reasoning-parser none"}
+    assert find_formats(tokenizer, calls="llama3_json", thinking="mistral").formats == AnswerFormats(
+        "llama3_json", "mistral"
+    )
+    with pytest.raises(ConfigError, match=r"--tool-call-parser: 'qwen' is not one of auto, none, hermes"):
+        find_formats(tokenizer, calls="qwen")
+    with pytest.raises(ConfigError, match=r"--tool-call-parser mistral: the chat template writes nothing of tools"):
+        find_formats(tiny_tokenizer(600), calls="mistral")
 
 
 def test_a_template_that_ignores_tools_is_told_of_them_in_text() -> None:

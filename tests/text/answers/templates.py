@@ -1,0 +1,191 @@
+"""Chat templates of ours in the manner of well-known models': what each writes of tools, calls, results and thinking,
+what it refuses, and nothing else."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+_OPEN = "{% if add_generation_prompt %}"
+_JSON = '{"name": "{{ c.function.name }}", "%s": {{ c.function.arguments | tojson }}}'
+_EACH = "{% for c in m.tool_calls or [] %}"
+_FUNCTION = "{% for c in m.tool_calls or [] %}{% set f = c.function %}"
+_TAGS = "<tool_call>\n{}\n</tool_call>"
+
+# Qwen 2.5, Hermes 2 Pro, Qwen 3: tools within tags, told of with an example; results are a user's.
+_CHATML = (
+    "{% if tools %}<|im_start|>system\nTools: <tools>\n{% for t in tools %}{{ t | tojson }}\n{% endfor %}</tools>\n"
+    f"{_TAGS.format('EXAMPLE')}<|im_end|>\n{{% endif %}}"
+    "{% for m in messages %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}\n"
+    "{% if m.role == 'tool' %}<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% elif m.content is string %}THOUGHT{{ m.content }}{% endif %}CALLS<|im_end|>\n{% endfor %}"
+    f"{_OPEN}<|im_start|>assistant\nBEGIN{{% endif %}}"
+)
+
+
+def _chatml(example: str, calls: str, thought: str = "", begin: str = "") -> str:
+    text = _CHATML.replace("EXAMPLE", example).replace("CALLS", calls).replace("THOUGHT", thought)
+    return text.replace("BEGIN", begin)
+
+
+_HERMES = _EACH + _TAGS.format(_JSON % "arguments") + "{% endfor %}"
+_KEPT = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+_OFF = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+_CODER = (
+    f"{_FUNCTION}<tool_call>\n<function={{{{ f.name }}}}>\n{{% for k, v in f.arguments | items %}}<parameter="
+    f"{{{{ k }}}}>\n"
+    "{{ v if v is string else v | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
+)
+QWEN25 = _chatml('{"name": "NAME", "arguments": {}}', _HERMES)
+QWEN3 = _chatml('{"name": "NAME", "arguments": {}}', _HERMES, _KEPT, _OFF)
+QWEN3_THINKING = _chatml('{"name": "NAME", "arguments": {}}', _HERMES, _KEPT, "<think>\n")
+QWEN3_CODER = _chatml("<function=NAME>\n</function>", _CODER)
+
+# Llama 3: one call a message, tools in front of the user's text, results of a role of their own.
+LLAMA = (
+    "{% for m in messages %}"
+    "{% if m.tool_calls is defined and m.tool_calls | length != 1 %}{{ raise_exception('one call at once') }}"
+    "{% endif %}"
+    "<|start_header_id|>{{ 'ipython' if m.role == 'tool' else m.role }}<|end_header_id|>\n\n"
+    "{% if m.role == 'user' and tools %}{% for t in tools %}{{ t | tojson(indent=4) }}\n{% endfor %}{% endif %}"
+    "{% if m.tool_calls is defined %}{% set c = m.tool_calls[0] %}"
+    + _JSON % "parameters"
+    + "{% else %}{{ m.content }}{% endif %}<|eot_id|>{% endfor %}"
+    + _OPEN
+    + "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA4 = (
+    "{% if tools %}<|header_start|>system<|header_end|>\n\n{{ tools | tojson }}<|eot|>{% endif %}"
+    "{% for m in messages %}<|header_start|>{{ m.role }}<|header_end|>\n\n{% if m.tool_calls %}<|python_start|>["
+    "{% for c in m.tool_calls %}{{ c.function.name }}({% for k, v in c.function.arguments.items() %}{{ k }}="
+    "{{ v | tojson }}{{ '' if loop.last else ', ' }}{% endfor %}){{ '' if loop.last else ', ' }}{% endfor %}]"
+    "<|python_end|>{% else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}"
+    f"{_OPEN}<|header_start|>assistant<|header_end|>\n\n{{% endif %}}"
+)
+
+# Mistral: ids of nine characters, and none other; roles alternate.
+_MISTRAL = (
+    "{% for m in messages %}{% if m.role == 'user' %}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}"
+    "[/AVAILABLE_TOOLS]{% endif %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception('nine characters') }}{% endif %}"
+    "[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% elif m.tool_calls is defined %}"
+    "{% for c in m.tool_calls %}{% if c.id | length != 9 %}{{ raise_exception('nine characters') }}"
+    "{% endif %}{% endfor %}"
+    "CALLS</s>{% else %}THOUGHT{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+MISTRAL = _MISTRAL.replace("THOUGHT", "").replace(
+    "CALLS",
+    '[TOOL_CALLS] [{% for c in m.tool_calls %}{{ (c.function | tojson)[:-1] }}, "id": "{{ c.id }}"}'
+    "{{ '' if loop.last else ', ' }}{% endfor %}]",
+)
+MAGISTRAL = _MISTRAL.replace(
+    "THOUGHT", "{% if m.reasoning_content %}[THINK]{{ m.reasoning_content }}[/THINK]{% endif %}"
+).replace(
+    "CALLS",
+    "{% for c in m.tool_calls %}[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}{% endfor %}",
+)
+
+# DeepSeek: arguments are text that is added to text; V3.1 thinks where it is told to, R1 always.
+_DEEPSEEK = (
+    "{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
+    "{% elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>"
+    "{% else %}<｜Assistant｜>{{ (m.content or '').split('</think>')[-1] }}{% if m.tool_calls %}<｜tool▁calls▁begin｜>"
+    "{% for c in m.tool_calls %}<｜tool▁call▁begin｜>{{ CALL }}<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>"
+    f"{{% endif %}}<｜end▁of▁sentence｜>{{% endif %}}{{% endfor %}}{_OPEN}<｜Assistant｜>BEGIN{{% endif %}}"
+)
+_V3_CALL = "'function<｜tool▁sep｜>' + c.function.name + '\\n```json\\n' + c.function.arguments + '\\n```'"
+_TOLD = "{{ 'Tools: ' + tools | tojson if tools else '' }}"
+DEEPSEEK_R1 = _DEEPSEEK.replace("CALL }", _V3_CALL + " }").replace("BEGIN", "<think>\n")
+DEEPSEEK_V3 = _TOLD + _DEEPSEEK.replace("CALL }", _V3_CALL + " }").replace("BEGIN", "")
+DEEPSEEK_V31 = _TOLD + _DEEPSEEK.replace(
+    "CALL }", "c.function.name + '<｜tool▁sep｜>' + c.function.arguments }"
+).replace("BEGIN", "{{ '<think>' if thinking else '</think>' }}")
+
+# GLM 4.5: an empty thought in front of what is said, a word behind the user's text where none is wanted.
+GLM45 = (
+    "{% if tools %}<|system|>\n"
+    "{{ tools | tojson }}\n<tool_call>NAME\n<arg_key>KEY</arg_key>\n<arg_value>VALUE</arg_value>\n"
+    "</tool_call>{% endif %}{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}"
+    "{{ '/nothink' if enable_thinking is defined and not enable_thinking else '' }}"
+    "{% elif m.role == 'tool' %}<|observation|>\n"
+    "{{ m.content }}{% else %}<|assistant|>\n<think>{{ m.reasoning_content or '' }}</think>\n{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}\n<tool_call>{{ c.function.name }}"
+    "{% for k, v in c.function.arguments.items() %}\n"
+    "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v if v is string else v | tojson }}</arg_value>"
+    "{% endfor %}\n</tool_call>"
+    f"{{% endfor %}}{{% endif %}}{{% endfor %}}{_OPEN}<|assistant|>{{{{ "
+    "'\\n<think></think>' if enable_thinking is defined and not enable_thinking else '' }}{% endif %}"
+)
+
+# Kimi K2: a call's head is its id, which has the name in it; a content that is none has no parts.
+KIMI_K2 = (
+    "{% if tools %}<|im_system|>tool_declare<|im_middle|>{{ tools | tojson }}<|im_end|>{% endif %}"
+    "{% for m in messages %}<|im_{{ m.role }}|>{{ m.role }}<|im_middle|>"
+    "{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}\n{% endif %}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}"
+    "{% endfor %}{% endif %}"
+    "{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>{{ c.id }}"
+    "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
+    f"<|tool_calls_section_end|>{{% endif %}}<|im_end|>"
+    f"{{% endfor %}}{_OPEN}<|im_assistant|>assistant<|im_middle|>{{% endif %}}"
+)
+
+# LFM 2: calls in Python; the older one writes none of them.
+LFM2 = (
+    "{% if tools %}<|im_start|>system\nList of tools: <|tool_list_start|>"
+    "{{ tools | tojson }}<|tool_list_end|><|im_end|>\n"
+    "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}CALLS<|im_end|>\n{% endfor %}"
+    f"{_OPEN}<|im_start|>assistant\n{{% endif %}}"
+)
+LFM25 = LFM2.replace(
+    "CALLS",
+    "{% if m.tool_calls %}<|tool_call_start|>[{% for c in m.tool_calls %}{{ c.function.name }}("
+    "{% for k, v in c.function.arguments.items() %}{{ k }}='{{ v }}'{{ '' if loop.last else ', ' }}{% endfor %})"
+    "{{ '' if loop.last else ', ' }}{% endfor %}]<|tool_call_end|>{% endif %}",
+)
+LFM2 = LFM2.replace("CALLS", "")
+
+# gpt-oss: channels, how much to think in the system text, and the name of whoever called in front of a result.
+GPT_OSS = (
+    "<|start|>system<|message|>Reasoning: {{ reasoning_effort or 'medium' }}<|end|>"
+    "{% if tools %}<|start|>developer<|message|>namespace functions {{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant to=functions.{{ m.tool_calls[0].function.name }}<|channel|>commentary json<|message|>"
+    "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>{% else %}<|start|>assistant<|channel|>final<|message|>"
+    "{{ m.content }}<|end|>{% endif %}{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}"
+    f"{{% endfor %}}{_OPEN}<|start|>assistant{{% endif %}}"
+)
+
+
+class Manner(NamedTuple):
+    """What is to be found in a template."""
+
+    template: str
+    calls: str
+    thinking: str | None = None
+    switches: frozenset[str] = frozenset()
+    opens: bool = False  # the thinking, in the prompt
+    as_text: bool = False
+    ignores: bool = False
+    hidden: bool = False
+    num_calls: int = 2  # in one message, at most
+
+
+MANNERS = {
+    "Hermes, Qwen 2.5": Manner(QWEN25, "hermes"),
+    "Qwen 3": Manner(QWEN3, "hermes", "think", frozenset({"enable_thinking"})),
+    "Qwen 3 Thinking": Manner(QWEN3_THINKING, "hermes", "think", opens=True),
+    "Qwen 3 Coder": Manner(QWEN3_CODER, "qwen3_coder"),
+    "Llama 3.1 and 3.2": Manner(LLAMA, "llama3_json", num_calls=1),
+    "Llama 4": Manner(LLAMA4, "pythonic"),
+    "Mistral": Manner(MISTRAL, "mistral"),
+    "Magistral": Manner(MAGISTRAL, "mistral", "mistral"),
+    "DeepSeek V3": Manner(DEEPSEEK_V3, "deepseek_v3", as_text=True),
+    "DeepSeek V3.1": Manner(DEEPSEEK_V31, "deepseek_v31", "think", frozenset({"thinking"}), as_text=True),
+    "DeepSeek R1": Manner(DEEPSEEK_R1, "hermes", "think", opens=True, ignores=True),
+    "GLM 4.5": Manner(GLM45, "glm45", "think", frozenset({"enable_thinking"})),
+    "Kimi K2": Manner(KIMI_K2, "kimi_k2"),
+    "LFM 2": Manner(LFM2, "lfm2", hidden=True),
+    "LFM 2.5": Manner(LFM25, "lfm2"),
+    "gpt-oss": Manner(GPT_OSS, "gpt_oss", "gpt_oss", frozenset({"reasoning_effort"}), num_calls=1),
+}
