@@ -267,6 +267,7 @@ class EngineConfig:
     disaggregation: DisaggregationOptions = DisaggregationOptions()
     sleep_idle_seconds: float = 0.0  # without a request after which all memory is given back; 0: never
     wake_on_request: bool = False
+    keep_prefix_cache: bool = False  # over a release of the caches, in as much as `retraction_host_bytes`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

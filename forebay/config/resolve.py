@@ -311,6 +311,11 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     if interval % page:
         near = ceil_div(interval, page) * page
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
+    if settled["keep_prefix_cache"] and (settled["disable_radix_cache"] or not settled.number("retraction_host_bytes")):
+        yield (
+            f"{asked('keep_prefix_cache')}: there is no prefix cache, or no host memory for it: leave it out, or use "
+            "the radix cache and --retraction-host-bytes"
+        )
     yield from speculation.problems(settled, asked)
     yield from disaggregation.problems(settled, asked)
 

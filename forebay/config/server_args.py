@@ -202,6 +202,12 @@ _SLEEP: Final = in_group(
         "a request that arrives wakes an engine that is asleep, instead of waiting for it",
         default=False,
     ),
+    Flag(
+        "keep_prefix_cache",
+        BOOL,
+        "cached prompts outlast a sleep in host memory, as many as fit into --retraction-host-bytes",
+        default=False,
+    ),
 )
 
 _CACHE: Final = in_group(

@@ -127,6 +127,7 @@ def _core(
         in_idle_time=beside.capture_next,
         widths=Widths(config.speculation) if config.speculation.num_draft_tokens > 1 else None,
         wake_on_request=config.wake_on_request,
+        keep_prefix_cache=config.keep_prefix_cache,
         **others,
     )
 

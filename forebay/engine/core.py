@@ -93,9 +93,16 @@ class EngineCore:
         transfers: Connected | None = None,
         memory: Memory | None = None,
         wake_on_request: bool = False,
+        keep_prefix_cache: bool = False,
     ) -> None:
         self.scheduler = scheduler
-        self.sleeper = Sleeper(scheduler, memory or NoMemory(), clock, wake_on_request=wake_on_request)
+        self.sleeper = Sleeper(
+            scheduler,
+            memory or NoMemory(),
+            clock,
+            wake_on_request=wake_on_request,
+            keep_prefix_cache=keep_prefix_cache,
+        )
         self.in_idle_time = in_idle_time
         self.exchange = Exchange(scheduler, transfers) if transfers else None
         self.stats = Stats(clock(), widths, self.exchange)

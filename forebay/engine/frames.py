@@ -106,7 +106,8 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
 
 class Occupied(msgspec.Struct, frozen=True, kw_only=True):
     """`phase` is serving, draining, asleep or waking; `released` are the tags without memory, and `num_bytes` what each
-    has when it has some. Of the last sleep and the last wake, how long they took."""
+    has when it has some. Of the last sleep and the last wake, how long they took. `kept_` is what of the prefix cache
+    is in host memory while `kv_cache` is released."""
 
     phase: str = "serving"
     released: list[str] = []
@@ -115,6 +116,8 @@ class Occupied(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: int = 0
     last_sleep_s: float = 0.0
     last_wake_s: float = 0.0
+    kept_tokens: int = 0
+    kept_bytes: int = 0
 
 
 class State(SchedulerState, frozen=True, tag="state", kw_only=True):

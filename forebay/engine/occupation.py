@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from forebay.base.errors import Conflict
 from forebay.engine.weights import EngineWeights
 from forebay.formats.stored_tensor import StoredTensor
+from forebay.memory.slots import Ids
 from forebay.pools.regions import Regions, Tag
 from forebay.runtime import ModelRunner
+from forebay.runtime.host_copies import Places, get_cpu_copy, load_cpu_copy
 
 
 class Occupation:
@@ -22,6 +27,7 @@ class Occupation:
         self, regions: Regions, runner: ModelRunner, weights: EngineWeights, *, trim: Callable[[], None]
     ) -> None:
         self._regions, self._runner, self._weights, self._trim = regions, runner, weights, trim
+        self._kept: tuple[Places, tuple[Tensor, ...]] | None = None  # of the caches, while they are released
 
     def num_bytes(self) -> dict[str, int]:
         return {tag: self._regions.num_bytes(tag) for tag in Tag}
@@ -32,6 +38,13 @@ class Occupation:
                 raise Conflict(f"{tag} cannot be released: {why}", code="not_releasable")
         if Tag.WEIGHTS in tags:
             self._weights.check_there()
+
+    def keep(self, places: Mapping[str, Ids]) -> int:
+        cache = self._runner.cache
+        at = {kind: torch.from_numpy(ids) for kind, ids in places.items()}
+        copy = get_cpu_copy(cache, at)
+        self._kept = at, copy
+        return sum(part.nbytes for part in copy)
 
     def release(self, tags: Collection[str]) -> None:
         for tag in map(Tag, tags):
@@ -44,11 +57,16 @@ class Occupation:
         try:
             if Tag.KV_CACHE in tags:
                 self._runner.rows.reset()  # of all others the pads are zeros
+                if self._kept:
+                    load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])
             if Tag.WEIGHTS in tags:
                 self._weights.load_again(progress)
         except BaseException:
             self.release(tags)
             raise
+        if Tag.KV_CACHE in tags:
+            self._kept = None
 
     def update(self, path: str | None, given: Mapping[str, StoredTensor], progress: Callable[[], None]) -> None:
         self._weights.update(None if path is None else Path(path), given, progress)
+        self._kept = None

@@ -18,9 +18,11 @@ from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequ
 from forebay.base.log import event, get_logger
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.frames import Occupied, Release, Resume, ToEngine, UpdateWeights
+from forebay.memory.kv_allocator import KV
+from forebay.memory.slots import Ids
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure
-from forebay.scheduler.halt import Halt, Mode, forget_caches, go_on, weights_changed
+from forebay.scheduler.halt import Halt, Mode, forget_caches, go_on, keep_cached, weights_changed
 from forebay.scheduler.scheduler import Scheduler
 
 KV_CACHE: Final = "kv_cache"
@@ -49,6 +51,11 @@ class Memory(Protocol):
         """Raise Conflict for a tag that cannot be released, or could not be had again."""
         ...
 
+    def keep(self, places: Mapping[str, Ids]) -> int:
+        """Copy what the caches have there to host memory, by kind of cache, until `kv_cache` is resumed, which puts it
+        back, or weights change; its bytes."""
+        ...
+
     def release(self, tags: Collection[str]) -> None: ...
 
     def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
@@ -69,6 +76,9 @@ class NoMemory:
         return {}
 
     def check(self, tags: Collection[str]) -> None: ...
+
+    def keep(self, places: Mapping[str, Ids]) -> int:
+        return 0
 
     def release(self, tags: Collection[str]) -> None: ...
 
@@ -98,9 +108,11 @@ class Sleeper:
         clock: Callable[[], float] = time.monotonic,
         *,
         wake_on_request: bool = False,
+        keep_prefix_cache: bool = False,
     ) -> None:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
         self._wake_on_request = wake_on_request
+        self.keep_prefix_cache = keep_prefix_cache
         self.away = False  # from serving
         self.loaded_at = clock()  # a tensor, at last
         self._released: list[str] = []
@@ -108,6 +120,7 @@ class Sleeper:
         self._transition: _Transition | None = None
         self._retry_at = 0.0
         self._last_sleep_s = self._last_wake_s = 0.0
+        self._kept_tokens = self._kept_bytes = 0  # of the prefix cache
         self._answers: list[tuple[int, Failure | None]] = []
 
     def take_answers(self) -> list[tuple[int, Failure | None]]:
@@ -136,6 +149,8 @@ class Sleeper:
             weight_version=self._scheduler.weight_version,
             last_sleep_s=self._last_sleep_s,
             last_wake_s=self._last_wake_s,
+            kept_tokens=self._kept_tokens,
+            kept_bytes=self._kept_bytes,
         )
 
     # -- what the core turns ------------------------------------------------------------------------------------------
@@ -249,10 +264,22 @@ class Sleeper:
             return
         self._released += [tag for tag in TAGS if tag in tags]
         if KV_CACHE in tags:
-            forget_caches(self._scheduler)
+            self._empty_caches()
         self._memory.release(tags)
         self._last_sleep_s = self._clock() - began
-        log.info(event("asleep", released=",".join(tags), seconds=self._last_sleep_s))
+        kept = {"kept_tokens": self._kept_tokens, "kept_bytes": self._kept_bytes} if self._kept_tokens else {}
+        log.info(event("asleep", released=",".join(tags), seconds=self._last_sleep_s, **kept))
+
+    def _empty_caches(self) -> None:
+        if self.keep_prefix_cache:
+            try:
+                places = keep_cached(self._scheduler)
+                self._kept_bytes = self._memory.keep(places)
+                self._kept_tokens = len(places[KV]) * self._scheduler.held.page_size
+                return
+            except (MemoryError, RuntimeError) as error:  # torch's, where there is no memory for the copies
+                log.error(event("prefix_cache_not_kept", reason=str(error), effect="its prompts are computed again"))
+        forget_caches(self._scheduler)
 
     def _resume(self, tags: Collection[str]) -> None:
         unknown = sorted(set(tags) - set(TAGS))
@@ -269,6 +296,8 @@ class Sleeper:
         finally:
             self._waking = False
         self._released = [tag for tag in self._released if tag not in tags]
+        if KV_CACHE in tags:
+            self._kept_tokens = self._kept_bytes = 0
         if tags:
             self._last_wake_s = self._clock() - began
             log.info(
@@ -287,6 +316,7 @@ class Sleeper:
                 self._memory.release([WEIGHTS])
             raise
         self._released = [tag for tag in self._released if tag != WEIGHTS]
+        self._kept_tokens = self._kept_bytes = 0
         weights_changed(self._scheduler, self._scheduler.weight_version + 1)
         log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))
 

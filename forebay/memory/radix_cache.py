@@ -18,11 +18,13 @@ import numpy as np
 
 from forebay.config.engine_config import EvictionPolicy
 from forebay.memory.kinds.kind import Kind
+from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_index import RadixIndex
 from forebay.memory.radix_node import NO_NODE, OPERATOR, Adoption, Match, Node, Pin, Root
 from forebay.memory.slots import CACHE, NO_IDS, Holder, Ids, Slots
 
 _MAX_TOMBSTONES: Final = 64  # first pages of evicted children a node remembers, so that a miss can say "evicted"
+_MAX_RELEASED: Final = 4096  # the same where all go at once
 _MAX_EMPTY_ROOTS: Final = 256  # namespaces come from clients: only so many are remembered for their tombstones alone
 
 _EVICTION_ORDER: Final[dict[EvictionPolicy, Callable[[Node], Any]]] = {
@@ -127,9 +129,9 @@ class RadixCache(RadixIndex):
 
     # -- evicting -------------------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> int:
+    def evict(self, num_pages: int, why: MissReason = MissReason.EVICTED) -> int:
         """Free `num_pages` unpinned pages, or all there are: leaf by leaf in the policy's order, and of the last leaf
-        only its end. Returns how many."""
+        only its end. Returns how many. They are missed from then on because of `why`."""
         freed: list[Ids] = []
         missing = num_pages
         heap = self._heap
@@ -144,7 +146,7 @@ class RadixCache(RadixIndex):
                 self._split(node, len(node.key) - count * self._page_bytes)
             freed.append(node.pages)
             missing -= count
-            self._remove_leaf(node)
+            self._remove_leaf(node, why)
         count = num_pages - missing
         if count:
             self.version += 1
@@ -163,11 +165,11 @@ class RadixCache(RadixIndex):
                 self._offer(node)
 
     def flush(self) -> int:
-        """Evict everything that is not pinned, and forget that it was there; how many pages."""
+        """Evict everything that is not pinned, and forget that it was there, unless it was released; how many pages."""
         count = self.evict(self.num_pages)
         for root in list(self._roots.values()):
             for node in self._subtree(root):
-                node.tombstones.clear()
+                node.tombstones = {first: why for first, why in node.tombstones.items() if why is MissReason.RELEASED}
             self._forget_if_empty(root)
         return count
 
@@ -182,7 +184,8 @@ class RadixCache(RadixIndex):
         for kind in self.kinds:
             kind.clear()
         for name, root in gone.items():
-            self._root(name).released = frozenset(root.children) | root.released
+            told = [*root.tombstones.items(), *((first, MissReason.RELEASED) for first in root.children)]
+            self._root(name).tombstones = dict(told[-_MAX_RELEASED:])
 
     def holder(self) -> Holder:
         """The pages that the cache holds, for an audit."""
@@ -223,8 +226,7 @@ class RadixCache(RadixIndex):
 
     def _forget_if_empty(self, root: Node) -> None:
         assert isinstance(root, Root)
-        told = root.tombstones or root.released
-        if root.children or root.locks or (told and len(self._roots) <= _MAX_EMPTY_ROOTS):
+        if root.children or root.locks or (root.tombstones and len(self._roots) <= _MAX_EMPTY_ROOTS):
             return
         del self._roots[root.namespace]
 
@@ -232,7 +234,7 @@ class RadixCache(RadixIndex):
         node = Node(key, pages, parent, author)
         first = key[: self._page_bytes]
         parent.children[first] = node
-        parent.tombstones.discard(first)
+        parent.tombstones.pop(first, None)
         parent.stamp = 0  # no longer a leaf
         self.num_pages += len(pages)
         self.num_evictable += len(pages)
@@ -287,7 +289,7 @@ class RadixCache(RadixIndex):
             self._heap = [entry for entry in self._heap if entry[-1].stamp == entry[-2]]
             heapq.heapify(self._heap)
 
-    def _remove_leaf(self, node: Node) -> None:
+    def _remove_leaf(self, node: Node, why: MissReason) -> None:
         parent = node.parent
         assert parent is not None
         for kind in self.kinds:
@@ -295,9 +297,10 @@ class RadixCache(RadixIndex):
         first = node.key[: self._page_bytes]
         del parent.children[first]
         node.stamp = 0
-        if len(parent.tombstones) >= _MAX_TOMBSTONES:
-            parent.tombstones.clear()
-        parent.tombstones.add(first)
+        told = parent.tombstones
+        if len(told) >= (_MAX_RELEASED if why is MissReason.RELEASED else _MAX_TOMBSTONES):
+            del told[next(iter(told))]
+        told[first] = why
         if parent.children or parent.locks:
             return
         if parent.parent is None:

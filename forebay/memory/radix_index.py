@@ -73,10 +73,10 @@ class RadixIndex:
         """Why a walk ended at `position`, so far inside of `node`."""
         if inside < len(node.key):
             return MissReason.DIVERGED
-        if key[position : position + self._page_bytes] in node.tombstones:
-            return MissReason.EVICTED
+        if why := node.tombstones.get(key[position : position + self._page_bytes]):
+            return why
         if isinstance(node, Root):
-            return MissReason.RELEASED if key[: self._page_bytes] in node.released else MissReason.EMPTY
+            return MissReason.EMPTY
         return MissReason.DIVERGED if node.children else MissReason.NOT_CACHED
 
     def _cut(self, match: Match, nodes: list[Node]) -> Match:

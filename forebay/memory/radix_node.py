@@ -22,7 +22,7 @@ class Node:
 
     `locks` counts the pins that end here plus the children that are locked, so a locked node has only locked ancestors,
     and a pin or an unpin stops at the first ancestor whose locks do not change. `author` is who put these tokens here,
-    all of them.
+    all of them. `tombstones` say by first page why a child is gone.
     """
 
     key: bytes
@@ -35,19 +35,17 @@ class Node:
     hits: int = 0
     priority: int = 0
     stamp: int = 0
-    tombstones: set[bytes] = field(default_factory=set)
+    tombstones: dict[bytes, MissReason] = field(default_factory=dict)
 
 
 class Root(Node):
-    """Where a namespace begins: no tokens, no pages. `released` are first pages of what began here until the memory of
-    all caches was given back."""
+    """Where a namespace begins: no tokens, no pages."""
 
-    __slots__ = ("namespace", "released")
+    __slots__ = ("namespace",)
 
     def __init__(self, namespace: str) -> None:
         Node.__init__(self, b"", NO_IDS, None)
         self.namespace = namespace
-        self.released: frozenset[bytes] = frozenset()
 
 
 class Match(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from forebay.base.errors import Unavailable
-from forebay.memory.slots import NO_IDS
+from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason, Update
@@ -78,6 +78,18 @@ def forget_caches(scheduler: Scheduler) -> None:
     """After a halt: the device's caches are gone, and everything is as after `clear`. What the host has stays (C25)."""
     held = scheduler.held
     held.clear([], committed=held.steps.committed, released=True)
+    _wait_for_no_step(scheduler)
+
+
+def keep_cached(scheduler: Scheduler) -> dict[str, Ids]:
+    """The same, but of what is cached as much stays as fits into host memory, if what lies in these places, by kind of
+    cache, is put back there before the next step."""
+    places = scheduler.held.keep_cached()
+    _wait_for_no_step(scheduler)
+    return places
+
+
+def _wait_for_no_step(scheduler: Scheduler) -> None:
     for req in scheduler.waiting:
         req.resume_after = 0
 

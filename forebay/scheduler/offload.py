@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from forebay.config.engine_config import KindConfig
@@ -26,6 +26,15 @@ class Offloaded:
         self.num_bytes = 0
         self.num_saved = 0
 
+    @property
+    def room(self) -> int:
+        """Bytes that more of them may have."""
+        return max(0, self._config.retraction_host_bytes - self.num_bytes)
+
+    def bytes_of(self, num_slots: Mapping[str, int]) -> int:
+        """Of so many slots by kind of cache."""
+        return sum(num * self._config.slot_bytes.get(kind, 0) for kind, num in num_slots.items())
+
     def num_tokens(self, request_id: int) -> int:
         """Tokens of which the host has all that layers keep; 0 where it has nothing."""
         copy = self._copies.get(request_id)
@@ -39,11 +48,9 @@ class Offloaded:
     def save(self, copy: HostCopy, num_tokens: int, draft: StepDraft) -> bool:
         """Copy in the next plan what a request that is being retracted has of so many tokens. False where nothing is
         copied: copying both ways must beat recomputing, and the host must have room."""
-        config = self._config
-        num_bytes = sum(len(ids) * config.slot_bytes.get(kind, 0) for kind, ids in copy.slots.items())
-        worth_it = num_bytes <= num_tokens * config.recompute_bytes_per_token
-        room = config.retraction_host_bytes - self.num_bytes
-        if not worth_it or room <= 0 or num_bytes > room:
+        num_bytes = self.bytes_of({kind: len(ids) for kind, ids in copy.slots.items()})
+        worth_it = num_bytes <= num_tokens * self._config.recompute_bytes_per_token
+        if not worth_it or not self.room or num_bytes > self.room:
             return False
         draft.saves.append(copy)
         self._copies[copy.request_id] = _Copy(num_tokens, num_bytes, draft.step)

@@ -9,6 +9,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.holding import DeferredFree, Holding, Residency, RowTable, Steps, Transfer
 from forebay.memory.kinds.build import make_kinds, make_rows
 from forebay.memory.kv_allocator import PagedKvAllocator
+from forebay.memory.miss_reason import MissReason
 from forebay.memory.radix_cache import RadixCache
 from forebay.memory.radix_node import Adoption, Pin
 from forebay.memory.slots import NO_SLOT, NOBODY, Ids, Slots, as_ids
@@ -212,6 +213,24 @@ class Releases:
         self.table.clear()
         if left:
             self._set_aside(left)
+
+    def keep_cached(self) -> dict[str, Ids]:
+        """Nobody holds anything, and all is as after `clear` but what is cached: that stays in its places as far as
+        copies of it fit into host memory, the least useful having gone, and is there for the next step. Its places, by
+        kind."""
+        kinds = {self.kv.name: 1, **{kind.name: int(kind.of_pages) for kind in self.kinds}}
+        page_bytes = self.offloaded.bytes_of(kinds)
+        while (excess := self.offloaded.bytes_of(self._num_cached) - self.offloaded.room) > 0:
+            gone = self.cache.evict(1 if self.at_ends else max(1, excess // page_bytes), MissReason.RELEASED)
+            assert gone, f"{self.cache.num_pages} cached pages are pinned by nobody"
+        self.start_over([], [], [])
+        self.table.clear()
+        nodes = [*self.cache.nodes()]
+        return {self.kv.name: self.cache.holder().ids, **{kind.name: kind.cached(nodes).ids for kind in self.kinds}}
+
+    @property
+    def _num_cached(self) -> dict[str, int]:
+        return {self.kv.name: self.cache.num_pages, **{kind.name: kind.num_cached for kind in self.kinds}}
 
     def _set_aside(self, left: Left) -> None:
         self.kv.claim(left.ids[self.kv.name], left.request_id)

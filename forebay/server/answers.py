@@ -173,6 +173,8 @@ class Occupied(TypedDict):
     weight_version: int
     last_sleep_s: float
     last_wake_s: float
+    kept_tokens: int
+    kept_bytes: int
 
 
 class Done(Occupied):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -77,11 +78,13 @@ def test_c25_tokens_are_the_same_after_a_sleep_of_any_tags_and_those_of_new_weig
     while core.in_idle_time():  # graphs are captured before
         pass
     assert tokens_of(core, PROMPTS) == right
-    for tags in subsets_of(case):
+    for tags, keep in product(subsets_of(case), (False, True)):
+        core.sleeper.keep_prefix_cache = keep
         core.sleeper.sleep(tags)
+        assert (core.sleeper.state.kept_bytes > 0) is (keep and "kv_cache" in tags)
         poison(core)
         core.sleeper.wake()
-        assert tokens_of(core, PROMPTS) == right, tags
+        assert tokens_of(core, PROMPTS) == right, (tags, keep)
     other = other_weights(tiny.path, tmp_path / "other")
     try:
         core.sleeper.update(str(other), {})
@@ -122,6 +125,36 @@ def test_a_prompt_that_was_cached_before_a_release_misses_because_of_that(llama:
     core.sleeper.sleep(["weights", "cuda_graph"])
     core.sleeper.wake()
     assert first_cache(core, PROMPTS[2]).cache.cached_tokens == 12  # the caches were not released
+
+
+def test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update(llama: Path) -> None:
+    core = core_of(llama, keep_prefix_cache=True)
+    right = tokens_of(core, PROMPTS)
+
+    def found_after_a_sleep() -> tuple[int, MissReason]:
+        core.sleeper.sleep(["kv_cache"])
+        poison(core)
+        core.sleeper.wake()
+        report = first_cache(core, PROMPTS[2]).cache
+        return report.cached_tokens, report.miss_reason
+
+    assert found_after_a_sleep() == (12, MissReason.NONE)
+    assert tokens_of(core, PROMPTS) == right
+    offloaded = core.scheduler.held.offloaded
+    offloaded._config = replace(offloaded._config, retraction_host_bytes=offloaded.bytes_of({"kv": 2}))
+    core.sleeper.sleep(["kv_cache"])
+    assert core.sleeper.state.kept_tokens == 8
+    assert core.sleeper.state.kept_bytes == offloaded.room
+    poison(core)
+    core.sleeper.wake()
+    reports = [first_cache(core, prompt).cache for prompt in PROMPTS]
+    assert MissReason.RELEASED in [report.miss_reason for report in reports]
+    core.sleeper.sleep(["kv_cache"])
+    core.sleeper.update(str(llama), {})
+    assert core.sleeper.state.kept_bytes == 0
+    core.sleeper.wake()
+    assert first_cache(core, PROMPTS[2]).cache.cached_tokens == 0
+    assert tokens_of(core, PROMPTS) == right
 
 
 def test_some_tensors_from_memory_are_used_and_outlast_a_sleep(llama: Path, tmp_path: Path) -> None:

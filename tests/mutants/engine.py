@@ -95,6 +95,13 @@ ENGINE = (
         "engine/test_sleep.py::test_c25_every_row_of_the_device_holds_its_pads_after_a_wake_whatever_lay_there",
     ),
     Mutant(
+        "C25 what was kept of the prefix cache is put back",
+        "engine/occupation.py",
+        "                    load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])",
+        "                    pass",
+        "engine/test_sleep.py::test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update",
+    ),
+    Mutant(
         "C25 weights are there again after a wake",
         "engine/occupation.py",
         "                self._weights.load_again(progress)",

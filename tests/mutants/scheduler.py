@@ -489,6 +489,20 @@ SCHEDULER = (
         "simulation/test_sleeping.py::test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engine_sleeps",
     ),
     Mutant(
+        "C25 of the prefix cache no more is kept than the host has room for",
+        "scheduler/releases.py",
+        "        while (excess := self.offloaded.bytes_of(self._num_cached) - self.offloaded.room) > 0:",
+        "        while (excess := 0) > 0:",
+        "engine/test_sleep.py::test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update",
+    ),
+    Mutant(
+        "C20 what a sleep did not keep of the prefix cache is missed as such",
+        "scheduler/releases.py",
+        ", MissReason.RELEASED)",
+        ")",
+        "engine/test_sleep.py::test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for_and_no_update",
+    ),
+    Mutant(
         "C26 no copy on the host outlives the weights that it was computed with",
         "scheduler/halt.py",
         "    scheduler.held.clear([])",

@@ -192,6 +192,7 @@ class Oracles:
         self.num_hits = self.num_finished = self.num_tokens = 0
         self.longest_retraction = 0
         self._checks = 0
+        self.caches_are_there = True  # on the device
 
     def added(self, req: Request, now: float) -> Tracked:
         tracked = self.live[req.id] = Tracked(req, self.runner.model, self.config, now)
@@ -247,7 +248,7 @@ class Oracles:
             f"{scheduler.held.offloaded.num_bytes} bytes on the host, of {room}",
         )
         self._checks += 1
-        if self._checks % 16 == 0:
+        if self._checks % 16 == 0 and self.caches_are_there:
             self.check_cache()
 
     def check_cache(self) -> None:

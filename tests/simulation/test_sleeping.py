@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.scheduler import halt
 from forebay.scheduler.halt import Halt
+from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.releases import Releases
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.sleeping import SleepingSimulation, run_seed
@@ -31,6 +33,8 @@ def test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engin
     assert total("num_sleeps") > 2 * PER_CHUNK
     assert total("num_updates") > PER_CHUNK
     assert total("num_restarts") > 3
+    assert total("num_kept") > 3
+    assert total("num_dropped") > 3
     assert sum(run.outcome().offloaded for run in runs) > 3
 
 
@@ -66,6 +70,16 @@ def a_host_copy_of_an_old_version_is_loaded(patch: Patch) -> None:
         clear(self, void, left, committed=self.steps.committed, released=released)
 
     patch.setattr(Releases, "clear", mutated)
+
+
+@mutation
+def more_of_the_prefix_cache_is_kept_than_the_host_has_room_for(patch: Patch) -> None:
+    patch.setattr(Offloaded, "bytes_of", lambda self, num_slots: 0)
+
+
+@mutation
+def the_device_is_not_told_where_kept_windows_are(patch: Patch) -> None:
+    patch.setattr(Windows, "start_over", lambda self, draft: None)
 
 
 @mutation
