@@ -50,10 +50,11 @@ class Receipt:
 
 @dataclass(slots=True)
 class Peer:
-    """A prefill server by address, whichever process that is just now."""
+    """A prefill server by address, whichever process that is just now. One that `rests` refuses what it is offered."""
 
     address: Address
     session: Session | None = None
+    rests: bool = False  # it has said so
     retry_at: float = 0.0
     receipts: dict[bytes, Receipt] = field(default_factory=dict)
 
@@ -84,6 +85,9 @@ class DecodeSide:
         peer.receipts[nonce] = receipt
         if not self._desk.options.cluster_key and not is_loopback(offer.host):
             self._break(peer, receipt, failures.key_required(offer.host))
+            return
+        if peer.rests:
+            self._break(peer, receipt, failures.peer_asleep(f"{offer.host}:{offer.port}"))
             return
         try:
             landing = Landing(self._desk.shapes, offer.spans, offer.num_tokens)
@@ -116,6 +120,7 @@ class DecodeSide:
                 digest=offer.digest,
                 start=offer.start,
                 places=places,
+                weight_version=offer.weight_version,
             )
         )
 
@@ -179,6 +184,8 @@ class DecodeSide:
                     receipt = peer.receipts.get(nonce)
                     if receipt is not None and receipt.stage is Stage.OFFERED:
                         self._desk.emit(Renewed(receipt.ticket))
+            case frames.Resting(asleep):
+                peer.rests = asleep
             case frames.Completed(nonce, tail):
                 if nonce in peer.receipts:
                     self._complete(peer, peer.receipts[nonce], tail)
@@ -217,7 +224,7 @@ class DecodeSide:
     def on_session_lost(self, session: Session, failure: Failure) -> None:
         """What was offered in it breaks; what waits for one may still have the next."""
         peer = self._peers[session.address]
-        peer.session = None
+        peer.session, peer.rests = None, False
         peer.retry_at = self._desk.clock() + self._desk.options.heartbeat_s / RETRIES_PER_BEAT
         for receipt in [*peer.receipts.values()]:
             if receipt.stage is Stage.OFFERED or failure.code in FINAL:
@@ -228,10 +235,13 @@ class DecodeSide:
         if not peer.receipts and peer.session is None:
             self._peers.pop(peer.address, None)
 
-    def close(self) -> None:
+    def end_sessions(self, why: str) -> None:
         for peer in [*self._peers.values()]:
             if peer.session is not None:
-                peer.session.lose(failures.peer_lost(peer.session.where, "this engine ends"))
+                peer.session.lose(failures.peer_lost(peer.session.where, why))
+
+    def close(self) -> None:
+        self.end_sessions("this engine ends")
 
     # -- time ------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ def peer_lost(where: str, why: str) -> Failure:
     return Failure.of(Unavailable(f"the connection to {where} has ended: {why}", code="peer_lost"))
 
 
+def peer_asleep(where: str) -> Failure:
+    return Failure.of(Unavailable(f"the prefill server at {where} is asleep: send it again", code="peer_asleep"))
+
+
 def layout_mismatch(difference: str) -> Failure:
     return Failure.of(Unavailable(f"prefill and decode do not fit together: {difference}", code="layout_mismatch"))
 

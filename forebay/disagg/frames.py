@@ -85,6 +85,7 @@ class Offering(msgspec.Struct, frozen=True, tag="offering", kw_only=True):
     digest: bytes
     start: int
     places: dict[str, Places]
+    weight_version: int = 0
 
 
 class Chunk(msgspec.Struct, frozen=True, tag="chunk", kw_only=True):
@@ -127,5 +128,11 @@ class Fenced(msgspec.Struct, frozen=True, tag="fenced"):
     nonce: bytes
 
 
+class Resting(msgspec.Struct, frozen=True, tag="resting"):
+    """Prefill: whether it refuses what it is offered, because it is asleep or on its way there."""
+
+    asleep: bool
+
+
 ToPrefill = Hello | Attach | Introduce | Invite | Offering | Settled | Withdrawn | Beat
-ToDecode = Challenge | Welcome | Refused | Joined | Chunk | Completed | Withdrawn | Fenced | Beat
+ToDecode = Challenge | Welcome | Refused | Joined | Resting | Chunk | Completed | Withdrawn | Fenced | Beat

@@ -15,21 +15,22 @@ from forebay.config.engine_config import EngineConfig
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import Per
 
-PROTOCOL: Final = 1  # of frames and chunks; another number is another language
+PROTOCOL: Final = 2  # of frames and chunks; another number is another language
 _HEAD_BYTES: Final = 64 << 10
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4 << 10
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, `kernels` and
-    `activation_bits` what else decides its bits."""
+    """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, the engine's
+    `weight_version`, `kernels` and `activation_bits` what else decides its bits."""
 
     protocol: int = PROTOCOL
     version: str = __version__
     page_size: int
     vocab_size: int
     weights: str
+    weight_version: int = 0
     quantization: str
     dtype: str
     kernels: str

@@ -23,7 +23,7 @@ from forebay.disagg.seal import WireError
 from forebay.disagg.tcp import TcpWriter, tune
 from forebay.disagg.writer import Writer
 from forebay.requests.parts import I64
-from forebay.requests.transfers import Broken, Closed, Offered, Send, Sent, Span, Tail, Ticket, Withdraw
+from forebay.requests.transfers import Broken, Closed, Offered, Rest, Send, Sent, Span, Tail, Ticket, Withdraw
 from forebay.requests.updates import Failure
 
 MAX_STRANGERS: Final = 64  # connections that have not proved that they know the key
@@ -91,6 +91,7 @@ class PrefillSide:
         self._epochs: dict[str, int] = {}  # the last of each that there ever was
         self._shipments: dict[bytes, Shipment] = {}
         self._numbers = count(1)
+        self._rests = False
 
     # -- connections -----------------------------------------------------------------------------------------------
 
@@ -185,6 +186,8 @@ class PrefillSide:
         log.info(event("decode_joined", where=session.where, transport=session.transport))
         self._send(session, frames.Joined())
         session.link.joined()
+        if self._rests:
+            self._send(session, frames.Resting(True))
 
     # -- what decode says ------------------------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class PrefillSide:
         self._shipments[frame.nonce] = Shipment(
             ticket, session, frame.num_tokens, places, departing, self._desk.clock()
         )
-        self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start))
+        self._desk.emit(Offered(ticket, frame.num_tokens, frame.digest, frame.start, frame.weight_version))
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -266,6 +269,11 @@ class PrefillSide:
         shipment = self._shipments.get(order.ticket.nonce)
         if shipment is not None:
             self._break(shipment, order.failure, tell=True)
+
+    def rest(self, order: Rest) -> None:
+        self._rests = order.asleep
+        for session in [*self._by_number.values()]:
+            self._send(session, frames.Resting(self._rests))
 
     # -- how tickets end -------------------------------------------------------------------------------------------
 
@@ -336,9 +344,12 @@ class PrefillSide:
         for shipment in self._of_session(session):
             self._break(shipment, failure, tell=False)
 
-    def close(self) -> None:
+    def end_sessions(self, why: str) -> None:
         for session in [*self._by_number.values()]:
-            self._lose(session, failures.peer_lost(session.where, "this engine ends"))
+            self._lose(session, failures.peer_lost(session.where, why))
+
+    def close(self) -> None:
+        self.end_sessions("this engine ends")
         for link in self._guests:
             link.close()
 

@@ -11,7 +11,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from forebay.base.clock import TICK_S, RunClock
 from forebay.base.errors import EngineError
@@ -20,7 +23,7 @@ from forebay.config.engine_config import DisaggregationOptions
 from forebay.disagg import failures, mover
 from forebay.disagg.decode_side import DecodeSide
 from forebay.disagg.desk import Desk, LinkUser
-from forebay.disagg.layout import Layout
+from forebay.disagg.layout import Layout, weights_digest
 from forebay.disagg.link import Link, LinkLost
 from forebay.disagg.memory import Memory, chunk_bytes
 from forebay.disagg.mover import Mover
@@ -29,7 +32,7 @@ from forebay.disagg.prefill_side import PrefillSide
 from forebay.disagg.seal import WireError
 from forebay.disagg.wake import Wake
 from forebay.disagg.writer import OneSided
-from forebay.requests.transfers import Event, Offer, Order, Send, Withdraw
+from forebay.requests.transfers import Event, Offer, Order, Rest, Send, Withdraw
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
@@ -64,7 +67,7 @@ class Worker:
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._users: dict[Link, LinkUser] = {}
         self._mover = Mover(memory, chunk_bytes(shapes), self._put)
-        desk = Desk(
+        self._desk = desk = Desk(
             options=options,
             instance=instance,
             layout=layout,
@@ -111,6 +114,18 @@ class Worker:
 
     def fileno(self) -> int:
         return self._news.fileno()
+
+    def weights_changed(self, path: str | None, version: int) -> None:
+        """Sessions end: in the next ones layouts are compared anew."""
+        layout = self._desk.layout
+        weights = layout.weights if path is None else weights_digest(Path(path))
+        layout = msgspec.structs.replace(layout, weights=weights, weight_version=version)
+
+        def renew() -> None:
+            self._desk.layout = layout
+            self._side.end_sessions("its weights have changed")
+
+        self._put(renew)
 
     @property
     def num_unfenced(self) -> int:
@@ -216,6 +231,8 @@ class Worker:
                 side.offer(what)
             case Send() if isinstance(side, PrefillSide):
                 side.send(what)
+            case Rest() if isinstance(side, PrefillSide):
+                side.rest(what)
             case Withdraw():
                 side.withdraw(what)
             case mover.Wrote() if isinstance(side, PrefillSide):

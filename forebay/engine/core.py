@@ -105,6 +105,8 @@ class EngineCore:
         )
         self.in_idle_time = in_idle_time
         self.exchange = Exchange(scheduler, transfers) if transfers else None
+        if self.exchange:
+            self.sleeper.on_update = self.exchange.weights_changed
         self.stats = Stats(clock(), widths, self.exchange)
         self._runner = runner
         self._depth = scheduler.config.overlap_depth
@@ -122,8 +124,8 @@ class EngineCore:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs, waits or is in flight."""
-        return not self._in_flight and self.scheduler.idle
+        """Nothing runs, waits or is in flight, and no transfer is waited for."""
+        return not self._in_flight and self.scheduler.idle and not self.sleeper.draining
 
     @property
     def stuck(self) -> bool:

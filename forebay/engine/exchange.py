@@ -24,6 +24,11 @@ class Connected(Transfers, Protocol):
 
     def fileno(self) -> int: ...
 
+    def weights_changed(self, path: str | None, version: int) -> None:
+        """Whatever is computed from now on is so with weights of this version, those at `path`: of what peers were told
+        before nothing holds. No ticket is open."""
+        ...
+
 
 class Exchange:
     """Owned by the engine's thread; neither call waits."""
@@ -49,6 +54,10 @@ class Exchange:
         """Hand over the orders that the scheduler has given since."""
         for order in self._scheduler.handoff.take_orders():
             self.transfers.submit(order)
+
+    def weights_changed(self, path: str | None, version: int) -> None:
+        self.tell()
+        self.transfers.weights_changed(path, version)
 
     def state(self) -> Transferring:
         state = self._scheduler

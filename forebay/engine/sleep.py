@@ -16,7 +16,6 @@ from typing import Any, Final, Protocol
 
 from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
-from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.frames import Occupied, Release, Resume, ToEngine, UpdateWeights
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
@@ -111,7 +110,7 @@ class Sleeper:
         keep_prefix_cache: bool = False,
     ) -> None:
         self._scheduler, self._memory, self._clock = scheduler, memory, clock
-        self._wake_on_request = wake_on_request
+        self._wake_on_request = scheduler.handoff.wakes = wake_on_request
         self.keep_prefix_cache = keep_prefix_cache
         self.away = False  # from serving
         self.loaded_at = clock()  # a tensor, at last
@@ -122,11 +121,17 @@ class Sleeper:
         self._last_sleep_s = self._last_wake_s = 0.0
         self._kept_tokens = self._kept_bytes = 0  # of the prefix cache
         self._answers: list[tuple[int, Failure | None]] = []
+        # Of a checkpoint, or of tensors from memory, and the version that it now is.
+        self.on_update: Callable[[str | None, int], None] = lambda path, version: None
 
     def take_answers(self) -> list[tuple[int, Failure | None]]:
         """Serials of what was asked for, and why it was not done."""
         answers, self._answers = self._answers, []
         return answers
+
+    @property
+    def draining(self) -> bool:
+        return self._transition is not None
 
     @property
     def resting(self) -> bool:
@@ -163,7 +168,8 @@ class Sleeper:
         its = self._transition
         if its is None:
             wakes = self._wake_on_request and not self._paused  # a pause is somebody's word
-            if self._released and wakes and self._scheduler.waiting and now >= self._retry_at:
+            wanted = self._scheduler.waiting or self._scheduler.pending
+            if self._released and wakes and wanted and now >= self._retry_at:
                 self._wake_for_requests()
         elif its.halt.done:
             self._transition = None
@@ -171,8 +177,8 @@ class Sleeper:
             self._go_on()
         elif now >= its.deadline:
             self._transition = None
-            num = self._scheduler.num_running
-            self._answer(its.serial, lambda: _raise(_too_long(num, now - its.began)))
+            num, num_open = self._scheduler.num_running, self._scheduler.handoff.num_open
+            self._answer(its.serial, lambda: _raise(_too_long(num, num_open, now - its.began)))
             self._go_on()
         self.away = self._transition is not None or self.resting
 
@@ -184,7 +190,7 @@ class Sleeper:
                     frame, lambda: self._check_release(frame.tags), lambda began: self._release(frame.tags, began)
                 )
             case UpdateWeights():
-                self._begin(frame, self._check_role, lambda began: self._update(frame.path, {}))
+                self._begin(frame, lambda: None, lambda began: self._update(frame.path, {}))
             case Resume():
                 self._answer(frame.serial, lambda: self._resume(frame.tags))
         self.settle(self._clock())
@@ -238,17 +244,7 @@ class Sleeper:
         except ForebayError as error:
             self._answer(frame.serial, partial(_raise, error))
 
-    def _check_role(self) -> None:
-        mode = self._scheduler.config.disaggregation.mode
-        if mode is not DisaggregationMode.NULL:
-            raise Conflict(
-                f"a {mode} server neither sleeps nor takes other weights in this version: what it keeps is written and "
-                "read by its peers",
-                code="has_peers",
-            )
-
     def _check_release(self, tags: Collection[str]) -> None:
-        self._check_role()
         unknown = sorted(set(tags) - set(TAGS))
         if unknown:
             raise InvalidRequest(f"tags {unknown}: there are {', '.join(TAGS)}", param="tags")
@@ -318,6 +314,7 @@ class Sleeper:
         self._released = [tag for tag in self._released if tag != WEIGHTS]
         self._kept_tokens = self._kept_bytes = 0
         weights_changed(self._scheduler, self._scheduler.weight_version + 1)
+        self.on_update(path, self._scheduler.weight_version)
         log.info(event("weights_updated", version=self._scheduler.weight_version, path=path or "memory"))
 
     def _loaded(self) -> None:
@@ -341,10 +338,11 @@ class Sleeper:
             self._answers.append((serial, failure))
 
 
-def _too_long(num_running: int, seconds: float) -> Conflict:
+def _too_long(num_running: int, num_open: int, seconds: float) -> Conflict:
+    tickets = f", and {num_open} transfers are open," if num_open else ""
     return Conflict(
-        f"{num_running} requests still run after {seconds:.1f} s: give them longer (timeout_s), or retract or abort "
-        "them (mode); everything goes on as before",
+        f"{num_running} requests still run{tickets} after {seconds:.1f} s: give them longer (timeout_s), or "
+        "retract or abort them (mode); everything goes on as before",
         code="drain_timeout",
     )
 

@@ -76,7 +76,8 @@ class Tail(msgspec.Struct, frozen=True, array_like=True):
 
 class Offer(Part, frozen=True, kw_only=True):
     """Decode: fetch what layers keep of a prompt of `num_tokens` tokens whose ids have this `digest`, from token
-    `start` on (a multiple of the page size: what is before it is cached here), into these places by kind of cache."""
+    `start` on (a multiple of the page size: what is before it is cached here), into these places by kind of cache, as
+    weights of this version compute it."""
 
     ticket: Ticket
     host: str
@@ -85,6 +86,7 @@ class Offer(Part, frozen=True, kw_only=True):
     digest: bytes
     start: int
     spans: dict[str, Span]
+    weight_version: int = 0
 
 
 class Withdraw(msgspec.Struct, frozen=True):
@@ -103,19 +105,27 @@ class Send(Part, frozen=True, kw_only=True):
     tail: Tail | None = None
 
 
-Order = Offer | Withdraw | Send
+class Rest(msgspec.Struct, frozen=True):
+    """Prefill: whether offers are refused from now on, because the engine is asleep or on its way there."""
+
+    asleep: bool
+
+
+Order = Offer | Withdraw | Send | Rest
 
 
 # -- what it learns ----------------------------------------------------------------------------------------------------
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """Prefill: decode has places for a prompt of so many tokens with this digest, from token `start` on."""
+    """Prefill: decode has places for a prompt of so many tokens with this digest, from token `start` on, and computes
+    with weights of this version."""
 
     ticket: Ticket
     num_tokens: int
     digest: bytes
     start: int
+    weight_version: int = 0
 
 
 class Renewed(msgspec.Struct, frozen=True):

@@ -19,7 +19,8 @@ from forebay.route.upstream import Pool
 CHECK_INTERVAL_S: Final = 1.0
 CHECK_TIMEOUT_S: Final = 2.0
 GIVEN_UP_AFTER: Final = 3  # checks that find nobody at work: whoever waits for this server waits in vain
-_WELL_BUT_BUSY: Final = ("draining", "queue_full")  # reasons of /ready with which what runs comes to its end
+# Reasons of /ready with which what is there comes to its end, if later.
+_WELL_BUT_BUSY: Final = ("draining", "queue_full", "asleep", "waking")
 # A cached beginning is worth waiting for: so many requests more than the least busy server has.
 WORTH_WAITING: Final = 8
 

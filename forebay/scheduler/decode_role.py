@@ -144,6 +144,7 @@ class DecodeRole(Role):
             digest=digest_of(req.tokens),
             start=start,
             spans=self.scheduler.held.places(residency, start, start),
+            weight_version=self.scheduler.weight_version,
         )
         deadline = now + self._options.lease_s
         receiving = _Receiving(ticket, req, deadline=deadline, named=[offer.spans], whole=True)

@@ -13,6 +13,7 @@ from forebay.memory.slots import NO_IDS, Ids
 from forebay.requests.request import Status
 from forebay.requests.step_plan import StepPlan
 from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.scheduler.handoff import ASLEEP
 from forebay.scheduler.queues import Flight
 from forebay.scheduler.scheduler import Scheduler
 from forebay.scheduler.suspects import Suspects
@@ -33,16 +34,18 @@ class Halt:
     def __init__(self, scheduler: Scheduler, mode: Mode) -> None:
         self._scheduler, self.mode = scheduler, mode
         scheduler.admits = False
+        scheduler.handoff.rest()
 
     @property
     def done(self) -> bool:
         s = self._scheduler
-        runs = s.num_running or s.flights or s.finishing or s.transferring
+        runs = s.num_running or s.flights or s.finishing or s.transferring or s.handoff.num_open
         return not (runs or s.held.deferred or s.held.draft.saves)
 
     def plan(self, now: float, width: int = 1) -> StepPlan | None:
         """The next step on the way; None where the next thing is a commit, or `done`."""
         s = self._scheduler
+        s.handoff.rest()
         if self.mode is Mode.WAIT:
             if (plan := s.plan(now, width)) is not None:
                 return plan
@@ -58,13 +61,15 @@ class Halt:
 
     def _clear_out(self) -> None:
         s = self._scheduler
+        stopped = Unavailable("the engine was told to stop what it was at: send it again", code="aborted")
         for req in [*s.running.reqs, *s.extending, *s.transferring]:
-            # A transfer ends with its request: what it may touch would be in use for as long as that waits.
-            if self.mode is Mode.RETRACT and req.status is not Status.TRANSFERRING and not req.residency.ticket:
-                s.suspend(req)
-            else:
-                stopped = Unavailable("the engine was told to stop what it was at: send it again", code="aborted")
+            if self.mode is Mode.ABORT:
                 s.finish(req, FinishReason.ERROR, Failure.of(stopped))
+            elif req.status is Status.TRANSFERRING or req.residency.ticket:
+                # A transfer ends with its request: what it may touch would be in use for as long as that waits.
+                s.finish(req, FinishReason.ERROR, ASLEEP)
+            else:
+                s.suspend(req)
 
 
 def go_on(scheduler: Scheduler, now: float) -> None:
@@ -72,6 +77,7 @@ def go_on(scheduler: Scheduler, now: float) -> None:
     scheduler.admits = True
     for req in scheduler.waiting:
         req.last_progress = now
+    scheduler.handoff.go_on()
 
 
 def forget_caches(scheduler: Scheduler) -> None:

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from forebay.base.errors import EngineError, ForebayError, InvalidRequest
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest, Unavailable
 from forebay.config.engine_config import DisaggregationOptions, SchedulerConfig
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
@@ -27,6 +27,9 @@ from forebay.scheduler.residency import Residencies
 from forebay.scheduler.suspects import Suspects
 
 ABORTED: Final = Failure.of(EngineError("the request was aborted by its client", code="aborted"))
+ASLEEP: Final = Failure.of(
+    Unavailable("one of the request's two servers sleeps, or takes other weights: send it again", code="peer_asleep")
+)
 LOST: Final = Failure.of(EngineError("the transfer ended before all had been written", code="transfer_lost"))
 
 
@@ -45,6 +48,7 @@ class Scheduling(Protocol):
     news: list[Update]
     num_waiting_tokens: int
     admits: bool
+    weight_version: int
 
     @property
     def num_running(self) -> int: ...
@@ -107,9 +111,11 @@ class _All:
 
 
 class Handoff:
-    """The role of an engine that computes whole requests. What others do differently they say."""
+    """The role of an engine that computes whole requests. What others do differently they say. With `wakes` a request
+    wakes an engine that is asleep, so its other half waits, too."""
 
     scheduler: Scheduling
+    wakes = False
 
     def __init__(self) -> None:
         self._tickets: dict[Ticket, OpenTicket] = {}  # those that are not closed
@@ -150,6 +156,13 @@ class Handoff:
 
     def expire(self, now: float) -> None:
         """Forget what nobody has come for."""
+
+    def rest(self) -> None:
+        """Nobody is admitted any more, so that memory can be released or weights can change: what could not come to its
+        end before ends. To be called before each step until nothing runs."""
+
+    def go_on(self) -> None:
+        """Requests are admitted again."""
 
     def start_over(self, *, cleared: bool) -> None:
         """A step has failed, and nobody runs. With `cleared` nobody holds anything either."""
@@ -237,6 +250,11 @@ class Role(Handoff, ABC):
             open_ticket.req = None
             if not open_ticket.settled:
                 self._withdraw(open_ticket.ticket, failure or ABORTED)
+
+    def rest(self) -> None:
+        """Who waits with an open ticket would have it for as long as it waits."""
+        for req in [req for req in self.scheduler.waiting if req.id in self._of]:
+            self.scheduler.finish(req, FinishReason.ERROR, ASLEEP)
 
     def _begin(self, open_ticket: OpenTicket, req: Request) -> None:
         self._tickets[open_ticket.ticket] = self._of[req.id] = open_ticket

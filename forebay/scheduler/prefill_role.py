@@ -12,12 +12,24 @@ from typing import cast
 
 from msgspec.structs import replace
 
-from forebay.base.errors import EngineError, ForebayError, InvalidRequest, RequestTimeout
+from forebay.base.errors import EngineError, ForebayError, InvalidRequest, RequestTimeout, Unavailable
 from forebay.config.engine_config import DisaggregationOptions
 from forebay.requests.request import Request, Status
-from forebay.requests.transfers import Broken, Closed, Event, Offered, Rendezvous, Send, Sent, Tail, Ticket, digest_of
+from forebay.requests.transfers import (
+    Broken,
+    Closed,
+    Event,
+    Offered,
+    Rendezvous,
+    Rest,
+    Send,
+    Sent,
+    Tail,
+    Ticket,
+    digest_of,
+)
 from forebay.requests.updates import Failure, FinishReason, Update
-from forebay.scheduler.handoff import LOST, OpenTicket, Role
+from forebay.scheduler.handoff import ASLEEP, LOST, OpenTicket, Role
 from forebay.scheduler.limits import most_requests
 
 
@@ -36,6 +48,7 @@ class PrefillRole(Role):
     def __init__(self, options: DisaggregationOptions) -> None:
         super().__init__(options)
         self._early: dict[Ticket, tuple[Offered, float]] = {}  # and until when they wait for their requests
+        self._refuses = False  # and decode knows it
 
     def _room(self, rendezvous: Rendezvous) -> object:
         return rendezvous.room
@@ -51,6 +64,8 @@ class PrefillRole(Role):
                 code="room_missing",
                 param="bootstrap_room",
             )
+        if self._rests:
+            raise Unavailable(ASLEEP.message, code=ASLEEP.code)
         super().admit(req)
         req.params = replace(req.params, max_new_tokens=1)
         req.max_kv_len = req.num_prompt
@@ -58,6 +73,11 @@ class PrefillRole(Role):
     def enqueue(self, req: Request, now: float) -> None:
         self.scheduler.wait_for_the_other_half(req)
         self._rooms[_rendezvous(req).room] = req
+        if self.scheduler.admits:
+            self._find_offer(req)
+
+    def _find_offer(self, req: Request) -> None:
+        """Among those that came before their requests."""
         for offered, _ in self._early.values():
             if _is_of(offered, req):
                 del self._early[offered.ticket]
@@ -65,7 +85,10 @@ class PrefillRole(Role):
                 return
 
     def _match(self, offered: Offered, req: Request) -> None:
-        """The request may run."""
+        """The request may run, unless decode's tokens would be of other weights."""
+        if offered.weight_version != self.scheduler.weight_version:
+            self._refuse(offered, req, _other_weights(self.scheduler.weight_version, offered.weight_version))
+            return
         page_size = self.scheduler.config.page_size
         start = offered.start // page_size * page_size
         self._begin(_Sending(offered.ticket, req, start=start, next=start), req)
@@ -133,13 +156,21 @@ class PrefillRole(Role):
                 pass
 
     def _offered(self, offered: Offered, now: float) -> None:
-        for req in self.scheduler.pending:
-            if _is_of(offered, req):
-                self._match(offered, req)
-                return
+        req = next((req for req in self.scheduler.pending if _is_of(offered, req)), None)
+        if self._rests:
+            self._refuse(offered, req, ASLEEP)
+            return
+        if req and self.scheduler.admits:
+            self._match(offered, req)
+            return
         if len(self._early) >= most_requests(self.scheduler.config):
             self._turn_down(next(iter(self._early)))
         self._early[offered.ticket] = offered, now + self._options.bootstrap_timeout_s
+
+    def _refuse(self, offered: Offered, req: Request | None, why: Failure) -> None:
+        self._withdraw(offered.ticket, why)
+        if req:
+            self.scheduler.finish(req, FinishReason.ERROR, why)
 
     def _turn_down(self, ticket: Ticket) -> None:
         del self._early[ticket]
@@ -177,10 +208,38 @@ class PrefillRole(Role):
         for ticket in [ticket for ticket, (_, until) in self._early.items() if now > until]:
             self._turn_down(ticket)
 
+    # -- asleep ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _rests(self) -> bool:
+        """Whether who comes must go elsewhere."""
+        return not (self.scheduler.admits or self.wakes)
+
+    def rest(self) -> None:
+        super().rest()
+        if self._rests and not self._refuses:
+            self._refuses = True
+            self._orders.append(Rest(asleep=True))
+            for offered, _ in self._early.values():
+                self._refuse(offered, None, ASLEEP)
+            self._early.clear()
+
+    def go_on(self) -> None:
+        if self._refuses:
+            self._refuses = False
+            self._orders.append(Rest(asleep=False))
+        for req in [*self.scheduler.pending]:
+            self._find_offer(req)
+
 
 def _rendezvous(req: Request) -> Rendezvous:
     assert req.rendezvous is not None, f"{req} has no room"
     return req.rendezvous
+
+
+def _other_weights(ours: int, theirs: int) -> Failure:
+    what = f"weight_version: prefill has {ours}, decode {theirs}"
+    return Failure.of(Unavailable(f"prefill and decode do not fit together: {what}", code="layout_mismatch"))
 
 
 def _is_of(offered: Offered, req: Request) -> bool:

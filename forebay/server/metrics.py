@@ -183,7 +183,9 @@ def _memory(memory: Occupied) -> Iterator[Metric]:
     yield _gauge("weight_version", "Times that the weights were updated", memory.weight_version)
     yield _gauge("last_sleep_seconds", "How long the last release of memory took", memory.last_sleep_s)
     yield _gauge("last_wake_seconds", "How long it took the last time to have memory again", memory.last_wake_s)
-    yield _gauge("kept_cache_tokens", "Of the prefix cache in host memory while the caches are released", memory.kept_tokens)
+    yield _gauge(
+        "kept_cache_tokens", "Of the prefix cache in host memory while the caches are released", memory.kept_tokens
+    )
     yield _gauge("kept_cache_bytes", "The same in bytes", memory.kept_bytes)
 
 

@@ -69,7 +69,8 @@ class Carrier:
         match order:
             case Offer():
                 self.peer.offers[ticket] = order
-                self.peer.events.append(Offered(ticket, order.num_tokens, order.digest, order.start))
+                given = order.num_tokens, order.digest, order.start, order.weight_version
+                self.peer.events.append(Offered(ticket, *given))
             case Send():
                 offer = self.offers[ticket]
                 for kind, span in order.spans.items():

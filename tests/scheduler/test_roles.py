@@ -2,9 +2,10 @@
 
 from array import array
 
+import msgspec
 import pytest
 
-from forebay.base.errors import EngineError, InvalidRequest
+from forebay.base.errors import EngineError, InvalidRequest, Unavailable
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, KindConfig
 from forebay.requests.request import Status
 from forebay.requests.sampling_params import SamplingParams
@@ -16,6 +17,7 @@ from forebay.requests.transfers import (
     Offered,
     Rendezvous,
     Renewed,
+    Rest,
     Send,
     Sent,
     Tail,
@@ -25,6 +27,7 @@ from forebay.requests.transfers import (
 )
 from forebay.requests.updates import CacheReport, Failure, FinishReason
 from forebay.scheduler.decode_role import DecodeRole
+from forebay.scheduler.halt import Halt, Mode, go_on, weights_changed
 from forebay.scheduler.handoff import LOST
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.residency import Residencies
@@ -202,6 +205,65 @@ def test_who_fails_or_is_aborted_tells_decode():
     half.commit(failed=(0,))
     withdrawn = {order.ticket.room: order.failure.code for order in half.take_orders() if isinstance(order, Withdraw)}
     assert withdrawn == {1: "aborted", 2: "non_finite_logits"}
+
+
+def test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_once():
+    half = prefill(max_running_requests=1)
+    half.hear(Offered(Ticket("d", 9, b"n"), 3, b"x", 0))  # before its request
+    runs, waits, alone = (half.meet(10 + room, room=room) for room in (1, 2, 3))
+    for req in (runs, waits):
+        half.hear(offered(req))
+    half.step()
+    halt = Halt(half.scheduler, Mode.WAIT)
+    half.updates += half.scheduler.take_news()
+    withdrawn = {order.ticket.room for order in half.take_orders() if isinstance(order, Withdraw)}
+    assert (withdrawn, half.failure_of(waits), half.failure_of(runs)) == ({2, 9}, "peer_asleep", None)
+    assert [order.asleep for order in half.orders if isinstance(order, Rest)] == [True]
+    half.hear(offered(alone))
+    assert half.failure_of(alone) == "peer_asleep"
+    with pytest.raises(Unavailable) as refused:
+        half.meet(3, room=4)
+    assert refused.value.code == "peer_asleep"
+    assert not halt.done
+    ticket = offered(runs).ticket
+    half.hear(Sent(ticket))
+    half.hear(Closed(Ticket("d", 2, b"n")))
+    assert not halt.done  # what is sent may still be read
+    half.hear(Closed(ticket))
+    assert halt.done
+    go_on(half.scheduler, half.now)
+    assert [order.asleep for order in half.take_orders() if isinstance(order, Rest)] == [False]
+    half.hear(offered(half.meet(3, room=4)))
+
+
+def test_what_wakes_an_engine_may_be_an_offer():
+    half = prefill()
+    half.scheduler.handoff.wakes = True
+    assert Halt(half.scheduler, Mode.WAIT).done
+    early, late = half.meet(10, room=1), half.meet(11, room=2)
+    half.hear(offered(early))
+    assert (half.updates, early.status) == ([], Status.PENDING)
+    go_on(half.scheduler, half.now)
+    half.hear(offered(late))
+    assert [early.status, late.status] == [Status.WAITING, Status.WAITING]
+    assert not half.orders
+
+
+def test_c31_engines_whose_weights_are_of_different_versions_exchange_nothing_and_say_which_they_are():
+    half, other = prefill(), decode()
+    weights_changed(half.scheduler, 3)
+    weights_changed(other.scheduler, 2)
+    theirs = other.meet(10)
+    other.step()
+    (offer,) = other.orders
+    assert offer.weight_version == 2
+    req = half.meet(10)
+    half.hear(msgspec.structs.replace(offered(req), weight_version=offer.weight_version))
+    (withdrawn,) = half.orders
+    assert withdrawn.failure.code == half.failure_of(req) == "layout_mismatch"
+    assert withdrawn.failure.message.endswith("weight_version: prefill has 3, decode 2")
+    other.hear(Broken(offer.ticket, withdrawn.failure))
+    assert other.failure_of(theirs) == "layout_mismatch"
 
 
 # -- decode ------------------------------------------------------------------------------------------------------------

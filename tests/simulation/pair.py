@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge
+from forebay.base.errors import InvalidRequest, Overloaded, RequestTooLarge, Unavailable
 from forebay.config.engine_config import (
     DisaggregationMode,
     DisaggregationOptions,
@@ -182,7 +182,7 @@ class Half(Simulation):
         """One half of a request arrives, or a whole one; None where it is refused."""
         self.num_added += 1
         number = self.num_added
-        self.salts[number] = salt = salt_of(f"0/{namespace}")
+        self.salts[number] = salt = salt_of(f"{self.scheduler.weight_version}/{namespace}")
         self.references.add(number, prompt, params, salt=salt)
         known = {"priority": priority, "namespace": namespace, "arrival": self.now, "rendezvous": where}
         req = Request(number, prompt, params, **known)
@@ -190,8 +190,9 @@ class Half(Simulation):
         taken = any(live.room == room for live in self.oracles.live.values()) if room else False
         try:
             self.scheduler.add(req, self.now)
-        except (InvalidRequest, RequestTooLarge, Overloaded) as error:
-            require((error.code == "room_in_use") == taken, f"{req} was refused with {error.code}: {error}")
+        except (InvalidRequest, RequestTooLarge, Overloaded, Unavailable) as error:
+            why = error.code
+            require(why == "peer_asleep" or (why == "room_in_use") == taken, f"{req} was refused with {why}: {error}")
             self.num_refused += 1
             return None
         require(not taken, f"{req} was let into a room that is in use")
@@ -353,7 +354,7 @@ def replace_nonce(where: Rendezvous, nonce: bytes) -> Rendezvous:
 # -- configurations -------------------------------------------------------------------------------------------------
 
 
-def random_pair(seed: int) -> Pair:
+def random_pair(seed: int, pair: type[Pair] = Pair, half: type[Half] = Half) -> Pair:
     rng, widths = Random(f"{seed} pair"), Random(f"{seed} widths")
     base = random_config(rng)
     traffic = replace(random_traffic(rng, base), tick_s=0.02, num_requests=rng.randint(8, 24))
@@ -370,9 +371,9 @@ def random_pair(seed: int) -> Pair:
     decode = _speculating(widths, sized(rng, base, DisaggregationMode.DECODE, patient=calm))
     every, skips = rng.choice([0, 0, 0, 4, 10]), rng.random() < 0.5
     role = DecodeRole(decode.disaggregation, "decode")
-    return Pair(
-        Half(prefill, traffic, rng, PrefillRole(prefill.disaggregation)),
-        Half(decode, traffic, rng, role, every=every, skips=skips, widths=widths),
+    return pair(
+        half(prefill, traffic, rng, PrefillRole(prefill.disaggregation)),
+        half(decode, traffic, rng, role, every=every, skips=skips, widths=widths),
         rng,
         traffic,
         wire,

@@ -64,10 +64,12 @@ class Kept:
     lens: I64 | None
 
 
-class SleepingSimulation(Simulation):
-    def __init__(self, *args, chance: float, keeps: bool, **others) -> None:
+class Sleeping:
+    """What a `Simulation` does besides, if in its place: it sleeps by `chance`, and `keeps` its prefix cache or not."""
+
+    def __init__(self, *args, **others) -> None:
         super().__init__(*args, **others)
-        self.chance, self.keeps, self.sleeps = chance, keeps, Random(str(self.rng.random()))
+        self.chance, self.keeps, self.sleeps = 0.0, False, Random(0)
         self.kept: Kept | None = None
         self.halt: Halt | None = None
         self.asleep = False
@@ -82,15 +84,22 @@ class SleepingSimulation(Simulation):
                     tracked.may_stop = True
         elif self.halt is not None and self.halt.done:
             moved, self.halt, self.asleep = True, None, True
-            self._rest(rng.choice(["pause", "release", "update", "release and update"]))
+            self._rest(self._what())
         elif self.asleep and (rng.random() < 0.3 or not self.chance):
             moved, self.asleep = True, False
             if self.kept:
                 self._put_back(self.kept)
             halt.go_on(self.scheduler, self.now)
-            for times in self.oracles.liveness._times.values():
-                times.progress = self.now
+            self._goes_on()
+        self._heard(self.scheduler.take_news())
         return super().tick() or moved or self.halt is not None or self.asleep
+
+    def _what(self) -> str:
+        """Is done at the halt."""
+        return self.sleeps.choice(["pause", "release", "update", "release and update"])
+
+    def _goes_on(self) -> None:
+        """The time in which it slept is no delay."""
 
     def decide(self, width: int) -> StepPlan | None:
         if self.halt is not None:
@@ -171,7 +180,7 @@ class SleepingSimulation(Simulation):
 
     def _expect_other_tokens(self) -> None:
         version = self.scheduler.weight_version
-        for req in self.scheduler.waiting:
+        for req in (*self.scheduler.waiting, *self.scheduler.pending):
             tracked = self.oracles.live[req.id]
             self.salts[req.id] = tracked.salt = salt_of(f"{version}/{req.namespace}")
             self.references.add(req.id, tracked.prompt, req.params, salt=tracked.salt)
@@ -190,6 +199,16 @@ class SleepingSimulation(Simulation):
         require(not held.table._block.any(), "a column by row is not zero after a release")
         if states_of(held):
             require(not held.rows._row_slots.any(), "a row maps to a state after a release")
+
+
+class SleepingSimulation(Sleeping, Simulation):
+    def __init__(self, *args, chance: float, keeps: bool, **others) -> None:
+        super().__init__(*args, **others)
+        self.chance, self.keeps, self.sleeps = chance, keeps, Random(str(self.rng.random()))
+
+    def _goes_on(self) -> None:
+        for times in self.oracles.liveness._times.values():
+            times.progress = self.now
 
 
 def run_seed(seed: int, grammars: float = 0.0) -> SleepingSimulation:

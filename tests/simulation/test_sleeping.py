@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from forebay.memory.kinds.window import Windows
 from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.scheduler import halt
 from forebay.scheduler.halt import Halt
+from forebay.scheduler.handoff import Handoff, Role
 from forebay.scheduler.offload import Offloaded
+from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.releases import Releases
 from tests.simulation.bugs import Mutations, Patch
+from tests.simulation.pair import PairOutcome
 from tests.simulation.sleeping import SleepingSimulation, run_seed
+from tests.simulation.sleeping_pair import run_seed as run_pair
 
-PER_CHUNK = 25
+PER_CHUNK, PAIRS_PER_CHUNK = 25, 15
 SLOW = [pytest.param(chunk, marks=pytest.mark.slow) for chunk in range(1, 120)]
 PER_MUTATION = 50  # seeds, and each is found sooner
 
-MUTATIONS = Mutations(run_seed)
-mutation = MUTATIONS.add
+MUTATIONS, OF_PAIRS = Mutations(run_seed), Mutations(run_pair)
+mutation, of_a_pair = MUTATIONS.add, OF_PAIRS.add
 
 
 @pytest.mark.parametrize("chunk", [0, *SLOW])
@@ -36,6 +41,16 @@ def test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engin
     assert total("num_kept") > 3
     assert total("num_dropped") > 3
     assert sum(run.outcome().offloaded for run in runs) > 3
+
+
+@pytest.mark.parametrize("chunk", [0, *SLOW])
+def test_c22_c31_of_two_engines_either_may_sleep_and_take_other_weights(chunk: int) -> None:
+    runs = [run_pair(seed) for seed in range(chunk * PAIRS_PER_CHUNK, (chunk + 1) * PAIRS_PER_CHUNK)]
+    outcome = sum((outcome for _, outcome in runs), PairOutcome(seeds=0))
+    halves = [half for pair, _ in runs for half in (pair.prefill, pair.decode)]
+    assert sum(half.num_sleeps for half in halves) > 2 * PAIRS_PER_CHUNK
+    assert sum(half.num_updates for half in halves) > PAIRS_PER_CHUNK // 4
+    assert min(outcome.arrived, outcome.whole) >= outcome.pairs // 5
 
 
 @mutation
@@ -135,7 +150,33 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
     patch.setattr(halt, "forget_caches", mutated)
 
 
+@of_a_pair
+def memory_is_released_before_tickets_are_closed(patch: Patch) -> None:
+    patch.setattr(Handoff, "num_open", 0)
+
+
+@of_a_pair
+def what_one_version_computes_is_decoded_by_another(patch: Patch) -> None:
+    offered = PrefillRole._offered
+
+    def mutated(self, event, now):
+        offered(self, replace(event, weight_version=self.scheduler.weight_version), now)
+
+    patch.setattr(PrefillRole, "_offered", mutated)
+
+
+@of_a_pair
+def who_waits_with_an_open_ticket_waits_for_ever(patch: Patch) -> None:
+    patch.setattr(Role, "rest", lambda self: None)
+
+
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_simulator_of_sleeps_finds(name: str) -> None:
     seed = MUTATIONS.found_after(name, range(PER_MUTATION))
+    assert seed is not None, f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}"
+
+
+@pytest.mark.parametrize("name", OF_PAIRS)
+def test_the_simulator_of_a_pairs_sleeps_finds(name: str) -> None:
+    seed = OF_PAIRS.found_after(name, range(PER_MUTATION))
     assert seed is not None, f"no seed below {PER_MUTATION} fails although {name.replace('_', ' ')}"

@@ -27,6 +27,7 @@ from forebay.requests.transfers import (
     Offered,
     Order,
     Renewed,
+    Rest,
     Send,
     Sent,
     Span,
@@ -106,12 +107,16 @@ class Wire:
         self.faults = WireFaults()
         self.links: dict[Ticket, Link] = {}
         self.num_arrived = self.num_late = 0
+        self.rests = False  # prefill says so
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
     def submit(self, half: Half, order: Order) -> None:
         if isinstance(order, Offer):
             self._offer(order)
+            return
+        if isinstance(order, Rest):
+            self.rests = order.asleep
             return
         link = self.links.get(order.ticket)
         if link is None:
@@ -129,7 +134,10 @@ class Wire:
         if self._chance(self.faults.lost):
             self._damage(link)
             return
-        offered = Offered(offer.ticket, offer.num_tokens, offer.digest, offer.start)
+        if self.rests and self._chance(0.5):  # decode knows it already
+            self.damage_all(link, "prefill is asleep")
+            return
+        offered = Offered(offer.ticket, offer.num_tokens, offer.digest, offer.start, offer.weight_version)
         link.to_prefill.append(offered)
         if self._chance(self.faults.doubled):
             link.to_prefill.append(offered)

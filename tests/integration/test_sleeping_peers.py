@@ -1,0 +1,107 @@
+"""A prefill and a decode server that sleep, wake and take other weights, each by itself (C21, C22, C25, C31)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.deadlines import wait_until
+from tests.integration.test_processes import PATIENT, ask, asyncly, model
+from tests.integration.tree import Tree, serving
+
+__all__ = ["model"]  # a fixture
+
+
+class Two(NamedTuple):
+    prefill: Tree
+    decode: Tree
+    port: int
+
+    async def ask(self, room: int, num_tokens: int = 12) -> tuple[httpx.Response, httpx.Response]:
+        body = ask([5, 6, 7, 8, 9], num_tokens) | {"bootstrap_host": "127.0.0.1", "bootstrap_port": self.port}
+        async with asyncly(self.prefill) as prefill, asyncly(self.decode) as decode:
+            wanted = (
+                client.post("/v1/completions", json=body | {"bootstrap_room": room}) for client in (prefill, decode)
+            )
+            first, second = await asyncio.gather(*wanted)
+            return first, second
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Two]:
+    folder = tmp_path_factory.mktemp("peers")
+    shutil.copytree(model, folder / "other")
+    for file in (folder / "other").glob("*.safetensors"):
+        save_file({name: value * 0.75 for name, value in load_file(file).items()}, file)
+    flags = (*PATIENT, f"--weights-root={folder}", "--disaggregation-heartbeat=1")
+    prefill = serving(folder / "prefill", model, *flags, "--disaggregation-mode=prefill")
+    decode = serving(folder / "decode", model, *flags, "--disaggregation-mode=decode")
+    with prefill as first, decode as second, first.client() as client:
+        yield Two(first, second, client.get("/server_info").json()["disaggregation_bootstrap_port"])
+
+
+def post(tree: Tree, path: str, **body: Any) -> dict[str, Any]:
+    with tree.client() as client:
+        response = client.post(path, json=body)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
+
+
+def codes(responses: tuple[httpx.Response, httpx.Response]) -> list[str]:
+    return [response.json()["error"]["code"] for response in responses]
+
+
+async def test_c22_who_asks_a_sleeping_prefill_server_hears_so_at_once_and_all_is_as_before_when_it_wakes(
+    two: Two,
+) -> None:
+    right = (await two.ask(1))[1].json()["choices"]
+    assert post(two.prefill, "/release_memory_occupation")["phase"] == "asleep"
+    with two.prefill.client() as client:
+        assert client.get("/ready").json()["reason"] == "asleep"
+    assert codes(await two.ask(2)) == ["peer_asleep", "peer_asleep"]
+    assert post(two.prefill, "/resume_memory_occupation")["phase"] == "serving"
+    again: list[Any] = []
+
+    async def answered() -> bool:
+        again[:] = await two.ask(3 + len(again))
+        return bool(again[1].status_code == 200)
+
+    while not await answered():  # decode hears that it is awake when it hears it
+        assert codes((again[0], again[1])) == ["peer_asleep", "peer_asleep"]
+    assert again[1].json()["choices"] == right
+
+
+async def test_c22_requests_of_a_decode_server_that_sleeps_go_on_with_the_same_tokens_or_end_typed(two: Two) -> None:
+    right = (await two.ask(100, 200))[1].json()["choices"]
+    tasks = [asyncio.create_task(two.ask(101 + i, 200)) for i in range(8)]
+    await asyncio.to_thread(post, two.decode, "/release_memory_occupation", mode="retract")
+    await asyncio.to_thread(post, two.decode, "/resume_memory_occupation")
+    for _, answer in await asyncio.gather(*tasks):
+        said = answer.json()
+        assert said["choices"] == right if answer.status_code == 200 else said["error"]["code"] == "peer_asleep"
+    await asyncio.to_thread(wait_until, lambda: two.prefill.is_clean() and two.decode.is_clean())
+
+
+async def test_c31_prefill_and_decode_of_different_weights_exchange_nothing_and_say_so(two: Two) -> None:
+    old = (await two.ask(200))[1].json()["choices"]
+    assert post(two.prefill, "/update_weights_from_disk", model_path="other")["weight_version"] == 1
+    for answer in (await two.ask(201))[1:]:
+        assert answer.status_code == 503
+        error = answer.json()["error"]
+        assert error["code"] == "layout_mismatch"
+        assert "weight" in error["message"]
+    assert post(two.decode, "/update_weights_from_disk", model_path="other")["weight_version"] == 1
+    with two.decode.client() as client:
+        alone = client.post("/v1/completions", json=ask([5, 6, 7, 8, 9], 12)).json()
+    prefill, decode = await two.ask(202)
+    assert (prefill.status_code, decode.status_code) == (200, 200), decode.text
+    assert decode.json()["choices"] == alone["choices"] != old
+    assert decode.json()["usage"]["weight_version"] == 1

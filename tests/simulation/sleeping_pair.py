@@ -1,0 +1,64 @@
+"""Two schedulers with a wire between them, of which either sleeps, and takes other weights, at random moments.
+
+python -m tests.simulation.sleeping_pair --seeds 0:3000
+"""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from unittest.mock import patch
+
+from forebay.memory import anchors
+from forebay.scheduler import admission
+from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
+from tests.simulation.simulator import CLOSE, FEW
+from tests.simulation.sleeping import Sleeping
+
+
+class SleepingHalf(Sleeping, Half):
+    other: SleepingHalf
+
+    def _what(self) -> str:
+        """Who computes with older weights than the other takes newer ones: till then the two do nothing together."""
+        if self.scheduler.weight_version < self.other.scheduler.weight_version:
+            return self.sleeps.choice(["update", "release and update"])
+        return self.sleeps.choice(["pause", "release", "release", "release and update"])
+
+
+class SleepingPair(Pair):
+    def sleeps(self, rng: Random) -> None:
+        chance = rng.choice([0.01, 0.03])
+        for half, other in ((self.prefill, self.decode), (self.decode, self.prefill)):
+            half.other, half.chance = other, chance * rng.choice([0, 1, 1])
+            half.keeps, half.sleeps = rng.random() < 0.5, Random(rng.random())
+
+    def drain(self) -> None:
+        for half in (self.prefill, self.decode):
+            half.chance = 0.0
+        super().drain()
+
+
+def run_seed(seed: int) -> tuple[SleepingPair, PairOutcome]:
+    """Whatever is wrong is raised, with the line that replays it."""
+    try:
+        with patch.object(anchors, "MIN_DISTANCE", CLOSE), patch.object(admission, "MAX_OVERTAKES", FEW):
+            pair = random_pair(seed, SleepingPair, SleepingHalf)
+            pair.sleeps(Random(f"{seed} sleeps"))
+            return pair, pair.run()
+    except Exception as error:
+        error.add_note(f"replay: python -m tests.simulation.sleeping_pair --seeds {seed}:{seed + 1}")
+        raise
+
+
+def main(words: list[str]) -> int:
+    first, _, last = words[1].partition(":")
+    runs = [run_seed(seed) for seed in range(int(first), int(last))]
+    halves = [half for pair, _ in runs for half in (pair.prefill, pair.decode)]
+    told = {name: sum(getattr(half, name) for half in halves) for name in ("num_sleeps", "num_updates", "num_kept")}
+    print(f"{sum((outcome for _, outcome in runs), PairOutcome(seeds=0))}\n{told}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
