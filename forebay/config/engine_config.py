@@ -265,6 +265,8 @@ class EngineConfig:
     kinds: KindOptions
     speculation: SpeculationOptions = SpeculationOptions()
     disaggregation: DisaggregationOptions = DisaggregationOptions()
+    enable_memory_saver: bool = False  # of a GPU's memory; a CPU's can always be released
+    weights_cpu_backup: bool = False  # of a GPU's, while they are released
     sleep_idle_seconds: float = 0.0  # without a request after which all memory is given back; 0: never
     wake_on_request: bool = False
     keep_prefix_cache: bool = False  # over a release of the caches, in as much as `retraction_host_bytes`

@@ -190,6 +190,18 @@ _SCHEDULING: Final = in_group(
 _SLEEP: Final = in_group(
     SLEEP,
     Flag(
+        "enable_memory_saver",
+        BOOL,
+        "let a GPU's memory be released, by torch-memory-saver (a CPU's always can)",
+        default=False,
+    ),
+    Flag(
+        "weights_cpu_backup",
+        BOOL,
+        "keep a GPU's weights in pinned host memory while they are released (a CPU reads them again)",
+        default=False,
+    ),
+    Flag(
         "sleep_idle_seconds",
         FLOAT,
         "seconds without a request after which the engine gives its memory back; a request wakes it (0: never)",

@@ -29,8 +29,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     version: str = __version__
     page_size: int
     vocab_size: int
-    weights: str
     weight_version: int = 0
+    weights: str
     quantization: str
     dtype: str
     kernels: str

@@ -79,12 +79,13 @@ def build_engine(config: EngineConfig, clock: Callable[[], float] = time.monoton
     _name_what_is_not_used(checkpoint, draft_head)
     needs = needs_of(checkpoint.config, draft_head=draft_head)
     config, budget = _divided(config, needs, checkpoint.config)
-    regions = Regions(config.device, shared=shared_caches(config))
+    regions = _regions(config)
     memory = WeightMemory(partial(regions.take, Tag.WEIGHTS, large_pages=True))
     ops = make_ops(config.kernels, config.num_threads, config.activation_bits, memory)
     with _within_memory(config):
         weights = EngineWeights(config, checkpoint, ops, num_positions=budget.context_length)
-        loaded = weights.load(checkpoint, _progress_log)
+        with regions.inside(Tag.WEIGHTS):
+            loaded = weights.load(checkpoint, _progress_log)
         grammars = _grammars(config, checkpoint.config)
         runner = _runner(config, budget, checkpoint, loaded, ops, regions, grammars.take)
         _keep_freed_memory()
@@ -106,6 +107,17 @@ def _divided(config: EngineConfig, needs: Needs, model: ModelConfig) -> tuple[En
     sizes = cache_sizes((*needs.cache_specs, *draft_cache_specs(config, model)), config.types)
     budget = divide_memory(memory_demand(config, sizes, model))
     return replace(config, speculation=within_memory(config.speculation, budget)), budget
+
+
+def _regions(config: EngineConfig) -> Regions:
+    saver, backed_up = None, (Tag.WEIGHTS,) if config.weights_cpu_backup else ()
+    if config.device != "cpu" and config.enable_memory_saver:
+        try:
+            from forebay.pools.gpu_saver import make_saver
+        except ImportError as error:
+            raise ConfigError(f"--enable-memory-saver: {error}: use pip to install forebay[cuda]") from error
+        saver = make_saver()
+    return Regions(config.device, shared=shared_caches(config), saver=saver, backed_up=backed_up)
 
 
 def _core(
@@ -193,7 +205,9 @@ def _keep_freed_memory() -> None:
 
 
 def give_back_freed_memory() -> None:
-    """What glibc keeps, for good where the engine is gone: an engine that runs on has it mapped anew."""
+    """What glibc and torch keep, for good where the engine is gone: an engine that runs on has it mapped anew."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -287,6 +301,7 @@ def _report(
             for kind, planned in budget.num_bytes.items()
             if planned
         ),
+        _of_memory_saver(config),
         ("memory", "process", human_bytes(_resident_bytes()), "resident after warm-up"),
     ]
 
@@ -304,6 +319,15 @@ def _of_draft_model(config: EngineConfig, runner: ModelRunner) -> Report:
     model = runner.proposer.beside.model
     per_token = human_bytes(cache_sizes(model.cache_specs(), config.types).kv_bytes_per_token)
     return [("model", "draft model", human_bytes(model.weight_bytes), f"{_forms(model)}; {per_token} of KV per token")]
+
+
+def _of_memory_saver(config: EngineConfig) -> tuple[str, str, str, str]:
+    if config.device == "cpu":
+        return "memory", "memory saver", "on", "always on a CPU; weights are read again, so that nothing is kept twice"
+    backup = (
+        "weights in host memory meanwhile" if config.weights_cpu_backup else "weights stay: no --weights-cpu-backup"
+    )
+    return "memory", "memory saver", *(("on", backup) if config.enable_memory_saver else ("off", "as asked"))
 
 
 def _forms(model: Model) -> str:

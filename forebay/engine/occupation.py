@@ -30,36 +30,45 @@ class Occupation:
         self._kept: tuple[Places, tuple[Tensor, ...]] | None = None  # of the caches, while they are released
 
     def num_bytes(self) -> dict[str, int]:
-        return {tag: self._regions.num_bytes(tag) for tag in Tag}
+        own = {tag: self._regions.num_bytes(tag) for tag in Tag}
+        return own | {Tag.WEIGHTS: own[Tag.WEIGHTS] or self._weights.num_bytes}
 
     def check(self, tags: Collection[str]) -> None:
         for tag in map(Tag, tags):
             if why := self._regions.why_kept(tag):
                 raise Conflict(f"{tag} cannot be released: {why}", code="not_releasable")
-        if Tag.WEIGHTS in tags:
+        if self._loads(tags):
             self._weights.check_there()
+
+    def _loads(self, tags: Collection[str]) -> bool:
+        """Whether weights are read again, as of no others there is a copy."""
+        return Tag.WEIGHTS in tags and Tag.WEIGHTS not in self._regions.backed_up
 
     def keep(self, places: Mapping[str, Ids]) -> int:
         cache = self._runner.cache
-        at = {kind: torch.from_numpy(ids) for kind, ids in places.items()}
+        at = {kind: torch.from_numpy(ids).to(self._runner.rows.last_tokens.device) for kind, ids in places.items()}
         copy = get_cpu_copy(cache, at)
+        if copy and copy[0].is_pinned():
+            torch.cuda.synchronize()
         self._kept = at, copy
         return sum(part.nbytes for part in copy)
 
     def release(self, tags: Collection[str]) -> None:
+        if Tag.CUDA_GRAPH in tags and not self._regions.num_bytes(Tag.CUDA_GRAPH):
+            self._runner.drop_graphs()  # what they compute in is theirs
         for tag in map(Tag, tags):
             self._regions.release(tag)
         self._trim()
 
     def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
         for tag in map(Tag, tags):
-            self._regions.release(tag)  # whatever was written since: it begins with zeros
+            self._regions.resume(tag)
         try:
             if Tag.KV_CACHE in tags:
                 self._runner.rows.reset()  # of all others the pads are zeros
                 if self._kept:
                     load_cpu_copy(self._runner.cache, self._kept[1], self._kept[0])
-            if Tag.WEIGHTS in tags:
+            if self._loads(tags):
                 self._weights.load_again(progress)
         except BaseException:
             self.release(tags)

@@ -70,6 +70,7 @@ class EngineWeights:
         self._config, self._ops, self._num_positions = config, ops, num_positions
         self._path, self._given = Path(config.model_path), dict[str, StoredTensor]()
         self._numbers: Sequence[float] = ()
+        self.num_bytes = 0
         self._layout = _layout(checkpoint)
         self._spec = describe(checkpoint.config, draft_head=self._draft_head)
         self._files = self._seen()
@@ -82,6 +83,7 @@ class EngineWeights:
         """For the first time."""
         loaded = self._build(checkpoint, progress)
         self._numbers = loaded.model.numbers
+        self.num_bytes = sum(model.weight_bytes for model in (loaded.model, loaded.draft_model) if model)
         return loaded
 
     def _build(self, checkpoint: Checkpoint, progress: Callable[[], Progress]) -> Loaded:
@@ -107,7 +109,9 @@ class EngineWeights:
     def check_there(self) -> None:
         """Raise Conflict where they could not be loaded again: the files must be those that were loaded."""
         if self._ops.memory is None:
-            raise Conflict(f"weights of the {self._ops.name} kernels stay where they are", code="not_releasable")
+            raise Conflict(
+                f"weights of the {self._ops.name} kernels stay where and what they are", code="not_releasable"
+            )
         try:
             changed = [str(here.path) for here, seen in zip(self._seen(), self._files, strict=True) if here != seen]
         except (ModelError, OSError, ValueError) as error:

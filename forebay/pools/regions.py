@@ -1,7 +1,7 @@
 """The one owner of memory that is given back while the engine lives: caches, packed weights, what graphs compute in.
 
 Every region has a tag, an address that never changes, and a size. Its pages can be returned to the system and are zeros
-when they are next touched; views of them and graphs recorded over them stay valid.
+when they are next touched; views of them and graphs recorded over them stay valid. On a GPU a `Saver` does that.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -32,6 +32,20 @@ class Tag(StrEnum):
     CUDA_GRAPH = "cuda_graph"
 
 
+class Saver(Protocol):
+    """GPU memory whose pages go and come back while its addresses stay: what torch-memory-saver is, a pool per tag."""
+
+    def region(self, tag: str, enable_cpu_backup: bool) -> AbstractContextManager[None]:
+        """What torch allocates inside has this tag."""
+        ...
+
+    def pause(self, tag: str) -> None: ...
+
+    def resume(self, tag: str) -> None:
+        """With anything in it where there is no copy."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Mapped:
     address: int
@@ -42,10 +56,20 @@ class _Mapped:
 
 class Regions:
     """Hands out memory by tag, on one device. What has a tag in `shared` lies in one file without a name per tag, which
-    another process can map (`place`); on a CPU under Linux only, OSError elsewhere."""
+    another process can map (`place`); on a CPU under Linux only, OSError elsewhere. On a GPU nothing is given back
+    without a `saver`; of tags that are `backed_up` it keeps copies meanwhile."""
 
-    def __init__(self, device: torch.device | str = "cpu", *, shared: Collection[Tag] = ()) -> None:
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        *,
+        shared: Collection[Tag] = (),
+        saver: Saver | None = None,
+        backed_up: Collection[Tag] = (),
+    ) -> None:
         self._device = torch.device(device)
+        self._saver, self.backed_up = saver, frozenset(backed_up if saver else ())
+        self._saved: dict[Tag, list[Tensor]] = {tag: [] for tag in Tag}
         self._mapped: dict[Tag, list[_Mapped]] = {tag: [] for tag in Tag}
         self._files = {tag: os.memfd_create(f"forebay-{tag}", os.MFD_CLOEXEC) for tag in shared}
         self._file_bytes = dict.fromkeys(shared, 0)
@@ -64,7 +88,10 @@ class Regions:
         and decoding gained nothing).
         """
         if num_bytes == 0 or self._device.type != "cpu" or not _LINUX:
-            return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+            with self.inside(tag):
+                taken = torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
+            self._saved[tag] += [taken] if self._saver else []
+            return taken
         offset = self._file_bytes.get(tag, 0)
         if tag in self._files:
             end = offset + -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -79,9 +106,13 @@ class Regions:
         self._mapped[tag].append(_Mapped(taken.data_ptr(), num_bytes, memory, offset))
         return taken
 
+    def inside(self, tag: Tag) -> AbstractContextManager[None]:
+        """Of a GPU: what torch allocates meanwhile has this tag, and nothing else should be allocated."""
+        return self._saver.region(tag, enable_cpu_backup=tag in self.backed_up) if self._saver else nullcontext()
+
     def num_bytes(self, tag: Tag) -> int:
         """Handed out so far."""
-        return sum(region.num_bytes for region in self._mapped[tag])
+        return sum(region.num_bytes for region in self._mapped[tag]) + sum(taken.nbytes for taken in self._saved[tag])
 
     def place(self, address: int) -> tuple[int, int]:
         """The file descriptor, which stays ours, and the offset in it at which another process finds this address.
@@ -95,13 +126,37 @@ class Regions:
     def why_kept(self, tag: Tag) -> str | None:
         """Why memory of this tag cannot be given back; None where it can."""
         if self._device.type != "cpu":
-            return (
-                f"it is {self._device.type} memory, which this version takes from torch and gives back with the process"
-            )
+            return self._why_kept_on_gpu(tag)
         return None if _LINUX else f"{sys.platform} has no way to return pages and keep their addresses"
+
+    def _why_kept_on_gpu(self, tag: Tag) -> str | None:
+        """Graphs are let go of and captured again: their memory is torch's."""
+        if tag is Tag.CUDA_GRAPH:
+            return None
+        if self._saver is None:
+            return (
+                f"{self._device.type} memory comes back at its addresses through torch-memory-saver alone: install "
+                "forebay[cuda] and start with --enable-memory-saver"
+            )
+        if tag is Tag.WEIGHTS and tag not in self.backed_up:
+            return "weights on a GPU come back from a copy in host memory alone: start with --weights-cpu-backup"
+        return None
+
+    def resume(self, tag: Tag) -> None:
+        """After `release`: zeros, but where a copy was kept, whatever has been written there meanwhile."""
+        if self._saver and tag is not Tag.CUDA_GRAPH:
+            self._saver.resume(tag)
+        for taken in self._saved[tag] if tag not in self.backed_up else ():
+            taken.zero_()
+        self._return_pages(tag)
 
     def release(self, tag: Tag) -> None:
         """Return the pages of all regions of this tag; of shared ones for the other processes, too. Whatever is written
-        there afterwards takes pages again."""
+        there afterwards takes pages again, on a CPU; a GPU must not touch it before `resume`."""
+        if self._saver and tag is not Tag.CUDA_GRAPH:
+            self._saver.pause(tag)
+        self._return_pages(tag)
+
+    def _return_pages(self, tag: Tag) -> None:
         for region in self._mapped[tag]:
             region.memory.madvise(mmap.MADV_REMOVE if tag in self._files else mmap.MADV_DONTNEED)

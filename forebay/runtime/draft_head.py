@@ -220,5 +220,9 @@ class DraftHead:
     def capture_next(self) -> bool:
         return self.follow.capture_next() or any(runner.capture_next() for runner in self.drafts)
 
+    def drop_graphs(self) -> None:
+        for runner in (self.follow, *self.drafts):
+            runner.drop_graphs()
+
     def reset_padding(self) -> None:
         self.head.kept.reset_padding()

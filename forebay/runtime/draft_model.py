@@ -161,5 +161,9 @@ class DraftModel:
     def capture_next(self) -> bool:
         return any(runner.capture_next() for runner in reversed(self.drafts)) or self.prompts.capture_next()
 
+    def drop_graphs(self) -> None:
+        for runner in (*self.drafts, self.prompts):
+            runner.drop_graphs()
+
     def reset_padding(self) -> None:
         self.beside.kept.reset_padding()

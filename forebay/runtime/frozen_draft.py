@@ -124,5 +124,9 @@ class FrozenDraft:
         """As `GraphRunner.capture_next`, the longest drafts first."""
         return any(runner.capture_next() for runner in reversed(self.runners))
 
+    def drop_graphs(self) -> None:
+        for runner in self.runners:
+            runner.drop_graphs()
+
     def reset_padding(self) -> None:
         self.kept.reset_padding()

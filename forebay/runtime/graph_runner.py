@@ -114,6 +114,11 @@ class GraphRunner(Generic[Inputs, Outputs]):
         log.debug(event("capture", size=missing[-1], left=len(missing) - 1))
         return True
 
+    def drop_graphs(self) -> None:
+        """Let go of them, and with them of the memory that is theirs; they are captured anew as they were at first."""
+        for kept in (self.graphs, self._settles, self._uses):
+            kept.clear()
+
     def _captured_by_use(self, size: int) -> Callable[[], Outputs] | None:
         """Graphs are captured in idle moments, or at the `patience`-th use of a size that has none yet."""
         if size > self.sizes[-1]:

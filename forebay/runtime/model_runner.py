@@ -5,7 +5,7 @@ Shape letters: S sequences, T tokens, N sequences that sample, V vocabulary, H h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -191,8 +191,16 @@ class ModelRunner:
     @torch.inference_mode()
     def capture_next(self) -> bool:
         """Capture one more size, in idle time; False when all are. One that is needed sooner does not wait."""
-        runners = self.decode, self.verify, self.extend, self.proposer
-        return any(runner is not None and runner.capture_next() for runner in runners)
+        return any(runner.capture_next() for runner in self._captured)
+
+    def drop_graphs(self) -> None:
+        """Nothing may be in flight."""
+        for runner in self._captured:
+            runner.drop_graphs()
+
+    @property
+    def _captured(self) -> Iterator[GraphRunner[Any, Any] | DeviceProposer]:
+        return (runner for runner in (self.decode, self.verify, self.extend, self.proposer) if runner is not None)
 
     def warm_up(self) -> None:
         """Run steps of each kind on the padding row, so that the first request finds code and buffers in memory."""

@@ -71,6 +71,8 @@ WITH: dict[str, dict[str, Any]] = {
     "disaggregation_heartbeat": DECODE,
     "disaggregation_lease": DECODE,
     "disaggregation_transfer_backend": DECODE,
+    "enable_memory_saver": {"device": "cuda"},
+    "weights_cpu_backup": {"device": "cuda", "enable_memory_saver": True},
     "num_reserved_decode_tokens": DECODE,
     "speculative_draft_model_path": {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "another"},
     "speculative_num_draft_tokens": {"speculative_algorithm": "NGRAM"},

@@ -44,7 +44,7 @@ def test_c31_weights_that_change_on_one_side_end_what_the_two_have_in_common_unt
         transfer(prefill, decode, N)
         prefill.transfers.weights_changed(None, 1)
         wait_until(lambda: not prefill.transfers._side._sessions and not decode.transfers._side._peers)
-        assert failure_of(prefill, decode).endswith("weight_version: prefill has 1, decode has 0")
+        assert failure_of(prefill, decode).endswith("weight_version: prefill has 1, decode 0")
         decode.transfers.weights_changed(None, 1)
         wait_until(lambda: not decode.transfers._side._peers)
         transfer(prefill, decode, N)

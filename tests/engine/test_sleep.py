@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
+import sys
 from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
@@ -13,9 +15,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from forebay.base.errors import Conflict, InvalidRequest
+from forebay.base.errors import ConfigError, Conflict, InvalidRequest
 from forebay.config.resolve import resolve
-from forebay.engine.build import build_engine
+from forebay.engine.build import _regions, build_engine
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import AddRequest, Release, Resume, UpdateWeights
 from forebay.engine.occupation import Occupation
@@ -23,11 +25,15 @@ from forebay.engine.sleep import TAGS
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
 from forebay.families import TYPES
+from forebay.pools.regions import Tag
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.updates import MissReason, Update
 from tests.engine.test_every_model_type import NEW_TOKENS, PROMPTS, tokens_of
 from tests.kernels import NATIVE
+from tests.models.assistants import make_assistant
+from tests.models.eagles import make_head, make_target
 from tests.models.tiny import CASES, shared_tiny
+from tests.pools.test_regions import num_resident
 
 SUBSETS = [tags for count in (1, 2, 3) for tags in combinations(TAGS, count)]
 ONE_OF_EACH = [next(case for case, (name, _) in CASES.items() if name == model_type) for model_type in TYPES]
@@ -155,6 +161,79 @@ def test_of_the_prefix_cache_as_much_outlasts_a_release_as_the_host_has_room_for
     core.sleeper.wake()
     assert first_cache(core, PROMPTS[2]).cache.cached_tokens == 0
     assert tokens_of(core, PROMPTS) == right
+
+
+def weights_in(core: EngineCore) -> list[str]:
+    regions = core.sleeper._memory._regions._mapped[Tag.WEIGHTS]
+    return [hashlib.sha256(region.memory).hexdigest() for region in regions]
+
+
+@pytest.mark.parametrize("algorithm", ["STANDALONE", "EAGLE", "FROZEN_KV_MTP"])
+def test_who_drafts_sleeps_wakes_and_takes_versions_with_the_model(algorithm: str, tmp_path: Path) -> None:
+    target = shared_tiny("gemma4_text" if algorithm == "FROZEN_KV_MTP" else "llama").path
+    draft = tmp_path / "draft"
+    match algorithm:
+        case "STANDALONE":
+            draft = target  # which is always right
+        case "EAGLE":
+            target = tmp_path / "target"
+            target.mkdir()
+            make_head(make_target(target), draft, third=False)
+        case "FROZEN_KV_MTP":
+            make_assistant(draft)
+    core = core_of(target, speculative_algorithm=algorithm, speculative_draft_model_path=str(draft))
+    right, loaded = tokens_of(core, PROMPTS), weights_in(core)
+    core.sleeper.sleep()
+    poison(core)
+    assert weights_in(core) != loaded
+    core.sleeper.wake()
+    assert weights_in(core) == loaded
+    assert tokens_of(core, PROMPTS) == right
+    if algorithm == "STANDALONE":
+        core.sleeper.update(str(other_weights(target, tmp_path / "other")), {})
+        before = dict(core.scheduler.state(0.0).counters)
+        assert tokens_of(core, PROMPTS) == tokens_of(core_of(tmp_path / "other"), PROMPTS)
+        after = core.scheduler.state(0.0).counters
+        drafted, accepted = (after[name] - before[name] for name in ("draft_tokens", "accepted_tokens"))
+        assert 0 <= accepted <= drafted
+        assert first_cache(core, PROMPTS[2]).weight_version == 1
+
+
+def test_each_tag_is_of_pages_that_no_other_has(llama: Path) -> None:
+    core = core_of(llama)
+    tokens_of(core, PROMPTS)
+    mapped = core.sleeper._memory._regions._mapped
+
+    def resident() -> dict[Tag, int]:
+        return {tag: sum(num_resident(memory_of(region)) for region in mapped[tag]) for tag in Tag}
+
+    for tag in Tag:
+        before = resident()
+        assert before[tag] > 0
+        core.sleeper._memory._regions.release(tag)
+        assert resident() == before | {tag: 0}
+
+
+def memory_of(region: Any) -> torch.Tensor:
+    return torch.frombuffer(region.memory, dtype=torch.uint8)
+
+
+def test_where_graphs_own_what_they_compute_in_they_are_dropped_and_captured_anew(llama: Path) -> None:
+    core = core_of(llama)
+    right = tokens_of(core, PROMPTS)
+    runner = core.sleeper._memory._runner
+    assert runner.decode.graphs
+    runner.drop_graphs()
+    assert not runner.decode.graphs
+    assert tokens_of(core, PROMPTS) == right
+    assert runner.decode.graphs
+
+
+def test_a_memory_saver_that_is_not_installed_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_memory_saver", None)
+    config = replace(resolve({"model": str(llama)}).engine, device="cuda", enable_memory_saver=True)
+    with pytest.raises(ConfigError, match=r"--enable-memory-saver: .* install forebay\[cuda\]"):
+        _regions(config)
 
 
 def test_some_tensors_from_memory_are_used_and_outlast_a_sleep(llama: Path, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ ENGINE = (
     Mutant(
         "C25 what was written to released memory, by a graph that was replayed over it, is gone when it is taken again",
         "engine/occupation.py",
-        "            self._regions.release(tag)  # whatever was written since: it begins with zeros",
+        "            self._regions.resume(tag)",
         "            pass",
         "engine/test_sleep.py::test_c25_every_row_of_the_device_holds_its_pads_after_a_wake_whatever_lay_there",
     ),
