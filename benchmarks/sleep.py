@@ -1,15 +1,18 @@
 """What a sleep gives back and how long it takes, by tag, and how long an update of all weights holds requests up.
 
-    python benchmarks/sleep.py [MODEL ...] [--repeats 5] [--streams 16]
+    python benchmarks/sleep.py [MODEL ...] [--repeats 5] [--streams 16] [--only bare,sleeps,update,idle]
 
 Each model (the embedded one by default) behind a server of its own, over HTTP. Memory is what is resident of the server
-and the engine together (`VmRSS`), after some requests and all captures.
+and the engine together (`VmRSS`), after some requests and all captures. `bare` is the same of two processes that have
+imported what these have, and no model. `idle` is a minute's shape in a fifth of the time: with --sleep-idle-seconds 1 a
+request every 12 s, for 5 s and every 60 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import http.client
+import itertools
 import json
 import subprocess
 import sys
@@ -23,10 +26,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from forebay.engine.spawn import spawn
 from forebay.formats.store import find_model
 
 _LIMIT_S = 300.0
 _SETTLED_S = 3.0
+_ROUND_S = 12.0
+_WHO = ("server", "engine")
 _MIB = 1 << 20
 _PROMPT = "The capital of France is"
 TAGS = (["kv_cache"], ["weights"], ["cuda_graph"], ["kv_cache", "weights", "cuda_graph"])
@@ -119,23 +125,61 @@ def sleeps(server: Server, repeats: int, table: Table) -> None:
 
 
 def update_s(server: Server, path: Path, num_streams: int, repeats: int) -> list[float]:
-    """How long nobody gets a token while all weights are read again, with so many requests under way."""
-
-    def work() -> None:
-        server.ask("POST", "/v1/completions", model=server.name, prompt=_PROMPT, max_tokens=48, ignore_eos=True)
-
+    """The longest time in which none of so many streams gets a token while all weights are read again: each that ends,
+    as those do that an update interrupts, is followed by another."""
     found = []
     for _ in range(repeats):
-        threads = [threading.Thread(target=work) for _ in range(num_streams)]
+        times: list[float] = []
+        done = threading.Event()
+
+        def work(times: list[float], done: threading.Event) -> None:
+            while not done.is_set():
+                times.extend(server.stream(48))
+
+        threads = [threading.Thread(target=work, args=(times, done)) for _ in range(num_streams)]
         for thread in threads:
             thread.start()
-        time.sleep(0.2)
-        begin = time.perf_counter()
+        time.sleep(0.5)
         server.ask("POST", "/update_weights_from_disk", model_path=path.name, mode="retract")
-        found.append(time.perf_counter() - begin)
+        time.sleep(0.5)
+        done.set()
         for thread in threads:
             thread.join()
+        times.sort()
+        found.append(max(after - before for before, after in itertools.pairwise(times)))
     return found
+
+
+def bare_bytes() -> tuple[int, int]:
+    """Resident of a server and of an engine that have imported all and have no model."""
+    modules = "forebay.cli.serving, forebay.server.serve, forebay.server.listen, forebay.text.tokenizer, uvloop"
+    command = [sys.executable, "-c", f"import gc; gc.disable(); import {modules}; print(); input()"]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    engine = spawn()
+    try:
+        assert server.stdout is not None
+        server.stdout.readline()
+        before = -1
+        while (after := _resident(engine.child.pid)) != before:
+            before = after
+            time.sleep(_SETTLED_S)
+        return _resident(server.pid), after
+    finally:
+        engine.discard()
+        server.kill()
+        server.wait()
+
+
+def idle_bytes(server: Server, num_rounds: int = 2) -> tuple[int, int]:
+    """Resident just behind a request, and on average over rounds of a request and silence."""
+    serving, found = 0, []
+    for _ in range(num_rounds):
+        list(server.stream(32))
+        serving, until = server.resident(), time.monotonic() + _ROUND_S
+        while time.monotonic() < until:
+            found.append(server.resident())
+            time.sleep(0.1)
+    return serving, sum(found) // len(found)
 
 
 def main() -> None:
@@ -143,20 +187,31 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=[""])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--only", default="bare,sleeps,update,idle")
     words = parser.parse_args()
     columns = ("serving", "asleep", "awake again", "to sleep, ms", "to wake, ms", "to the first token, ms")
     table = Table("model", "released", *columns, title="MiB resident, and the fastest of the repeats")
     updates = Table(
-        "model", "fastest, ms", "slowest, ms", title=f"update of all weights under {words.streams} requests"
+        "model", "fastest, ms", "slowest, ms", title=f"nobody gets a token: new weights under {words.streams} streams"
     )
+    idle = Table("model", "serving", "on average", title="MiB resident with a request now and then")
+    if "bare" in words.only:
+        print(*(f"{who}, no model: {size / _MIB:.0f} MiB" for who, size in zip(_WHO, bare_bytes(), strict=True)))
     for model in words.models:
         path = find_model(model or None).resolve()
         with serving(str(path), "--weights-root", str(path.parent)) as server:
-            sleeps(server, words.repeats, table)
-            seconds = update_s(server, path, words.streams, words.repeats)
-            updates.add_row(server.name, fastest_ms(seconds), f"{max(seconds) * 1e3:.0f}")
-    for found in (table, updates):
-        Console(width=140).print(found)
+            if "sleeps" in words.only:
+                sleeps(server, words.repeats, table)
+            if "update" in words.only:
+                seconds = update_s(server, path, words.streams, words.repeats)
+                updates.add_row(server.name, fastest_ms(seconds), f"{max(seconds) * 1e3:.0f}")
+        if "idle" in words.only:
+            with serving(str(path), "--sleep-idle-seconds=1") as server:
+                list(server.stream(32))
+                idle.add_row(server.name, *(f"{size / _MIB:.0f}" for size in idle_bytes(server)))
+    for found in (table, updates, idle):
+        if found.row_count:
+            Console(width=140).print(found)
 
 
 if __name__ == "__main__":

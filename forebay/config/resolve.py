@@ -311,13 +311,21 @@ def _what_cannot_work(given: dict[str, Given], facts: Facts, settled: Settled) -
     if interval % page:
         near = ceil_div(interval, page) * page
         yield f"{asked('mamba_track_interval')} is not a multiple of the page size, {page}: give {near}"
+    yield from _asleep(settled, asked)
+    yield from speculation.problems(settled, asked)
+    yield from disaggregation.problems(settled, asked)
+
+
+def _asleep(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
+    """What cannot be released, or kept."""
     if settled["keep_prefix_cache"] and (settled["disable_radix_cache"] or not settled.number("retraction_host_bytes")):
         yield (
             f"{asked('keep_prefix_cache')}: there is no prefix cache, or no host memory for it: leave it out, or use "
             "the radix cache and --retraction-host-bytes"
         )
-    yield from speculation.problems(settled, asked)
-    yield from disaggregation.problems(settled, asked)
+    saves = settled["enable_memory_saver"] and settled["weights_cpu_backup"]
+    if settled["sleep_idle_seconds"] and settled["device"] == "cuda" and not saves:
+        yield f"{asked('sleep_idle_seconds')}: on a GPU that needs --enable-memory-saver and --weights-cpu-backup"
 
 
 def _what_would_fit(facts: Facts, settled: Settled) -> str:

@@ -258,9 +258,9 @@ class Sleeper:
         if not tags:
             self._paused = True
             return
-        self._released += [tag for tag in TAGS if tag in tags]
         if KV_CACHE in tags:
             self._empty_caches()
+        self._released += [tag for tag in TAGS if tag in tags]
         self._memory.release(tags)
         self._last_sleep_s = self._clock() - began
         kept = {"kept_tokens": self._kept_tokens, "kept_bytes": self._kept_bytes} if self._kept_tokens else {}
