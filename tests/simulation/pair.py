@@ -272,13 +272,13 @@ class Pair:
         if half.meet(prompt, *others) is not None:
             return
         self.hurt.add(where.room)
-        other = self.prefill if half is self.decode else self.decode
-        halves = [
-            come for come in self.coming if come.args and come.args[0] is other and come.args[-1].room == where.room
-        ]
+        self.give_up(self.prefill if half is self.decode else self.decode, where.room)
+
+    def give_up(self, half: Half, room: int) -> None:
+        halves = [come for come in self.coming if come.args and come.args[0] is half and come.args[-1].room == room]
         self.coming = [come for come in self.coming if come not in halves[-1:]]
-        if not halves and where.room in other.rooms:
-            other.abort(other.rooms[where.room])
+        if not halves and room in half.rooms:
+            half.abort(half.rooms[room])
 
     def _room(self, prompt: Sequence[int]) -> int:
         """Now and then one that is in use, or was, with another prompt: a label may come twice."""

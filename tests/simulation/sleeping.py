@@ -41,9 +41,13 @@ class CopyStep:
     tenants = np.empty(0, dtype=np.int64)
 
     def __post_init__(self) -> None:
-        rows = [self.runner.row_of[save.request_id] for save in self.plan.host.saves]
-        self.runner.host.save(self.plan, self.runner.lengths.kv_lens[rows].tolist(), self.runner.broken)
-        self.runner.host.drop(self.plan)
+        runner, ids = self.runner, [save.request_id for save in self.plan.host.saves]
+        # What has arrived and has run in no step yet has no row on the device.
+        lens = [
+            int(runner.lengths.kv_lens[runner.row_of[id]]) if id in runner.row_of else runner.arrived[id] for id in ids
+        ]
+        runner.host.save(self.plan, lens, runner.broken)
+        runner.host.drop(self.plan)
 
     def result(self, *, fails: bool = False, poisoned: object = None) -> StepResult:
         if fails:

@@ -10,6 +10,7 @@ from random import Random
 from unittest.mock import patch
 
 from forebay.memory import anchors
+from forebay.requests.updates import Update
 from forebay.scheduler import admission
 from tests.simulation.pair import Half, Pair, PairOutcome, random_pair
 from tests.simulation.simulator import CLOSE, FEW
@@ -17,7 +18,18 @@ from tests.simulation.sleeping import Sleeping
 
 
 class SleepingHalf(Sleeping, Half):
+    """`failed` are rooms of requests that have failed here: whoever sent both halves will give up the other."""
+
     other: SleepingHalf
+
+    def __init__(self, *args, **others) -> None:
+        super().__init__(*args, **others)
+        self.failed: list[int] = []
+
+    def _heard(self, updates: list[Update]) -> None:
+        live = self.oracles.live
+        self.failed += [live[update.request_id].room for update in updates if update.failure]
+        super()._heard(updates)
 
     def _what(self) -> str:
         """Who computes with older weights than the other takes newer ones: till then the two do nothing together."""
@@ -25,13 +37,23 @@ class SleepingHalf(Sleeping, Half):
             return self.sleeps.choice(["update", "release and update"])
         return self.sleeps.choice(["pause", "release", "release", "release and update"])
 
+    @property
+    def done(self) -> bool:
+        return super().done and not self.asleep
+
 
 class SleepingPair(Pair):
     def sleeps(self, rng: Random) -> None:
-        chance = rng.choice([0.01, 0.03])
+        chance = rng.choice([0.02, 0.06])
         for half, other in ((self.prefill, self.decode), (self.decode, self.prefill)):
             half.other, half.chance = other, chance * rng.choice([0, 1, 1])
             half.keeps, half.sleeps = rng.random() < 0.5, Random(rng.random())
+
+    def tick(self) -> None:
+        for half in (self.prefill, self.decode):
+            while half.failed:
+                self.give_up(half.other, half.failed.pop())
+        super().tick()
 
     def drain(self) -> None:
         for half in (self.prefill, self.decode):

@@ -11,13 +11,14 @@ from forebay.memory.slots import Slots
 from forebay.requests.request import Request
 from forebay.scheduler import halt
 from forebay.scheduler.halt import Halt
-from forebay.scheduler.handoff import Handoff, Role
+from forebay.scheduler.handoff import Role
 from forebay.scheduler.offload import Offloaded
 from forebay.scheduler.prefill_role import PrefillRole
 from forebay.scheduler.releases import Releases
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.pair import PairOutcome
 from tests.simulation.sleeping import SleepingSimulation, run_seed
+from tests.simulation.sleeping_pair import SleepingHalf
 from tests.simulation.sleeping_pair import run_seed as run_pair
 
 PER_CHUNK, PAIRS_PER_CHUNK = 25, 15
@@ -39,7 +40,6 @@ def test_c25_c26_requests_end_once_with_their_versions_tokens_whenever_the_engin
     assert total("num_updates") > PER_CHUNK
     assert total("num_restarts") > 3
     assert total("num_kept") > 3
-    assert total("num_dropped") > 3
     assert sum(run.outcome().offloaded for run in runs) > 3
 
 
@@ -151,8 +151,13 @@ def requests_that_waited_through_a_release_wait_for_a_step_that_never_comes(patc
 
 
 @of_a_pair
-def memory_is_released_before_tickets_are_closed(patch: Patch) -> None:
-    patch.setattr(Handoff, "num_open", 0)
+def memory_is_released_while_a_peer_may_touch_it(patch: Patch) -> None:
+    def done(self):
+        s = self._scheduler
+        return not (s.num_running or s.flights or s.finishing or s.transferring or s.held.draft.saves)
+
+    patch.setattr(Halt, "done", property(done))
+    patch.setattr(SleepingHalf, "_check_clear", lambda self, generations: None)
 
 
 @of_a_pair
