@@ -106,8 +106,8 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
 
 class Occupied(msgspec.Struct, frozen=True, kw_only=True):
     """`phase` is serving, draining, asleep or waking; `released` are the tags without memory, and `num_bytes` what each
-    has when it has some. Of the last sleep and the last wake, how long they took. `kept_` is what of the prefix cache
-    is in host memory while `kv_cache` is released."""
+    has when it has some. Of the last sleep and the last wake, how long they took. `kept_tokens` of the prefix cache are
+    in host memory while `kv_cache` is released, and take `kept_bytes` there."""
 
     phase: str = "serving"
     released: list[str] = []

@@ -454,8 +454,8 @@ MEMORY = (
     Mutant(
         "C27 namespaces of clients leave nothing behind for ever",
         "memory/radix_cache.py",
-        "(told and len(self._roots) <= _MAX_EMPTY_ROOTS)",
-        "told",
+        "(root.tombstones and len(self._roots) <= _MAX_EMPTY_ROOTS)",
+        "root.tombstones",
         "memory/test_radix_cache.py::test_client_chosen_namespaces_leave_nothing_behind_for_ever",
     ),
 )

@@ -299,7 +299,7 @@ SCHEDULER = (
     Mutant(
         "C26 what is saved on the host stays within its limit",
         "scheduler/offload.py",
-        "        if not worth_it or room <= 0 or num_bytes > room:",
+        "        if not worth_it or not self.room or num_bytes > self.room:",
         "        if not worth_it:",
         "scheduler/test_offload.py::test_c26_without_room_or_where_copying_takes_longer_it_computes_again",
     ),
