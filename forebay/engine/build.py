@@ -206,7 +206,7 @@ def _keep_freed_memory() -> None:
 
 def give_back_freed_memory() -> None:
     """What glibc and torch keep, for good where the engine is gone: an engine that runs on has it mapped anew."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

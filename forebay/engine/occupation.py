@@ -30,7 +30,7 @@ class Occupation:
         self._kept: tuple[Places, tuple[Tensor, ...]] | None = None  # of the caches, while they are released
 
     def num_bytes(self) -> dict[str, int]:
-        own = {tag: self._regions.num_bytes(tag) for tag in Tag}
+        own: dict[str, int] = {tag: self._regions.num_bytes(tag) for tag in Tag}
         return own | {Tag.WEIGHTS: own[Tag.WEIGHTS] or self._weights.num_bytes}
 
     def check(self, tags: Collection[str]) -> None:

@@ -221,7 +221,8 @@ class DraftHead:
         return self.follow.capture_next() or any(runner.capture_next() for runner in self.drafts)
 
     def drop_graphs(self) -> None:
-        for runner in (self.follow, *self.drafts):
+        self.follow.drop_graphs()
+        for runner in self.drafts:
             runner.drop_graphs()
 
     def reset_padding(self) -> None:

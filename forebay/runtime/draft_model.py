@@ -162,7 +162,8 @@ class DraftModel:
         return any(runner.capture_next() for runner in reversed(self.drafts)) or self.prompts.capture_next()
 
     def drop_graphs(self) -> None:
-        for runner in (*self.drafts, self.prompts):
+        self.prompts.drop_graphs()
+        for runner in self.drafts:
             runner.drop_graphs()
 
     def reset_padding(self) -> None:

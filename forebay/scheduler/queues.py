@@ -51,6 +51,7 @@ class Queues:
         self.flights: deque[Flight] = deque()
         self.num_waiting_tokens = 0
         self.admits = True  # whether requests start; see `scheduler.halt`
+        self.weight_version = 0  # of the weights that compute whatever is computed now
         self.suspects = Suspects()
         self.counters = dict.fromkeys(COUNTED, 0.0)  # numbers that only grow; any other name is a KeyError
 

@@ -42,7 +42,6 @@ class Scheduler(Telling):
     ) -> None:
         super().__init__(config, proposer, handoff or Handoff(), grammars)
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
-        self.weight_version = 0  # of the weights that compute whatever is computed now
         self._num_submitted = 0
 
     # -- coming and going -----------------------------------------------------------------------------------------
