@@ -6,7 +6,7 @@ export class Thinking {
   constructor() {
     this.text = "";
     this.summary = make("summary", "", "Thinking");
-    this.body = make("div", "body");
+    this.body = make("div", "");
     this.view = make("details", "thought", this.summary, this.body);
     this.view.hidden = true;
   }
