@@ -10,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 
+from forebay.grammar.compiler import compiled
+from forebay.grammar.vocabulary import vocabulary
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.answers.probes import find_formats
 from tests.deadlines import HANGS_S
@@ -222,3 +224,83 @@ def test_what_the_template_cannot_say_of_thinking_is_refused(
     assert words in error["message"]
     assert info["tool_calls"] == "hermes"
     assert "probe_tool" in info["evidence"]["tool_calls"]
+
+
+async def test_the_asynchronous_clients_own_stream_puts_the_same_answers_together(
+    speaker: Callable[[str], Speaker],
+) -> None:
+    model, messages = speaker(QWEN3_THINKING), list(ASK)
+    options: dict[str, Any] = {"model": "tiny", "tools": TOOLS, "max_tokens": 500}
+    url = f"{model.server.url}/v1"
+    async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0, timeout=HANGS_S) as api:
+        for said in (CALL, f"Both.{CALL}{CALL}", "Sunny."):
+            model.answer = f"Hm.</think>{said}"
+            whole = (await api.chat.completions.create(messages=messages, **options)).choices[0]
+            async with api.chat.completions.stream(messages=messages, **options) as stream:
+                streamed = (await stream.get_final_completion()).choices[0]
+            assert streamed.finish_reason == whole.finish_reason
+            assert (streamed.message.content or "") == (whole.message.content or "")
+            assert streamed.message.reasoning_content == whole.message.reasoning_content == "Hm."
+            calls = [message.tool_calls or [] for message in (streamed.message, whole.message)]
+            assert len(calls[0]) == said.count("<tool_call>")
+            assert [(call.function.name, call.function.arguments) for call in calls[0]] == [
+                (call.function.name, call.function.arguments) for call in calls[1]
+            ]
+            messages.append(whole.message.model_dump(exclude_none=True))
+            messages += [{"role": "tool", "tool_call_id": call.id, "content": "sun"} for call in calls[1]]
+    assert model.prompt().count("<tool_response>\nsun") == 3
+
+
+SEARCH = {"name": "search", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
+BOTH = [*TOOLS, {"type": "function", "function": SEARCH}]
+STRICT = [{"type": "function", "function": {**SEARCH, "strict": True}}]
+NAMED = {"type": "function", "function": {"name": "search"}}
+
+
+def call_of(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("wishes", "takes", "refuses"),
+    [
+        ({"tools": BOTH, "tool_choice": "required"}, [call_of("get_weather", "{}"), call_of("search", '{"n":1}')],
+         ["Yes.", call_of("search", '{"n":"x"}'), call_of("other", "{}")]),
+        ({"tools": BOTH, "tool_choice": NAMED}, [call_of("search", "{}")], [call_of("get_weather", "{}"), "No."]),
+        ({"tools": STRICT}, ["Yes.", f"So: {call_of('search', '{}')}"], [call_of("search", '{"n":true}')]),
+        ({"response_format": {"type": "json_object"}}, ["{}"], ["Yes."]),
+    ],
+    ids=["required", "named", "strict", "form"],
+)  # fmt: skip
+def test_what_must_be_called_is_enforced_behind_the_thinking(
+    speaker: Callable[[str], Speaker], wishes: dict[str, Any], takes: list[str], refuses: list[str]
+) -> None:
+    model = speaker(QWEN3_THINKING)
+    with model.server.client() as client:
+        answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1, **wishes})
+    assert answer.status_code == 200, answer.text
+    grammar, tokenizer = model.server.engine.submitted[-1].params.grammar, model.server.tokenizer
+    start = compiled(grammar, vocabulary(tokenizer.table, tokenizer.encode, [2], 49152))
+    for text, fits in [*((text, True) for text in takes), *((text, False) for text in refuses)]:
+        matcher, tokens = start.deep_copy(), tokenizer.encode(f"Hm. {{}}\n</think>\n\n{text}")
+        whole = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens)
+        assert (whole and matcher.is_accepting()) == fits, text
+
+
+@pytest.mark.parametrize(
+    ("wishes", "param", "words"),
+    [
+        ({"tools": [{"type": "function", "function": {**SEARCH, "parameters": {"$ref": "#/no"}, "strict": True}}]},
+         "tools.0.function.parameters", "/no"),
+        ({"max_thinking_tokens": 5}, "max_thinking_tokens", "cannot be forced"),
+        ({"tools": BOTH, "tool_choice": {**NAMED, "function": {"name": "no"}}}, "tool_choice.function.name", "no tool"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_refused(
+    speaker: Callable[[str], Speaker], wishes: dict[str, Any], param: str, words: str
+) -> None:
+    with speaker(QWEN3_THINKING).server.client() as client:
+        answer = client.post("/v1/chat/completions", json={"messages": ASK, **wishes})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
