@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -129,6 +130,31 @@ CHANNEL_SPELLINGS: Final = (
 )
 CALL_PARSERS: Final = (*CALL_FORMATS, CHANNELS)
 REASONING_PARSERS: Final = (*THINK_TAGS, CHANNELS)
+
+
+def _by_name(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: ours for ours, theirs in names.items() for name in theirs.split()}
+
+
+# What other engines call them.
+CALL_NAMES: Final = _by_name(
+    {
+        "hermes": "qwen qwen25 qwen3",
+        "qwen3_coder": "qwen3_xml",
+        "llama3_json": "llama3 llama4_json",
+        "pythonic": "llama4_pythonic",
+        "deepseek_v3": "deepseekv3",
+        "deepseek_v31": "deepseekv31",
+        "glm45": "glm glm47",
+        CHANNELS: "gpt-oss openai",
+    }
+)
+REASONING_NAMES: Final = _by_name(
+    {
+        "think": "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 qwen3 glm45 kimi_k2",
+        CHANNELS: "gpt-oss openai_gptoss",
+    }
+)
 
 
 def call_id_of(calls: str | None) -> str:

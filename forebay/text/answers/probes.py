@@ -12,8 +12,10 @@ from forebay.base.errors import ConfigError, InvalidRequest
 from forebay.base.log import event, get_logger
 from forebay.text.answers.formats import (
     CALL_FORMATS,
+    CALL_NAMES,
     CALL_PARSERS,
     CHANNELS,
+    REASONING_NAMES,
     REASONING_PARSERS,
     THINK_TAGS,
     call_id_of,
@@ -81,6 +83,7 @@ class Findings:
 def find_formats(tokenizer: Tokenizer, *, calls: str = AUTO, thinking: str = AUTO) -> Findings:
     """By about twenty renderings of a few words. `calls` and `thinking` are what the operator says instead, by name or
     NONE. Raises ConfigError for a name that there is not, or that does not go with the chat template."""
+    calls, thinking = CALL_NAMES.get(calls, calls), REASONING_NAMES.get(thinking, thinking)
     _check_known("--tool-call-parser", calls, CALL_PARSERS)
     _check_known("--reasoning-parser", thinking, REASONING_PARSERS)
     if tokenizer.chat_template is None:

@@ -9,6 +9,7 @@ import pytest
 
 from forebay.base.errors import ConfigError
 from forebay.server.calling import for_template
+from forebay.text.answers.formats import CALL_NAMES, CALL_PARSERS, REASONING_NAMES, REASONING_PARSERS
 from forebay.text.answers.parts import CallBegun
 from forebay.text.answers.probes import find_formats
 from forebay.text.answers.reading import AnswerFormats, reader_for
@@ -76,11 +77,14 @@ def test_a_flag_says_what_no_template_tells_and_a_wrong_one_is_refused() -> None
     found = find_formats(tokenizer, calls="none", thinking="none")
     assert (found.formats.calls, found.formats.thinking) == (None, None)
     assert found.evidence == {"tool_calls": "--tool-call-parser none", "reasoning": "--reasoning-parser none"}
-    assert find_formats(tokenizer, calls="llama3_json", thinking="mistral").formats == AnswerFormats(
+    assert find_formats(tokenizer, calls="llama3", thinking="mistral").formats == AnswerFormats(
         "llama3_json", "mistral"
     )
-    with pytest.raises(ConfigError, match=r"--tool-call-parser: 'qwen' is not one of auto, none, hermes"):
-        find_formats(tokenizer, calls="qwen")
+    with pytest.raises(ConfigError, match=r"--tool-call-parser: 'mine' is not one of auto, none, hermes"):
+        find_formats(tokenizer, calls="mine")
+    for names, known in ((CALL_NAMES, CALL_PARSERS), (REASONING_NAMES, REASONING_PARSERS)):
+        assert set(names.values()) <= set(known)
+        assert not set(names) & set(known)
     with pytest.raises(ConfigError, match=r"--tool-call-parser mistral: the chat template writes nothing of tools"):
         find_formats(tiny_tokenizer(600), calls="mistral")
 
