@@ -15,25 +15,26 @@ import argparse
 import contextlib
 import multiprocessing
 import os
+import secrets
+import select
 import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from forebay.config.engine_config import CacheTypes, DisaggregationMode, DisaggregationOptions, TransferBackend
 from forebay.disagg.build import transfers_of
-from forebay.disagg.check import PatternSink, PatternSource
 from forebay.disagg.layout import Layout, columns_of
 from forebay.disagg.worker import Worker
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import FullAttention, cache_sizes
 from forebay.pools.regions import Regions, Tag
-from forebay.requests.transfers import Span
+from forebay.requests.transfers import Arrived, Broken, Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
 
 
 class Pages(NamedTuple):
@@ -54,6 +55,8 @@ class Took(NamedTuple):
     cpu_seconds: float
 
 
+E = TypeVar("E")
+
 SPECS = (FullAttention(num_kv_heads=2, head_dim=64),) * 24
 TYPES = CacheTypes(dtype="bfloat16", kv_cache_dtype="bfloat16")
 TIMEOUT_S = 120.0
@@ -62,7 +65,7 @@ SOCKET_BYTES = 1 << 20
 
 def engine(
     mode: DisaggregationMode, backend: str, pages: Pages, num_tokens: int
-) -> tuple[Worker, CachePool, dict[str, Span], Regions]:
+) -> tuple[Worker, dict[str, Span], Regions]:
     regions = Regions(shared=(Tag.KV_CACHE,))
     page_size, run = pages
     num_pages = -(-num_tokens // page_size)
@@ -88,17 +91,41 @@ def engine(
     runs = np.random.default_rng(mode == DisaggregationMode.PREFILL).permutation(num_pages // run + 1)
     ids = (runs[:, None] * run + np.arange(1, run + 1)).ravel()
     ids = ids[ids <= num_pages][:num_pages].astype(np.int64)
-    return transfers_of(options, cache, layout, regions.place), cache, {"kv": Span(start=0, ids=ids)}, regions
+    return transfers_of(options, cache, layout, regions.place), {"kv": Span(start=0, ids=ids)}, regions
+
+
+class News:
+    """What a half's transfers tell, in order."""
+
+    def __init__(self, transfers: Worker) -> None:
+        self._transfers = transfers
+        self._found: list[Event] = []
+
+    def wait(self, kind: type[E], nonce: bytes | None = None) -> E:
+        end = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < end:
+            for event in self._found:
+                if nonce is None or event.ticket.nonce == nonce:
+                    if isinstance(event, kind):
+                        return event
+                    if isinstance(event, Broken):
+                        raise SystemExit(event.failure.message)
+            select.select([self._transfers], [], [], 0.1)
+            self._found += self._transfers.poll()
+        raise SystemExit(f"no {kind.__name__} within {TIMEOUT_S:g} s")
 
 
 def prefill(pipe: Connection, backend: str, pages: Pages, num_tokens: int) -> None:
-    transfers, cache, spans, _regions = engine(DisaggregationMode.PREFILL, backend, pages, num_tokens)
-    source = PatternSource(transfers, cache, spans, num_tokens, timeout_s=TIMEOUT_S)
+    transfers, spans, _regions = engine(DisaggregationMode.PREFILL, backend, pages, num_tokens)
+    transfers.pattern(spans, num_tokens).write()
+    tail = Tail(num_tokens=num_tokens, token_id=0)
     pipe.send(transfers.port)
     with contextlib.suppress(EOFError):
         while pipe.recv():
-            begin = time.process_time()
-            source.answer()
+            begin, news = time.process_time(), News(transfers)
+            ticket = news.wait(Offered).ticket
+            transfers.submit(Send(ticket=ticket, spans=spans, tail=tail))
+            news.wait(Closed, ticket.nonce)
             pipe.send(time.process_time() - begin)
     transfers.close()
 
@@ -113,16 +140,31 @@ def transport(backend: str, pages: Pages, num_tokens: int) -> Iterator[Callable[
     process.start()
     theirs.close()
     port = ours.recv()
-    transfers, cache, spans, _regions = engine(DisaggregationMode.DECODE, backend, pages, num_tokens)
-
-    sink = PatternSink(transfers, cache, spans, num_tokens, timeout_s=TIMEOUT_S)
+    transfers, spans, _regions = engine(DisaggregationMode.DECODE, backend, pages, num_tokens)
+    pattern = transfers.pattern(spans, num_tokens)
 
     def once() -> Took:
         ours.send(True)
-        report = sink.fetch("127.0.0.1", port)
-        if report.wrong:
-            raise SystemExit(f"{backend}: {report}")
-        return Took(report.seconds, max(report.cpu_seconds, ours.recv()))
+        pattern.clear()
+        ticket, news = Ticket(transfers.instance, 0, secrets.token_bytes(16)), News(transfers)
+        begin, cpu_begin = time.monotonic(), time.process_time()
+        transfers.submit(
+            Offer(
+                ticket=ticket,
+                host="127.0.0.1",
+                port=port,
+                num_tokens=num_tokens,
+                digest=b"",
+                start=0,
+                spans=spans,
+            )
+        )
+        news.wait(Arrived, ticket.nonce)
+        seconds, cpu_seconds = time.monotonic() - begin, time.process_time() - cpu_begin
+        news.wait(Closed, ticket.nonce)
+        if wrong := pattern.wrong():
+            raise SystemExit(f"{backend}: {wrong}")
+        return Took(seconds, max(cpu_seconds, ours.recv()))
 
     try:
         yield once

@@ -19,7 +19,7 @@ from rich.table import Table
 from forebay.base.log import setup_logging
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parsed
-from forebay.config.disaggregation import num_servers
+from forebay.config.disaggregation import faults_of_messages, loads_drafter, num_servers
 from forebay.config.engine_config import Config, DisaggregationMode
 from forebay.config.flag import Value
 from forebay.config.server_args import BY_NAME
@@ -114,11 +114,12 @@ def _words(role: DisaggregationMode, written: Mapping[str, Value], config: Confi
     words = [f"--model-path={config.engine.model_path}", f"--disaggregation-mode={role}"]
     if role is DisaggregationMode.PREFILL:
         words.append("--disaggregation-bootstrap-port=0")
-    if chaos.drop or chaos.delay_s:
-        words.append(f"--chaos=drop={100 * chaos.drop:g}%,delay={1000 * chaos.delay_s:g}ms")
+    if faults := faults_of_messages(chaos):
+        words.append(f"--chaos={faults}")
+    guessing = loads_drafter({"disaggregation_mode": role, **written})
     for name, value in written.items():
         others = name in _OF_DECODE if role is DisaggregationMode.PREFILL else name == "disable_radix_cache"
-        guesses = name.startswith("speculative_") and role is DisaggregationMode.PREFILL
+        guesses = name.startswith("speculative_") and not guessing
         if name not in _OURS and not others and not guesses:
             words.append(f"{BY_NAME[name].option}={_text(value)}")
     return words

@@ -17,6 +17,7 @@ from forebay.base.package import __version__
 COMMANDS: Final = {
     "serve": ("forebay.cli.serve", "serve a model over HTTP (OpenAI's API, and a page at /)"),
     "route": ("forebay.cli.route", "one endpoint before prefill and decode servers"),
+    "pd": ("forebay.cli.pd", "check that a prefill and a decode server fit, and how fast caches go"),
     "chat": ("forebay.cli.chat", "talk to a model in the terminal"),
     "generate": ("forebay.cli.generate", "complete one prompt to standard output"),
     "bench": ("forebay.cli.bench", "measure: serve, throughput, latency"),

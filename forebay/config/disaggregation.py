@@ -38,6 +38,8 @@ DEFAULTS: Final = DisaggregationOptions()
 # Up to so many requests that run, twice as many more may be on their way: their KV is small beside what runs.
 FEW_RUNNING: Final = 32
 _MOST_SERVERS: Final = 64
+_KEEP_KV: Final = tuple(str(algorithm) for algorithm in SpeculativeAlgorithm if algorithm.keeps_kv)
+_SHARES: Final = ("drop", "double", "reorder", "alter")
 _CHAOS_UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
@@ -67,20 +69,26 @@ def chaos_of(text: str) -> Chaos:
     values: dict[str, float] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         name, _, amount = part.partition("=")
-        unit = r"%" if name == "drop" else "|".join(_CHAOS_UNITS)
+        unit = r"%" if name in _SHARES else "|".join(_CHAOS_UNITS)
         found = re.fullmatch(rf"([0-9]+(?:\.[0-9]+)?)({unit})", amount)
-        if found is None or name not in ("drop", "delay", "kill-prefill", "kill-decode"):
+        if found is None or name not in (*_SHARES, "delay", "kill-prefill", "kill-decode"):
             raise ConfigError(
-                f"{part!r} is no fault: write drop=1%, delay=50ms, kill-prefill=30s or kill-decode=30s, with commas "
-                "between several"
+                f"{part!r} is no fault: write {', '.join(f'{share}=1%' for share in _SHARES)}, delay=50ms, "
+                "kill-prefill=30s or kill-decode=30s, with commas between several"
             )
-        if name == "drop":
-            values["drop"] = float(found[1]) / 100
+        if name in _SHARES:
+            values[name] = float(found[1]) / 100
         else:
             values[f"{name.replace('-', '_')}_s"] = float(found[1]) * _CHAOS_UNITS[found[2]]
-    if values.get("drop", 0.0) > 1:
-        raise ConfigError(f"{text!r}: more than all messages cannot be lost")
+        if values.get(name, 0.0) > 1:
+            raise ConfigError(f"{part!r}: there are no more than 100% of messages")
     return Chaos(**values)
+
+
+def faults_of_messages(chaos: Chaos) -> str:
+    """As `chaos_of` reads it, without who is killed."""
+    shares = [f"{name}={100 * share:g}%" for name in _SHARES if (share := getattr(chaos, name))]
+    return ",".join([*shares, *([f"delay={1000 * chaos.delay_s:g}ms"] if chaos.delay_s else [])])
 
 
 FLAGS: Final = in_group(
@@ -154,7 +162,8 @@ FLAGS: Final = in_group(
     Flag(
         "chaos",
         Kind("FAULTS", _parse_chaos, str),
-        "faults on purpose between servers of this machine: drop=1%,delay=50ms,kill-prefill=30s,kill-decode=30s",
+        "faults on purpose between servers of this machine: drop=1%,double=1%,reorder=1%,alter=1% of messages and "
+        "chunks, delay=50ms of messages, kill-prefill=30s,kill-decode=30s on average",
     ),
 )
 _OF_DECODE: Final = (
@@ -168,6 +177,12 @@ def keeps_tree(values: Mapping[str, object]) -> bool:
     """Whether the role allows a prefix cache."""
     enabled = values["disaggregation_decode_enable_radix_cache"] is True
     return enabled or role_of(values) is not DisaggregationMode.DECODE
+
+
+def loads_drafter(values: Mapping[str, object]) -> bool:
+    """Whether a model or a head that guesses is of use: to prefill where it keeps KV, which prompts then need."""
+    algorithm = str(values.get("speculative_algorithm"))
+    return role_of(values) is not DisaggregationMode.PREFILL or algorithm in _KEEP_KV
 
 
 def role_of(settled: Mapping[str, object]) -> DisaggregationMode:
@@ -207,6 +222,12 @@ def overrule(settled: Settled) -> dict[str, str]:
     """Settings that a role changes whoever wrote them, and why."""
     role = role_of(settled)
     if role is DisaggregationMode.PREFILL:
+        if loads_drafter(settled):
+            least: dict[str, Value] = {"speculative_num_draft_tokens": 2, "speculative_num_steps": 1}
+            settled.update(least)
+            return dict.fromkeys(
+                least, "a prefill server guesses nothing: it computes what decode's guesses go on from"
+            )
         off: dict[str, Value] = {
             "speculative_algorithm": "off",
             "speculative_num_draft_tokens": 1,
@@ -247,12 +268,6 @@ def clashes(given: Mapping[str, object], written: Callable[[str], bool]) -> Iter
 def problems(settled: Settled, asked: Callable[[str], str]) -> Iterator[str]:
     """One line for each."""
     role = role_of(settled)
-    algorithm = SpeculativeAlgorithm(str(settled["speculative_algorithm"]))
-    if role is DisaggregationMode.DECODE and algorithm.on_device:
-        yield (
-            f"{asked('speculative_algorithm')} and {asked('disaggregation_mode')}: prefill servers do not compute what "
-            "a draft model keeps of a prompt: use NGRAM"
-        )
     remote = not is_loopback(str(settled["host"]))
     if role is DisaggregationMode.PREFILL and remote and "cluster_key_file" not in settled:
         yield (

@@ -72,6 +72,11 @@ class SpeculativeAlgorithm(StrEnum):
         """Whether the guesses go on from what the model made of a row's last token, which is kept for each row."""
         return self.on_device and self is not SpeculativeAlgorithm.STANDALONE
 
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether whoever guesses keeps KV of its own of every token, in the pages of the model's."""
+        return self.on_device and self is not SpeculativeAlgorithm.FROZEN_KV_MTP
+
 
 class DisaggregationMode(StrEnum):
     """Which half of a request an engine computes."""
@@ -189,10 +194,14 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chaos:
-    """Faults on purpose, between servers of this machine alone: the share of messages that are lost, how long each is
-    held up, and about how often a server of a role is killed (0: never). Times are in seconds."""
+    """Faults on purpose, between servers of this machine alone: the shares of messages and chunks that are lost, come
+    twice, come behind the next or with a bit that is another; how long each message is held up; and about how often a
+    server of a role is killed (0: never). Times are in seconds."""
 
     drop: float = 0.0
+    double: float = 0.0
+    reorder: float = 0.0
+    alter: float = 0.0
     delay_s: float = 0.0
     kill_prefill_s: float = 0.0
     kill_decode_s: float = 0.0

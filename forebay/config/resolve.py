@@ -18,7 +18,6 @@ from forebay.config.engine_config import (
     CacheIsolation,
     CacheTypes,
     Config,
-    DisaggregationMode,
     DisaggregationOptions,
     EngineConfig,
     KernelBackend,
@@ -212,7 +211,7 @@ def _read_template(path: Value | None) -> str | None:
 def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
     named = given["model_path"].value
     path = find_model(None if named is AUTO else str(named))
-    guesses = given["disaggregation_mode"].value != DisaggregationMode.PREFILL
+    guesses = disaggregation.loads_drafter({name: item.value for name, item in given.items()})
     draft_path = given["speculative_draft_model_path"].value if guesses else None
     by_own_head = guesses and given["speculative_algorithm"].value == SpeculativeAlgorithm.NEXTN
     by_own_head &= not isinstance(draft_path, str | Path)

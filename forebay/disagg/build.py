@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
+import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Final
 
 from forebay.base.errors import ConfigError
 from forebay.config.engine_config import Chaos, DisaggregationOptions, EngineConfig, TransferBackend
 from forebay.disagg.decode_side import is_loopback
+from forebay.disagg.faults import Faults
 from forebay.disagg.layout import Layout, layout_of
 from forebay.disagg.memory import HostMemory, Memory, shapes_of
 from forebay.disagg.pages import KindShape
@@ -19,6 +23,7 @@ from forebay.disagg.writer import OneSided
 from forebay.pools.cache_pool import CachePool
 from forebay.pools.table import Region
 
+_FLAG: Final = "--disaggregation-transfer-backend"
 _SHARING: Final = sys.platform == "linux"
 
 
@@ -43,9 +48,13 @@ def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layou
     if options.transfer_backend is TransferBackend.AUTO:
         transports = ["shm", "tcp"] if _SHARING and (place is not None or options.is_prefill) else ["tcp"]
     if "shm" in transports:
-        one_sided["shm"] = Shm(shapes, memory, regions, place, timeout_s=options.bootstrap_timeout_s)
-    if "nixl" in transports:
-        one_sided["nixl"] = _nixl(instance, shapes, memory, regions)
+        faults = Faults(options.chaos, time.monotonic)
+        one_sided["shm"] = Shm(shapes, memory, regions, place, timeout_s=options.bootstrap_timeout_s, faults=faults)
+    for name, make in _BY_LIBRARY.items():
+        if name in transports:
+            if not isinstance(memory, HostMemory):
+                raise ConfigError(f"{_FLAG} {name} with a cache on a GPU: not in this version: use tcp")
+            one_sided[name] = make(options, instance, shapes, memory, regions)
     return Worker(
         options,
         instance=instance,
@@ -58,16 +67,50 @@ def transfers_of(options: DisaggregationOptions, cache: CachePool, layout: Layou
     )
 
 
-def _nixl(instance: str, shapes: dict[str, KindShape], memory: Memory, regions: list[Region]) -> OneSided:
-    if not isinstance(memory, HostMemory):
-        raise ConfigError("--disaggregation-transfer-backend nixl with a cache on a GPU: not in this version: use tcp")
+def _nixl(
+    options: DisaggregationOptions,
+    instance: str,
+    shapes: dict[str, KindShape],
+    memory: HostMemory,
+    regions: list[Region],
+) -> OneSided:
     try:
         from forebay.disagg.nixl import Nixl
     except ImportError as error:
-        raise ConfigError(
-            f"--disaggregation-transfer-backend nixl: {error}: use pip to install nixl-cu12, or auto, shm or tcp"
-        ) from error
+        raise ConfigError(f"{_FLAG} nixl: {error}: use pip to install nixl-cu12, or auto, shm or tcp") from error
     return Nixl(instance, shapes, memory, regions)
+
+
+def _mooncake(
+    options: DisaggregationOptions,
+    instance: str,
+    shapes: dict[str, KindShape],
+    memory: HostMemory,
+    regions: list[Region],
+) -> OneSided:
+    try:
+        from forebay.disagg.mooncake import Mooncake
+    except ImportError as error:
+        raise ConfigError(
+            f"{_FLAG} mooncake: {error}: use pip to install mooncake-transfer-engine-non-cuda, which wants "
+            "libibverbs, librdmacm and libnl-3 of the system, or auto, shm or tcp"
+        ) from error
+    try:
+        return Mooncake(_address(options.host), shapes, memory, regions)
+    except OSError as error:
+        raise ConfigError(f"{_FLAG} mooncake: {error}: its own lines above say why; or use auto, shm or tcp") from error
+
+
+def _address(host: str) -> str:
+    """By which peers find this machine."""
+    try:
+        is_all = ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        is_all = False
+    return socket.gethostbyname(socket.gethostname()) if is_all else host
+
+
+_BY_LIBRARY: Final = {"nixl": _nixl, "mooncake": _mooncake}
 
 
 def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
@@ -80,11 +123,9 @@ def memory_of(cache: CachePool, shapes: Mapping[str, KindShape]) -> Memory:
 
 def _check(options: DisaggregationOptions, place: Place | None) -> None:
     backend = options.transfer_backend
-    if backend is TransferBackend.MOONCAKE:
-        raise ConfigError("--disaggregation-transfer-backend mooncake: not in this version: use auto, shm, tcp or nixl")
     if backend is TransferBackend.SHM and options.is_decode and place is None:
         raise ConfigError(
-            "--disaggregation-transfer-backend shm: the cache is not in memory that other processes can map (a CPU's, "
+            f"{_FLAG} shm: the cache is not in memory that other processes can map (a CPU's, "
             "under Linux): use auto or tcp"
         )
     if options.chaos != Chaos() and not is_loopback(options.host):

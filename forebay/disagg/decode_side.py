@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -39,6 +40,7 @@ class Receipt:
     since: float
     stage: Stage = Stage.WAITING
     is_complete: bool = False
+    landed: list[tuple[float, int]] = field(default_factory=list)  # when so many bytes came
     tail: Tail | None = None
     instance: str = ""
     reach: Reach | None = None
@@ -74,6 +76,11 @@ class DecodeSide:
     def num_unfenced(self) -> int:
         """Tickets that have broken and whose places somebody may still write to."""
         return sum(receipt.stage is Stage.BROKEN for _, receipt in [*self._receipts.values()])
+
+    def transport(self, address: Address) -> str:
+        """Of the session with the prefill server there; for any thread."""
+        peer = self._peers.get(address)
+        return peer.session.transport if peer is not None and peer.session is not None else ""
 
     # -- orders ----------------------------------------------------------------------------------------------------
 
@@ -146,12 +153,14 @@ class DecodeSide:
         """Where all has come, and the sender has said that this was all: with that it writes no more."""
         if receipt.stage is Stage.OFFERED and receipt.is_complete and receipt.tail is not None:
             receipt.stage = Stage.ARRIVED
-            self._desk.emit(Arrived(receipt.ticket, receipt.tail))
+            self._desk.emit(Arrived(receipt.ticket, receipt.tail, _speed(receipt.landed)))
             peer.send(frames.Settled(receipt.ticket.nonce))
             self._close(receipt)
 
     def on_landed(self, report: mover.Landed) -> None:
         found = self._receipts.get(report.nonce)
+        if found is not None and report.num_bytes:
+            found[1].landed.append((self._desk.clock(), report.num_bytes))
         if found is not None and report.is_complete:
             found[1].is_complete = True
             self._settle(*found)
@@ -261,6 +270,12 @@ class DecodeSide:
             self._break(peer, receipt, failures.bootstrap_timeout(f"{peer.address[0]}:{peer.address[1]}", limit_s))
         elif receipt.stage is Stage.BROKEN and receipt.reach is not None and receipt.reach.writer_is_dead():
             self._close(receipt)
+
+
+def _speed(landed: Sequence[tuple[float, int]]) -> float:
+    """Bytes a second of all chunks behind the first, whose begin nobody knows."""
+    seconds = landed[-1][0] - landed[0][0] if landed else 0.0
+    return sum(num_bytes for _, num_bytes in landed[1:]) / seconds if seconds > 0 else 0.0
 
 
 def is_loopback(host: str) -> bool:

@@ -43,6 +43,7 @@ class Session:
         self.where = f"prefill server {address[0]}:{address[1]}"
         self.is_joined, self._is_over = False, False
         self.instance = ""  # the process that answered
+        self.transport = ""  # that it chose
         self.reach: Reach | None = None
         self._since = self._beat_at = desk.clock()
         self._links: list[Link] = []  # the control connection; that of chunks until the mover has it
@@ -83,6 +84,9 @@ class Session:
     def on_frame(self, link: Link, frame: object) -> None:
         control = self._links[0]
         match frame:
+            case frames.Challenge() if frame.protocol != PROTOCOL:
+                difference = f"protocol: prefill speaks {frame.protocol}, decode {PROTOCOL}"
+                self.lose(failures.layout_mismatch(difference))
             case frames.Challenge() if link is control:
                 self.instance = frame.instance
                 link.enter(self._desk.options.cluster_key, self._hellos[0], frame)
@@ -108,7 +112,9 @@ class Session:
         if difference or frame.transport not in desk.transports:
             why = difference or f"prefill chose transport {frame.transport!r}, decode has {desk.transports}"
             self.lose(failures.layout_mismatch(why))
-        elif frame.transport == "tcp":
+            return
+        self.transport = frame.transport
+        if frame.transport == "tcp":
             self._connect(self._links[0].sock.getpeername()[:2])
         else:
             self.reach = desk.one_sided[frame.transport].reach(frame.pid if frame.machine == desk.machine else 0)

@@ -1,26 +1,34 @@
-"""Faults on purpose: what `--chaos` makes of the frames that an engine sends."""
+"""Faults on purpose: what `--chaos` makes of the frames and chunks that an engine sends.
+
+What is lost, doubled, late or altered on a connection is found by its number or its seal: the session ends, and with it
+every ticket it had. Of the bytes of a chunk the checksum tells, and its ticket breaks alone.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from forebay.config.engine_config import Chaos
 
+Message = Sequence[memoryview]
+"""In parts, one behind the other."""
+
 
 class Faults:
-    """What goes in comes out: all of it and at once where nothing is asked for. A frame that is lost or comes late is
-    found by its number: the session ends, and with it every ticket it had."""
+    """What goes in comes out: all of it and at once where nothing is asked for."""
 
     def __init__(self, chaos: Chaos, clock: Callable[[], float]) -> None:
         self._chaos, self._clock = chaos, clock
+        self._is_idle = not any((chaos.drop, chaos.double, chaos.reorder, chaos.alter))
         self._random = random.Random()
+        self._late: list[Message] = []  # to leave behind the next
         self._held: deque[tuple[float, bytes]] = deque()
 
     def put(self, data: bytes) -> None:
-        if not self._chaos.drop or self._random.random() >= self._chaos.drop:
-            self._held.append((self._clock() + self._chaos.delay_s, data))
+        for message in self.spoil([memoryview(data)]):
+            self._held.append((self._clock() + self._chaos.delay_s, b"".join(message)))
 
     @property
     def holds_back(self) -> bool:
@@ -30,3 +38,33 @@ class Faults:
         now = self._clock()
         while self._held and self._held[0][0] <= now:
             yield self._held.popleft()[1]
+
+    def spoil(self, message: Message) -> list[Message]:
+        """What leaves in its place."""
+        if self._is_idle:
+            return [message]
+        if self.loses():
+            return []
+        if self.alters():
+            message = self._altered(message)
+        if not self._late and self._happens(self._chaos.reorder):
+            self._late = [[memoryview(bytes(part)) for part in message]]  # its places are somebody else's by then
+            return []
+        late, self._late = self._late, []
+        return [message, *late, *([message] if self._happens(self._chaos.double) else [])]
+
+    def loses(self) -> bool:
+        return self._happens(self._chaos.drop)
+
+    def alters(self) -> bool:
+        return self._happens(self._chaos.alter)
+
+    def _happens(self, share: float) -> bool:
+        return share > 0 and self._random.random() < share
+
+    def _altered(self, message: Message) -> Message:
+        """One bit, in one part."""
+        which = self._random.randrange(len(message))
+        part = bytearray(message[which])
+        part[self._random.randrange(len(part))] ^= 1 << self._random.randrange(8)
+        return [*message[:which], memoryview(part), *message[which + 1 :]]

@@ -26,6 +26,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", kw_only=True):
 
 
 class Challenge(msgspec.Struct, frozen=True, tag="challenge", kw_only=True):
+    """Goes to whoever knows the cluster key, whatever protocol it speaks: every version keeps `Hello` and this."""
+
+    protocol: int
     instance: str
     nonce: bytes
 

@@ -23,7 +23,8 @@ _SAMPLE_BYTES: Final = 4 << 10
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
     """`columns` are the lines of all that layers keep, `weights` the digest of what it is computed with, the engine's
-    `weight_version`, `kernels` and `activation_bits` what else decides its bits."""
+    `weight_version`, `kernels` and `activation_bits` what else decides its bits; `draft_weights` are those of a
+    checkpoint of its own that guesses and keeps some of the columns."""
 
     protocol: int = PROTOCOL
     version: str = __version__
@@ -31,6 +32,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     weight_version: int = 0
     weights: str
+    draft_weights: str = ""
     quantization: str
     dtype: str
     kernels: str
@@ -45,10 +47,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
 def layout_of(cache: CachePool, config: EngineConfig, *, vocab_size: int, kernels: str) -> Layout:
     """`kernels` is the name of the variant that computes; the rest stands in the configuration."""
+    draft = config.speculation.draft_model_path if config.speculation.algorithm.keeps_kv else None
     return Layout(
         page_size=cache.page_size,
         vocab_size=vocab_size,
         weights=weights_digest(Path(config.model_path)),
+        draft_weights=weights_digest(Path(draft)) if draft else "",
         quantization=str(config.quantization),
         dtype=config.types.dtype,
         kernels=kernels,

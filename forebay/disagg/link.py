@@ -111,11 +111,12 @@ class Link:
         self.opener = Opener(Hello, keys.to_prefill, 0, cap=MAX_GREETING_BYTES)
 
     def admit(self, cluster_key: bytes, hello: Hello, instance: str) -> None:
-        """Prefill: answer, and go on with the session's keys. A recorded `Hello` comes this far and no further."""
-        if hello.protocol != PROTOCOL:
-            raise WireError(f"the peer speaks protocol {hello.protocol}, this is {PROTOCOL}", code="layout_mismatch")
-        challenge = Challenge(instance=instance, nonce=secrets.token_bytes(NONCE_BYTES))
+        """Prefill: answer, and go on with the session's keys. A recorded `Hello` comes this far and no further.
+        WireError, once it has been told, for a peer of another protocol."""
+        challenge = Challenge(protocol=PROTOCOL, instance=instance, nonce=secrets.token_bytes(NONCE_BYTES))
         self.send(challenge)
+        if hello.protocol != PROTOCOL:
+            raise WireError(f"decode speaks protocol {hello.protocol}, prefill {PROTOCOL}")
         keys = session_keys(cluster_key, hello, challenge)
         self.sealer = Sealer(keys.to_decode, hello.epoch)
         self.opener = self.opener.succeeded_by(Opener(ToPrefill, keys.to_prefill, hello.epoch))

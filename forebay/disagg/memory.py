@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol, Self
@@ -61,7 +62,11 @@ def shapes_of(cache: CachePool) -> dict[str, KindShape]:
         sizes = tuple(region.bytes_per_row // page_size for region in cache.regions() if region.kind == kind)
         if sizes:
             found[kind] = KindShape(
-                by_token=by_token, page_size=page_size, num_ids=cache.num_ids[kind], bytes_per_place=sizes
+                by_token=by_token,
+                page_size=page_size,
+                num_ids=cache.num_ids[kind],
+                bytes_per_place=sizes,
+                num_read=cache.num_read.get(kind, 0),
             )
     return found
 
@@ -99,6 +104,7 @@ class HostMemory:
 
     def __init__(self, regions: Mapping[str, Sequence[Places]]) -> None:
         self._regions = regions
+        self._runs = Runs()
 
     def num_bytes(self, piece: Piece) -> int:
         return len(piece.places) * sum(region.itemsize for region in self._of(piece))
@@ -125,7 +131,7 @@ class HostMemory:
         return sum_of(parts) if parts else checksum(self.gather(piece, staging).data)
 
     def parts(self, piece: Piece) -> list[memoryview]:
-        found = runs(piece.places)
+        found = self._runs.of(piece.places)
         if self._are_short(piece, found):
             return []
         firsts = [(int(piece.places[begin]), end - begin) for begin, end in found]
@@ -137,7 +143,7 @@ class HostMemory:
         ]
 
     def copy(self, piece: Piece, there: HostMemory, places: I64, staging: U8) -> int:
-        found = runs(piece.places, places)
+        found = self._runs.of(piece.places, places)
         if self._are_short(piece, found):
             data = self.gather(piece, staging)
             there.scatter(piece._replace(places=places), data)
@@ -164,6 +170,19 @@ def sum_of(parts: Iterable[memoryview]) -> int:
     for part in parts:
         total.update(part)
     return total.intdigest()
+
+
+class Runs:
+    """`runs` of the same arrays as the last time, which chunks of one region after the other have, at once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[I64, ...] = ()
+        self._found: list[tuple[int, int]] = []
+
+    def of(self, *places: I64) -> list[tuple[int, int]]:
+        if len(places) != len(self._last) or any(map(operator.is_not, places, self._last)):
+            self._last, self._found = places, runs(*places)
+        return self._found
 
 
 def runs(*places: I64) -> list[tuple[int, int]]:

@@ -81,10 +81,11 @@ class Wrote(NamedTuple):
 
 
 class Landed(NamedTuple):
-    """A chunk has arrived, and perhaps with it all that was due."""
+    """A chunk of so many bytes has arrived, and perhaps with it all that was due."""
 
     nonce: bytes
     is_complete: bool
+    num_bytes: int = 0
 
 
 class Failed(NamedTuple):
@@ -128,6 +129,7 @@ class Mover:
         self._landings: dict[bytes, Landing] = {}
         self._ending_boxes: list[_Outbox] = []
         self._dropping: set[bytes] = set()  # whose chunk is on its way from or to places
+        self._lost: set[bytes] = set()  # whose places may be touched, for ever
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="mover", daemon=True)
         self._thread.start()
@@ -233,7 +235,9 @@ class Mover:
     def _let_go(self, box: _Outbox) -> None:
         """Its writer touches nothing any more."""
         nonce, box.current = box.current, None
-        if nonce in self._dropping:
+        if nonce is not None and box.writer.is_lost:
+            self._lost.add(nonce)
+        elif nonce in self._dropping:
             self._dropping.discard(nonce)
             self._report(Dropped(nonce))
 
@@ -252,6 +256,8 @@ class Mover:
             reader.divert(nonce)
         for box in self._outboxes.values():
             box.waiting = deque(item for item in box.waiting if item[0] != nonce)
+        if nonce in self._lost:
+            return  # never
         boxes = (*self._outboxes.values(), *self._ending_boxes)
         if any(box.current == nonce and box.writer.holds_places for box in boxes):
             self._dropping.add(nonce)
@@ -314,7 +320,7 @@ class Mover:
 
     def _landed(self, chunk: Chunk, landing: Landing, piece: Piece) -> None:
         landing.landed(piece)
-        self._report(Landed(chunk.nonce, landing.is_complete))
+        self._report(Landed(chunk.nonce, landing.is_complete, chunk.num_bytes))
 
     def _fail(self, nonce: bytes, failure: Failure) -> None:
         self._landings.pop(nonce, None)
@@ -330,7 +336,7 @@ class Mover:
     def _end(self, session: int) -> None:
         box = self._outboxes.pop(session, None)
         reader = self._readers.pop(session, None)
-        if box is not None and box.current is not None and box.writer.holds_places and not box.writer.closes_at_once:
+        if box is not None and box.current is not None and not _ends_at_once(box.writer):
             self._ending_boxes.append(box)
             box = None
         for end in (None if box is None else box.writer, reader):
@@ -340,3 +346,7 @@ class Mover:
                 end.close()
         if box is not None:
             self._let_go(box)
+
+
+def _ends_at_once(writer: Writer) -> bool:
+    return writer.closes_at_once or writer.is_lost or not writer.holds_places

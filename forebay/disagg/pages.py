@@ -28,21 +28,28 @@ class OfferError(EngineError):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindShape:
     """What the places of a kind are: `page_size` of them in a page, in every region so many bytes. `by_token`: each is
-    about one token of the sequence; else about all of it."""
+    about one token of the sequence; else about all of it. The token behind the sequence reads `num_read` of them with
+    its own, and no others are sent, whatever else is in their pages; 0: it reads all."""
 
     by_token: bool
     page_size: int
     num_ids: int
     bytes_per_place: tuple[int, ...]
+    num_read: int = 0
 
     def extent(self, span: Span, num_tokens: int) -> tuple[int, int]:
         """The positions that a sequence of so many tokens has from the span's first on."""
-        return span.start, max(span.start, num_tokens) if self.by_token else span.start + len(span.ids)
+        if not self.by_token:
+            return span.start, span.start + len(span.ids)
+        first = max(span.start, num_tokens - self.num_read + 1) if self.num_read else span.start
+        return first, max(first, num_tokens)
 
     def places(self, span: Span, first: int, end: int) -> I64:
         """Where positions [first, end) of the sequence lie, [end - first]."""
-        at = np.arange(first - span.start, end - span.start)
-        return span.ids[at // self.page_size] * self.page_size + at % self.page_size
+        begin, stop, size = first - span.start, end - span.start, self.page_size
+        pages = span.ids[begin // size : -(-stop // size)]
+        places: I64 = (pages[:, None] * size + np.arange(size)).ravel()[begin % size :][: stop - begin]
+        return places
 
     def covers(self, span: Span) -> tuple[int, int]:
         """The positions that a span's pages have room for."""
@@ -94,14 +101,30 @@ def pieces(kind: str, shape: KindShape, span: Span, first: int, end: int) -> Ite
             region = until
 
 
+class Whereabouts:
+    """The places of a sequence's positions; chunks of one region after the other have the same array."""
+
+    def __init__(self, shapes: Mapping[str, KindShape], spans: Mapping[str, Span]) -> None:
+        self._shapes, self._spans = shapes, spans
+        self._last: dict[str, tuple[int, int, I64]] = {}
+
+    def __call__(self, kind: str, first: int, end: int) -> I64:
+        last = self._last.get(kind)
+        if last is None or last[:2] != (first, end):
+            places = self._shapes[kind].places(self._spans[kind], first, end)
+            last = self._last[kind] = first, end, places
+        return last[2]
+
+
 class Landing:
     """Where a sequence goes, and what of it has come: every region's positions in order and exactly once."""
 
     def __init__(self, shapes: Mapping[str, KindShape], spans: Mapping[str, Span], num_tokens: int) -> None:
-        self._shapes, self._spans = shapes, dict(spans)
-        self._ends = {kind: end for kind, (_, end) in extents(shapes, spans, num_tokens).items()}
+        self._places = Whereabouts(shapes, dict(spans))
+        due = extents(shapes, spans, num_tokens)
+        self._ends = {kind: end for kind, (_, end) in due.items()}
         self._next = {
-            kind: np.full(len(shapes[kind].bytes_per_place), span.start, dtype=np.int64) for kind, span in spans.items()
+            kind: np.full(len(shapes[kind].bytes_per_place), first, dtype=np.int64) for kind, (first, _) in due.items()
         }
 
     def piece(self, kind: str, region: int, num_regions: int, first: int, end: int) -> Piece:
@@ -115,7 +138,7 @@ class Landing:
             or (upcoming[region : region + num_regions] != first).any()
         ):
             raise OfferError(f"{kind} {first}..{end} of regions {region}+{num_regions} is not what was due")
-        return Piece(kind, region, num_regions, first, end, self._shapes[kind].places(self._spans[kind], first, end))
+        return Piece(kind, region, num_regions, first, end, self._places(kind, first, end))
 
     def landed(self, piece: Piece) -> None:
         self._next[piece.kind][piece.region : piece.region + piece.num_regions] = piece.end

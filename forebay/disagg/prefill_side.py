@@ -16,9 +16,10 @@ import numpy as np
 from forebay.base.log import event, get_logger
 from forebay.disagg import failures, frames, mover
 from forebay.disagg.desk import Desk
+from forebay.disagg.faults import Faults
 from forebay.disagg.layout import mismatch
 from forebay.disagg.link import Link, LinkLost
-from forebay.disagg.pages import Departing, KindShape, OfferError, extents
+from forebay.disagg.pages import Departing, KindShape, OfferError, Whereabouts, extents
 from forebay.disagg.seal import WireError
 from forebay.disagg.tcp import TcpWriter, tune
 from forebay.disagg.writer import Writer
@@ -162,7 +163,9 @@ class PrefillSide:
             raise WireError(f"no session {hello.epoch} of {hello.instance[:8]} waits for a connection of chunks")
         del self._guests[link]
         self._desk.unwatch(link)
-        self._join(session, TcpWriter(link.sock, link.sealer, self._desk.memory, self._desk.staging()))
+        desk = self._desk
+        faults = Faults(desk.options.chaos, desk.clock)
+        self._join(session, TcpWriter(link.sock, link.sealer, desk.memory, desk.staging(), faults))
 
     def _invited(self, session: Session, address: bytes) -> None:
         desk = self._desk
@@ -253,12 +256,8 @@ class PrefillSide:
             if order.tail.num_tokens != shipment.num_tokens:
                 raise OfferError(f"the tail is of {order.tail.num_tokens} tokens, the offer of {shipment.num_tokens}")
         session, shipment.tail = shipment.session, order.tail
-        theirs = [
-            session.shapes[piece.kind].places(shipment.places[piece.kind], piece.first, piece.end)
-            if session.transport != "tcp"
-            else piece.places  # decode knows where it goes
-            for piece in pieces
-        ]
+        there = Whereabouts(session.shapes, shipment.places)
+        theirs = [there(piece.kind, piece.first, piece.end) for piece in pieces]
         shipment.unwritten += len(pieces)
         shipment.moved_at = self._desk.clock()
         if pieces:

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from forebay.base.log import event, get_logger
+from forebay.disagg.faults import Faults
 from forebay.disagg.frames import Chunk
 from forebay.disagg.memory import U8, HostMemory, Memory, Places, chunk_bytes, rows
 from forebay.disagg.pages import KindShape, Piece
@@ -80,9 +81,10 @@ class Shm:
         place: Place | None,
         *,
         timeout_s: float,
+        faults: Faults,
     ) -> None:
         self._shapes, self._memory, self._regions = shapes, memory, regions
-        self._place, self._timeout_s = place, timeout_s
+        self._place, self._timeout_s, self._faults = place, timeout_s, faults
 
     def reach(self, pid: int) -> ShmReach:
         """Who comes is asked of the kernel."""
@@ -90,7 +92,14 @@ class Shm:
         return ShmReach(self._regions, self._place, self._timeout_s)
 
     def join(self, address: bytes, page_size: int) -> tuple[ShmWriter, dict[str, KindShape]]:
-        return join(address, self._shapes, self._memory, page_size=page_size, timeout_s=self._timeout_s)
+        return join(
+            address,
+            self._shapes,
+            self._memory,
+            page_size=page_size,
+            timeout_s=self._timeout_s,
+            faults=self._faults,
+        )
 
 
 class ShmReach:
@@ -170,7 +179,13 @@ class ShmReach:
 
 
 def join(
-    address: bytes, shapes: Mapping[str, KindShape], memory: Memory, *, page_size: int, timeout_s: float
+    address: bytes,
+    shapes: Mapping[str, KindShape],
+    memory: Memory,
+    *,
+    page_size: int,
+    timeout_s: float,
+    faults: Faults,
 ) -> tuple[ShmWriter, dict[str, KindShape]]:
     there = msgspec.msgpack.decode(address, type=_Address)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -190,7 +205,7 @@ def join(
                 os.close(fd)
         found, theirs = _regions(files, maps, shapes, page_size)
         sock.send(b"\0")
-    return ShmWriter(HostMemory(found), memory, memory.staging(chunk_bytes(shapes))), theirs
+    return ShmWriter(HostMemory(found), memory, memory.staging(chunk_bytes(shapes)), faults), theirs
 
 
 def _mapped(fd: int) -> mmap.mmap:
@@ -233,14 +248,18 @@ def check_all(found: Mapping[str, Sequence[object]], shapes: Mapping[str, KindSh
 class ShmWriter:
     holds_places = False
     closes_at_once = True
+    is_lost = False
 
-    def __init__(self, there: HostMemory, memory: Memory, staging: U8) -> None:
-        self._there, self._memory = there, memory
+    def __init__(self, there: HostMemory, memory: Memory, staging: U8, faults: Faults) -> None:
+        self._there, self._memory, self._faults = there, memory, faults
         self._staging = staging
         self._chunk: Chunk | None = None
 
     def begin(self, nonce: bytes, piece: Piece, places: I64) -> None:
-        checksum = self._memory.copy(piece, self._there, places, self._staging)
+        if self._faults.loses():
+            checksum = self._memory.sum(piece, self._staging)
+        else:
+            checksum = self._memory.copy(piece, self._there, places, self._staging) ^ self._faults.alters()
         self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), checksum)
 
     def advance(self) -> Chunk | None:

@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from forebay.disagg.faults import Faults
 from forebay.disagg.frames import Chunk
 from forebay.disagg.memory import U8, Memory, sum_of
 from forebay.disagg.pages import Piece
@@ -33,9 +34,10 @@ def tune(sock: socket.socket) -> None:
 
 class TcpWriter:
     closes_at_once = True
+    is_lost = False
 
-    def __init__(self, sock: socket.socket, sealer: Sealer, memory: Memory, staging: U8) -> None:
-        self._sock, self._sealer, self._memory = sock, sealer, memory
+    def __init__(self, sock: socket.socket, sealer: Sealer, memory: Memory, staging: U8, faults: Faults) -> None:
+        self._sock, self._sealer, self._memory, self._faults = sock, sealer, memory, faults
         self._staging = staging
         self._unsent: deque[memoryview] = deque()
         self._chunk: Chunk | None = None
@@ -47,7 +49,8 @@ class TcpWriter:
         if not parts:
             parts = [self._memory.gather(piece, self._staging).data]
         self._chunk = chunk_of(nonce, piece, self._memory.num_bytes(piece), sum_of(parts))
-        self._unsent = deque([memoryview(self._sealer.seal(self._chunk)), *parts])
+        leaving = self._faults.spoil([memoryview(self._sealer.seal(self._chunk)), *parts])
+        self._unsent = deque(part for message in leaving for part in message)
 
     def advance(self) -> Chunk | None:
         while self._unsent:

@@ -10,7 +10,8 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,11 +29,12 @@ from forebay.disagg.link import Link, LinkLost
 from forebay.disagg.memory import Memory, chunk_bytes
 from forebay.disagg.mover import Mover
 from forebay.disagg.pages import KindShape
+from forebay.disagg.pattern import Pattern
 from forebay.disagg.prefill_side import PrefillSide
 from forebay.disagg.seal import WireError
 from forebay.disagg.wake import Wake
 from forebay.disagg.writer import OneSided
-from forebay.requests.transfers import Event, Offer, Order, Rest, Send, Withdraw
+from forebay.requests.transfers import Event, Offer, Order, Rest, Send, Span, Withdraw
 
 TICKS_PER_BEAT: Final = 4
 BACKLOG: Final = 64
@@ -43,7 +45,9 @@ log = get_logger("disagg")
 
 class Worker:
     """One engine's half of transfers. `instance` is what its tickets name as the peer; `port` is where prefill listens,
-    0 on decode. `fileno` is readable while there is news."""
+    0 on decode. `token_bytes` are what pages have of a token. `fileno` is readable while there is news."""
+
+    _ending = _is_closed = False
 
     def __init__(
         self,
@@ -57,12 +61,12 @@ class Worker:
         one_sided: dict[str, OneSided],
         machine: str,
     ) -> None:
-        self.instance, self._ending = instance, False
+        self.instance = instance
         self._orders: deque[Order | mover.Report | Callable[[], None]] = deque()
         self._events: deque[Event] = deque()
         self._oldest_event: float | None = None
-        self._wake, self._news = Wake(), Wake()
-        self._clock, self._period_s = RunClock(), min(TICK_S, options.heartbeat_s / TICKS_PER_BEAT)
+        self._wake, self._news, self._clock = Wake(), Wake(), RunClock()
+        self._period_s = min(TICK_S, options.heartbeat_s / TICKS_PER_BEAT)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._users: dict[Link, LinkUser] = {}
@@ -127,6 +131,22 @@ class Worker:
 
         self._put(renew)
 
+    def pattern(self, spans: Mapping[str, Span], num_tokens: int) -> Pattern:
+        """Through places that the caller has, and nobody else."""
+        return Pattern(self._desk.shapes, self._desk.memory, self.layout.columns, spans, num_tokens)
+
+    @property
+    def layout(self) -> Layout:
+        return self._desk.layout
+
+    @property
+    def token_bytes(self) -> int:
+        return sum(sum(shape.bytes_per_place) for shape in self._desk.shapes.values() if shape.by_token)
+
+    def transport(self, host: str, port: int) -> str:
+        """By what caches come from there just now; nothing where there is no session."""
+        return self._side.transport((host, port)) if isinstance(self._side, DecodeSide) else ""
+
     @property
     def num_unfenced(self) -> int:
         """Broken tickets whose places a peer may still write to."""
@@ -144,6 +164,8 @@ class Worker:
         self._selector.close()
         for wake in (self._wake, self._news):
             wake.close()
+        self._is_closed = True
+        self._end_what_came_late()
 
     # -- the worker's thread ---------------------------------------------------------------------------------------
 
@@ -151,6 +173,16 @@ class Worker:
         """From any thread."""
         self._orders.append(what)
         self._wake.set()
+        if self._is_closed:
+            self._end_what_came_late()
+
+    def _end_what_came_late(self) -> None:
+        """What was done beside: whoever wanted it is gone, and closes it."""
+        while self._orders:
+            with suppress(IndexError):  # another thread was first
+                what = self._orders.popleft()
+                if callable(what):
+                    what()
 
     def _emit(self, what: Event) -> None:
         self._events.append(what)

@@ -8,14 +8,17 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final, cast
 
-from forebay.base.errors import EngineError, PayloadTooLarge, Unavailable, from_code
+from forebay.base.errors import Conflict, EngineError, PayloadTooLarge, Unavailable, from_code
 from forebay.base.log import event, get_logger
 from forebay.base.loop_clock import LoopClock
+from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
 from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
     Beat,
+    Checked,
+    CheckTransfers,
     Dead,
     FlushCache,
     FromEngine,
@@ -41,7 +44,7 @@ from forebay.scheduler.limits import check_count
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
 
-Question = GetState | FlushCache | Release | Resume | UpdateWeights
+Question = GetState | FlushCache | Release | Resume | UpdateWeights | CheckTransfers
 
 log = get_logger("engine.client")
 
@@ -212,6 +215,15 @@ class AsyncEngine:
     async def update_weights(self, path: str, *, mode: str = "wait", timeout_s: float = 300.0) -> State:
         """Take the weights of the checkpoint at `path`, on the engine's machine. Raises what is wrong."""
         return await self._ask(UpdateWeights, path=path, mode=mode, timeout_s=timeout_s)
+
+    async def check_transfers(self, host: str, port: int) -> Checked:
+        """Of a decode engine: fetch a pattern from the prefill server that listens there. Raises what is wrong."""
+        mode = self._process.config.disaggregation.mode
+        if mode is not DisaggregationMode.DECODE:
+            raise Conflict(f"the server's --disaggregation-mode is {mode}: ask a decode server", code="not_decode")
+        checked = (await self._ask(CheckTransfers, host=host, port=port)).checked
+        assert checked is not None, "a check was neither refused nor answered"
+        return checked
 
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from forebay.engine.checks import Checks, Patterned
 from forebay.engine.frames import Transferring
 from forebay.requests.transfers import Rendezvous, Transfers
 from forebay.scheduler.scheduler import Scheduler
@@ -14,7 +15,7 @@ from forebay.scheduler.scheduler import Scheduler
 NONCE_BYTES: Final = 16
 
 
-class Connected(Transfers, Protocol):
+class Connected(Transfers, Patterned, Protocol):
     """Transfers of a process: `fileno` is readable while there are events."""
 
     @property
@@ -36,6 +37,7 @@ class Exchange:
     def __init__(self, scheduler: Scheduler, transfers: Connected) -> None:
         self._scheduler, self.transfers = scheduler, transfers
         self._offers = scheduler.config.disaggregation.is_decode
+        self.checks = Checks(scheduler, transfers)
 
     def with_nonce(self, wanted: Rendezvous | None) -> Rendezvous | None:
         """On decode: rooms may come twice, nonces do not."""
@@ -47,7 +49,9 @@ class Exchange:
         """Tell the scheduler what has happened; whether anything has. Raises EngineError where nothing ever will."""
         events = self.transfers.poll()
         for happened in events:
-            self._scheduler.handoff.take(happened, now)
+            if not self.checks.take(happened, now):
+                self._scheduler.handoff.take(happened, now)
+        self.checks.expire(now)
         return bool(events)
 
     def tell(self) -> None:

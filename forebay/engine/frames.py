@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
+from typing import Any
 
 import msgspec
 
@@ -83,6 +84,15 @@ class UpdateWeights(msgspec.Struct, frozen=True, tag="update_weights", kw_only=T
     timeout_s: float = 300.0
 
 
+class CheckTransfers(msgspec.Struct, frozen=True, tag="check_transfers", kw_only=True):
+    """Decode: fetch a pattern from the prefill server that listens there. Answered by a `State` that names `serial`,
+    with `checked`."""
+
+    serial: int
+    host: str
+    port: int
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag="shutdown"):
     """Stop now. Draining is the server's business: it sends this when nothing runs any more or time is up."""
 
@@ -102,6 +112,17 @@ class Transferring(msgspec.Struct, frozen=True, kw_only=True):
     transferring: int
     open: int
     unfenced: int
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a check: `bytes_per_s` by `transport`, 0 where there was too little to tell; `layout` by name, the
+    same on both sides but for the page size; `wrong` are the columns that hold something else, with both values."""
+
+    num_bytes: int
+    bytes_per_s: float
+    transport: str
+    layout: dict[str, Any]
+    wrong: list[str]
 
 
 class Occupied(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +150,7 @@ class State(SchedulerState, frozen=True, tag="state", kw_only=True):
     memory: Occupied = Occupied()
     speculation: Speculating | None = None  # where something is guessed
     transfers: Transferring | None = None  # in a role
+    checked: Checked | None = None  # where that was asked for
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
@@ -215,5 +237,16 @@ class Dead(msgspec.Struct, frozen=True, tag="dead"):
     failure: Failure
 
 
-ToEngine = Configure | AddRequest | AbortRequest | FlushCache | GetState | Release | Resume | UpdateWeights | Shutdown
+ToEngine = (
+    Configure
+    | AddRequest
+    | AbortRequest
+    | FlushCache
+    | GetState
+    | Release
+    | Resume
+    | UpdateWeights
+    | CheckTransfers
+    | Shutdown
+)
 FromEngine = Ready | Updates | State | Beat | Dead

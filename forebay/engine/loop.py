@@ -17,6 +17,8 @@ from forebay.engine.frames import (
     AbortRequest,
     AddRequest,
     Beat,
+    Checked,
+    CheckTransfers,
     FlushCache,
     GetState,
     Release,
@@ -97,6 +99,9 @@ class EngineLoop:
             self._send(updates)
         for serial, failure in self._core.sleeper.take_answers():
             self._send_state(serial, failure)
+        for serial, found in self._core.exchange.checks.take_answers() if self._core.exchange else ():
+            refused, checked = (found, None) if isinstance(found, Failure) else (None, found)
+            self._send_state(serial, refused, checked)
         if self._phase != self._core.sleeper.phase:
             self._send_state(0)
 
@@ -163,6 +168,8 @@ class EngineLoop:
                 self._send_state(frame.serial)
             case Release() | Resume() | UpdateWeights():
                 self._core.sleeper.handle(frame)
+            case CheckTransfers() if self._core.exchange:
+                self._core.exchange.checks.begin(frame, self._clock())
             case Shutdown():
                 self._shutdown = True
             case _:
@@ -186,12 +193,13 @@ class EngineLoop:
             too_large = EngineError(f"{error.message}: ask for fewer log-probabilities", code=error.code)
             self._channel.send(Updates(updates=[failed(request_id, too_large)]))
 
-    def _send_state(self, serial: int, refused: Failure | None = None) -> None:
+    def _send_state(self, serial: int, refused: Failure | None = None, checked: Checked | None = None) -> None:
         now, core = self._clock(), self._core
         self._state_at = now + STATE_INTERVAL_S
         memory = core.sleeper.state
         self._phase = memory.phase
-        self._channel.send(core.stats.frame(core.scheduler, now, answers=serial, refused=refused, memory=memory))
+        what = {"refused": refused, "checked": checked, "memory": memory}
+        self._channel.send(core.stats.frame(core.scheduler, now, answers=serial, **what))
 
     def _report(self) -> None:
         now = self._clock()

@@ -14,7 +14,7 @@ from torch import Tensor
 from forebay.config.engine_config import CacheTypes
 from forebay.memory.slots import PAD
 from forebay.ops.attention import KvCache
-from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState
+from forebay.pools.cache_spec import CacheSpec, LatentAttention, Per, RecurrentState, cache_sizes
 from forebay.pools.regions import Take
 from forebay.pools.table import Column, Region, Table
 
@@ -61,6 +61,8 @@ class CachePool:
         # With the padding page or slot.
         self.num_ids: dict[str, int] = {per: num_slots.get(per, 0) + 1 for per in Per}
         self.tables: dict[str, Table] = {per: Table(self.num_ids[per], columns=columns[per], **where) for per in Per}
+        # Of a sequence's tokens so many are read, the next among them; where no number is, all.
+        self.num_read: dict[str, int] = {Per.WINDOW_TOKEN: cache_sizes(self.specs, types).window}
         windows = self.has(Per.WINDOW_TOKEN)
         self.full_to_window = WindowPages(self.num_ids[Per.TOKEN], **where).full_to_window if windows else None
         self._layers: list[KvCache | StateLayer] = []

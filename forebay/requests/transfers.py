@@ -21,6 +21,7 @@ from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, Failure
 
 DIGEST_BYTES: Final = 16
+CHECK: Final = b"a check, no request"  # the digest of offers that want a pattern; no prompt's is so long
 
 
 class Rendezvous(msgspec.Struct, frozen=True, array_like=True):
@@ -135,10 +136,12 @@ class Renewed(msgspec.Struct, frozen=True):
 
 
 class Arrived(msgspec.Struct, frozen=True):
-    """Decode: all has been written, and checked against the sender's sums."""
+    """Decode: all has been written, and checked against the sender's sums. `bytes_per_s` is how fast the chunks came
+    behind the first, 0 where there was one."""
 
     ticket: Ticket
     tail: Tail
+    bytes_per_s: float = 0.0
 
 
 class Sent(msgspec.Struct, frozen=True):

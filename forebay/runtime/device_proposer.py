@@ -15,6 +15,7 @@ DRAFTING: Final = {
     "num_drafts": torch.int32,  # of each
     "chunk_rows": torch.int32,  # of prompts that go on behind the step
     "chunk_next": torch.int64,  # their next tokens
+    "built_before": torch.int64,  # of rows that begin with what came from elsewhere the last tokens that have KV
 }
 """What the device is told for its proposer besides the plan's own columns."""
 

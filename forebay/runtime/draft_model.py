@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -132,9 +133,13 @@ class DraftModel:
         return GraphRunner(PromptStep(beside), inputs, writes=[], sizes=captured, backend=backend)
 
     def arrays(self, plan: StepPlan) -> dict[str, Array]:
-        return {"num_drafts": plan.q_lens - 1} if plan.width > 1 else {}
+        built = [admission.token_ids[-2] for admission in plan.admissions if admission.prebuilt]
+        arrays: dict[str, Array] = {"built_before": np.array(built, dtype=np.int64)} if built else {}
+        return arrays | ({"num_drafts": plan.q_lens - 1} if plan.width > 1 else {})
 
     def before(self, plan: StepPlan, inputs: Sections) -> None:
+        if "built_before" in inputs:
+            self.beside.kept["before_last"].index_copy_(0, inputs["built_rows"], inputs["built_before"])
         rows = inputs["req_pool_indices"][plan.num_extends :]
         if plan.num_decodes:
             self._lens = self.beside.ops.gather(self.beside.rows.kv_lens, rows)

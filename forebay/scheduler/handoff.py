@@ -16,8 +16,12 @@ import numpy as np
 
 from forebay.base.errors import EngineError, ForebayError, InvalidRequest, Unavailable
 from forebay.config.engine_config import DisaggregationOptions, SchedulerConfig
+from forebay.memory.holding import footprint
+from forebay.memory.miss_reason import MissReason
+from forebay.memory.radix_node import no_match
 from forebay.memory.slots import Ids
 from forebay.requests.request import Request
+from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.schedule_batch import ScheduleBatch
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Closed, Event, Order, Rendezvous, Span, Ticket, Withdraw
@@ -30,6 +34,7 @@ ABORTED: Final = Failure.of(EngineError("the request was aborted by its client",
 ASLEEP: Final = Failure.of(
     Unavailable("one of the request's two servers sleeps, or takes other weights: send it again", code="peer_asleep")
 )
+_ASIDE: Final = 1 << 62  # no request's id
 LOST: Final = Failure.of(EngineError("the transfer ended before all had been written", code="transfer_lost"))
 
 
@@ -258,3 +263,28 @@ class Role(Handoff, ABC):
 
     def _begin(self, open_ticket: OpenTicket, req: Request) -> None:
         self._tickets[open_ticket.ticket] = self._of[req.id] = open_ticket
+
+    # -- places that are nobody's --------------------------------------------------------------------------------------
+
+    @property
+    def most_tokens(self) -> int:
+        """How long a request could be that came now."""
+        held, config = self.scheduler.held, self.scheduler.config
+        return min(held.available_pages * config.page_size, config.context_length)
+
+    def set_aside(self, ticket: Ticket, num_tokens: int) -> dict[str, Span]:
+        """Places for all that layers keep of so many tokens, out of use until the ticket is closed. Raises Unavailable
+        where there are none."""
+        held = self.scheduler.held
+        if held.scarce or not held.rows.available_size() or not 0 < num_tokens <= self.most_tokens:
+            raise Unavailable(
+                f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
+            )
+        req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_new_tokens=1))
+        match = no_match(MissReason.DISABLED)
+        held.pre_allocate(req, match, held.pin(req, match), footprint(num_tokens, held.page_size))
+        spans = held.places(req.residency, 0, 0)
+        aside = OpenTicket(ticket, None, settled=True, named=[spans], whole=True)
+        self._tickets[ticket] = req.residency.ticket = aside
+        held.release(req)
+        return spans

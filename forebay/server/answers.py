@@ -241,3 +241,14 @@ class ServerInfo(TypedDict):
 class Flushed(TypedDict):
     success: Literal[True]
     pools: list[PoolState]
+
+
+class Checked(TypedDict):
+    """By `transport`; `bytes_per_s` is 0 where there was too little to tell. `layout` is the same on both sides but for
+    the page size, and `wrong` the columns that hold something else than was sent."""
+
+    num_bytes: int
+    bytes_per_s: float
+    transport: str
+    layout: dict[str, Any]
+    wrong: list[str]

@@ -29,6 +29,7 @@ from forebay.server.metrics import Metrics
 from forebay.server.openapi import document
 from forebay.server.protocol import (
     ChatRequest,
+    CheckTransfersRequest,
     CompletionRequest,
     DetokenizeRequest,
     PauseRequest,
@@ -67,6 +68,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/sleep", occupation.sleep, None),
     ("POST", "/wake_up", occupation.wake_up, None),
     ("GET", "/is_sleeping", occupation.is_sleeping, None),
+    ("POST", "/check_transfers", information.check_transfers, CheckTransfersRequest),
     ("POST", "/update_weights_from_disk", occupation.update_weights_from_disk, UpdateWeightsRequest),
 )
 

@@ -16,7 +16,7 @@ from forebay.engine.frames import Ready, State
 from forebay.scheduler.limits import check_token_ids
 from forebay.server import answers
 from forebay.server.context import RequestContext, ServerContext, read_body
-from forebay.server.protocol import DetokenizeRequest, TokenizeRequest
+from forebay.server.protocol import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest
 
 TICK_LIMIT_S: Final = 5.0
 STATE_TIMEOUT_S: Final = 2.0
@@ -218,3 +218,11 @@ async def flush_cache(request: Request, server: ServerContext) -> Response:
     state = await asyncio.wait_for(server.engine.flush_cache(), server.model.stall_timeout_s)
     log.info(event("cache_flushed", id=RequestContext.of(request.scope).request_id))
     return _json({"success": True, "pools": state.pools})
+
+
+async def check_transfers(request: Request, server: ServerContext) -> Response:
+    """Of a decode server: fetch a pattern through every column from a prefill server, into places of its own."""
+    body = await read_body(request, server, CheckTransfersRequest)
+    checked = await server.engine.check_transfers(body.bootstrap_host, body.bootstrap_port)
+    log.info(event("transfers_checked", id=RequestContext.of(request.scope).request_id, wrong=len(checked.wrong)))
+    return _json(checked)

@@ -35,7 +35,8 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/model_info": {JSON: answers.ModelInfo},
     "/debug/state": {JSON: answers.DebugState},
     "/flush_cache": {JSON: answers.Flushed},
-    **{path: {JSON: answers.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache"})},
+    "/check_transfers": {JSON: answers.Checked},
+    **{path: {JSON: answers.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache", "/check_transfers"})},
     "/is_sleeping": {JSON: answers.Sleeping},
 }
 

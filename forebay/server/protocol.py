@@ -89,8 +89,10 @@ def _one_or_list_of(kind: Any, wanted: str) -> Any:
     return Annotated[Annotated[kind, Tag(branch("one"))] | many, by_shape(_one_or_list, wanted)]
 
 
-BootstrapHost = _one_or_list_of(Annotated[str, StringConstraints(min_length=1, max_length=253)], "a host or a list")
-BootstrapPort = _one_or_list_of(Annotated[int, Field(ge=1, le=65535)] | None, "a port or a list of ports")
+Host = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+BootstrapHost = _one_or_list_of(Host, "a host or a list")
+BootstrapPort = _one_or_list_of(Port | None, "a port or a list of ports")
 BootstrapRoom = _one_or_list_of(Annotated[int, Field(ge=0, le=MAX_ROOM)], "a number or a list of numbers")
 
 
@@ -308,7 +310,12 @@ class UpdateWeightsRequest(PauseRequest):
     model_path: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 
 
+class CheckTransfersRequest(Strict):
+    bootstrap_host: Host
+    bootstrap_port: Port
+
+
 REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (
     *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
-    *(PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest),
+    *(PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest, CheckTransfersRequest),
 )

@@ -22,7 +22,7 @@ PUBLIC: Final = frozenset({("GET", "/health")})
 ADMIN_PATHS: Final = frozenset(
     {
         *("/flush_cache", "/release_memory_occupation", "/resume_memory_occupation", "/sleep", "/wake_up"),
-        *("/pause_generation", "/continue_generation", "/update_weights_from_disk"),
+        *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
     }
 )
 TOTALS: Final = frozenset({"/metrics", "/debug/state"})  # what they count is everybody's together

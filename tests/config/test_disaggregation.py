@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forebay.base.errors import ConfigError
-from forebay.config.disaggregation import chaos_of, num_servers
+from forebay.config.disaggregation import chaos_of, faults_of_messages, num_servers
 from forebay.config.engine_config import Chaos, Config, StateStrategy
 from forebay.config.resolve import resolve
 from forebay.engine.llm import LLM
@@ -60,6 +60,15 @@ def test_a_prefill_server_guesses_nothing_and_says_why(asked: dict[str, Any]) ->
     assert reason(config, "speculative_algorithm") == "a prefill server generates one token of a request"
 
 
+def test_a_prefill_server_loads_what_keeps_kv_of_prompts_for_those_who_guess() -> None:
+    draft = {"speculative_algorithm": "STANDALONE", "speculative_draft_model_path": "draft"}
+    engine = resolve({"disaggregation_mode": "prefill", **draft}, warn=lambda text: None).engine
+    speculation = engine.speculation
+    assert (speculation.algorithm, speculation.num_draft_tokens, speculation.draft_model_path) == (
+        "STANDALONE", 2, "draft",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("running", "extra"), [(4, 8), (32, 64), (33, 0)])
 def test_few_running_requests_have_twice_as_many_on_their_way(running: int, extra: int) -> None:
     config = resolve({"disaggregation_mode": "decode", "max_running_requests": running})
@@ -79,10 +88,6 @@ def test_few_running_requests_have_twice_as_many_on_their_way(running: int, extr
         ({"disaggregation_mode": "decode", "disable_radix_cache": False}, ("-decode-enable-radix-cache",)),
         ({"disaggregation_mode": "decode", "pd": "local"}, ("--pd (local:1p1d)", "--disaggregation-mode (decode)")),
         (
-            {"disaggregation_mode": "decode", "speculative_algorithm": "NEXTN"},
-            ("--speculative-algorithm", "--disaggregation-mode", "NGRAM"),
-        ),
-        (
             {"disaggregation_mode": "prefill", "host": "0.0.0.0", "api_key": KEY},
             ("--host", "--disaggregation-mode", "--cluster-key-file"),
         ),
@@ -90,6 +95,7 @@ def test_few_running_requests_have_twice_as_many_on_their_way(running: int, extr
         ({"disaggregation_mode": "decode", "chaos": "kill-prefill=3s"}, ("--chaos", "--pd")),
         ({"pd": "remote"}, ("--pd", "local:2p2d")),
         ({"chaos": "drop=1"}, ("--chaos", "drop=1%")),
+        ({"chaos": "alter=101%"}, ("--chaos", "alter=101%", "100%")),
     ],
 )  # fmt: skip
 def test_what_cannot_be_with_a_role_is_refused_by_name(flags: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -100,7 +106,10 @@ def test_what_cannot_be_with_a_role_is_refused_by_name(flags: dict[str, Any], wo
 
 
 def test_faults_and_servers_are_read() -> None:
-    assert chaos_of("drop=1%,delay=50ms, kill-prefill=2m") == Chaos(drop=0.01, delay_s=0.05, kill_prefill_s=120.0)
+    text = "drop=1%,double=2%,reorder=3%,alter=100%,delay=50ms"
+    shares = {"drop": 0.01, "double": 0.02, "reorder": 0.03, "alter": 1.0}
+    assert chaos_of(f"{text}, kill-prefill=2m") == Chaos(**shares, delay_s=0.05, kill_prefill_s=120.0)
+    assert faults_of_messages(chaos_of(f"{text},kill-decode=2s")) == text
     assert resolve({"pd": "local"}).server.pd == "local:1p1d"
     assert num_servers("local:2p3d") == (2, 3)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import select
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.util import find_spec
 from types import MappingProxyType
 
 import numpy as np
@@ -25,16 +25,26 @@ from forebay.pools.regions import Regions, Tag
 from forebay.requests.transfers import Closed, Event, Offer, Offered, Send, Span, Tail, Ticket
 from tests.deadlines import wait_until
 
-BACKENDS = [
-    "shm",
-    "tcp",
-    pytest.param("nixl", marks=pytest.mark.skipif(not find_spec("nixl_cu12"), reason="nixl-cu12 is not installed")),
-]
+LIBRARIES = {"nixl": ("nixl_cu12._bindings", "nixl-cu12"), "mooncake": ("mooncake.engine", "Mooncake")}
+
+
+def library(backend: str) -> object:
+    """Skipped with the reason for which it cannot be loaded."""
+    module, name = LIBRARIES[backend]
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        return pytest.param(backend, marks=pytest.mark.skip(reason=f"{name}: {error}"))
+    return backend
+
+
+BACKENDS = ["shm", "tcp", *map(library, LIBRARIES)]
+WINDOW = 8
 PLAIN = (FullAttention(num_kv_heads=2, head_dim=8),) * 3
 EVERYTHING = (
     FullAttention(num_kv_heads=2, head_dim=5),
     RecurrentState(conv=(6, 3), ssm=(2, 4, 3)),
-    SlidingWindow(num_kv_heads=1, head_dim=4, window=8),
+    SlidingWindow(num_kv_heads=1, head_dim=4, window=WINDOW),
     LatentAttention(rank=6, rope_dim=2),
 )
 LARGE = (FullAttention(num_kv_heads=4, head_dim=64),) * 4
@@ -154,11 +164,11 @@ def pair(
         prefill.transfers.close()
 
 
-def spans_of(half: Half, num_tokens: int, *, start: int = 0, seed: int = 0, window: int = 8) -> dict[str, Span]:
+def spans_of(half: Half, num_tokens: int, *, start: int = 0, seed: int = 0) -> dict[str, Span]:
     """Pages anywhere for so many tokens, window pages for the last, and a state."""
     rng = np.random.default_rng(seed)
     size, found = half.cache.page_size, {}
-    for kind, begin in (("kv", start), ("window", max(0, num_tokens - window) // size * size)):
+    for kind, begin in (("kv", start), ("window", max(0, num_tokens - WINDOW + 1) // size * size)):
         if list(half.cache.tables[kind].tensors):
             pages = rng.permutation(np.arange(1, half.cache.num_ids[kind]))[: -(-(num_tokens - begin) // size)]
             found[kind] = Span(start=begin, ids=pages.astype(np.int64))
@@ -188,7 +198,7 @@ def transfer(prefill: Half, decode: Half, num_tokens: int, *, start: int = 0, in
     offered = offer(prefill, decode, theirs, num_tokens, start=start)
     decode.transfers.submit(offered)
     ticket = prefill.wait(Offered, offered.ticket).ticket
-    ours = spans_of(prefill, num_tokens, seed=seed + 1, window=8 + prefill.cache.page_size + decode.cache.page_size)
+    ours = spans_of(prefill, num_tokens, seed=seed + 1)
     size = prefill.cache.page_size
     first = start // size
     while in_pages and first + in_pages <= num_tokens // size:
@@ -203,5 +213,6 @@ def transfer(prefill: Half, decode: Half, num_tokens: int, *, start: int = 0, in
     assert prefill.by_ticket[ticket.nonce] == ["Offered", "Sent", "Closed"]
     for kind, span in theirs.items():
         end = 1 if kind == "state" else num_tokens
-        there, here = decode.bytes_of(kind, span, span.start, end), prefill.bytes_of(kind, ours[kind], span.start, end)
+        first = num_tokens - WINDOW + 1 if kind == "window" else span.start
+        there, here = decode.bytes_of(kind, span, first, end), prefill.bytes_of(kind, ours[kind], first, end)
         assert all((a == b).all() for a, b in zip(there, here, strict=True)), kind

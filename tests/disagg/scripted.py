@@ -12,6 +12,7 @@ import numpy as np
 
 from forebay.config.engine_config import Chaos
 from forebay.disagg import frames, shm
+from forebay.disagg.faults import Faults
 from forebay.disagg.layout import PROTOCOL, Layout
 from forebay.disagg.link import Link
 from forebay.disagg.memory import HostMemory, checksum, chunk_bytes, shapes_of
@@ -81,6 +82,7 @@ class ScriptedPrefill:
                 source,
                 page_size=decode.cache.page_size,
                 timeout_s=60.0,
+                faults=Faults(Chaos(), time.time),
             )
         self.control.send(frames.Joined())
 

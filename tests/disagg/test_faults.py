@@ -13,15 +13,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 import numpy as np
 import pytest
 
+from forebay.base.errors import ConfigError
 from forebay.config.engine_config import Chaos, DisaggregationMode
-from forebay.disagg import frames, memory, tcp
+from forebay.disagg import dial, frames, layout, link, memory, pages, shm, tcp
+from forebay.disagg.faults import Faults
 from forebay.disagg.link import LinkLost
 from forebay.disagg.memory import HostMemory
+from forebay.disagg.shm import ShmWriter
 from forebay.requests.transfers import (
     Arrived,
     Broken,
@@ -342,6 +346,30 @@ def test_another_layout_or_backend_is_refused_with_both_values() -> None:
     prefill.transfers.close()
 
 
+@pytest.mark.parametrize("older", [dial, link], ids=["decode", "prefill"])
+def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(older, "PROTOCOL", 0)
+    numbers = (layout.PROTOCOL, 0) if older is dial else (0, layout.PROTOCOL)
+    with pair(options=QUICK) as (prefill, decode):
+        made = offer(prefill, decode, spans_of(decode, N), N)
+        decode.transfers.submit(made)
+        broken = decode.wait(Broken, made.ticket)
+        assert isinstance(broken, Broken)
+        assert broken.failure.code == "layout_mismatch"
+        assert "protocol: prefill speaks {}, decode {}".format(*numbers) in broken.failure.message
+        assert_ends(decode, made.ticket)
+
+
+@pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._api"), ("mooncake", "mooncake.engine")])
+def test_a_library_that_cannot_be_loaded_is_named(backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+    monkeypatch.delitem(sys.modules, f"forebay.disagg.{backend}", raising=False)
+    with pytest.raises(
+        ConfigError, match=rf"--disaggregation-transfer-backend {backend}: .*{module.partition('.')[0]}.* use pip"
+    ):
+        half(DisaggregationMode.PREFILL, backend=backend)
+
+
 def test_without_the_key_nothing_is_said_and_without_any_no_other_machine_is_asked() -> None:
     prefill, keyless = half(DisaggregationMode.PREFILL), replace(OPTIONS, cluster_key=b"")
     wrong = replace(OPTIONS, cluster_key=b"another", bootstrap_timeout_s=0.5)
@@ -428,9 +456,40 @@ def test_places_that_a_peer_writes_to_are_closed_by_its_own_word_alone() -> None
         assert_ends(decode, made.ticket)
 
 
+class Lost(ShmWriter):
+    """Begins to write, and never learns what became of it."""
+
+    holds_places = True
+    closes_at_once = False
+    is_lost = True
+
+    def advance(self) -> frames.Chunk | None:
+        raise OSError("lost")
+
+
+def test_a_write_of_which_nobody_knows_the_end_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On either side, while others go on."""
+    with pair(backend="shm", options=QUICK) as (prefill, decode):
+        with monkeypatch.context() as patch:
+            patch.setattr(shm, "ShmWriter", Lost)
+            made = offer(prefill, decode, spans_of(decode, N), N)
+            decode.transfers.submit(made)
+            prefill.wait(Offered, made.ticket)
+            whole = spans_of(prefill, N)
+            prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
+            assert {code_of(half, made.ticket) for half in (prefill, decode)} == {"peer_lost"}
+        for _ in range(2):
+            transfer(prefill, decode, N)
+        for half in (prefill, decode):
+            half.take_news()
+            assert "Closed" not in half.by_ticket[made.ticket.nonce]
+        assert decode.transfers.num_unfenced == 1
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: str) -> None:
-    options = replace(QUICK, chaos=Chaos(drop=0.1, delay_s=0.001), bootstrap_timeout_s=1.0, lease_s=1.0)
+    chaos = Chaos(drop=0.04, double=0.04, reorder=0.04, alter=0.04, delay_s=0.001)
+    options = replace(QUICK, chaos=chaos, bootstrap_timeout_s=1.0, lease_s=1.0)
     endings = set()
     with pair(backend=backend, options=options) as (prefill, decode):
         for i in range(15):
@@ -448,6 +507,50 @@ def test_faults_on_purpose_end_every_ticket_rightly_or_with_a_reason(backend: st
                 prefill.transfers.submit(Withdraw(made.ticket, GONE))
                 assert_ends(prefill, made.ticket)
     assert endings == {"Arrived", "Broken"}
+
+
+class Once:
+    """Chance that strikes once, as far behind as it can."""
+
+    def __init__(self) -> None:
+        self._rolls = iter([0.0])
+
+    def random(self) -> float:
+        return next(self._rolls, 1.0)
+
+    def randrange(self, stop: int) -> int:
+        return stop - 1
+
+
+@pytest.mark.parametrize(
+    ("backend", "fault", "code"),
+    [
+        ("tcp", "drop", "peer_lost"),
+        ("tcp", "double", "peer_lost"),
+        ("tcp", "reorder", "peer_lost"),
+        ("tcp", "alter", "checksum_mismatch"),
+        ("shm", "drop", "checksum_mismatch"),
+        ("shm", "alter", "checksum_mismatch"),
+    ],
+)
+def test_one_chunk_that_is_lost_doubled_late_or_altered_is_found(
+    backend: str, fault: str, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "CHUNK_BYTES", 1 << 10)
+    with pair(backend=backend, options=QUICK) as (prefill, decode):
+        transfer(prefill, decode, N)
+        [box] = prefill.transfers._mover._outboxes.values()
+        box.writer._faults = spoiled = Faults(Chaos(**{fault: 1.0}), lambda: 0.0)
+        spoiled._random = Once()
+        made = offer(prefill, decode, spans_of(decode, N), N)
+        decode.transfers.submit(made)
+        prefill.wait(Offered, made.ticket)
+        whole = spans_of(prefill, N)
+        prefill.transfers.submit(Send(ticket=made.ticket, spans=whole, tail=Tail(num_tokens=N, token_id=1)))
+        assert code_of(decode, made.ticket) == code
+        for half in (prefill, decode):
+            assert_ends(half, made.ticket)
+        transfer(prefill, decode, N)
 
 
 def has_any(half: Half, made: Offer, kind: type[Event]) -> bool:

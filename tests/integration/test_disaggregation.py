@@ -6,6 +6,7 @@ The servers are shared by all tests, and each leaves them at rest: nothing under
 from __future__ import annotations
 
 import json
+import operator
 import os
 import random
 import re
@@ -13,7 +14,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +25,17 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from forebay.cli.main import main
 from forebay.cli.make_model import make
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
 from tests.deadlines import HANGS_S, wait_until
-from tests.integration.tree import child, children
+from tests.integration.tree import child, children, command
 
 SMALL = ("--kv-cache-bytes=192MiB", "--max-running-requests=4", "--ledger=raise", "--port=0", "--log-level=warning")
 # Faults are found sooner than in production, and not so soon that a busy machine is taken for one.
 SOON = ("--disaggregation-heartbeat=1", "--disaggregation-lease=8", "--disaggregation-bootstrap-timeout=6")
+ROLES = ("prefill", "decode")
 LONG = "The river went on and on, past hills and towns and fields. " * 40
 
 
@@ -56,9 +61,11 @@ class Servers(NamedTuple):
         """All members are up, and nobody holds anything but caches do."""
         state = self.state()
         told = {pool["name"].partition(" ")[0] for pool in state["pools"]}
-        return told == {"prefill", "decode"} and not any(
-            (pool["running"], pool["quarantined"]) != (0, 0) for pool in state["pools"]
-        )
+        return told == {*ROLES} and not any((pool["running"], pool["quarantined"]) != (0, 0) for pool in state["pools"])
+
+    @property
+    def member_pids(self) -> list[int]:
+        return [pid for pid in children(self.process.pid) if "--disaggregation-mode=" in command(pid)]
 
     def member(self, role: str) -> int:
         """The pid of its server process, the first of its role."""
@@ -200,8 +207,69 @@ def test_c22_whoever_waits_for_one_that_is_gone_is_told_and_the_pair_serves_agai
     assert pair.complete(**BODIES["greedy"]).json()["choices"] == expected
 
 
+def is_right_or_typed(answer: httpx.Response, expected: Any) -> bool:
+    if answer.is_success:
+        return bool(answer.json()["choices"] == expected)
+    return answer.status_code in range(500, 505) and bool(answer.json()["error"]["code"])
+
+
+# Whose engine stands still meanwhile, so that the request stays where it is: without places, or on its way to them.
+STATES = {"pending": "decode", "transferring": "prefill"}
+
+
+def url_of(servers: Servers, role: str) -> str:
+    """Of the first server of a role."""
+    return next(str(member["url"]) for member in members(servers) if member["role"] == role)
+
+
+def transfers_of(servers: Servers, role: str, state: str) -> int:
+    """Requests of the first server of a role that are in this state."""
+    found = httpx.get(f"{url_of(servers, role)}/debug/state", timeout=HANGS_S, trust_env=False).json()
+    return int(found["transfers"][state])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", ROLES)
+@pytest.mark.parametrize("state", STATES)
+def test_c22_a_half_that_is_killed_before_the_first_token_costs_no_token(
+    alone: Servers, pair: Servers, state: str, killed: str
+) -> None:
+    """The router begins again, until it gives up with a reason."""
+    body = BODIES["penalties"]
+    expected = alone.complete(**body).json()["choices"]
+    still, waits = STATES[state], "prefill" if state == "pending" else "decode"
+    stopped, victim = pair.engine(still), pair.engine(killed)
+    answers: list[httpx.Response] = []
+    asking = threading.Thread(target=lambda: answers.append(pair.complete(**body)))
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        asking.start()
+        wait_until(lambda: transfers_of(pair, waits, state) > 0)
+        os.kill(victim, signal.SIGKILL)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+        asking.join()
+    [answer] = answers
+    assert is_right_or_typed(answer, expected), answer.text
+    wait_until(lambda: pair.is_ready and pair.complete(**BODIES["greedy"]).is_success)
+
+
+def test_two_servers_that_run_are_checked_and_nothing_stays_in_use(
+    pair: Servers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pd", "check", *(url_of(pair, role) for role in ROLES)]) == 0
+    told = capfd.readouterr().out
+    assert "by shm, 3 times: " in told
+    assert told.endswith("all arrived as it was sent\n")
+    assert re.search(r"^  kv: 60 columns of 3 x 64 bfloat16$", told, re.MULTILINE), told
+    prefill = url_of(pair, "prefill")
+    assert main(["pd", "check", prefill, prefill]) == 2
+    wanted = {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1}
+    assert httpx.post(f"{prefill}/check_transfers", json=wanted, trust_env=False).status_code == 409
+
+
 def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) -> None:
-    at = {role: next(m["url"] for m in pair.state()["members"] if m["role"] == role) for role in ("prefill", "decode")}
+    at = {role: url_of(pair, role) for role in ROLES}
     info = httpx.get(f"{at['prefill']}/server_info", trust_env=False).json()
     where = {"bootstrap_host": "127.0.0.1", "bootstrap_port": info["disaggregation_bootstrap_port"]}
     body = {"prompt": "a", "max_tokens": 2, "bootstrap_room": 5, **where}
@@ -218,34 +286,86 @@ def test_c22_an_unknown_room_times_out_and_one_in_use_is_refused(pair: Servers) 
 
 
 @pytest.mark.slow
-def test_c21_by_tcp_and_by_two_of_each_the_tokens_are_the_same(alone: Servers, embedded_model: Path) -> None:
+def test_c21_by_tcp_and_by_two_of_each_the_tokens_are_the_same(
+    alone: Servers, embedded_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     by_tcp = ("--pd=local:2p2d", "--disaggregation-transfer-backend=tcp", "--disaggregation-decode-enable-radix-cache")
     with started(*by_tcp, *SOON) as servers:
         for body in BODIES.values():
             assert servers.complete(**body).json().get("choices") == alone.complete(**body).json()["choices"]
+        assert main(["pd", "check", *(url_of(servers, role) for role in reversed(ROLES))]) == 0
+        assert "by tcp" in capfd.readouterr().out
 
 
-# What layers keep beside pages: convolutions and windows; windows; the states of Mamba-2 and of delta nets.
+@pytest.mark.slow
+def test_c22_servers_that_are_restarted_one_after_the_other_under_load_are_used_again(
+    alone: Servers, embedded_model: Path
+) -> None:
+    bodies = [BODIES[name] for name in ("greedy", "sampled", "penalties", "ids")]
+    expected = [alone.complete(**body).json()["choices"] for body in bodies]
+    done, wrong, found = threading.Event(), list[str](), Counter[int]()
+
+    def client(servers: Servers, number: int) -> None:
+        while not (done.is_set() or wrong):
+            answer = servers.complete(**bodies[number % len(bodies)])
+            found[answer.status_code] += 1
+            if not is_right_or_typed(answer, expected[number % len(bodies)]):
+                wrong.append(answer.text)
+            number += 1
+
+    with started("--pd=local:2p2d", *SOON) as servers:
+        clients = [threading.Thread(target=client, args=(servers, number)) for number in range(4)]
+        for each in clients:
+            each.start()
+        try:
+            for pid in servers.member_pids:
+                os.kill(pid, signal.SIGTERM)
+                wait_until(lambda pid=pid: not Path(f"/proc/{pid}").exists())
+                wait_until(lambda: len(servers.member_pids) == 4 and all(member["up"] for member in members(servers)))
+                counts = requests_of(servers)
+                wait_until(lambda counts=counts: wrong or all(map(operator.lt, counts, requests_of(servers))))
+        finally:
+            done.set()
+            for each in clients:
+                each.join()
+        wait_until(servers.at_rest)
+    assert not wrong, wrong[:3]
+    assert found[200] > 4 * len(bodies)
+
+
+def members(servers: Servers) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = servers.state()["members"]
+    return found
+
+
+def requests_of(servers: Servers) -> list[int]:
+    return [member["requests"] for member in members(servers)]
+
+
+# What layers keep beside pages: convolutions and windows; windows; the states of Mamba-2 and of delta nets, once with a
+# head that guesses.
 KINDS = [
-    "lfm3",
-    pytest.param("gemma3_text", marks=pytest.mark.slow),
-    pytest.param("falcon_h1", marks=pytest.mark.slow),
-    pytest.param("qwen3_next", marks=pytest.mark.slow),
+    ("lfm3", False),
+    pytest.param("gemma3_text", False, marks=pytest.mark.slow),
+    pytest.param("falcon_h1", False, marks=pytest.mark.slow),
+    pytest.param("qwen3_next", False, marks=pytest.mark.slow),
+    pytest.param("qwen3_next", True, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_c21_windows_and_states_arrive_in_another_process(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "guesses"), KINDS)
+def test_c21_windows_and_states_arrive_in_another_process(kind: str, guesses: bool, tmp_path: Path) -> None:
     """Twice, so that what prefill had kept is sent, too. Log-probabilities tell more than a random model's tokens."""
     model = str(tmp_path / kind)
     shape = {"hidden_size": 64, "num_layers": 4, "dtype": "bfloat16"}
-    make(None, Namespace(like=kind, out=model, **shape, seed=0, draft_head=False, set=[]))
+    make(None, Namespace(like=kind, out=model, **shape, seed=0, draft_head=guesses, set=[]))
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 9000) for _ in range(length)] for length in (1, 70, 300, 700)]
     alone = LLM(model, kv_cache_bytes="192MiB", max_running_requests=4, context_length=1024)
     outputs = alone.generate(prompts, SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1))
     expected = [[token.logprob for token in output.logprobs or ()] for output in outputs]
-    with started(model, "--pd=local", *SOON) as servers:
+    guessing = ["--speculative-algorithm=NEXTN"] if guesses else []
+    with started(model, "--pd=local", *SOON, *guessing) as servers:
         for is_second in (False, True):
             answer = servers.complete(prompt=prompts, max_tokens=40, ignore_eos=True, logprobs=1).json()
             choices = answer["choices"]

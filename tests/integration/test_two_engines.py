@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions
+from forebay.config.engine_config import (
+    DisaggregationMode,
+    DisaggregationOptions,
+    SpeculationOptions,
+    SpeculativeAlgorithm,
+)
 from forebay.engine.frames import AddRequest
 from forebay.pools.cache_pool import CachePool
 from forebay.requests.sampling_params import SamplingParams
@@ -29,9 +37,14 @@ from forebay.requests.transfers import (
 )
 from forebay.scheduler.decode_role import DecodeRole
 from forebay.scheduler.prefill_role import PrefillRole
+from forebay.speculation.ngram import Ngram
 from tests.integration.rig import Engine, Result, Rig
-from tests.integration.test_hybrid_tokens import Known
+from tests.integration.test_hybrid_tokens import Known, greedy
 from tests.integration.test_widths import known_of
+from tests.kernels import NATIVE
+from tests.models.eagles import load_head, make_right
+from tests.models.heads import make_headed
+from tests.models.tiny import VOCAB, shared_tiny
 
 # Attention; Mamba-2, Mamba-1 and delta nets beside it; states alone; convolutions and windows; sinks; latent KV.
 MODELS = ("llama", "falcon_h1", "jamba", "qwen3_5_text", "kimi_linear", "mamba2", "lfm3", "gpt_oss", "deepseek_v3")
@@ -112,6 +125,11 @@ class Two:
         one.peer, other.peer = other, one
         self.num_requests = 0
 
+    def guess(self, width: int) -> None:
+        """Decode's steps are as wide as they may be."""
+        plan = self.decode.core.scheduler.plan
+        self.decode.core.scheduler.plan = lambda now, _: plan(now, width)
+
     def run(self, prompts: list[list[int]], params: list[SamplingParams]) -> list[Result]:
         halves: dict[Engine, dict[int, Result]] = {self.prefill: {}, self.decode: {}}
         for prompt, wanted in zip(prompts, params, strict=True):
@@ -154,3 +172,44 @@ def test_c21_c28_two_engines_say_what_one_says(known: Known, shape: str) -> None
         assert any(result.cached_tokens for result in results)
     if shape == "tight":
         assert two.decode.count("retractions") > 0
+
+
+# Who guesses: on the host; a head that is hardly ever right; a model that always is, as it is the model itself.
+GUESSERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "NGRAM": lambda folder: {"path": shared_tiny("llama").path},
+    "NEXTN": lambda folder: {"path": make_headed("qwen3_next", folder).path, "draft_head": True},
+    "EAGLE3": lambda folder: dict(zip(("path", "draft"), eagle(folder), strict=True)),
+    "STANDALONE": lambda folder: {"path": shared_tiny("llama").path, "draft_model": shared_tiny("llama").path},
+}
+
+
+def eagle(folder: Path) -> tuple[Path, Any]:
+    target, draft = make_right(folder, third=True, wrong=0.03)
+    return target, partial(load_head, draft, third=True)
+
+
+@pytest.mark.parametrize("guesser", GUESSERS)
+def test_c21_c28_what_guesses_go_on_from_comes_with_the_prompt(guesser: str, tmp_path: Path) -> None:
+    """Twice: the second time with prefixes in both caches."""
+    made = {"dtype": torch.float32, "kernels": NATIVE, "num_threads": 1, "context_length": 256}
+    rig = Rig(**GUESSERS[guesser](tmp_path), **made)
+    if not rig.ops.name.startswith("native"):
+        pytest.skip("only the native kernels compute a row alike in every company")
+    rng = random.Random(2)
+    prompts = [[rng.randrange(3, VOCAB) for _ in range(1 + 13 * i)] for i in range(5)]
+    known = Known.of(rig, prompts, [greedy(13 + 4 * i) for i in range(5)])
+    ngram = Ngram(SpeculationOptions(algorithm=SpeculativeAlgorithm.NGRAM, num_draft_tokens=4))
+    host = {"proposer": ngram} if guesser == "NGRAM" else {}
+    widths = (1 if host else 2), 4
+    two = Two(
+        rig,
+        {"width": widths[0], "page_size": 16, "chunked_prefill_size": 20, "radix_cache": True},
+        {"width": widths[1], "page_size": 4, "radix_cache": True, "overlap_depth": 0 if host else 1, **host},
+    )
+    two.guess(widths[1])
+    for _ in range(2):
+        results = two.run(known.prompts, known.params)
+        assert [(result.token_ids, result.logprobs) for result in results] == known.alone
+    guessed, accepted = (two.decode.count(name) for name in ("draft_tokens", "accepted_tokens"))
+    assert guessed > 0
+    assert guesser != "STANDALONE" or accepted == guessed

@@ -440,3 +440,28 @@ def test_c4_slots_are_certain_before_memory_is_divided():
     few = KindConfig(num_slots=9)
     with pytest.raises(AssertionError, match="10 state slots"):
         Residencies(config(disaggregation=options, kinds=few, radix_cache=False))
+
+
+def test_what_a_check_has_is_out_of_use_until_its_ticket_is_closed() -> None:
+    half = decode()
+    role, held, ticket = half.scheduler.handoff, half.scheduler.held, Ticket("d", 0, b"n")
+    before = {pool.name: pool.free for pool in half.scheduler.state(0.0).pools}
+    spans = role.set_aside(ticket, 10)
+    half.scheduler.audit()
+    assert half.quarantined() == {"kv": 3, "rows": 1}
+    assert len(spans["kv"].ids) == 3
+    left = role.left()
+    assert left is not None
+    assert sorted(left.ids["kv"]) == sorted(spans["kv"].ids)
+    half.hear(Closed(ticket))
+    assert {pool.name: pool.free for pool in half.scheduler.state(0.0).pools} == before
+    assert (held.deferred, role.num_open) == ([], 0)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 65, 1 << 40])
+def test_a_check_of_more_than_there_is_takes_nothing(num_tokens: int) -> None:
+    half = prefill()
+    with pytest.raises(Unavailable, match="at most 64"):
+        half.scheduler.handoff.set_aside(Ticket("d", 0, b"n"), num_tokens)
+    half.scheduler.audit()
+    assert half.scheduler.held.deferred == []

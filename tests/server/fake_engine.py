@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from forebay.base.errors import Overloaded, Unavailable
-from forebay.engine.frames import Beat, Ready, State, Updates
+from forebay.engine.frames import Beat, Checked, Ready, State, Updates
 from forebay.engine.stream import Receiver
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
@@ -236,6 +236,9 @@ class FakeEngine:
     async def flush_cache(self) -> State:
         self.flushed += 1
         return await self.state()
+
+    async def check_transfers(self, host: str, port: int) -> Checked:
+        return Checked(num_bytes=1, bytes_per_s=0.0, transport="shm", layout={}, wrong=[])
 
     async def release(self, tags: Sequence[str], **how: Any) -> State:
         return await self.state()

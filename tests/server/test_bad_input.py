@@ -17,6 +17,7 @@ from forebay.server.messages import CacheControl, ChatMessage, TextPart, Thinkin
 from forebay.server.protocol import (
     REQUEST_TYPES,
     ChatRequest,
+    CheckTransfersRequest,
     CompletionRequest,
     DetokenizeRequest,
     PauseRequest,
@@ -42,6 +43,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     ReleaseRequest: {"tags": ["weights"]},
     ResumeRequest: {},
     UpdateWeightsRequest: {"model_path": "other"},
+    CheckTransfersRequest: {"bootstrap_host": "127.0.0.1", "bootstrap_port": 8998},
 }
 # What numeric values are wrong for everybody, as JSON text.
 NEVER_NUMBERS = [

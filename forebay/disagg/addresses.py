@@ -1,0 +1,95 @@
+"""What one-sided transports share: where a peer's regions lie, and chunks as stretches, neighbours on both sides."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from forebay.disagg.memory import runs
+from forebay.disagg.pages import KindShape, Piece
+from forebay.disagg.seal import WireError
+from forebay.disagg.shm import check_all, has_ended
+from forebay.pools.table import Region
+from forebay.requests.parts import I64
+
+Addresses = Mapping[str, Sequence[int]]
+"""By kind, of each region."""
+
+Told = list[tuple[str, int, int]]
+"""By region in order: the kind, where it lies, and how many bytes."""
+
+
+def told(regions: Sequence[Region]) -> Told:
+    return [(region.kind, region.address, region.num_bytes) for region in regions]
+
+
+def addresses(regions: Told) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for kind, begin, _ in regions:
+        found.setdefault(kind, []).append(begin)
+    return found
+
+
+def shapes_there(regions: Told, shapes: Mapping[str, KindShape], page_size: int) -> dict[str, KindShape]:
+    """Of a peer with pages of `page_size` tokens. WireError where it has told of other regions than these."""
+    theirs: dict[str, KindShape] = {}
+    seen: dict[str, list[int]] = {kind: [] for kind in shapes}
+    for kind, _, num_bytes in regions:
+        shape, known = shapes.get(kind), theirs.get(kind)
+        if shape is None or len(seen[kind]) >= len(shape.bytes_per_place):
+            raise WireError(f"the peer has a region of {kind} that is not of this layout")
+        size = page_size if shape.by_token else 1
+        num_ids = num_bytes // (size * shape.bytes_per_place[len(seen[kind])])
+        theirs[kind] = replace(shape, page_size=size, num_ids=min(num_ids, known.num_ids if known else num_ids))
+        seen[kind].append(num_bytes)
+    check_all(seen, shapes)
+    return theirs
+
+
+class Stretches(NamedTuple):
+    """Bytes that are neighbours on both sides: where they lie, and how many, [N] int64 each."""
+
+    ours: I64
+    theirs: I64
+    lengths: I64
+
+
+def stretches(
+    piece: Piece, places: I64, shapes: Mapping[str, KindShape], ours: Addresses, theirs: Addresses
+) -> Stretches:
+    """Of a piece that goes to `places`."""
+    bounds = np.array(runs(piece.places, places))
+    here, there = piece.places[bounds[:, 0]], places[bounds[:, 0]]
+    counts = bounds[:, 1] - bounds[:, 0]
+    found: list[tuple[I64, I64, I64]] = []
+    for region in range(piece.region, piece.region + piece.num_regions):
+        size = shapes[piece.kind].bytes_per_place[region]
+        begins = ours[piece.kind][region], theirs[piece.kind][region]
+        found.append((begins[0] + here * size, begins[1] + there * size, counts * size))
+    return Stretches(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+
+class ReachByAddress:
+    """`pid` 0: a process of another machine, whose end nobody here can see; its word alone counts."""
+
+    def __init__(self, invitation: bytes, pid: int) -> None:
+        self._invitation = invitation
+        self._process = os.pidfd_open(pid) if pid else -1  # that it was its own still, what it says later proves
+
+    @property
+    def invitation(self) -> bytes:
+        return self._invitation
+
+    def writer_is_dead(self) -> bool:
+        return self._process >= 0 and has_ended(self._process)
+
+    def close(self) -> None:
+        """What was registered stays: a writer may still be at it."""
+
+    def __del__(self) -> None:
+        if self._process >= 0:
+            os.close(self._process)

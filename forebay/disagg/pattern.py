@@ -1,0 +1,69 @@
+"""A pattern through every region between two engines: whether all of it arrives where it should.
+
+Both sides make it from the position, so each knows what is to come; the places are nobody else's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from forebay.disagg.memory import U8, Memory
+from forebay.disagg.pages import KindShape, Piece, extents, pieces
+from forebay.requests.transfers import Span
+
+MOST_TOLD: Final = 8  # regions that hold something else
+
+
+class Pattern:
+    """Of `num_tokens` tokens in `spans`; `columns` are the lines of `Layout`."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, KindShape],
+        memory: Memory,
+        columns: Sequence[str],
+        spans: Mapping[str, Span],
+        num_tokens: int,
+    ) -> None:
+        self._shapes, self._memory, self._spans = shapes, memory, spans
+        self._extents = extents(shapes, spans, num_tokens)
+        self._columns = {kind: [line for line in columns if line.startswith(f"{kind} ")] for kind in spans}
+
+    @property
+    def num_bytes(self) -> int:
+        return sum((end - first) * sum(self._shapes[k].bytes_per_place) for k, (first, end) in self._extents.items())
+
+    def write(self) -> None:
+        for piece, data in self._pieces():
+            self._memory.scatter(piece, data)
+
+    def clear(self) -> None:
+        for piece, data in self._pieces():
+            self._memory.scatter(piece, np.zeros_like(data))
+
+    def wrong(self) -> list[str]:
+        """Of the first regions that hold something else, where that begins: what was sent, and what is there."""
+        found: dict[str, str] = {}
+        for piece, data in self._pieces():
+            here = self._memory.gather(piece, self._memory.staging(len(data)))
+            column = self._columns[piece.kind][piece.region]
+            if column not in found and len(found) < MOST_TOLD and not np.array_equal(here, data):
+                at = int(np.argmax(here != data))
+                position = piece.first + at // self._shapes[piece.kind].bytes_per_place[piece.region]
+                found[column] = f"{column}: at position {position} {data[at]:#04x} was sent and {here[at]:#04x} came"
+        return [*found.values()]
+
+    def _pieces(self) -> Iterator[tuple[Piece, U8]]:
+        """Each of one region."""
+        for kind, span in self._spans.items():
+            shape, (first, end) = self._shapes[kind], self._extents[kind]
+            for whole in pieces(kind, shape, span, first, end):
+                for i in range(whole.num_regions):
+                    region = whole.region + i
+                    piece = whole._replace(region=region, num_regions=1)
+                    bits = np.random.SFC64(np.random.SeedSequence([region, piece.first, *kind.encode()]))
+                    size = shape.bytes_per_place[region] * len(piece.places)
+                    yield piece, np.frombuffer(np.random.Generator(bits).bytes(size), dtype=np.uint8)
