@@ -6,21 +6,35 @@ import argparse
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ForebayError
 from forebay.base.log import setup_logging
 from forebay.config.engine_config import Config, ServerConfig
 from forebay.config.flag import AUTO, Flag, Value
 from forebay.config.resolve import HERE, Survey, resolve, resolve_server, shown, written_values
 from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, SERVER_GROUPS
 from forebay.config.sources import Once, add_flags, refuse_unknown
+from forebay.formats.hub_names import HubModel
+from forebay.formats.store import absent_model
 
 _FOLDED: Final = (LIMITS, LOGGING)  # too many, too seldom used for the short help
-_WIDTH: Final = 36
+_COLUMNS: Final = 80
+_WIDTH: Final = 24  # of options, beside what is said about them
+DESCRIBE: Final = "--describe"  # in the place of all words: raises what there is to complete
+
+
+class Described(ForebayError):
+    """The options of a command, each with the values that it may have, if they are few, and what it is about."""
+
+    def __init__(self, options: list[tuple[str, Sequence[str], str]]) -> None:
+        super().__init__(" ".join(option for option, _, _ in options))
+        self.options = options
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +56,28 @@ class Parsed:
         return written_values(self.flags, dict(os.environ), self.config_file)
 
     def resolve(self, survey: Survey = HERE, /, **implied: object) -> Config:
-        """The configuration, fetching the default model first where nobody named one. `implied` is what the subcommand
-        itself decides where nobody else did."""
+        """The configuration, fetching the model first where it is not here, but for another `survey`. `implied` is what
+        the subcommand itself decides where nobody else did."""
         setup_logging("info", process="config")  # until the level that was asked for is known
-        environment = dict(os.environ)
         if "api_key" in self.flags or "admin_api_key" in self.flags:
             note("a key on the command line is visible in the process list: prefer --api-key-file")
-        chosen = self.written
+        chosen = self.values
+        flags = {**self.flags, **{name: value for name, value in implied.items() if name not in chosen}}
+        decide = partial(resolve, flags, dict(os.environ), self.config_file)
         if "model_path" not in chosen:
             from forebay.cli.progress import pull_default_model
 
             pull_default_model()
-        flags = {**self.flags, **{name: value for name, value in implied.items() if name not in chosen}}
-        return resolve(flags, environment, self.config_file, warn=note, survey=survey)
+        elif survey is HERE and (model := self.absent_model()):
+            from forebay.engine.bring import bring
+
+            bring(model, lambda survey: decide(warn=lambda text: None, survey=survey), note)
+        return decide(warn=note, survey=survey)
+
+    def absent_model(self) -> HubModel | None:
+        """That of the hub which was named and is not here."""
+        name, revision = (self.values.get(name) for name in ("model_path", "revision"))
+        return None if name is None else absent_model(str(name), None if revision is None else str(revision))
 
     def resolve_server(self) -> ServerConfig:
         """Of a command that has no engine."""
@@ -64,8 +87,9 @@ class Parsed:
 class Parser:
     """`name` is the subcommand, `summary` its first line of help. Options are declared with `option`."""
 
-    def __init__(self, name: str, summary: str, usage: str) -> None:
-        self._head = f"usage: forebay {name} {usage}\n\n{summary}"
+    def __init__(self, name: str, summary: str, usage: str, examples: Sequence[str] = ()) -> None:
+        self._head = "\n".join([*_wrapped(f"usage: forebay {name} {usage}", " " * 7), "", _paragraph(summary)])
+        self._examples = [f"  forebay {name} {example}".rstrip() for example in examples]
         self._parser = _Quiet(add_help=False, allow_abbrev=False, argument_default=None, exit_on_error=False)
         self._lines: list[tuple[str, str, str]] = []
         self._aliases: dict[str, str] = {}
@@ -103,6 +127,8 @@ class Parser:
 
     def parse(self, words: Sequence[str]) -> Parsed:
         """Prints the help and exits where it is asked for. ConfigError for what is not understood."""
+        if list(words) == [DESCRIBE]:
+            raise Described(self._described())
         for word in words:
             if word in ("-h", "--help") or word.startswith("--help="):
                 print(self.help_text(word.partition("=")[2]))
@@ -116,7 +142,7 @@ class Parser:
 
     def _parse(self, words: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
         try:
-            return self._parser.parse_known_args(list(words))
+            return self._parser.parse_known_intermixed_args(list(words))
         except argparse.ArgumentError as error:
             spelled = _spelled(error, words)
             if error.message.startswith("expected"):
@@ -146,11 +172,19 @@ class Parser:
             rows = [row for row in rows if word.lower() in " ".join(row).lower()]
         if not rows:
             return f"no option of this command is about {word!r}"
+        if word:
+            return f"{self._head}\n{_table(rows)}"
         tail = (
-            "\n\nAlso: --help=all, --help=WORD to search. Settings of the engine and the server (all but `options`)\n"
-            "are environment variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
+            "Also: --help=all, and --help=WORD to search.\n"
+            "Settings of the engine and the server (all but `options`) are environment\n"
+            "variables too, such as FOREBAY_CONTEXT_LENGTH=4k, and keys of --config FILE."
         )
-        return f"{self._head}{_table(rows)}{tail if self._flags and not word else ''}"
+        examples = ["\nexamples:\n" + "\n".join(self._examples)] if self._examples else []
+        return "\n".join([self._head, _table(rows), *examples, *(["", tail] if self._flags else [])])
+
+    def _described(self) -> list[tuple[str, Sequence[str], str]]:
+        own = [(left.split()[0], (), about) for _, left, about in self._lines if left.startswith("-")]
+        return own + [(flag.option, flag.choices, flag.help) for flag in self._flags]
 
 
 class _Quiet(argparse.ArgumentParser):
@@ -219,14 +253,31 @@ def _describe(flag: Flag, *, full: bool) -> str:
 
 
 def _table(rows: list[tuple[str, str, str]]) -> str:
+    """Within the columns that every terminal has; only what cannot be broken is wider."""
     lines, group = [], ""
+    indent = " " * (_WIDTH + 3)
     for row_group, left, right in rows:
         if row_group != group:
             lines += ["", f"{row_group}:"]
             group = row_group
-        gap = f"{left:<{_WIDTH}}" if len(left) < _WIDTH else f"{left}\n  {'':<{_WIDTH}}"
-        lines.append(f"  {gap} {right}")
-    return "\n" + "\n".join(lines)
+        about = _wrapped(right, indent, first=indent)
+        if len(left) < _WIDTH:
+            about[0] = f"  {left:<{_WIDTH}} {about[0].lstrip()}"
+        else:
+            lines += _wrapped(left.replace(",", ", "), " " * 6, first="  ")
+        lines += about
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str, first: str = "") -> list[str]:
+    wrapper = textwrap.TextWrapper(
+        _COLUMNS - 1, first, indent, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+    )
+    return wrapper.wrap(text) or [first]
+
+
+def _paragraph(text: str) -> str:
+    return "\n".join(line for part in text.split("\n") for line in _wrapped(part, ""))
 
 
 def note(text: str) -> None:

@@ -7,6 +7,9 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from forebay.base.errors import ConfigError
 from forebay.cli.arguments import Parser, number, whole
@@ -21,7 +24,7 @@ def run(words: Sequence[str]) -> int:
     parser.option("prompt", nargs="?", help="the text to continue; - is standard input, as is none in a pipe")
     parser.option("--file", metavar="FILE", help="read the prompt from a file instead")
     parser.option("--chat", action="store_true", help="take it as a user's message and apply the chat template")
-    add_sampling(parser, temperature=0.0, max_tokens=128)
+    add_sampling(parser, max_tokens=128)
     parser.engine_flags(server=False, model_is_positional=False)
     parsed = parser.parse(words)
     prompt = _prompt(parsed.own)
@@ -35,27 +38,27 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def add_sampling(parser: Parser, *, temperature: float, max_tokens: int | None) -> None:
-    """The options that `sampling` reads."""
+def add_sampling(parser: Parser, *, max_tokens: int | None) -> None:
+    """The options that `sampling` reads; None of those that nobody gave."""
+    own: dict[str, Any] = {"default": None, "default_text": "the model's own"}
     parser.option("--max-tokens", "--max-new-tokens", "--n-predict", "-n", type=whole(1), default=max_tokens,
                   metavar="N", help="most tokens to generate")  # fmt: skip
-    parser.option("--temperature", type=number(), default=temperature, metavar="X", help="0 takes the likeliest token")
-    parser.option("--top-p", type=number(), default=1.0, metavar="P", help="keep the likeliest tokens up to this share")
-    parser.option("--top-k", type=whole(0), default=0, metavar="N", help="keep this many tokens, 0 for all")
-    parser.option("--min-p", type=number(), default=0.0, metavar="P", help="drop what is less likely than P x the best")
+    parser.option("--temperature", "--temp", type=number(), metavar="X", help="0 takes the likeliest token", **own)
+    parser.option("--top-p", type=number(), metavar="P", help="keep the likeliest tokens up to this share", **own)
+    parser.option("--top-k", type=whole(0), metavar="N", help="keep this many tokens, 0 for all", **own)
+    parser.option("--min-p", type=number(), metavar="P", help="drop what is less likely than P x the best", **own)
     parser.option("--seed", type=whole(RANDOM_SEED), default=RANDOM_SEED, metavar="N", help="of the random draws",
                   default_text="random")  # fmt: skip
 
 
-def sampling(own: argparse.Namespace, max_new_tokens: int) -> SamplingParams:
-    return SamplingParams(
-        max_new_tokens=max_new_tokens,
-        temperature=own.temperature,
-        top_p=own.top_p,
-        top_k=own.top_k,
-        min_p=own.min_p,
-        seed=own.seed,
-    )
+def given(own: argparse.Namespace) -> dict[str, Any]:
+    """Of the sampling parameters those that were given."""
+    values = {name: getattr(own, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def sampling(own: argparse.Namespace, defaults: SamplingParams, max_new_tokens: int) -> SamplingParams:
+    return msgspec.structs.replace(defaults, max_new_tokens=max_new_tokens, seed=own.seed, **given(own))
 
 
 def _prompt(own: argparse.Namespace) -> str:
@@ -84,7 +87,7 @@ async def _complete(model: LocalModel, prompt: str, own: argparse.Namespace) -> 
         ids = model.tokenizer.encode_chat([{"role": "user", "content": prompt}], max_tokens=model.context_length)
     else:
         ids = model.tokenizer.encode(prompt, max_tokens=model.context_length)
-    params = sampling(own, model.room(len(ids), own.max_tokens))
+    params = sampling(own, model.sampling, model.room(len(ids), own.max_tokens))
     async for piece in model.stream(ids, params):
         print(piece, end="", flush=True)
     print()

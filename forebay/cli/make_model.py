@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from forebay.base.errors import ConfigError
+from forebay.base.progress import byte_progress
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
-from forebay.cli.progress import byte_progress
 from forebay.families import TYPES
 from forebay.families.model_config import config_from_folder, config_from_gguf
 from forebay.families.small import DEFAULT_HIDDEN_SIZE, DEFAULT_NUM_LAYERS, small_config

@@ -1,28 +1,35 @@
-"""`forebay models list|pull|inspect|show|make`."""
+"""`forebay models list|pull|rm|inspect|show|make`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from forebay.base.errors import ConfigError
+from forebay.base.errors import ConfigError, ModelError
 from forebay.base.units import human_bytes
-from forebay.cli.arguments import Parser
+from forebay.cli.arguments import Parser, note
 from forebay.cli.make_model import add_options, make
 from forebay.cli.progress import pull_default_model
 from forebay.config.engine_config import CacheTypes
 from forebay.config.machine import available_memory
 from forebay.config.rules import ITEM_BYTES
+from forebay.engine.bring import bring
 from forebay.families import TYPES
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import config_of, family_title
 from forebay.families.small import small_config
-from forebay.formats.store import cached, find_model, models_folder, short_name
+from forebay.formats.hub_names import HubModel, find_in_cache, hub_folder, hub_model, repository_of, revisions
+from forebay.formats.store import cached, find_model, find_named, models_folder, short_name, users_of
 from forebay.pools.cache_spec import cache_sizes
 
 CONTEXTS = (1024, 8192, 32768, 131072)
@@ -31,47 +38,119 @@ _SHOWN_SIZE, _SHOWN_LAYERS = 512, 8
 
 
 def run(words: Sequence[str]) -> int:
-    summary = (
-        "list: the models in the cache. pull: fetch the default model. inspect: what a model is and needs.\n"
-        "show: a model, or a small one of a type, as equations.\n"
-        "make: write a small random model with the default model's tokenizer."
-    )
-    parser = Parser("models", summary, "list|pull|inspect [MODEL]|show [MODEL|TYPE]|make NAME --like TYPE [options]")
-    parser.option("action", nargs="?", default="list", help="list, pull, inspect, show or make")
-    parser.option(
-        "model", nargs="?", help="inspect, show: a path or a listed name. show: or a type. make: the new name"
-    )
-    add_options(parser)
-    own = parser.parse(words).own
-    if own.model and own.action in ("list", "pull"):
-        raise ConfigError(f"`forebay models {own.action}` takes no model: only the default model is pulled")
-    if own.action == "list":
-        _list()
-    elif own.action == "pull":
-        print(pull_default_model())
-    elif own.action == "inspect":
-        inspect(own.model)
-    elif own.action == "show":
-        show(own.model)
-    elif own.action == "make":
-        print(make(own.model, own))
-    else:
-        raise ConfigError(f"there is no `forebay models {own.action}`: use list, pull, inspect, show or make")
+    action = words[0] if words else "list"
+    if action in ("-h", "--help"):
+        lines = [f"  {name:<8} {summary}" for name, (summary, _) in ACTIONS.items()]
+        print("\n".join(["usage: forebay models ACTION [options]", "", *lines]))
+        raise SystemExit(0)
+    if action not in ACTIONS:
+        raise ConfigError(f"there is no `forebay models {action}`: use {', '.join(ACTIONS)}")
+    ACTIONS[action][1](words[1:])
     return 0
 
 
-def _list() -> None:
-    found = cached()
+def _parser(action: str, usage: str = "", model: str = "") -> Parser:
+    parser = Parser(f"models {action}", f"{ACTIONS[action][0]}.".capitalize(), usage)
+    if model:
+        parser.option("model", nargs="?", help=model)
+    return parser
+
+
+def _list(words: Sequence[str]) -> None:
+    parser = _parser("list", "[--json]")
+    parser.option("--json", action="store_true", help="for programs")
+    as_json = parser.parse(words).own.json
+    found = [_listed(*entry) for entry in _here()]
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
     if not found:
-        print(f"no models in {models_folder()}: `forebay models pull` fetches the default one")
+        print(f"no models in {models_folder()} and {hub_folder()}: `forebay models pull` fetches the default one")
         return
     table = Table(box=None)
-    for column in ("name", "size", "path"):
+    for column in ("name", "size", "revision", "used by", "path"):
         table.add_column(column, overflow="fold")
-    for path in found:
-        size = path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.iterdir())
-        table.add_row(short_name(path), human_bytes(size), str(path))
+    for model in found:
+        pids = ", ".join(map(str, model["used_by"]))
+        table.add_row(model["name"], human_bytes(model["num_bytes"]), model["revision"], pids, model["path"])
     _console().print(table)
+
+
+def _here() -> Iterator[tuple[str, str, Path]]:
+    """What can be served, by the name that `serve` takes; of the hub's models with the revision."""
+    for path in cached():
+        yield short_name(path), "", path
+    for repo, revision, folder in revisions():
+        model = HubModel(repo, revision)
+        files = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf") if path.exists()]
+        for file in files:
+            yield str(HubModel(repo, file=file)), revision, folder / file
+        with contextlib.suppress(ModelError):
+            if not files and find_in_cache(model) == folder:
+                yield repo, revision, folder
+
+
+def _listed(name: str, revision: str, path: Path) -> dict[str, Any]:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
+    return {"name": name, "num_bytes": size, "revision": revision, "used_by": users_of(path), "path": str(path)}
+
+
+def _pull(words: Sequence[str]) -> None:
+    parser = _parser("pull", "[MODEL] [--revision NAME] [options as for serve, to see that it fits]")
+    parser.engine_flags(server=False, model_is_positional=True)
+    parsed = parser.parse(words)
+    if "model_path" not in parsed.values:
+        print(pull_default_model())
+        return
+    name, revision = (str(parsed.values[key]) if key in parsed.values else None for key in ("model_path", "revision"))
+    model = hub_model(str(name), revision)
+    if find_named(name) is not None or model is None:
+        raise ConfigError(f"{name} is no model of the hub: those are called org/name, or org/name:Q4_K_M")
+    print(bring(model, parsed.resolve, note))
+
+
+def _remove(words: Sequence[str]) -> None:
+    own = _parser("rm", "MODEL", "a name that `forebay models list` shows").parse(words).own
+    if own.model is None:
+        raise ConfigError("say which: `forebay models rm MODEL`; `forebay models list` shows those that are here")
+    path = _named(own.model)
+    if pids := users_of(path):
+        raise ConfigError(f"{own.model} is used by process {', '.join(map(str, pids))}: end it first")
+    freed = _listed("", "", path)["num_bytes"]
+    if repository_of(path) is None:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    else:
+        from forebay.formats.hub import remove  # its library takes a third of a second to import
+
+        freed = remove(path)
+    print(f"removed {own.model}: {human_bytes(freed)}")
+
+
+def _named(name: str) -> Path:
+    """Of what is listed. A folder or file elsewhere is its owner's to remove."""
+    matches = [
+        path for known, revision, path in _here() if name.lower() in (known.lower(), f"{known}@{revision}".lower())
+    ]
+    if len(matches) != 1:
+        several = f"{len(matches)} are called {name}: add @ and a revision" if matches else f"no {name} is here"
+        raise ModelError(f"{several}; `forebay models list` shows what is")
+    return matches[0]
+
+
+def _inspect(words: Sequence[str]) -> None:
+    inspect(_parser("inspect", "[MODEL]", "a path or a listed name").parse(words).own.model)
+
+
+def _show(words: Sequence[str]) -> None:
+    show(_parser("show", "[MODEL|TYPE]", "a path, a listed name or a type").parse(words).own.model)
+
+
+def _make(words: Sequence[str]) -> None:
+    parser = _parser("make", "NAME --like TYPE [options]", "what to call it")
+    add_options(parser)
+    own = parser.parse(words).own
+    print(make(own.model, own))
 
 
 def inspect(name: str | None) -> None:
@@ -142,3 +221,13 @@ def _memory(checkpoint: Checkpoint) -> list[tuple[str, str]]:
 def _console() -> Console:
     """Paths are not broken where nobody looks at a screen: a script reads them."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+
+
+ACTIONS: Final[dict[str, tuple[str, Callable[[Sequence[str]], None]]]] = {
+    "list": ("the models that are here, with their sizes and who uses them", _list),
+    "pull": ("fetch a model of the hub, or the default one", _pull),
+    "rm": ("remove a model that is listed", _remove),
+    "inspect": ("what a model is and needs", _inspect),
+    "show": ("a model, or a small one of a type, as equations", _show),
+    "make": ("write a small random model with the default model's tokenizer", _make),
+}

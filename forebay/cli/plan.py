@@ -6,10 +6,11 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import ceil_div, human_bytes, parse_bytes
@@ -18,18 +19,13 @@ from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
+from forebay.engine.bring import described
+from forebay.engine.model_shape import read_shape
 from forebay.engine.sizing import memory_demand
-from forebay.families.checkpoint import open_checkpoint
-from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
-from forebay.formats.gguf import GgufFile
-from forebay.formats.quantized import Quantization
-from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
+from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
 from forebay.memory.kinds.build import DEMANDS, CacheSizes
 from forebay.pools.cache_spec import CacheSpec, cache_sizes
-
-if TYPE_CHECKING:
-    from forebay.models import Needs
 
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
 # The settings that bear on memory, in the order in which they are decided.
@@ -57,14 +53,6 @@ SETTINGS: Final = (
     "max_total_tokens",
     "context_length",
 )
-
-
-class Shape(NamedTuple):
-    """All that is read of a model."""
-
-    config: ModelConfig
-    needs: Needs
-    weights: WeightShapes
 
 
 class LayerRow(NamedTuple):
@@ -117,7 +105,9 @@ def run(words: Sequence[str]) -> int:
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
     parsed = parser.parse(words)
-    plan = make_plan(parsed, _memory(parsed.own.memory))
+    memory = _memory(parsed.own.memory)
+    with described(model) if (model := parsed.absent_model()) else nullcontext(None) as path:
+        plan = make_plan(parsed, memory, path)
     print(json.dumps(_as_dict(plan), indent=2) if parsed.own.json else as_text(plan))
     return 0
 
@@ -131,10 +121,12 @@ def _memory(text: str | None) -> Amount:
         raise ConfigError(f"--memory: {error.message}") from None
 
 
-def make_plan(parsed: Parsed, memory: Amount) -> Plan:
-    """Raises ConfigError where the weights or not a single request would fit, as serving would."""
-    read = functools.cache(_read)
-    config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory))
+def make_plan(parsed: Parsed, memory: Amount, path: Path | None = None) -> Plan:
+    """Of the model at `path`, or of that which was named. Raises ConfigError where the weights or not a single request
+    would fit, as serving would."""
+    read = functools.cache(read_shape)
+    found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
+    config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
     weight_bytes = weights.held_bytes(config.engine.quantization, ITEM_BYTES[config.engine.types.dtype])
     drafting = _draft_cache_specs(config, model)
@@ -160,35 +152,6 @@ def _draft_cache_specs(config: Config, model: ModelConfig) -> tuple[CacheSpec, .
     from forebay.engine.drafting import draft_cache_specs  # as below
 
     return draft_cache_specs(config.engine, model)
-
-
-def _read(path: Path, draft_head: bool) -> Shape:
-    from forebay.models import needs_of  # brings torch, which nothing but this needs here
-
-    config = _model_config(path)
-    needs = needs_of(config, draft_head=draft_head)
-    return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))
-
-
-def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
-    """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
-    configuration does."""
-    from forebay.models.weight_codes import codes_of  # as above
-
-    tensors = open_checkpoint(path).tensors if path.suffix == ".gguf" else {}
-    for param in needs.params:
-        if tensors.keys() >= set(param.names):
-            yield from kinds_of(codes_of(param, tensors, Quantization.FILE), param.shape, param.min_bits)
-        else:
-            packed = config.packing is not None and param.min_bits == 4 and len(param.shape) == 2
-            own = config.packing.format(param.shape[-1]) if packed and config.packing else None
-            yield WeightKind(own, param.shape[-1], param.min_bits), param.num_elements
-
-
-def _model_config(path: Path) -> ModelConfig:
-    if path.suffix == ".gguf":
-        return config_from_gguf(GgufFile(path))
-    return config_from_folder(path.parent if path.name == "config.json" else path)
 
 
 def _layers(config: Config, kept: Iterable[tuple[CacheSpec, ...]]) -> tuple[LayerRow, ...]:

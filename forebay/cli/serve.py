@@ -21,4 +21,4 @@ def run(words: Sequence[str]) -> int:
 
 def _has_no_engine(words: Sequence[str]) -> bool:
     """Of its own: with --pd others have them. Where that is set elsewhere one is started for nothing."""
-    return any(word == "-h" or word.startswith(("--help", "--pd")) for word in words)
+    return any(word == "-h" or word.startswith(("--help", "--pd", "--describe")) for word in words)

@@ -46,6 +46,9 @@ ABSENT: Final = _by_name(
         "prefill and decode servers are set by --disaggregation-mode, -transfer-backend and -bootstrap-port, or --pd": (
             "disaggregation_* kv_transfer_config enable_pd_role_switch"
         ),
+        "use --sampling-defaults model or openai; a request says anything else": (
+            "generation_config override_generation_config preferred_sampling_params"
+        ),
         "metrics are always on, at /metrics: leave it out": "enable_metrics metrics",
         "the prefix cache is on unless --disable-radix-cache: leave it out": "enable_prefix_caching cache_prompt",
         "prompts are always computed in chunks, of --chunked-prefill-size: leave it out": "enable_chunked_prefill",

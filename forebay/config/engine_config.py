@@ -8,6 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
+from forebay.families.sampling import NEUTRAL, SamplingDefaults
 from forebay.formats.quantized import Quantization
 
 
@@ -309,6 +310,8 @@ class ServerConfig:
     tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`
     reasoning_parser: str = "auto"  # likewise
     weights_root: str | None = None  # below which `/update_weights_from_disk` may read
+    unknown_fields: str = "refuse"  # or warn: in a header
+    sampling: SamplingDefaults = NEUTRAL  # of requests that do not say
     pd: str = ""  # local:1p1d: prefill and decode servers behind a router, all of this machine
 
 

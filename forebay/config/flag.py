@@ -105,8 +105,8 @@ LIST: Final = Kind("A,B", _parse_list, tuple)
 class Flag:
     """One setting. `name` is its key in TOML and for library callers; everything else is generated from it.
 
-    `low` and `high` are inclusive. `aliases` are other projects' spellings, taken and not advertised; `absent` are
-    values that the field knows and we do not have, with the line that says so.
+    `low` and `high` are inclusive. `aliases` are other projects' spellings, taken and not advertised; `also_auto` what
+    these write for "auto"; `absent` are values that the field knows and we do not have, with the line that says so.
     """
 
     name: str
@@ -117,6 +117,7 @@ class Flag:
     group: str = ""  # of settings that are listed together
     aliases: tuple[str, ...] = ()
     choices: tuple[str, ...] = ()
+    also_auto: tuple[str, ...] = ()
     absent: Mapping[str, str] = field(default_factory=dict)
     low: float | None = None
     high: float | None = None
@@ -146,7 +147,8 @@ class Flag:
 
         `origin` names where it was written. ConfigError for what is no such value, or out of bounds.
         """
-        if isinstance(raw, str) and raw.strip() == "auto" and (self.default is AUTO or "auto" in self.choices):
+        automatic = self.default is AUTO or "auto" in self.choices
+        if automatic and isinstance(raw, str) and raw.strip() in ("auto", *self.also_auto):
             return AUTO
         try:
             value = self.kind.parse(raw) if isinstance(raw, str) else self._typed(raw)

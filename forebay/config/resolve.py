@@ -38,8 +38,9 @@ from forebay.config.server_args import BY_NAME, CONFIG_VARIABLE, FLAGS
 from forebay.config.sources import Given, from_environment, from_file, from_flags, from_one_flag
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
+from forebay.families.sampling import NEUTRAL
 from forebay.formats.quantized import Quantization
-from forebay.formats.store import find_model
+from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import WeightShapes
 
 _ENUMS: Final = {flag.name: type(flag.choices[0]) for flag in FLAGS if flag.choices}  # or plain text
@@ -63,16 +64,19 @@ def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns the facts it decides by: the model at a path with the shapes of its weights, those of its
-    draft head among them where that is to guess, and the memory of the machine and, where that is asked for, of its
-    GPU. `forebay plan` asks about models without their weights, and about other machines."""
+    """How `resolve` learns the facts it decides by: where the model of a name and a revision is; the model at a path
+    with the shapes of its weights, those of its draft head among them where that is to guess; the memory of the machine
+    and, where that is asked for, of its GPU. `forebay plan` asks about models without their weights, and about other
+    machines."""
 
+    find: Callable[[str | None, str | None], Path] = lambda name, revision: find_model(name, revision=revision)
     model: Callable[[Path, bool], tuple[ModelConfig, WeightShapes]] = _read_shape
     memory: Callable[[], machine.Amount] = machine.available_memory
     gpu: Callable[[], GpuMemory | None] = gpu_memory
 
 
 HERE: Final = Survey()
+NAMED: Final = ("model_path", "revision")
 
 
 def _log_problem(text: str) -> None:
@@ -120,6 +124,7 @@ def resolve(
             api_keys=keys[0],
             admin_api_keys=keys[1],
             chat_template=_read_template(settled.get("chat_template")),
+            sampling=facts.model.sampling if settled["sampling_defaults"] == "model" else NEUTRAL,
         ),
         settings=tuple(_setting(flag.name, given, settled, reasons) for flag in FLAGS),
     )
@@ -209,8 +214,8 @@ def _read_template(path: Value | None) -> str | None:
 
 
 def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
-    named = given["model_path"].value
-    path = find_model(None if named is AUTO else str(named))
+    name, revision = (None if isinstance(given[key].value, Auto) else str(given[key].value) for key in NAMED)
+    path = survey.find(name, revision)
     guesses = disaggregation.loads_drafter({name: item.value for name, item in given.items()})
     draft_path = given["speculative_draft_model_path"].value if guesses else None
     by_own_head = guesses and given["speculative_algorithm"].value == SpeculativeAlgorithm.NEXTN
@@ -226,6 +231,7 @@ def _facts(given: dict[str, Given], survey: Survey, *, num_keys: int) -> Facts:
             )
     return Facts(
         model_path=path,
+        title=model_title(name, path),
         model=model,
         weights=weights,
         draft=_draft_weights(draft_path),
@@ -267,6 +273,8 @@ def _decide(given: dict[str, Given], facts: Facts, warn: Callable[[str], None]) 
             rule = kv_cache_bytes
         decision = rule(facts, settled)
         settled[name], reasons[name] = decision
+    if settled["sampling_defaults"] == "model":
+        reasons["sampling_defaults"] = facts.model.sampling.source
     settled["model_path"] = str(facts.model_path)
     return settled, reasons
 

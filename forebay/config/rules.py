@@ -18,7 +18,6 @@ from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
-from forebay.formats.store import short_name
 from forebay.formats.weight_shapes import WeightShapes
 
 DEFAULT_FRACTION: Final = 0.25
@@ -41,6 +40,7 @@ class Facts:
     the model computes; `gpu` is None unless that is a GPU."""
 
     model_path: Path
+    title: str
     model: ModelConfig
     weights: WeightShapes
     draft: WeightShapes
@@ -201,7 +201,7 @@ def _cache_isolation(facts: Facts, settled: Settled) -> Decision:
 # In this order: a rule may look at what those above it decided.
 RULES: Final[dict[str, Rule]] = {
     "model_path": lambda facts, settled: Decision(str(facts.model_path), "the embedded default model"),
-    "served_model_name": lambda facts, settled: Decision(short_name(facts.model_path), "the checkpoint's own name"),
+    "served_model_name": lambda facts, settled: Decision(facts.title, "the checkpoint's own name"),
     "device": lambda facts, settled: Decision("cpu", "unless --device cuda asks for an NVIDIA GPU"),
     "dtype": _dtype,
     "num_threads": lambda facts, settled: Decision(facts.cores.value, facts.cores.why),
@@ -229,6 +229,7 @@ RULES: Final[dict[str, Rule]] = {
 # Settings that may stay unset: being absent is their meaning.
 OPTIONAL: Final = {
     "chat_template": "the checkpoint's own",
+    "revision": "main, of models of the hub",
     "max_total_tokens": "what the memory holds",
     **kinds.OPTIONAL,
     **speculation.OPTIONAL,

@@ -33,9 +33,11 @@ _MODEL: Final = in_group(
     Flag(
         "model_path",
         PATH,
-        "a folder with config.json and *.safetensors, one .gguf file, or a name from `forebay models list`",
-        aliases=("--model", "-m"),
+        "org/name of the Hugging Face hub (org/name:Q4_K_M for a GGUF file of it), a folder with config.json and "
+        "*.safetensors, one .gguf file, or a name from `forebay models list`",
+        aliases=("--model", "-m", "-hf", "-hfr", "--hf-repo"),
     ),
+    Flag("revision", TEXT, "branch, tag or commit of a model of the hub"),
     Flag("served_model_name", TEXT, "the model's name in the API", aliases=("--alias", "-a")),
     Flag(
         "chat_template",
@@ -44,10 +46,19 @@ _MODEL: Final = in_group(
         aliases=("--chat-template-file",),
     ),
     Flag(
+        "sampling_defaults",
+        TEXT,
+        "what requests that do not say are sampled with: the model's own values (of generation_config.json or the GGUF "
+        "file, where it has any), or OpenAI's defaults: temperature 1, all tokens",
+        default="model",
+        choices=("model", "openai"),
+    ),
+    Flag(
         "context_length",
         COUNT,
         "most tokens of one request, prompt and output together",
         aliases=("--max-model-len", "--ctx-size", "-c", "--max-seq-len-override"),
+        also_auto=("0", "-1"),
         low=8,
         high=MAX_TOKENS,
     ),
@@ -261,6 +272,14 @@ _HTTP: Final = in_group(
         TEXT,
         "how the model marks its thinking: auto (as its chat template does), none, or a format's name",
         default="auto",
+    ),
+    Flag(
+        "unknown_fields",
+        TEXT,
+        "fields of requests that nobody here knows: refuse, or pass them over and warn in x-forebay-ignored; those "
+        "known to change an answer are refused either way",
+        default="refuse",
+        choices=("refuse", "warn"),
     ),
     Flag("drain_timeout", SECONDS, "time that running requests get after SIGTERM", default=30.0, low=0.0),
 )

@@ -21,15 +21,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from forebay.base.errors import Conflict, ForebayError, GenerationError, InvalidRequest, from_code
+from forebay.base.log import event, get_logger
 from forebay.config.disaggregation import refuse_without_server
 from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
+from forebay.engine.bring import bring
 from forebay.engine.build import build_engine, give_back_freed_memory
 from forebay.engine.frames import AddRequest
 from forebay.engine.loop import STUCK_WAIT_S
 from forebay.engine.sleep import TAGS
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
+from forebay.formats.store import absent_model
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.updates import CacheReport, FinishReason, Update
@@ -37,6 +40,8 @@ from forebay.text.resumption import ChatPrompt, Message
 from forebay.text.tokenizer import Tokenizer
 
 Prompt: TypeAlias = str | Sequence[int]
+
+log = get_logger("llm")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,7 +79,13 @@ class LLM:
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         refuse_server_settings(flags)
-        config = resolve({"model": model, **flags})
+        asked = {"model": model, **flags}
+        named = model or flags.get("model_path")
+        if named is not None and (of_hub := absent_model(str(named), flags.get("revision"))) is not None:
+            bring(
+                of_hub, lambda survey: resolve(asked, survey=survey), lambda text: log.info(event("model", what=text))
+            )
+        config = resolve(asked)
         refuse_without_server("LLM", config)
         scheduling = replace(
             config.engine.scheduling,
@@ -86,6 +97,8 @@ class LLM:
         patient = replace(config.engine, scheduling=scheduling)
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
         self._core, self.info = build_engine(patient)
+        sampling = config.server.sampling
+        self.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
         self._ids = itertools.count(1)
 
     def __del__(self) -> None:
@@ -102,7 +115,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Generate for each prompt (text, or token ids); outputs in their order.
 
-        `sampling_params` is for all prompts or one for each; without it, the defaults with a fresh seed per prompt.
+        `sampling_params` is for all prompts or one for each; without it, the model's own (`default_sampling_params`).
         `use_tqdm` (the field's name for it) shows a progress bar on standard error.
 
         Raises GenerationError when all have ended and some of them failed: by themselves, the outputs of the others
@@ -162,7 +175,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        params = _as_params(sampling_params, len(outputs))
+        params = _as_params(self.default_sampling_params if sampling_params is None else sampling_params, len(outputs))
         wanted = [
             AddRequest(
                 request_id=request_id, prompt_token_ids=output.prompt_token_ids, params=how, resume_points=points
@@ -222,9 +235,7 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(prompts)  # type: ignore[arg-type]
 
 
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, n: int) -> list[SamplingParams]:
-    if params is None:
-        return [SamplingParams()] * n
+def _as_params(params: SamplingParams | Sequence[SamplingParams], n: int) -> list[SamplingParams]:
     if isinstance(params, msgspec.Struct):
         return [params] * n
     if len(params) != n:

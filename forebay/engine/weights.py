@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +23,7 @@ from forebay.engine.drafting import assistant_of, draft_model_of, drafter_of
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.files import open_regular
 from forebay.formats.safetensors import checkpoint_files
+from forebay.formats.store import hold
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.models import describe, load
 from forebay.models.assistant import Assistant
@@ -74,6 +77,7 @@ class EngineWeights:
         self._layout = _layout(checkpoint)
         self._spec = describe(checkpoint.config, draft_head=self._draft_head)
         self._files = self._seen()
+        weakref.finalize(self, os.close, hold(self._path))
 
     @property
     def _draft_head(self) -> bool:

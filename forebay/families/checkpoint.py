@@ -68,8 +68,8 @@ def open_checkpoint(path: str | Path, *, draft_head: bool = False) -> Checkpoint
 
 
 def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
-    files = _opened(path)
     config = config_from_folder(path)
+    files = _opened(path)
     own = family(config.model_type)
     names = own.names
     tensors: dict[str, StoredTensor] = {}

@@ -13,11 +13,13 @@ from forebay.families import ASSISTANTS, HEADS, TYPES
 from forebay.families.fields import Fields
 from forebay.families.gguf_names import hf_config
 from forebay.families.options import unknown_options
+from forebay.families.sampling import NEUTRAL, SamplingDefaults, of_generation_config, of_gguf
 from forebay.families.shape import Shape
 from forebay.families.tensor_names import AS_STORED, TensorNames
 from forebay.formats.files import is_there, read_json
 from forebay.formats.gguf import GgufFile
 from forebay.formats.packed_layers import Packing, packing_of
+from forebay.formats.safetensors import weight_files
 
 MAX_EXPERTS: Final = 1 << 17
 """Of all layers together, each with weights of its own: 23,000 is the most that a published model has."""
@@ -66,6 +68,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     unknown_options: tuple[str, ...] = ()
     packing: Packing | None = None
+    sampling: SamplingDefaults = NEUTRAL
 
     @property
     def num_experts(self) -> int:
@@ -105,12 +108,16 @@ def family_title(model_type: str) -> str:
 
 
 def config_from_gguf(file: GgufFile) -> ModelConfig:
-    return config_of(hf_config(file), str(file.path))
+    return replace(config_of(hf_config(file), str(file.path)), sampling=of_gguf(file))
 
 
 def config_from_folder(folder: Path) -> ModelConfig:
-    """From config.json; generation_config.json, where there is one, adds its end tokens. ModelError for a model_type
+    """From config.json; generation_config.json, where there is one, adds its end tokens and says what is sampled with.
+    ModelError for a model_type
     that is not served, and for anything that would change what the model computes and is not honoured here."""
+    if not is_there(folder / "config.json"):
+        weight_files(folder)  # says what else it is
+        raise ModelError(f"{folder}: there are weights and no config.json")
     raw = read_json(folder / "config.json")
     generation = folder / "generation_config.json"
     more = Fields.of_file(read_json(generation), str(generation)) if is_there(generation) else None
@@ -134,7 +141,9 @@ def config_of(raw: Mapping[str, Any], where: str = "config.json", *, generation:
     packed = "quantization_config" in fields.unread  # by the family
     packing = packing_of(fields.get("quantization_config"), where) if packed else None
     unknown = unknown_options(fields, own.harmless)
-    return replace(config, eos_token_ids=tuple(dict.fromkeys(ends)), unknown_options=unknown, packing=packing)
+    sampling = of_generation_config(generation)
+    eos_token_ids = tuple(dict.fromkeys(ends))
+    return replace(config, eos_token_ids=eos_token_ids, unknown_options=unknown, packing=packing, sampling=sampling)
 
 
 def _as_head(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from forebay.formats.files import MAX_JSON_BYTES, is_there, map_file, parse_json
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SINGLE_NAME: Final = "model.safetensors"
+ADAPTER_NAME: Final = "adapter_config.json"
 # Of one file and of a whole checkpoint. Published ones have up to 12,000 and 140,000.
 MAX_TENSORS: Final = 1 << 16
 MAX_CHECKPOINT_TENSORS: Final = 1 << 18
@@ -79,13 +81,30 @@ class SafetensorsFile:
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the checkpoint in `folder`, each once; ModelError where there are none."""
+    """The safetensors files that make up the checkpoint in `folder`, each once; ModelError where there are none, or not
+    all."""
+    names = weight_files(folder)
+    missing = [name for name in names if not is_there(folder / name)]
+    if missing:
+        raise ModelError(
+            f"{folder}: {len(missing)} of {len(names)} files of weights are missing, such as {missing[0]}: download "
+            "them again (what is there is kept), or copy them there"
+        )
+    return [folder / name for name in names]
+
+
+def weight_files(folder: Path) -> list[str]:
+    """Their names, as the index has them: they need not be there."""
     index = folder / INDEX_NAME
     if is_there(index):
-        return [folder / name for name in _shard_names(index)]
+        return _shard_names(index)
     if is_there(folder / SINGLE_NAME):
-        return [folder / SINGLE_NAME]
-    raise ModelError(f"{folder}: {_why_nothing_to_load(folder)}")
+        return [SINGLE_NAME]
+    if folder.is_file():
+        raise ModelError(f"{folder}: only .gguf files and folders with config.json and .safetensors files are opened")
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such file or folder")
+    raise ModelError(f"{folder}: {why_no_weights([entry.name for entry in folder.iterdir()])}")
 
 
 def _shard_names(index: Path) -> list[str]:
@@ -102,21 +121,26 @@ def _shard_names(index: Path) -> list[str]:
     return names
 
 
-def _why_nothing_to_load(folder: Path) -> str:
-    if folder.is_file():
-        return "only .gguf files and folders with config.json and .safetensors files are opened"
-    if not folder.is_dir():
-        return "no such file or folder"
-    names = sorted(entry.name for entry in folder.iterdir())
-    unsafe = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
-    gguf = [name for name in names if name.endswith(".gguf")]
-    if unsafe:
+def why_no_weights(names: Iterable[str]) -> str:
+    """Of a folder or repository with files of these names, no checkpoint's among them: what it is, and what to do."""
+    names = sorted(names)
+    if ADAPTER_NAME in names:
         return (
-            f"the weights are pickled ({unsafe[0]}), which can run code and is never opened: "
+            "it is a LoRA adapter, which changes another model, and adapters are not in this version: merge it into "
+            "its base (peft: merge_and_unload, then save_pretrained) and serve that folder"
+        )
+    pickled = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt"))]
+    gguf = [name for name in names if name.endswith(".gguf")]
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    if pickled and not gguf:
+        return (
+            f"the weights are pickled ({pickled[0]}), which can run code and is never opened: "
             "convert them to safetensors, or use a GGUF file"
         )
     if gguf:
-        return f"no {SINGLE_NAME}; to serve a GGUF file name it itself: {folder / gguf[0]}"
+        return f"no {SINGLE_NAME}; to serve a GGUF file name it itself: {gguf[0]}"
+    if tensors:
+        return f"there is {tensors[0]}, and neither {SINGLE_NAME} nor {INDEX_NAME}: copy the index there, or rename it"
     return f"no {SINGLE_NAME} and no {INDEX_NAME}: is the download complete?"
 
 

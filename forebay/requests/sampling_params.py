@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import secrets
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
-from forebay.base.errors import InvalidRequest
+from forebay.base.errors import InvalidRequest, ModelError
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -69,6 +70,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int = -1
     prompt_logprobs: int = -1
     grammar: Grammar | None = None
+
+    @classmethod
+    def defaults(cls, values: Mapping[str, float], source: str) -> Self:
+        """Those of a model. Raises ModelError for what no request may have."""
+        try:
+            params = msgspec.convert(values, cls)
+            params.check(2**31)
+        except (msgspec.ValidationError, InvalidRequest) as error:
+            raise ModelError(
+                f"{source} has sampling values that cannot be: {error}: --sampling-defaults openai"
+            ) from error
+        return params
 
     def with_seed(self) -> SamplingParams:
         """These, with a fresh seed where there is none and one is needed: greedy choices draw nothing."""

@@ -35,7 +35,7 @@ from forebay.server.watch import Watch
 MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their own
 ASK_TIMEOUT_S: Final = 30.0
 _PASSED_ON: Final = ("authorization", "x-request-id")
-_PASSED_BACK: Final = ("content-type", "cache-control", "retry-after")
+_PASSED_BACK: Final = ("content-type", "cache-control", "retry-after", "x-forebay-ignored")
 
 
 Handler = Callable[[Request, Router], Awaitable[Response]]
@@ -262,7 +262,9 @@ def create_app(router: Router) -> ASGIApp:
     routes = [Route(path, _endpoint(handler, router), methods=[method]) for method, path, handler in ROUTES]
     routes += [Route(path, file_endpoint(asset), methods=["GET"]) for path, asset in assets.items()]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
-    return with_cors(Gateway(app, Security(router.config), router.metrics, frozenset(assets)), router.config)
+    paths = [path for _, path, _ in ROUTES]
+    gateway = Gateway(app, Security(router.config), router.metrics, paths=paths, public_paths=assets)
+    return with_cors(gateway, router.config)
 
 
 def _endpoint(handler: Handler, router: Router) -> Callable[[Request], Awaitable[Response]]:

@@ -34,7 +34,7 @@ class AnyBody:
         self.data = data
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
         return cls(data)
 
     def encoded(self, **more: Any) -> bytes:
@@ -45,7 +45,7 @@ class RoutedBody(AnyBody):
     """One that goes to two servers."""
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
         for name in FIELDS:
             if data.get(name) is not None:
                 raise InvalidRequest(

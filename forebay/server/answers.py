@@ -220,6 +220,17 @@ class AnswerFormats(TypedDict):
     evidence: dict[str, str]
 
 
+class SamplingValues(TypedDict):
+    """What a request that does not say is sampled with, and whose choice that is."""
+
+    source: str
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+
 class ServerInfo(TypedDict):
     served_model_name: str
     model_path: str
@@ -232,6 +243,7 @@ class ServerInfo(TypedDict):
     weight_version: int
     model: dict[str, str]
     answers: AnswerFormats
+    sampling: SamplingValues
     settings: list[dict[str, Any]]
     engine: dict[str, Any] | None
     server: dict[str, Any]

@@ -16,6 +16,7 @@ from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
+from forebay.requests.sampling_params import SamplingParams
 from forebay.server import generate, information, occupation
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
@@ -76,7 +77,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
 def create_context(
     config: ServerConfig, model: ServedModel, engine: AsyncEngine, tokenizer: Tokenizer
 ) -> ServerContext:
-    """Raises ConfigError for a server that anybody on the network could use."""
+    """Raises ConfigError for a server that anybody on the network could use, ModelError for impossible defaults."""
 
     json_workers = Workers("JSON", 1)
     return ServerContext(
@@ -88,10 +89,11 @@ def create_context(
         isolation=Isolation(config.cache_isolation),
         lifecycle=Lifecycle(lambda: engine.info.max_requests),
         metrics=Metrics(model.name),
-        bodies=Bodies(config.max_body_bytes, json_workers),
+        bodies=Bodies(config.max_body_bytes, json_workers, lenient=config.unknown_fields == "warn"),
         json_workers=json_workers,
         workers=TextWorkers(),
         grammars=GrammarWorkers(),
+        sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),
         started_at=time.time(),
     )
 
@@ -99,8 +101,8 @@ def create_context(
 def create_app(server: ServerContext) -> ASGIApp:
     """The ASGI application; run it with `http_protocol.protocol_class`, which holds the limits below ASGI."""
     assets = load_assets()
-    routes = create_routes(server, assets)
-    return with_cors(Gateway(routes, server.security, server.metrics, frozenset(assets)), server.config)
+    routes, paths = create_routes(server, assets), [path for _, path, _, _ in ROUTES]
+    return with_cors(Gateway(routes, server.security, server.metrics, paths=paths, public_paths=assets), server.config)
 
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> FastAPI:

@@ -37,4 +37,5 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         allow_origins=list(config.cors_origins),
         allow_methods=["GET", "POST"],
         allow_headers=["authorization", "content-type", "x-request-id"],
+        expose_headers=["x-request-id", "x-forebay-ignored"],
     )

@@ -17,8 +17,8 @@ class Parsed(Protocol):
     """What a body is read as."""
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
-        """Raises InvalidRequest that names the field."""
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
+        """`lenient`: fields that nobody here knows are passed over. Raises InvalidRequest that names the field."""
         ...
 
 
@@ -35,8 +35,9 @@ class ClientGone(Exception):
 class Bodies:
     """Reads what clients send. Belongs to the event loop."""
 
-    def __init__(self, max_bytes: int, workers: Workers) -> None:
-        """`max_bytes` is the limit of one body; two of them always have room."""
+    def __init__(self, max_bytes: int, workers: Workers, *, lenient: bool = False) -> None:
+        """`max_bytes` is the limit of one body; two of them always have room. `lenient`: as for `Parsed`."""
+        self._lenient = lenient
         self._max_bytes = max_bytes
         self._room = max(ROOM_BYTES, 2 * max_bytes)
         self._held = 0
@@ -67,7 +68,7 @@ class Bodies:
             self._held -= held
 
     async def _parse(self, kind: type[Body], content: bytearray, max_ids: int) -> Body:
-        parse = partial(_parse, kind, content, max_ids)
+        parse = partial(_parse, kind, content, max_ids, self._lenient)
         return parse() if len(content) <= INLINE_BYTES else await self._workers.run(parse)
 
     def _check_size(self, size: int) -> None:
@@ -81,8 +82,8 @@ class Bodies:
             raise Overloaded(f"large bodies take {self._held} bytes; all may have {self._room}: try again later")
 
 
-def _parse(kind: type[Body], content: bytearray, max_ids: int) -> Body:
-    return kind.parse(parse_json_object(bytes(content), max_ids))
+def _parse(kind: type[Body], content: bytearray, max_ids: int, lenient: bool) -> Body:
+    return kind.parse(parse_json_object(bytes(content), max_ids), lenient=lenient)
 
 
 def _check_kind(scope: Scope) -> None:

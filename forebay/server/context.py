@@ -13,8 +13,10 @@ from starlette.types import Receive, Scope, Send
 from forebay.base.errors import NotFound
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
-from forebay.server.bodies import Bodies, Body
+from forebay.requests.sampling_params import SamplingParams
+from forebay.server.bodies import Bodies
 from forebay.server.calling import for_template
+from forebay.server.foreign import IGNORED_HEADER
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
@@ -24,13 +26,16 @@ from forebay.server.metrics import Metrics
 from forebay.server.protocol import PlainText
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
+from forebay.server.strict import Strict
 from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+Known = TypeVar("Known", bound=Strict)
 
 REQUEST: Final = "forebay.request"
+MAX_HEADER_CHARS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class ServerContext:
     json_workers: Workers
     workers: TextWorkers
     grammars: GrammarWorkers
+    sampling: SamplingParams  # of what requests do not say
     started_at: float
 
     async def encode(self, text: str, body: PlainText) -> list[int]:
@@ -94,6 +100,7 @@ class RequestContext:
     send: Send
     connection: Connection
     arrived_at: float
+    headers: list[tuple[bytes, bytes]]  # of the answer, beside those that its route gives it
 
     @classmethod
     def of(cls, scope: Scope) -> RequestContext:
@@ -101,7 +108,14 @@ class RequestContext:
         return context
 
 
-def new_request_context(scope: Scope, receive: Receive, send: Send, request_id: str, tenant: Tenant) -> RequestContext:
+def new_request_context(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    request_id: str,
+    tenant: Tenant,
+    headers: list[tuple[bytes, bytes]],
+) -> RequestContext:
     return RequestContext(
         request_id=request_id,
         tenant=tenant,
@@ -109,12 +123,17 @@ def new_request_context(scope: Scope, receive: Receive, send: Send, request_id: 
         send=send,
         connection=scope["extensions"][CONNECTION],
         arrived_at=time.monotonic(),
+        headers=headers,
     )
 
 
-async def read_body(request: Request, server: ServerContext, kind: type[Body]) -> Body:
+async def read_body(request: Request, server: ServerContext, kind: type[Known]) -> Known:
     """What the client sent, as `kind`. Raises Unavailable while the model loads: how many token ids make sense is known
     from it alone."""
     max_ids = server.engine.info.context_length * server.config.max_prompts
     context = RequestContext.of(request.scope)
-    return await server.bodies.read(kind, request.scope, context.receive, max_ids)
+    body = await server.bodies.read(kind, request.scope, context.receive, max_ids)
+    if body.passed_over:
+        names = ", ".join(body.passed_over)[:MAX_HEADER_CHARS]
+        context.headers.append((IGNORED_HEADER, names.encode("ascii", "backslashreplace")))
+    return body

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ from forebay.server.errors import HttpError, error_response, internal
 from forebay.server.isolation import Tenant
 from forebay.server.security import Security
 
+_PROBES: Final = {"/livez": "/health", "/ping": "/health", "/readyz": "/ready"}
 _SAFE_ID: Final = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -27,12 +28,21 @@ class CountsErrors(Protocol):
 class Gateway:
     """An ASGI application around the routes."""
 
-    def __init__(self, app: ASGIApp, security: Security, metrics: CountsErrors, public_paths: frozenset[str]) -> None:
-        """`public_paths` are the console's files, served by GET without a key."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        security: Security,
+        metrics: CountsErrors,
+        *,
+        paths: Iterable[str],
+        public_paths: Iterable[str],
+    ) -> None:
+        """`paths` are those of the routes, `public_paths` the console's files, served by GET without a key."""
+        self._paths = frozenset((*paths, *public_paths))
         self._app = app
         self._security = security
         self._metrics = metrics
-        self._public_paths = public_paths
+        self._public_paths = frozenset(public_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -43,10 +53,12 @@ class Gateway:
         if scope["method"] == "HEAD":  # what GET would say; the connection, which keeps its own scope, sends no body
             scope = {**scope, "method": "GET"}
         request_id = _request_id(scope)
+        if (path := usual_path(scope["path"], self._paths)) != scope["path"]:
+            scope = {**scope, "path": path}
         answer = _Answer(send, request_id)
         try:
             tenant = self._admit(scope)
-            scope[REQUEST] = new_request_context(scope, receive, send, request_id, tenant)
+            scope[REQUEST] = new_request_context(scope, receive, send, request_id, tenant, answer.headers)
             await self._app(scope, receive, answer)
         except ClientGone:
             return
@@ -70,19 +82,28 @@ class Gateway:
             await error_response(error)(scope, receive, answer)
 
 
+def usual_path(path: str, known: Collection[str]) -> str:
+    """The spelling that is routed, and that keys are asked by, of one that clients have for it too: with a slash at its
+    end, without `/v1`, or by the name of a probe."""
+    if path in known:
+        return path
+    short = _PROBES.get(path.rstrip("/"), path.rstrip("/"))
+    return next((usual for usual in (short, f"/v1{short}") if usual in known), path)
+
+
 class _Answer:
     """`send` that adds our headers to the response's start and knows whether there was one."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self._headers = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
+        self.headers = [(b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
         self.started = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
             names = {name for name, _ in message.get("headers", [])}
-            ours = [header for header in self._headers if header[0] not in names]
+            ours = [header for header in self.headers if header[0] not in names]
             message = {**message, "headers": [*message.get("headers", []), *ours]}
         await self._send(message)
 

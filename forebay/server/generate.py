@@ -58,7 +58,7 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
         reading = reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids)
         return [replace(prompt, reading=reading, grammar=await enforced_grammar(server, body, prompt.token_ids))]
 
-    return await _serve(server, context, body, dialect, prompts, _params(body, num_top=num_top), wanted)
+    return await _serve(server, context, body, dialect, prompts, _params(server, body, num_top=num_top), wanted)
 
 
 async def completions(request: Request, server: ServerContext) -> Response:
@@ -69,7 +69,7 @@ async def completions(request: Request, server: ServerContext) -> Response:
     fields, table, usage = _fields(server, f"cmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
     dialect = CompletionDialect(fields, table, num_top=body.logprobs, echo=bool(body.echo), include_usage=usage)
     num_top = -1 if body.logprobs is None else body.logprobs
-    params = _params(body, num_top=num_top, prompt_logprobs=num_top if body.echo else -1)
+    params = _params(server, body, num_top=num_top, prompt_logprobs=num_top if body.echo else -1)
     wanted = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
     async def prompts() -> list[Prompt]:
@@ -87,8 +87,8 @@ async def _completion_prompt(server: ServerContext, body: CompletionRequest, pro
     return Prompt(token_ids=await server.encode(prompt, body), text=prompt)
 
 
-def _params(body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
-    """All but `max_new_tokens` and the seed."""
+def _params(server: ServerContext, body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
+    """All but `max_new_tokens` and the seed; the model's own where the client says nothing."""
     values: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -100,7 +100,8 @@ def _params(body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> Sampl
         "stop_token_ids": None if body.stop_token_ids is None else tuple(body.stop_token_ids),
         "logit_bias": None if body.logit_bias is None else {int(key): bias for key, bias in body.logit_bias.items()},
     }
-    return SamplingParams(
+    return msgspec.structs.replace(
+        server.sampling,
         ignore_eos=body.ignore_eos,
         logprobs=num_top,
         prompt_logprobs=prompt_logprobs,

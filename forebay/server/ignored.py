@@ -57,10 +57,7 @@ _METADATA: Final = Harmless(
 )
 _NOTHING: Final = one_of(None)
 IGNORED: Final[dict[str, Harmless]] = {
-    "prompt_cache_retention": one_of(None, "in-memory", "in_memory"),
-    "store": one_of(None, False),
     "metadata": _METADATA,
-    "service_tier": one_of(None, "auto", "default"),
     "parallel_tool_calls": one_of(None, True, False),
     "tools": one_of(None, []),
     "tool_choice": one_of(None, "none", "auto"),
@@ -68,7 +65,6 @@ IGNORED: Final[dict[str, Harmless]] = {
     "function_call": one_of(None, "none", "auto"),
     "modalities": one_of(None, ["text"]),
     "audio": _NOTHING,
-    "prediction": _NOTHING,
     "reasoning_effort": one_of(None, "none"),
     "verbosity": one_of(None, "medium"),
     "web_search_options": _NOTHING,

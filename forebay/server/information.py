@@ -19,6 +19,7 @@ from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol import CheckTransfersRequest, DetokenizeRequest, TokenizeRequest
 
 TICK_LIMIT_S: Final = 5.0
+SAMPLED: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # what models have defaults of
 STATE_TIMEOUT_S: Final = 2.0
 
 log = get_logger("server")
@@ -169,9 +170,9 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     info = _info(server)
     may_see_totals = server.security.may_see_totals(RequestContext.of(request.scope).tenant)
     config = server.config
-    secret = {"api_keys", "admin_api_keys"}
+    elsewhere = {"api_keys", "admin_api_keys", "sampling"}
     state = await _state(server)
-    limits = {name: getattr(config, name) for name in config.__slots__ if name not in secret}
+    limits = {name: getattr(config, name) for name in config.__slots__ if name not in elsewhere}
     return _json(
         {
             "served_model_name": server.model.name,
@@ -185,6 +186,10 @@ async def server_info(request: Request, server: ServerContext) -> Response:
                 "tool_calls": server.model.answers.formats.calls,
                 "reasoning": server.model.answers.formats.thinking,
                 "evidence": dict(server.model.answers.evidence),
+            },
+            "sampling": {
+                "source": config.sampling.source,
+                **{name: getattr(server.sampling, name) for name in SAMPLED},
             },
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.base.errors import InvalidRequest
-from forebay.server.ignored import MESSAGE_IGNORED, one_of
+from forebay.server.ignored import MESSAGE_IGNORED
 from forebay.server.strict import Label, Strict, Text
 from forebay.server.tools import MAX_TOOLS, ToolCall
 from forebay.server.validation import (
@@ -31,9 +31,8 @@ def text_or_list(value: Any) -> str | None:
 class CacheControl(Strict):
     """A client's mark: others will go on from here."""
 
-    # 5m is what Anthropic's API takes a missing one for. What is cached here stays until its memory is wanted: nobody
-    # can be promised an hour.
-    ignored = {"ttl": one_of(None, "5m")}
+    # What is cached stays until its memory is wanted: nobody can be promised an hour, and who asks for it is told so.
+    passed = frozenset({"ttl"})
     type: Literal["ephemeral"]
 
 
@@ -138,14 +137,14 @@ class Templated(Strict):
     chat_template_kwargs: Thinking | None = None
 
     @classmethod
-    def parse(cls, data: dict[str, Any]) -> Self:
+    def parse(cls, data: dict[str, Any], *, lenient: bool = False) -> Self:
         if "chat_template" in data:
             raise InvalidRequest(
                 "chat_template is the operator's choice: the server is started with --chat-template",
                 code="chat_template_refused",
                 param="chat_template",
             )
-        return super().parse(data)
+        return super().parse(data, lenient=lenient)
 
     @property
     def wishes(self) -> list[Thinking]:

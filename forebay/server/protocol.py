@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
+from forebay.server.foreign import PASSED
 from forebay.server.ignored import IGNORED, one_of
 from forebay.server.isolation import Session
 from forebay.server.messages import Messages, Templated, Thinking, text_or_list
@@ -106,6 +107,7 @@ class Bootstrap(Strict):
 
 
 class StreamOptions(Strict):
+    passed = frozenset({"continuous_usage_stats"})
     ignored = {"include_obfuscation": one_of(None, False)}
     include_usage: bool = False
 
@@ -114,6 +116,7 @@ class Sampling(Structured, Bootstrap):
     """What completions and chats have in common. None is "the default"."""
 
     ignored = IGNORED
+    passed = PASSED
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     stream: bool | None = None

@@ -75,7 +75,7 @@ def validation_error(details: list[dict[str, Any]], names: frozenset[str], field
     kind, context = first["type"], first.get("ctx", {})
     parts = [part for part in first["loc"] if isinstance(part, int) or part in names]
     if kind == UNKNOWN_FIELD:
-        return _unknown(parts, context["param"][:_MAX_NAME_CHARS], [] if parts else fields)
+        return _unknown(parts, context["param"][:_MAX_NAME_CHARS], [] if parts else fields, context["text"])
     if "param" in context:
         param = _join([*parts, context["param"]])
         text = _join([*parts, ""]) + context["text"]
@@ -87,12 +87,12 @@ def validation_error(details: list[dict[str, Any]], names: frozenset[str], field
     return InvalidRequest(f"{param}{_entry(first['loc'], names)} {words}", param=param)
 
 
-def _unknown(parts: list[Any], name: str, fields: list[str]) -> InvalidRequest:
+def _unknown(parts: list[Any], name: str, fields: list[str], why: str) -> InvalidRequest:
+    """`why` is what is known of fields that others have."""
     near = get_close_matches(name, fields, n=1)
     param = _join([*parts, name])
-    return InvalidRequest(
-        f"unknown field {param!a}" + (f": did you mean {near[0]}?" if near else ""), code=UNKNOWN_FIELD, param=param
-    )
+    hint = why or (f"did you mean {near[0]}?" if near else "")
+    return InvalidRequest(f"unknown field {param!a}" + (f": {hint}" if hint else ""), code=UNKNOWN_FIELD, param=param)
 
 
 def _words(kind: str, context: dict[str, Any], value: Any) -> str:

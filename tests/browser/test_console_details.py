@@ -76,7 +76,7 @@ def test_settings_reach_the_request(open_console: Open, page: Page) -> None:
     expect(page.locator("#temperature")).to_have_value("0.5")
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Defaults").click()
-    expect(page.locator("#temperature")).to_have_value("0.2")
+    expect(page.locator("#temperature")).to_have_value("")
 
 
 def test_conversation_is_sent_and_a_regenerated_answer_replaces_the_old_one(open_console: Open, page: Page) -> None:

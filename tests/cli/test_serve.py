@@ -127,6 +127,6 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
 
 @pytest.mark.parametrize("words", [["-", "--max-tokens", "4"], ["-n", "4"]], ids=["dash", "pipe"])
 def test_generate_continues_a_prompt_from_standard_input(words: list[str], embedded_model: Path) -> None:
-    command = [*FOREBAY, "generate", *words, "--kv-cache-bytes", "32MiB"]
+    command = [*FOREBAY, "generate", *words, "--temp", "0", "--kv-cache-bytes", "32MiB"]
     done = subprocess.run(command, input="The capital of France is\n", capture_output=True, text=True, timeout=HANGS_S)
     assert (done.returncode, done.stdout.split(".")[0].strip()) == (0, "Paris"), done.stderr

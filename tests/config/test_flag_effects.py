@@ -53,9 +53,12 @@ VALUES: dict[str, Any] = {
     "quantization": "int8",
     "reasoning_parser": "none",
     "radix_eviction_policy": "lfu",
+    "revision": "v2",
+    "sampling_defaults": "openai",
     "schedule_policy": "lpm",
     "served_model_name": "another",
     "speculative_algorithm": "NGRAM",
+    "unknown_fields": "warn",
     "swa_full_tokens_ratio": 0.125,
     "tool_call_parser": "hermes",
 }
@@ -74,6 +77,7 @@ WITH: dict[str, dict[str, Any]] = {
     "enable_memory_saver": {"device": "cuda"},
     "weights_cpu_backup": {"device": "cuda", "enable_memory_saver": True},
     "num_reserved_decode_tokens": DECODE,
+    "revision": {"model_path": "org/name"},
     "speculative_draft_model_path": {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "another"},
     "speculative_num_draft_tokens": {"speculative_algorithm": "NGRAM"},
     "speculative_num_steps": {"speculative_algorithm": "NGRAM"},
@@ -121,7 +125,14 @@ def configuration(**flags: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("flag", [flag for flag in FLAGS if flag.name not in ONE_VALUE], ids=lambda flag: flag.name)
-def test_every_flag_changes_the_configuration(flag: Flag, tmp_path: Path) -> None:
+def test_every_flag_changes_the_configuration(flag: Flag, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for revision in ("main", "v2"):  # of a model of the hub that is here
+        snapshot = tmp_path / "models--org--name" / "snapshots" / revision
+        snapshot.mkdir(parents=True)
+        (snapshot / "a.gguf").symlink_to(find_model(None))
+        (tmp_path / "models--org--name" / "refs").mkdir(exist_ok=True)
+        (tmp_path / "models--org--name" / "refs" / revision).write_text(revision)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     if flag.name == "model_path":
         shutil.copy(find_model(None), tmp_path / "another.gguf")
         value: object = tmp_path / "another.gguf"

@@ -18,6 +18,7 @@ from forebay.config.resolve import Survey, resolve, written_values
 from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 from forebay.config.speculation import PREFIX
+from forebay.families.sampling import NEUTRAL
 from forebay.formats.quantized import Quantization
 from forebay.formats.store import find_model
 from tests.models.tiny import make_tiny
@@ -121,7 +122,12 @@ def test_every_auto_has_a_rule_or_may_be_absent() -> None:
 def test_every_field_of_the_configuration_has_a_flag() -> None:
     derived = {"radix_cache", "strategy", "track_interval", "api_keys", "admin_api_keys", "adaptive", "cluster_key"}
     config = resolve()
-    wanted = (flat(config.engine).keys() | flat(config.server).keys()) - derived - flat(Chaos()).keys()
+    wanted = (
+        (flat(config.engine).keys() | flat(config.server).keys())
+        - derived
+        - flat(Chaos()).keys()
+        - flat(NEUTRAL).keys()
+    )
     assert wanted <= {flag.field.removeprefix(PREFIX).removeprefix(disaggregation.PREFIX) for flag in FLAGS}
 
 

@@ -215,7 +215,7 @@ def test_wrong_media_types_are_refused(shared: Running) -> None:
 
 
 def test_openai_fields_pass_only_when_they_ask_for_nothing(shared: Running) -> None:
-    harmless = {"user": "me", "store": False, "tools": [], "response_format": {"type": "text"}}
+    harmless = {"user": "me", "store": None, "tools": [], "response_format": {"type": "text"}}
     harmless |= {"metadata": {"run": "7"}}
     base = VALID[ChatRequest]
     assert post(shared, "/v1/chat/completions", json.dumps({**base, **harmless})).status_code == 200
@@ -227,6 +227,25 @@ def test_openai_fields_pass_only_when_they_ask_for_nothing(shared: Running) -> N
         assert error["param"] == name
         assert error["code"] == ("invalid_value" if harmless_values.wanted else "unsupported_field")
     assert_refused(post(shared, "/v1/chat/completions", json.dumps({**base, "chat_template": "x"})))
+
+
+def test_what_was_passed_over_is_told_in_a_header_of_any_answer(shared: Running) -> None:
+    for stream in (True, False):
+        body = {**VALID[ChatRequest], "cache_prompt": True, "keep_alive": "5m", "stream": stream}
+        answer = post(shared, "/v1/chat/completions", json.dumps(body))
+        assert (answer.status_code, answer.headers["x-forebay-ignored"]) == (200, "cache_prompt, keep_alive")
+    answer = post(shared, "/v1/chat/completions", json.dumps(VALID[ChatRequest]))
+    assert "x-forebay-ignored" not in answer.headers
+
+
+def test_paths_may_be_spelled_as_clients_spell_them(shared: Running) -> None:
+    for path in ("/chat/completions", "/v1/chat/completions/", "/chat/completions/"):
+        assert post(shared, path, json.dumps(VALID[ChatRequest])).status_code == 200
+    with shared.client() as http:
+        for path in ("/models", "/v1/models/", "/livez", "/readyz", "/ping", "/health/"):
+            assert http.get(path).status_code == 200, path
+        for path in ("/version", "/v1", "/v1/v1/models"):
+            assert http.get(path).status_code == 404, path
 
 
 OVER_CAP = [

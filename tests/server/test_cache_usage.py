@@ -152,7 +152,7 @@ def test_a_clients_cache_control_is_a_checkpoint(launch: Launch, message: dict[s
     assert last.endswith(ending)
 
 
-@pytest.mark.parametrize("mark", [{"type": "forever"}, {"type": "ephemeral", "ttl": "1h"}, {}, "ephemeral"])
+@pytest.mark.parametrize("mark", [{"type": "forever"}, {"type": "ephemeral", "until": "1h"}, {}, "ephemeral"])
 def test_another_cache_control_is_refused_by_name(launch: Launch, mark: Any) -> None:
     server = launch()
     with server.client() as http:

@@ -39,6 +39,8 @@ COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stream_options": {"usage": True}}, "unknown_field", "stream_options.usage", "unknown field"),
     ({"stream_options": {"stream": True}}, "unknown_field", "stream_options.stream", "unknown field"),
     ({"temprature": 1}, "unknown_field", "temprature", "did you mean temperature?"),
+    ({"mirostat": 2}, "unknown_field", "mirostat", "use temperature, top_k, top_p and min_p"),
+    ({"max_new_tokens": 2}, "unknown_field", "max_new_tokens", "call it max_tokens"),
     ({"n": 10**400}, "invalid_value", "n", "must be at most 1.04858e+06"),
 ]
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -110,6 +112,22 @@ def test_a_wrong_completion_is_told_what_is_wrong(change: dict[str, Any], code: 
 @pytest.mark.parametrize(("change", "code", "param", "words"), CHAT)
 def test_a_wrong_chat_is_told_what_is_wrong(change: dict[str, Any], code: str, param: str, words: str) -> None:
     assert_said(ChatRequest, {"messages": [HI], **change}, code, param, words)
+
+
+def test_what_cannot_change_an_answer_passes_and_is_told() -> None:
+    mark = {"type": "ephemeral", "ttl": "1h"}
+    data = {"messages": [{**HI, "cache_control": mark}], "cache_prompt": True, "store": None, "service_tier": "flex"}
+    assert ChatRequest.parse(data).passed_over == ("cache_prompt", "service_tier", "ttl")
+    streamed = {**data, "stream": True, "stream_options": {"continuous_usage_stats": True}}
+    assert "continuous_usage_stats" in ChatRequest.parse(streamed).passed_over
+
+
+def test_what_nobody_knows_passes_where_the_operator_says_so() -> None:
+    data = {"messages": [{**HI, "mood": "good"}], "zebra": 1}
+    assert_said(ChatRequest, data, "unknown_field", "zebra", "unknown field")
+    assert ChatRequest.parse(data, lenient=True).passed_over == ("zebra", "mood")
+    with pytest.raises(InvalidRequest, match="use temperature"):  # it would change the answer
+        ChatRequest.parse({**data, "mirostat": 1}, lenient=True)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file"])

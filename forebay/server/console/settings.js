@@ -2,12 +2,12 @@
 
 const STORE = "forebay.settings";
 
-// Temperature and top-p as recommended for the embedded model (SmolLM2's model card); they also suit larger ones.
+// Without a temperature or top-p the server takes the model's own.
 export const DEFAULTS = Object.freeze({
   system: "",
   tools: "",
-  temperature: 0.2,
-  top_p: 0.9,
+  temperature: "",
+  top_p: "",
   max_tokens: 512,
   seed: "",
   theme: "system",
@@ -16,8 +16,8 @@ export const DEFAULTS = Object.freeze({
 const CHECKS = {
   system: (value) => typeof value === "string",
   tools: (value) => value.trim() === "" || Array.isArray(parsed(value)),
-  temperature: (value) => value >= 0 && value <= 2,
-  top_p: (value) => value > 0 && value <= 1,
+  temperature: (value) => value === "" || (value >= 0 && value <= 2),
+  top_p: (value) => value === "" || (value > 0 && value <= 1),
   max_tokens: (value) => Number.isInteger(value) && value >= 1,
   seed: (value) => value === "" || (Number.isSafeInteger(value) && value >= 0),
   theme: (value) => ["system", "light", "dark"].includes(value),
@@ -43,8 +43,9 @@ export class Settings {
   // The request fields of a chat completion.
   request() {
     const { temperature, top_p, max_tokens, seed, tools } = this.values;
+    const given = Object.entries({ temperature, top_p, max_tokens, seed }).filter(([, value]) => value !== "");
     const offered = parsed(tools) ?? [];
-    return { temperature, top_p, max_tokens, ...(seed === "" ? {} : { seed }), ...(offered.length ? { tools: offered } : {}) };
+    return { ...Object.fromEntries(given), ...(offered.length ? { tools: offered } : {}) };
   }
 
   read() {

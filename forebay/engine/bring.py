@@ -1,0 +1,96 @@
+"""Models of the hub that are not on this machine: what they are is fetched first, then whether they fit is decided, and
+then come the weights."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.base.errors import ModelError
+from forebay.base.progress import byte_progress
+from forebay.base.units import human_bytes
+from forebay.config.engine_config import Config
+from forebay.config.resolve import Survey
+from forebay.engine.model_shape import Shape, read_shape
+from forebay.engine.sizing import memory_demand
+from forebay.families.model_config import ModelConfig
+from forebay.formats.hub_names import HubModel, chosen_gguf
+from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files, why_no_weights
+from forebay.formats.weight_shapes import WeightShapes
+from forebay.memory.budget import divide_memory
+from forebay.pools.cache_spec import cache_sizes
+
+if TYPE_CHECKING:
+    from forebay.formats.hub import Hub, Repository
+
+# The largest vocabularies take a quarter of it.
+HEADER_BYTES: Final = 64 << 20
+
+Say = Callable[[str], None]
+
+
+def bring(model: HubModel, resolved: Callable[[Survey], Config], say: Say) -> Path:
+    """Fetch it, where it can be served as `resolved` decides. Raises ConfigError and ModelError."""
+    hub, repository = _look(model)
+    gguf = chosen_gguf(repository.files, model)
+    with _described(hub, repository, gguf) as path:
+        _check_fits(path, resolved)
+        weights = [gguf] if gguf is not None else weight_files(path)
+    missing = [name for name in weights if name not in repository.files]
+    if missing:
+        raise ModelError(f"{model} has no {missing[0]}, which its index names: it is not whole at {repository.commit}")
+    size = sum(repository.files[name].num_bytes for name in weights)
+    at = (
+        f"{model.revision} ({repository.commit[:12]})"
+        if model.revision != repository.commit
+        else repository.commit[:12]
+    )
+    say(f"fetching {model} at {at}: {len(weights)} files of weights, {human_bytes(size)}")
+    with byte_progress(str(model)) as progress:
+        folder = hub.fetch(repository, [*repository.descriptions, *weights], progress)
+    hub.settle(repository)
+    return folder / gguf if gguf is not None else folder
+
+
+def _check_fits(path: Path, resolved: Callable[[Survey], Config]) -> None:
+    """What drafts for the model is left out: it may not be here either."""
+    shape: list[Shape] = []
+
+    def survey(*which: Any) -> tuple[ModelConfig, WeightShapes]:
+        shape.append(read_shape(*which))
+        return shape[-1].config, shape[-1].weights
+
+    engine = resolved(Survey(find=lambda *_: path, model=survey)).engine
+    sizes = cache_sizes(shape[-1].needs.cache_specs, engine.types)
+    divide_memory(memory_demand(engine, sizes, shape[-1].config))
+
+
+@contextmanager
+def described(model: HubModel) -> Iterator[Path]:
+    """A path that says what the model is, without its weights, for as long as it lasts."""
+    hub, repository = _look(model)
+    with _described(hub, repository, chosen_gguf(repository.files, model)) as path:
+        yield path
+
+
+def _look(model: HubModel) -> tuple[Hub, Repository]:
+    from forebay.formats.hub import Hub  # its library takes a third of a second to import
+
+    hub = Hub()
+    return hub, hub.look(model)
+
+
+@contextmanager
+def _described(hub: Hub, repository: Repository, gguf: str | None) -> Iterator[Path]:
+    names, model = repository.files.keys(), repository.model
+    if gguf is None and (model.file or model.codes or not names & {SINGLE_NAME, INDEX_NAME}):
+        asked = f"it has no {model.file or model.codes}: " if model.file or model.codes else ""
+        raise ModelError(f"{model} cannot be served: {asked}{why_no_weights(names)}")
+    if gguf is None:
+        yield hub.fetch(repository, repository.descriptions, lambda done, total: None)
+        return
+    with tempfile.TemporaryDirectory(prefix="forebay-") as scratch:
+        yield hub.begin(repository, gguf, HEADER_BYTES, Path(scratch) / Path(gguf).name)

@@ -1,0 +1,52 @@
+"""What is read of a model before its weights are there: a folder with nothing but a config.json will do, and the
+beginning of a GGUF file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from forebay.families.checkpoint import open_checkpoint
+from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
+from forebay.formats.gguf import GgufFile
+from forebay.formats.quantized import Quantization
+from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
+
+if TYPE_CHECKING:
+    from forebay.models import Needs
+
+
+class Shape(NamedTuple):
+    config: ModelConfig
+    needs: Needs
+    weights: WeightShapes
+
+
+def read_shape(path: Path, draft_head: bool) -> Shape:
+    from forebay.models import needs_of  # brings torch, which nothing but this needs here
+
+    config = _model_config(path)
+    needs = needs_of(config, draft_head=draft_head)
+    return Shape(config, needs, WeightShapes.of(_kinds(path, config, needs)))
+
+
+def _kinds(path: Path, config: ModelConfig, needs: Needs) -> Iterator[tuple[WeightKind, int]]:
+    """The weights of a GGUF file may be in codes, of which its header says so; those of a folder, of which its
+    configuration does."""
+    from forebay.models.weight_codes import codes_of  # as above
+
+    tensors = open_checkpoint(path).tensors if path.suffix == ".gguf" else {}
+    for param in needs.params:
+        if tensors.keys() >= set(param.names):
+            yield from kinds_of(codes_of(param, tensors, Quantization.FILE), param.shape, param.min_bits)
+        else:
+            packed = config.packing is not None and param.min_bits == 4 and len(param.shape) == 2
+            own = config.packing.format(param.shape[-1]) if packed and config.packing else None
+            yield WeightKind(own, param.shape[-1], param.min_bits), param.num_elements
+
+
+def _model_config(path: Path) -> ModelConfig:
+    if path.suffix == ".gguf":
+        return config_from_gguf(GgufFile(path))
+    return config_from_folder(path.parent if path.name == "config.json" else path)

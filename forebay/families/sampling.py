@@ -1,0 +1,59 @@
+"""What a model's authors would have it sampled with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from forebay.base.errors import ModelError, brief
+from forebay.families.fields import Fields, is_number
+from forebay.formats.gguf import GgufFile
+from forebay.formats.store import DEFAULT_MODEL
+
+_OF_GGUF: Final = {  # as llama.cpp's converter writes them
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """Values of sampling parameters for requests that do not say, by name, and where they are from. What is not there
+    has OpenAI's default: temperature 1, all tokens."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    source: str = "OpenAI's defaults"
+
+
+NEUTRAL: Final = SamplingDefaults()
+
+
+def of_generation_config(fields: Fields | None) -> SamplingDefaults:
+    values = {
+        name: value for name in _OF_GGUF.values() if fields is not None and (value := fields.get(name)) is not None
+    }
+    return _checked(values, "generation_config.json", fields.where if fields is not None else "")
+
+
+def of_gguf(file: GgufFile) -> SamplingDefaults:
+    """The embedded model's own file has none; its authors' are on its card."""
+    if file.path.name == DEFAULT_MODEL.file:
+        return SamplingDefaults(DEFAULT_MODEL.sampling, "its model card")
+    keys = {name: f"general.sampling.{key}" for key, name in _OF_GGUF.items()}
+    values = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
+    return _checked(values, "the GGUF file", str(file.path))
+
+
+def _checked(values: Mapping[str, Any], source: str, where: str) -> SamplingDefaults:
+    if not values:
+        return NEUTRAL
+    for name, value in values.items():
+        if not is_number(value):
+            raise ModelError(f"{where}: {name} is {brief(value)}; it must be a number")
+    # float32, as GGUF files have them, is good for seven digits; no top_k is -1 to some.
+    rounded = {name: value if type(value) is int else float(f"{value:.6g}") for name, value in values.items()}
+    return SamplingDefaults(rounded | ({"top_k": max(0, int(rounded["top_k"]))} if "top_k" in rounded else {}), source)

@@ -1,0 +1,152 @@
+"""Models that are named by their repository on the Hugging Face hub, and what the cache that all tools share has of
+them. Nothing is fetched here: `hub` does that.
+
+The cache has a folder for each repository, models--ORG--NAME. There refs/REVISION holds a commit, and snapshots/COMMIT
+links into blobs, where the files are by their hashes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from forebay.base.errors import ModelError
+from forebay.formats.safetensors import INDEX_NAME, SINGLE_NAME, weight_files
+
+MAIN: Final = "main"
+_PART: Final = r"[A-Za-z0-9_][\w.-]*"
+_NAME: Final = re.compile(
+    rf"(?:hf://(?:models/)?)?(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[^@:/]+))?(?:/(?P<file>[^:]+\.gguf))?"
+    rf"(?::(?P<codes>{_PART}))?"
+)
+_CODES: Final = re.compile(r"(?i)(?:^|[-._])((?:UD-)?I?Q\d\w*|BF16|F16|F32|MXFP4\w*)(?=[-._]|$)")
+_USUAL: Final = "Q4_K_M"
+_SPLIT: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """`org/name`; of its GGUF files the one called `file`, or the one whose weights are in `codes`, such as Q4_K_M."""
+
+    repo: str
+    revision: str = MAIN
+    file: str = ""
+    codes: str = ""
+
+    def __str__(self) -> str:
+        return self.repo + (f"/{self.file}" if self.file else f":{self.codes}" if self.codes else "")
+
+
+def hub_model(name: str, revision: str | None = None) -> HubModel | None:
+    """What `org/name`, `org/name:Q4_K_M`, `hf://org/name@revision/file.gguf` stand for; None for what is no such name.
+    A `revision` in the name goes before the other."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    return HubModel(
+        found["repo"], found["revision"] or revision or MAIN, found["file"] or "", (found["codes"] or "").upper()
+    )
+
+
+def hub_folder() -> Path:
+    """Of the cache, as the environment says: `HF_HUB_CACHE`, or `hub` in `HF_HOME`, which is in `XDG_CACHE_HOME`."""
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.path.expandvars(named or os.path.join(home, "hub"))).expanduser()
+
+
+def repository_folder(repo: str, cache: Path | None = None) -> Path:
+    return (cache or hub_folder()) / f"models--{repo.replace('/', '--')}"
+
+
+def repository_of(path: Path) -> str | None:
+    """`org/name` of a snapshot, or of a file in one; None of any other path."""
+    for folder in (path, *path.parents):
+        if folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("models--"):
+            return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
+    return None
+
+
+def revisions(cache: Path | None = None) -> Iterator[tuple[str, str, Path]]:
+    """Of all that is in the cache: the repository, the revision that is here (or its commit), and its folder."""
+    for folder in sorted((cache or hub_folder()).glob("models--*")):
+        repo, refs = folder.name.removeprefix("models--").replace("--", "/"), folder / "refs"
+        named = {path.read_text().strip(): str(path.relative_to(refs)) for path in refs.rglob("*") if path.is_file()}
+        for here in sorted(folder.glob("snapshots/*")):
+            yield repo, named.get(here.name, here.name[:12]), here
+
+
+def revision_folder(model: HubModel, cache: Path | None = None) -> Path | None:
+    """The folder of the revision, if there is one; of its files it may lack any."""
+    folder = repository_folder(model.repo, cache)
+    try:
+        commit = (folder / "refs" / model.revision).read_text().strip()
+    except OSError:
+        commit = model.revision if _COMMIT.fullmatch(model.revision) else ""
+    found = folder / "snapshots" / commit
+    return found if commit and found.is_dir() else None
+
+
+def find_in_cache(model: HubModel, cache: Path | None = None) -> Path:
+    """The folder, or the GGUF file, that is served. ModelError where it is not here, or not all of it."""
+    folder = revision_folder(model, cache)
+    pull = f"`forebay models pull {model}{'' if model.revision == MAIN else f' --revision {model.revision}'}`"
+    if folder is None:
+        raise ModelError(f"{model} is not on this machine: {pull} fetches it (nothing else is called so here)")
+    # Links may lead nowhere.
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.exists()]
+    try:
+        chosen = chosen_gguf(names, model)
+    except ModelError as error:
+        raise ModelError(f"{error.message}, as far as {folder} goes: {pull} asks the hub") from None
+    if chosen is not None:
+        return folder / chosen
+    if model.codes or model.file or "config.json" not in names:
+        raise ModelError(f"{folder}: of {model} it has {', '.join(sorted(names)[:8]) or 'nothing'}: {pull} fetches it")
+    missing = [name for name in weight_files(folder) if name not in names]
+    if missing:
+        raise ModelError(f"{folder}: {len(missing)} files of {model} are missing ({missing[0]}): {pull} fetches them")
+    return folder
+
+
+def chosen_gguf(names: Iterable[str], model: HubModel) -> str | None:
+    """Of a repository's files the GGUF file that is meant; None where it has safetensors and no GGUF file is asked for,
+    or none at all. ModelError where there are several that may be meant, or none of those asked for."""
+    names = set(names)
+    if model.file:
+        return model.file if model.file in names else None
+    if not model.codes and names & {SINGLE_NAME, INDEX_NAME}:
+        return None
+    there = {name: codes for name in sorted(names) if (codes := _gguf_codes(name)) is not None}
+    if not there:
+        return None
+    asked = [name for name, codes in there.items() if model.codes in ("", codes, codes.removeprefix("UD-"))]
+    all_codes = ", ".join(sorted(set(there.values())))
+    if not asked:
+        raise ModelError(f"{model.repo} has no {model.codes}; it has {all_codes}")
+    exact = [name for name in asked if there[name] == (model.codes or _USUAL)]
+    chosen, *others = exact or asked
+    if others:
+        named = f"{model.repo}:{there[chosen]}" if there[others[0]] != there[chosen] else f"hf://{model.repo}/{chosen}"
+        raise ModelError(f"{model.repo} has several GGUF files ({all_codes}): name one, such as {named}")
+    if split := _SPLIT.search(chosen):
+        raise ModelError(
+            f"{model.repo} has its {there[chosen]} in {int(split[2])} files, which are not read: take other codes of "
+            f"{all_codes}, or merge them (llama-gguf-split --merge) and serve the file"
+        )
+    return chosen
+
+
+def _gguf_codes(name: str) -> str | None:
+    """`Q4_K_M` of a model's file, empty where its name says nothing; None of any other, a model's later parts too."""
+    stem = name.rpartition("/")[2]
+    split = _SPLIT.search(stem)
+    if not stem.endswith(".gguf") or stem.startswith(("mmproj", "imatrix")) or (split and int(split[1]) != 1):
+        return None
+    found = _CODES.findall(stem.removesuffix(".gguf"))
+    return found[-1].upper() if found else ""
