@@ -13,6 +13,7 @@ import httptools
 
 from forebay.base.errors import ConfigError, EngineError, Unavailable
 
+_PORTS: Final = {"http": 80, "https": 443}
 DONE: Final = b"[DONE]"
 _MAX_EVENT_BYTES: Final = 16 << 20
 _MAX_ERROR_CHARS: Final = 500
@@ -21,19 +22,20 @@ OnEvent = Callable[[bytes], None]
 
 
 class Origin:
-    """Where a server is: `http://host:port`, with an optional API key."""
+    """Where a server is: `http://host:port` or `https://host`, with an optional API key."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
         parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme != "http" or not parts.hostname:
+        if parts.scheme not in _PORTS or not parts.hostname:
             raise ConfigError(f"{url!r} is not an address of a server: write http://HOST:PORT")
         self.host = parts.hostname
-        self.port = parts.port or 80
+        self.scheme = parts.scheme
+        self.port = parts.port or _PORTS[parts.scheme]
         self.prefix = parts.path.rstrip("/").removesuffix("/v1")
         self.api_key = api_key
 
     def __str__(self) -> str:
-        return f"http://{self.host}:{self.port}{self.prefix}"
+        return f"{self.scheme}://{self.host}:{self.port}{self.prefix}"
 
 
 class KeptAlive(asyncio.Protocol):
@@ -48,7 +50,8 @@ class KeptAlive(asyncio.Protocol):
         """Raises Unavailable where nobody listens."""
         loop = asyncio.get_running_loop()
         try:
-            _, protocol = await loop.create_connection(lambda: cls(origin), origin.host, origin.port)
+            tls = True if origin.scheme == "https" else None
+            _, protocol = await loop.create_connection(lambda: cls(origin), origin.host, origin.port, ssl=tls)
         except OSError as error:
             raise Unavailable(f"no server answers at {origin} ({error}): start one with `forebay serve`") from None
         return protocol

@@ -8,6 +8,15 @@ from pathlib import Path
 
 def cache_folder(name: str) -> Path:
     """`$XDG_CACHE_HOME/forebay/<name>`, or `~/.cache/forebay/<name>`. Not created here."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(base) if os.path.isabs(base) else Path.home() / ".cache"
-    return root / "forebay" / name
+    return _folder("XDG_CACHE_HOME", ".cache") / name
+
+
+def history_folder() -> Path:
+    """`$XDG_STATE_HOME/forebay`, or `~/.local/state/forebay`. Not created here."""
+    return _folder("XDG_STATE_HOME", ".local/state")
+
+
+def _folder(variable: str, otherwise: str) -> Path:
+    base = os.environ.get(variable, "")
+    root = Path(base) if os.path.isabs(base) else Path.home() / otherwise
+    return root / "forebay"

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import json
 import os
+import signal
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
 
-from forebay.base.errors import ForebayError, Unavailable
-from forebay.base.http_client import Origin, get_json, stream_json
+from forebay.base.errors import ConfigError, ForebayError, Unavailable
+from forebay.base.http_client import Origin, get_json
 from forebay.cli.arguments import Parsed, Parser, note
-from forebay.cli.generate import add_sampling, sampling
-from forebay.cli.local import LocalModel, local_model
-from forebay.requests.sampling_params import RANDOM_SEED
-
-Message = dict[str, str]
-Reply = Callable[[list[Message]], AsyncIterator[str]]
+from forebay.cli.generate import add_sampling
+from forebay.cli.local import Took, local_model
+from forebay.cli.talker import Local, Message, Remote, Talker
+from forebay.cli.terminal import Piped, Screen, Terminal
+from forebay.formats.files import MAX_JSON_BYTES, read_bytes
 
 DEFAULT_URL: Final = "http://127.0.0.1:30000"
-HELP: Final = "/reset starts over, /exit or Ctrl-D ends"
+HELP: Final = """\
+/system [TEXT]  show or set the system message     /retry  answer the last question anew
+/undo           take back the last question        /reset  start over
+/save FILE      write the conversation as JSON     /load FILE  go on with one
+/model [NAME]   who answers                        /stats  what the answers took
+/help           this                               /exit, Ctrl-D  end
+Ctrl-C stops an answer; Alt-Enter begins a new line; what is pasted may have several."""
 
 
 def run(words: Sequence[str]) -> int:
     parser = Parser(
         "chat",
-        f"Talk to the server at --url ({DEFAULT_URL} if one answers there), else to an engine that is\n"
+        f"Talk to the server at --url ({DEFAULT_URL} if one answers there), else to an engine that is "
         "started for it. A MODEL always starts an engine.",
         "[MODEL] [options]",
+        examples=("", "Qwen/Qwen3-0.6B --temperature 0.7", "--url https://models.example.org"),
     )
     parser.option("--url", metavar="URL", help="a running server")
     parser.option("--system", metavar="TEXT", help="the system message")
-    add_sampling(parser, temperature=0.6, max_tokens=None)
+    add_sampling(parser, max_tokens=None)
     parser.engine_flags(server=False, model_is_positional=True)
     parser.option("--api-key", metavar="KEY", dest="key", help="for the server; better in FOREBAY_API_KEY")
     parsed = parser.parse(words)
@@ -45,13 +52,12 @@ async def _chat(parsed: Parsed) -> None:
     own = parsed.own
     origin = Origin(own.url or DEFAULT_URL, own.key or os.environ.get("FOREBAY_API_KEY", ""))
     if own.url or (not parsed.flags and await _answers(origin)):
-        model = (await get_json(origin, "/v1/models"))["data"][0]["id"]
-        await _talk(f"{model} at {origin}", own.system, _remote(origin, model, own))
+        await Conversation(await Remote.find(origin, own), own.system).hold()
         return
     config = parsed.resolve(max_running_requests=1, log_level="warning")
     note("loading the model")
-    async with local_model(config) as local:
-        await _talk(config.engine.served_model_name, own.system, _local(local, own))
+    async with local_model(config) as model:
+        await Conversation(Local(config.engine.served_model_name, model, own), own.system).hold()
 
 
 async def _answers(origin: Origin) -> bool:
@@ -62,69 +68,117 @@ async def _answers(origin: Origin) -> bool:
     return True
 
 
-def _remote(origin: Origin, model: str, own: argparse.Namespace) -> Reply:
-    options: dict[str, Any] = {"temperature": own.temperature, "top_p": own.top_p}
-    options |= {} if own.max_tokens is None else {"max_completion_tokens": own.max_tokens}
-    options |= {} if own.seed == RANDOM_SEED else {"seed": own.seed}
-    options |= {"top_k": own.top_k} if own.top_k else {}
-    options |= {"min_p": own.min_p} if own.min_p else {}
+class Conversation:
+    """Messages so far, and what a person types."""
 
-    async def reply(messages: list[Message]) -> AsyncIterator[str]:
-        payload = {"model": model, "messages": messages, "stream": True, **options}
-        async for event in stream_json(origin, "/v1/chat/completions", payload):
-            for choice in event.get("choices", ()):
-                yield choice.get("delta", {}).get("content") or ""
+    def __init__(self, talker: Talker, system: str | None, screen: Screen | None = None) -> None:
+        self._talker = talker
+        self._screen = screen or (Terminal() if sys.stdin.isatty() and sys.stdout.isatty() else Piped())
+        self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        self._took: list[Took] = []
 
-    return reply
+    async def hold(self) -> None:
+        """Until the person ends it."""
+        self._screen.say(f"{self._talker.name}. /help lists commands, Ctrl-D ends")
+        while (line := await self._screen.ask()) is not None and line.strip() not in ("/exit", "/quit", "/bye"):
+            try:
+                await self._take(line)
+            except Unavailable:
+                raise
+            except ForebayError as error:
+                note(error.message)
 
-
-def _local(model: LocalModel, own: argparse.Namespace) -> Reply:
-    async def reply(messages: list[Message]) -> AsyncIterator[str]:
-        ids = model.tokenizer.encode_chat(messages, max_tokens=model.context_length)
-        async for piece in model.stream(ids, sampling(own, model.room(len(ids), own.max_tokens))):
-            yield piece
-
-    return reply
-
-
-async def _talk(name: str, system: str | None, reply: Reply) -> None:
-    print(f"{name}. {HELP}")
-    first = [{"role": "system", "content": system}] if system else []
-    messages = list(first)
-    while (line := await _ask()) is not None:
-        if line in ("/exit", "/quit"):
+    async def _take(self, line: str) -> None:
+        if not line.startswith("/"):
+            if line.strip():
+                self.messages.append({"role": "user", "content": line})
+                await self._answer()
             return
-        if line == "/reset":
-            messages = list(first)
-        elif line.startswith("/"):
-            print(HELP)
-        elif line.strip():
-            await _turn(messages, line, reply)
+        word, _, rest = line.partition(" ")
+        commands: dict[str, Callable[[str], Awaitable[None]]] = {
+            "/system": self._system, "/retry": self._retry, "/undo": self._undo, "/reset": self._reset,
+            "/save": self._save, "/load": self._load, "/stats": self._stats, "/model": self._model,
+        }  # fmt: skip
+        if word in commands:
+            await commands[word](rest.strip())
+        else:
+            self._screen.say(HELP)
 
+    async def _answer(self) -> None:
+        """To the last question. What fails takes the question back, what is stopped is kept as far as it went."""
+        took, pieces = Took(), list[str]()
+        stopped, failed = False, True
+        try:
+            stopped = not await self._until_ctrl_c(self._screen.show(self._talker.reply(self.messages, took), pieces))
+            failed = False
+        finally:
+            if failed:
+                self._pop_question()
+        self._took.append(took)
+        if not pieces and stopped:
+            self._pop_question()
+        else:
+            self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        self._screen.remark(f"[{took}{'; stopped' if stopped else ''}]")
 
-async def _turn(messages: list[Message], line: str, reply: Reply) -> None:
-    """One question and its answer. What fails leaves the conversation as it was before."""
-    messages.append({"role": "user", "content": line})
-    pieces: list[str] = []
-    started = time.monotonic()
-    try:
-        async for piece in reply(messages):
-            pieces.append(piece)
-            print(piece, end="", flush=True)
-    except Unavailable:
-        raise
-    except ForebayError as error:
-        messages.pop()
-        print()
-        note(error.message)
-        return
-    messages.append({"role": "assistant", "content": "".join(pieces)})
-    print(f"\n[{time.monotonic() - started:.1f} s]" if sys.stdout.isatty() else "")
+    async def _until_ctrl_c(self, work: Awaitable[None]) -> bool:
+        """Whether it ended by itself. The program goes on either way."""
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+        loop.add_signal_handler(signal.SIGINT, task.cancel)
+        try:
+            await task
+        except asyncio.CancelledError:
+            return False
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+        return True
 
+    def _pop_question(self) -> str:
+        """And what came of it."""
+        while self.messages and self.messages[-1]["role"] != "system":
+            last = self.messages.pop()
+            if last["role"] == "user":
+                return str(last["content"])
+        raise ConfigError("there is no question yet")
 
-async def _ask() -> str | None:
-    """A line of input, None at its end. In a thread, so that the engine's channel is served while a person types."""
-    try:
-        return await asyncio.to_thread(input, "> " if sys.stdin.isatty() else "")
-    except EOFError:
-        return None
+    async def _system(self, text: str) -> None:
+        rest = [message for message in self.messages if message["role"] != "system"]
+        own = next((str(message["content"]) for message in self.messages if message["role"] == "system"), "none")
+        if text:
+            self.messages = [{"role": "system", "content": text}, *rest]
+        self._screen.say(f"system message: {text or own}")
+
+    async def _retry(self, _: str) -> None:
+        self.messages.append({"role": "user", "content": self._pop_question()})
+        await self._answer()
+
+    async def _undo(self, _: str) -> None:
+        self._screen.say(f"taken back: {self._pop_question()[:200]}")
+
+    async def _reset(self, _: str) -> None:
+        self.messages = [message for message in self.messages if message["role"] == "system"]
+        self._screen.say("a new conversation")
+
+    async def _save(self, name: str) -> None:
+        try:
+            Path(name).expanduser().write_text(json.dumps({"messages": self.messages}, indent=2) + "\n", "utf-8")
+        except OSError as error:
+            raise ConfigError(f"{name or 'no file'} cannot be written ({error}): /save FILE") from error
+        self._screen.say(f"{len(self.messages)} messages are in {name}")
+
+    async def _load(self, name: str) -> None:
+        try:
+            messages = json.loads(read_bytes(Path(name).expanduser(), MAX_JSON_BYTES))["messages"]
+            loaded = [{"role": str(message["role"]), "content": str(message["content"])} for message in messages]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{name} is no conversation that /save wrote ({error!r})") from error
+        self.messages = loaded
+        self._screen.say(f"{len(loaded)} messages from {name}")
+
+    async def _stats(self, _: str) -> None:
+        self._screen.say("\n".join(f"{number}. {took}" for number, took in enumerate(self._took, 1)) or "no answer yet")
+
+    async def _model(self, name: str) -> None:
+        if name:
+            await self._talker.choose(name)
+        self._screen.say(self._talker.name)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forebay.base.errors import from_code
 from forebay.base.log import setup_logging
@@ -18,19 +19,50 @@ from forebay.text.detokenizer import Detokenizer
 from forebay.text.tokenizer import Tokenizer
 
 
+@dataclass(slots=True)
+class Took:
+    """Of one answer; times are `time.monotonic`."""
+
+    began: float = field(default_factory=time.monotonic)
+    first: float = 0.0
+    last: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+    def came(self) -> None:
+        self.last = time.monotonic()
+        self.first = self.first or self.last
+
+    def __str__(self) -> str:
+        if not self.first:
+            return "no answer"
+        rate = (self.output_tokens - 1) / (self.last - self.first) if self.last > self.first else 0.0
+        speed = f", {rate:.1f} tok/s" if self.output_tokens > 1 and rate else ""
+        reused = f", {self.cached_tokens} of {self.prompt_tokens} prompt tokens reused" if self.prompt_tokens else ""
+        return f"{self.output_tokens} tokens{speed}, first after {self.first - self.began:.2f} s{reused}"
+
+
 @dataclass(frozen=True, slots=True)
 class LocalModel:
     engine: AsyncEngine
     tokenizer: Tokenizer
     context_length: int
+    sampling: SamplingParams  # where nobody says otherwise
 
-    async def stream(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[str]:
-        """The continuation, piece by piece. Raises the request's typed error if it fails."""
+    async def stream(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, took: Took | None = None
+    ) -> AsyncIterator[str]:
+        """The continuation, piece by piece; `took` counts it. Raises the request's typed error if it fails."""
         text = Detokenizer(self.tokenizer.table)
         async with self.engine.submit(prompt_token_ids=list(prompt_token_ids), params=params) as updates:
             async for update in updates:
                 if update.finish is FinishReason.ERROR and update.failure is not None:
                     raise from_code(update.failure.kind, update.failure.message, update.failure.code)
+                if took is not None:
+                    took.came()
+                    took.output_tokens += len(update.token_ids)
+                    took.cached_tokens = update.cache.cached_tokens if update.cache else took.cached_tokens
                 piece = text.push(update.token_ids).text
                 if piece:
                     yield piece
@@ -53,6 +85,9 @@ async def local_model(config: Config) -> AsyncIterator[LocalModel]:
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
         ready = await engine.ready()
-        yield LocalModel(engine, tokenizer, ready.context_length)
+        sampling = config.server.sampling
+        yield LocalModel(
+            engine, tokenizer, ready.context_length, SamplingParams.defaults(sampling.values, sampling.source)
+        )
     finally:
         await engine.close(drain_s=0.0)

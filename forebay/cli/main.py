@@ -24,7 +24,33 @@ COMMANDS: Final = {
     "plan": ("forebay.cli.plan", "say what a model would need and how many requests would fit"),
     "models": ("forebay.cli.models", "list, pull and inspect models"),
     "doctor": ("forebay.cli.doctor", "say what is wrong with this machine or install, and the fix"),
+    "completion": ("forebay.cli.completion", "print what a shell completes commands with: bash, zsh, fish"),
 }
+# What other projects' commands are called here.
+_ELSEWHERE: Final = {
+    "run": "chat MODEL",
+    "pull": "models pull MODEL",
+    "list": "models list",
+    "ls": "models list",
+    "ps": "models list",
+    "rm": "models rm MODEL",
+    "show": "models inspect MODEL",
+    "complete": "generate PROMPT",
+    "start": "serve",
+    "launch_server": "serve",
+    "api_server": "serve",
+    "llama-server": "serve",
+    "benchmark": "bench",
+    "collect-env": "doctor",
+}
+_EXAMPLES: Final = """\
+examples:
+  forebay serve                                  the model that is embedded
+  forebay serve Qwen/Qwen3-0.6B                  one of the Hugging Face hub
+  forebay serve org/name-GGUF:Q4_K_M             one of its GGUF files
+  forebay plan org/name --memory 16GiB           would it fit, and how many users?
+  forebay chat                                   with the server that runs here
+  echo "Once upon" | forebay generate -n 50"""
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
@@ -57,10 +83,12 @@ def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_usage())
         return EXIT_OK if words else EXIT_USAGE
-    if words[0] in ("-V", "--version"):
+    if words[0] in ("-V", "-v", "--version", "version"):
         print(f"forebay {__version__}")
         return EXIT_OK
     if words[0] not in COMMANDS:
+        if ours := _ELSEWHERE.get(words[0]):
+            raise ConfigError(f"there is no command {words[0]!r}: it is `forebay {ours}` here")
         from forebay.config.sources import did_you_mean
 
         raise ConfigError(f"there is no command {words[0]!r}{did_you_mean(words[0], COMMANDS)}")
@@ -78,6 +106,8 @@ def _usage() -> str:
             "usage: forebay COMMAND [options]",
             "",
             *lines,
+            "",
+            _EXAMPLES,
             "",
             "`forebay COMMAND --help` lists the options of one, `--help=WORD` those about WORD.",
         ]

@@ -64,10 +64,9 @@ def _read_shape(path: Path, draft_head: bool) -> tuple[ModelConfig, WeightShapes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
-    """How `resolve` learns the facts it decides by: where the model of a name and a revision is; the model at a path
-    with the shapes of its weights, those of its draft head among them where that is to guess; the memory of the machine
-    and, where that is asked for, of its GPU. `forebay plan` asks about models without their weights, and about other
-    machines."""
+    """How `resolve` learns the facts it decides by: where the model of a name and a revision is; its shape and that of
+    its weights, a draft head's among them where that is to guess; the memory of the machine and, where that is asked
+    for, of its GPU. `forebay plan` asks about models without their weights, and about other machines."""
 
     find: Callable[[str | None, str | None], Path] = lambda name, revision: find_model(name, revision=revision)
     model: Callable[[Path, bool], tuple[ModelConfig, WeightShapes]] = _read_shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +34,10 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
     ("words", "message"),
     [
         (["serv"], "did you mean serve?"),
+        (["run", "x"], "it is `forebay chat MODEL` here"),
+        (["pull", "x"], "it is `forebay models pull MODEL` here"),
+        (["ps"], "it is `forebay models list` here"),
+        (["completion", "tcsh"], "give bash, zsh or fish"),
         (["route", "--prefill", "http://127.0.0.1:1"], "one --decode URL"),
         (["route", "--prefill", "ftp://x", "--decode", "y"], "write http://HOST:PORT"),
         (["pd", "check", "http://127.0.0.1:1"], "write forebay pd check URL URL"),
@@ -67,7 +72,9 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
         (["serve", "--max-run", "5"], "there is no flag --max-run"),
         (["generate", "-n", "0"], "-n: '0' is no such number"),
         (["models", "push"], "push"),
-        (["models", "pull", "x"], "default model"),
+        (["models", "pull", "x"], "x is no model of the hub"),
+        (["models", "rm"], "say which"),
+        (["models", "rm", "x"], "no x is here"),
         (["bench", "fast"], "fast"),
         (["generate", "--file", "/nowhere"], "/nowhere"),
     ],
@@ -115,6 +122,30 @@ def test_other_projects_names_of_a_commands_own_options_are_found_too(capsys: py
 def test_help_says_which_options_are_environment_variables() -> None:
     assert "Settings of the engine and the server (all but `options`)" in full_help("")
     assert "Every flag" not in full_help("")
+
+
+@pytest.mark.parametrize("word", ["", "all"])
+def test_help_fits_into_80_columns(word: str) -> None:
+    assert [line for line in full_help(word).splitlines() if len(line) > 80] == []
+
+
+def test_a_shell_completes_commands_options_and_values(capsys: pytest.CaptureFixture[str]) -> None:
+    scripts = {}
+    for shell in ("bash", "fish"):
+        assert main(["completion", shell]) == 0
+        scripts[shell] = capsys.readouterr().out
+    typed = {
+        ("mo",): "models",
+        ("models", "pu"): "pull",
+        ("models", "make", "--li"): "--like",
+        ("serve", "--quantization", "int"): "int8 int4",
+        ("generate", "--max-t"): "--max-tokens --max-total-tokens",
+    }
+    for words, expected in typed.items():
+        line = f"COMP_WORDS=(forebay {' '.join(words)}); COMP_CWORD={len(words)}; _forebay; echo ${{COMPREPLY[@]}}"
+        done = subprocess.run(["bash", "-c", f"{scripts['bash']}\n{line}"], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
+    assert "__fish_seen_subcommand_from serve' -l dtype -x -a 'bfloat16 float32'" in scripts["fish"]
 
 
 def test_help_searches_names_aliases_and_texts() -> None:
@@ -196,8 +227,8 @@ def test_doctor_names_a_port_that_is_taken(capsys: pytest.CaptureFixture[str], t
 
 def test_defaults_of_zero_are_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["generate", "--help"])
-    assert "0 takes the likeliest token [0.0]" in capsys.readouterr().out
+        main(["models", "make", "--help"])
+    assert "of the weights [0]" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

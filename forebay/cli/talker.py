@@ -1,0 +1,73 @@
+"""Whom one talks to in the terminal: a running server, or an engine of our own; one interface."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from forebay.base.errors import ConfigError
+from forebay.base.http_client import Origin, get_json, stream_json
+from forebay.cli.generate import given, sampling
+from forebay.cli.local import LocalModel, Took
+from forebay.requests.sampling_params import RANDOM_SEED
+
+Message = dict[str, Any]
+
+
+class Talker(Protocol):
+    name: str
+
+    def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
+        """The answer, piece by piece; `took` is filled meanwhile. Raises what went wrong."""
+        ...
+
+    async def choose(self, name: str) -> None:
+        """Raises ConfigError where there is no model of that name."""
+        ...
+
+
+class Remote:
+    def __init__(self, origin: Origin, model: str, own: argparse.Namespace) -> None:
+        self.name, self._origin, self._model = f"{model} at {origin}", origin, model
+        self._options = given(own)
+        self._options |= {} if own.max_tokens is None else {"max_completion_tokens": own.max_tokens}
+        self._options |= {} if own.seed == RANDOM_SEED else {"seed": own.seed}
+
+    @classmethod
+    async def find(cls, origin: Origin, own: argparse.Namespace) -> Remote:
+        return cls(origin, (await get_json(origin, "/v1/models"))["data"][0]["id"], own)
+
+    async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
+        payload = {"model": self._model, "messages": messages, "stream": True, **self._options}
+        payload["stream_options"] = {"include_usage": True}
+        async for event in stream_json(self._origin, "/v1/chat/completions", payload):
+            if usage := event.get("usage"):
+                took.prompt_tokens, took.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+                took.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            for choice in event.get("choices", ()):
+                if piece := choice.get("delta", {}).get("content"):
+                    took.came()
+                    yield piece
+
+    async def choose(self, name: str) -> None:
+        there = [model["id"] for model in (await get_json(self._origin, "/v1/models"))["data"]]
+        if name not in there:
+            raise ConfigError(f"{self._origin} does not serve {name}; it serves {', '.join(there)}")
+        self._model, self.name = name, f"{name} at {self._origin}"
+
+
+class Local:
+    def __init__(self, name: str, model: LocalModel, own: argparse.Namespace) -> None:
+        self.name, self._model, self._own = name, model, own
+
+    async def reply(self, messages: list[Message], took: Took) -> AsyncIterator[str]:
+        ids = self._model.tokenizer.encode_chat(messages, max_tokens=self._model.context_length)
+        took.prompt_tokens = len(ids)
+        params = sampling(self._own, self._model.sampling, self._model.room(len(ids), self._own.max_tokens))
+        async for piece in self._model.stream(ids, params, took):
+            yield piece
+
+    async def choose(self, name: str) -> None:
+        if name != self.name:
+            raise ConfigError(f"this engine has {self.name} alone: start another, `forebay chat {name}`")
