@@ -83,6 +83,10 @@ class DecodeRole(Role):
         scheduler.running.merge_batch(batch)
         self._fresh.update(joining)
 
+    @property
+    def someone_has_arrived(self) -> bool:
+        return bool(self._arrived)
+
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
         """None in a request's first step: the device has those of the row's last tenant, if any."""
         self._fresh = {req for req in self._fresh if req.held and req.held.kv_bound <= req.num_prompt + 1}
@@ -91,8 +95,11 @@ class DecodeRole(Role):
     # -- offering ----------------------------------------------------------------------------------------------------
 
     def _offer(self, now: float) -> None:
-        """Places for the first in rank, as long as there is room and nobody waits who was here before."""
+        """Places for the first in rank, as long as there is room and nobody waits who was here before. None while
+        somebody's memory is yet to be copied to the host: steps keep their order, other engines write at any time."""
         scheduler = self.scheduler
+        if scheduler.is_saving:
+            return
         while scheduler.pending and scheduler.admits and not scheduler.waiting and scheduler.held.rows.available_size():
             req = scheduler.pending[0]
             with blamed_on(req):

@@ -58,6 +58,9 @@ class Scheduling(Protocol):
     @property
     def num_running(self) -> int: ...
 
+    @property
+    def is_saving(self) -> bool: ...
+
     def rank(self, req: Request) -> tuple[int, int]: ...
 
     def enqueue(self, req: Request) -> None: ...
@@ -144,6 +147,11 @@ class Handoff:
     def most_drafts(self, reqs: Sequence[Request], most: Ids) -> Ids:
         """Of `most` draft tokens of each of these requests, which a step decodes, how many the device can have."""
         return most
+
+    @property
+    def someone_has_arrived(self) -> bool:
+        """Whether somebody who holds memory runs as soon as somebody else does not."""
+        return False
 
     def computed(self, req: Request) -> None:
         """A step has committed that computed some of a prompt with another half, and the cache has adopted of it."""

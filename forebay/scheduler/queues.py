@@ -56,6 +56,11 @@ class Queues:
         self.counters = dict.fromkeys(COUNTED, 0.0)  # numbers that only grow; any other name is a KeyError
 
     @property
+    def is_saving(self) -> bool:
+        """Whether a step has yet to copy to the host what is in places that may be others' by now."""
+        return bool(self.held.draft.saves) or any(flight.plan.host.saves for flight in self.flights)
+
+    @property
     def idle(self) -> bool:
         return not (self.requests or self.flights)
 

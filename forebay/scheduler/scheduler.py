@@ -146,7 +146,8 @@ class Scheduler(Telling):
             if self.held.give_back_unused(batch.req_pool_indices_cpu):
                 continue
             finishing = sum(req.residency.num_pages for req in self.finishing)
-            if short <= self.held.deferred_pages + finishing or self.num_running == 1:
+            alone = self.num_running == 1 and not self.handoff.someone_has_arrived
+            if short <= self.held.deferred_pages + finishing or alone:
                 break
             roomy = False
             if self.victim.residency.num_drafts:  # nobody knows how much to take from it before its steps commit

@@ -128,15 +128,15 @@ SCHEDULER = (
     Mutant(
         "C26 the only one running gives way to nobody",
         "scheduler/scheduler.py",
-        "self.held.deferred_pages + finishing or self.num_running == 1:",
-        "self.held.deferred_pages + finishing:",
+        "short <= self.held.deferred_pages + finishing or alone:",
+        "short <= self.held.deferred_pages + finishing:",
         "scheduler/test_fairness.py::test_the_only_one_gives_way_to_nobody",
     ),
     Mutant(
         "C26 nobody gives way for pages that are on their way back",
         "scheduler/scheduler.py",
-        "            if short <= self.held.deferred_pages + finishing or self.num_running == 1:",
-        "            if self.num_running == 1:",
+        "            if short <= self.held.deferred_pages + finishing or alone:",
+        "            if alone:",
         "scheduler/test_fairness.py::test_nobody_gives_way_for_pages_that_are_on_their_way_back",
     ),
     Mutant(
@@ -551,6 +551,20 @@ SCHEDULER = (
         "        if req and tail.num_tokens != req.num_prompt:",
         "        if False:",
         "scheduler/test_roles.py::test_a_transfer_that_is_not_whole_ends_its_request[events2-transfer_lost]",
+    ),
+    Mutant(
+        "C22 places from which a step has yet to copy are not offered",
+        "scheduler/decode_role.py",
+        "        if scheduler.is_saving:\n            return\n",
+        "",
+        "scheduler/test_roles.py::test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered",
+    ),
+    Mutant(
+        "C22 who is alone gives way to those who have arrived",
+        "scheduler/scheduler.py",
+        "self.num_running == 1 and not self.handoff.someone_has_arrived",
+        "self.num_running == 1",
+        "scheduler/test_roles.py::test_who_is_alone_gives_way_to_those_who_have_arrived",
     ),
     Mutant(
         "C22 a room in use is not taken twice",

@@ -397,6 +397,35 @@ def test_places_are_offered_only_where_there_is_room_for_what_all_will_soon_need
     assert [req.status for req in reqs] == [Status.TRANSFERRING, Status.TRANSFERRING, Status.PENDING]
 
 
+def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
+    kinds = KindConfig(slot_bytes={"kv": 10}, retraction_host_bytes=1 << 20, recompute_bytes_per_token=100)
+    half = decode(overlap_depth=1, radix_cache=False, kinds=kinds)
+    saved = half.add(6, max_new=8)
+    half.step()
+    half.scheduler.retract(saved)
+    half.launch()
+    assert half.plans[-1].host.saves, "and loads in the same step"
+    half.meet(10)
+    half.launch()
+    assert not half.take_orders(), "a peer would write there at once"
+    half.commit()
+    half.launch()
+    assert half.take_orders()
+
+
+def test_who_is_alone_gives_way_to_those_who_have_arrived():
+    half = decode(num_pages=8, max_running_requests=1, radix_cache=False)
+    first, second = half.meet(8, room=1, max_new=2), half.meet(8, room=2, max_new=2)
+    half.step()
+    offers = list(half.orders)
+    whole = half.add(8, max_new=16)  # six pages, in the end, of which four are there
+    half.step()
+    for offer in offers:
+        arrive(half, offer)
+    half.run()
+    assert [len(half.tokens_of(req)) for req in (first, second, whole)] == [2, 2, 16]
+
+
 def test_a_failing_step_leaves_arrivals_alone():
     half = decode()
     running, coming = half.meet(6, room=1), half.meet(5, room=2)
