@@ -116,8 +116,9 @@ class Parser:
             self._parser.add_argument("model_positional", nargs="?")
 
     def server_flags(self) -> None:
-        """Add those of HTTP alone, for a command that has no cache."""
-        names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS} - {"cache_isolation"}
+        """Add those of HTTP alone, for a command that has no cache and reads no prompts."""
+        names = {flag.name for flag in BY_NAME.values() if flag.group in SERVER_GROUPS}
+        names -= {"cache_isolation", "keep_volatile_headers"}
         self._add_flags(flag for flag in BY_NAME.values() if flag.name in (*names, "log_level"))
 
     def _add_flags(self, flags: Iterable[Flag]) -> None:

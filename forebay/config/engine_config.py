@@ -305,6 +305,7 @@ class ServerConfig:
     max_n: int = 8
     max_prompts: int = 16
     drain_timeout_s: float = 30.0
+    keep_volatile_headers: bool = False  # at the head of system texts
     log_level: str = "info"
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
     tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`

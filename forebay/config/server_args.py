@@ -282,6 +282,13 @@ _HTTP: Final = in_group(
         choices=("refuse", "warn"),
     ),
     Flag("drain_timeout", SECONDS, "time that running requests get after SIGTERM", default=30.0, low=0.0),
+    Flag(
+        "keep_volatile_headers",
+        BOOL,
+        "leave the billing line that changes with every request at the head of a system text (/v1/messages), where it "
+        "keeps the prefix cache from finding anything, instead of moving it behind that text",
+        default=False,
+    ),
 )
 
 _SECURITY: Final = in_group(

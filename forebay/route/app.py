@@ -26,7 +26,7 @@ from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import ClientGone
 from forebay.server.console import load_assets
 from forebay.server.context import RequestContext
-from forebay.server.errors import error_ending
+from forebay.server.errors import MESSAGES, RESPONSES, error_ending
 from forebay.server.gateway import Gateway
 from forebay.server.http_protocol import Connection
 from forebay.server.security import Security
@@ -34,7 +34,7 @@ from forebay.server.watch import Watch
 
 MOST_IDS: Final = 1 << 22  # token ids in a body: members have limits of their own
 ASK_TIMEOUT_S: Final = 30.0
-_PASSED_ON: Final = ("authorization", "x-request-id")
+_PASSED_ON: Final = ("authorization", "x-api-key", "x-request-id")
 _PASSED_BACK: Final = ("content-type", "cache-control", "retry-after", "x-forebay-ignored")
 
 
@@ -104,7 +104,7 @@ class _Relayed(Response):
             try:
                 await upstream.ended()
             except ForebayError as error:
-                ending = error_ending(error)
+                ending = error_ending(error, scope["path"])
             await self._send({"type": "http.response.body", "body": ending, "more_body": False})
 
     def _write(self, piece: bytes) -> None:
@@ -242,6 +242,9 @@ def _unfit(reason: str, message: str) -> Response:
 ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", "/v1/chat/completions", generate),
     ("POST", "/v1/completions", generate),
+    ("POST", MESSAGES, generate),
+    ("POST", f"{MESSAGES}/count_tokens", forward),
+    ("POST", RESPONSES, generate),
     ("GET", "/v1/models", forward),
     ("GET", "/v1/models/{model_id:path}", forward),
     ("POST", "/tokenize", forward),

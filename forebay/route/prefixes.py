@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -9,17 +10,21 @@ from typing import Any, Final
 
 import msgspec
 
+from forebay.server.dialects.messages_request import BILLING_HEADER
+
 BLOCK_BYTES: Final = 256  # some 60 tokens: a shorter beginning in common saves less than a balanced load
 MOST_BLOCKS: Final = 512  # of one prompt; what is behind them has been cached with them or not at all
 MOST_KNOWN: Final = 1 << 16  # blocks of all prompts together, 10 MB
 _DIGEST_BYTES: Final = 16
+_PROMPT: Final = ("system", "instructions", "messages", "input", "prompt")  # fields, in the order of their texts
+_VOLATILE: Final = re.compile(BILLING_HEADER.encode() + rb'[^"\\]*')  # no two requests have the same
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 def blocks_of(data: dict[str, Any]) -> list[bytes]:
     """Of the body of a request: hashes of its prompt's whole blocks, each over all that is before it too."""
-    text = _encode(data.get("messages", data.get("prompt")))
+    text = b"".join(_VOLATILE.sub(b"", _encode(data[name])) for name in _PROMPT if name in data)
     # The bracket at the end of a list stands where the next message, or id, of a longer one does.
     found, before = [], b""
     for start in range(0, min(len(text) - BLOCK_BYTES, BLOCK_BYTES * MOST_BLOCKS), BLOCK_BYTES):

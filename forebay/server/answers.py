@@ -20,6 +20,18 @@ class ErrorAnswer(TypedDict):
     error: Error
 
 
+class AnthropicError(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicErrorAnswer(TypedDict):
+    """The same on Anthropic's routes."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
 class CachedDetails(TypedDict):
     cached_tokens: int
 
@@ -125,6 +137,92 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+
+
+class ThinkingDetails(TypedDict):
+    thinking_tokens: int
+
+
+class AnthropicUsage(TypedDict):
+    """The prompt's tokens are in one of three numbers each. `moved`: what of the system text stands behind it now."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: ThinkingDetails
+    weight_version: int
+    cache: CacheUsage
+    moved: NotRequired[list[str]]
+
+
+class AnthropicBlock(TypedDict):
+    """`text`; `thinking` and `signature`; or `id`, `name` and `input`."""
+
+    type: Literal["text", "thinking", "tool_use"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    signature: NotRequired[str]
+    id: NotRequired[str]
+    name: NotRequired[str]
+    input: NotRequired[dict[str, Any]]
+
+
+class AnthropicMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnthropicBlock]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: CachedDetails
+    output_tokens: int
+    output_tokens_details: ReasoningDetails
+    total_tokens: int
+    weight_version: int
+    cache: CacheUsage
+
+
+class ResponseItem(TypedDict):
+    """A message has a `role`, thinking a `summary` and perhaps `encrypted_content`, and both `content`; a call has
+    `call_id`, `name` and `arguments`."""
+
+    id: str
+    type: Literal["message", "reasoning", "function_call"]
+    status: Literal["completed", "incomplete"]
+    role: NotRequired[Literal["assistant"]]
+    content: NotRequired[list[dict[str, Any]]]
+    summary: NotRequired[list[dict[str, Any]]]
+    encrypted_content: NotRequired[str | None]
+    call_id: NotRequired[str]
+    name: NotRequired[str]
+    arguments: NotRequired[str]
+
+
+class ModelResponse(TypedDict):
+    """The fields of the request that are not long come back in it. `metadata.ignored`: tools that are left out."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    model: str
+    status: Literal["completed", "incomplete"]
+    error: None
+    incomplete_details: dict[str, str] | None
+    output: list[ResponseItem]
+    usage: ResponseUsage
+    metadata: dict[str, str]
+    store: Literal[False]
 
 
 class ModelCard(TypedDict):

@@ -22,6 +22,9 @@ from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
 from forebay.server.context import ServerContext
+from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.dialects.responses_request import ResponsesRequest
+from forebay.server.errors import MESSAGES, RESPONSES
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.isolation import Isolation
@@ -51,6 +54,9 @@ Handler = Callable[[Request, ServerContext], Awaitable[Response]]
 ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
     ("POST", "/v1/completions", generate.completions, CompletionRequest),
+    ("POST", MESSAGES, generate.messages, MessagesRequest),
+    ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
+    ("POST", RESPONSES, generate.responses, ResponsesRequest),
     ("GET", "/v1/models", information.models, None),
     ("GET", "/v1/models/{model_id:path}", information.model, None),
     ("POST", "/tokenize", information.tokenize, TokenizeRequest),

@@ -36,6 +36,6 @@ def with_cors(app: ASGIApp, config: ServerConfig) -> ASGIApp:
         app,
         allow_origins=list(config.cors_origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["authorization", "content-type", "x-request-id"],
+        allow_headers=["anthropic-version", "authorization", "content-type", "x-api-key", "x-request-id"],
         expose_headers=["x-request-id", "x-forebay-ignored"],
     )

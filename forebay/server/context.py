@@ -95,6 +95,7 @@ class RequestContext:
     """`send` and `connection` are below every middleware: a stream's chunks go straight there."""
 
     request_id: str
+    route: str
     tenant: Tenant
     receive: Receive
     send: Send
@@ -118,6 +119,7 @@ def new_request_context(
 ) -> RequestContext:
     return RequestContext(
         request_id=request_id,
+        route=scope["path"],
         tenant=tenant,
         receive=receive,
         send=send,

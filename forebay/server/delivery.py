@@ -67,11 +67,15 @@ class EventWriter:
         self._dialect = dialect
         self._generation = generation
         self._kept: list[bytes] | None = []
+        self._has_begun = False
 
     def text(self, choice: Choice, text: str) -> None:
         self._write(self._dialect.text(choice, text))
 
     def piece(self, choice: Choice, piece: Piece) -> None:
+        if not self._has_begun:  # what is nothing but text is never the first
+            self._has_begun = True
+            self._write(self._dialect.opening(self._generation))
         self._write(self._dialect.chunk(choice, piece))
 
     def restart(self, choice: Choice) -> None:
@@ -81,9 +85,9 @@ class EventWriter:
         )
 
     def open(self) -> None:
-        """Call when the head of the answer has been sent, and its first piece is there."""
+        """Call when the head of the answer has been sent."""
         kept, self._kept = self._kept or [], None
-        self._write(b"".join([*map(self._dialect.opening, self._generation.choices), *kept]))
+        self._write(b"".join(kept))
 
     async def end(self) -> bytes:
         """Wait until nothing more is to be written; what is left to be said then."""

@@ -1,4 +1,8 @@
-"""Errors as clients see them: `{"error": {"message", "type", "param", "code"}}`, in a body or inside a stream."""
+"""Errors as clients see them, in a body or at the end of a stream.
+
+OpenAI's `{"error": {"message", "type", "param", "code"}}`, and on Anthropic's routes
+`{"type": "error", "error": {"type", "message"}}`, where the message has to name the field.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,17 @@ from forebay.requests.updates import Failure
 
 DONE: Final = b"data: [DONE]\n\n"
 MAX_MESSAGE_CHARS: Final = 1000
+MESSAGES: Final = "/v1/messages"
+RESPONSES: Final = "/v1/responses"
+_ANTHROPIC_TYPES: Final = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 log = get_logger("server")
 
@@ -25,11 +40,26 @@ class HttpError(RequestError):
         self.status, self.type = status, type
 
 
-def error_json(error: ForebayError) -> bytes:
-    message = error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode("utf-8")
-    return msgspec.json.encode(
-        {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
-    )
+def shown(error: ForebayError) -> str:
+    """The message as it is sent: bounded, and text."""
+    return error.message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode("utf-8")
+
+
+def speaks_anthropic(path: str) -> bool:
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
+
+
+def error_json(error: ForebayError, path: str) -> bytes:
+    """The body of an answer to a request for `path`, "" where that is not known."""
+    message = shown(error)
+    if not speaks_anthropic(path):
+        return msgspec.json.encode(
+            {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
+        )
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": message}})
 
 
 def error_headers(error: ForebayError) -> dict[str, str]:
@@ -44,18 +74,23 @@ def error_headers(error: ForebayError) -> dict[str, str]:
     return {}
 
 
-def error_response(error: ForebayError, headers: dict[str, str] | None = None) -> Response:
+def error_response(error: ForebayError, path: str, headers: dict[str, str] | None = None) -> Response:
     return Response(
-        error_json(error),
+        error_json(error, path),
         status_code=error.status,
         headers={**error_headers(error), **(headers or {})},
         media_type="application/json",
     )
 
 
-def error_ending(error: ForebayError) -> bytes:
-    """The same as the end of a stream whose status has been sent."""
-    return b"data: " + error_json(error) + b"\n\n" + DONE
+def error_ending(error: ForebayError, path: str) -> bytes:
+    """The same as the end of a stream whose status has been sent, for who knows nothing else of the stream."""
+    if speaks_anthropic(path):
+        return b"event: error\ndata: " + error_json(error, path) + b"\n\n"
+    if path == RESPONSES:
+        event = {"type": "error", "code": error.code, "message": shown(error), "param": error.param}
+        return b"event: error\ndata: " + msgspec.json.encode(event) + b"\n\n"
+    return b"data: " + error_json(error, path) + b"\n\n" + DONE
 
 
 def from_failure(failure: Failure | None) -> ForebayError:

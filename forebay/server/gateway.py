@@ -79,7 +79,7 @@ class Gateway:
     async def _refuse(self, error: ForebayError, scope: Scope, receive: Receive, answer: _Answer) -> None:
         self._metrics.count_error(error.code)
         if not answer.started:
-            await error_response(error)(scope, receive, answer)
+            await error_response(error, scope["path"])(scope, receive, answer)
 
 
 def usual_path(path: str, known: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""The routes that generate: /v1/completions and /v1/chat/completions."""
+"""The routes that generate: /v1/completions, and in three dialects chats."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import ForebayError, InvalidRequest, RequestError
 from forebay.base.log import event, get_logger
+from forebay.engine.frames import Ready
 from forebay.requests.sampling_params import RANDOM_SEED, SamplingParams
 from forebay.scheduler.limits import check_context, check_token_ids
 from forebay.server.bodies import ClientGone
@@ -23,6 +24,16 @@ from forebay.server.delivery import EventStream, EventWriter, collect
 from forebay.server.dialects.chat import ChatDialect
 from forebay.server.dialects.completion import CompletionDialect
 from forebay.server.dialects.dialect import Dialect
+from forebay.server.dialects.messages import MessagesDialect
+from forebay.server.dialects.messages_request import (
+    BILLING_HEADER,
+    CountTokensRequest,
+    MessagesRequest,
+    behind_the_system_text,
+)
+from forebay.server.dialects.renaming import renamed
+from forebay.server.dialects.responses import ResponsesDialect
+from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.enforcing import enforced_grammar
 from forebay.server.generation import Generation
 from forebay.server.order import Order, Prompt
@@ -44,9 +55,79 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
     fields, table, usage = _fields(server, f"chatcmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
     dialect = ChatDialect(fields, table, logprobs=bool(body.logprobs), include_usage=usage)
     num_top = (body.top_logprobs or 0) if body.logprobs else -1
-    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    return await _serve_chat(server, context, body, dialect, num_top=num_top)
 
+
+async def messages(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, MessagesRequest)
+    server.check_model(body.model)
+    chat, remarks = _settled(server, body)
+    dialect = MessagesDialect(
+        answer_id=f"msg_{context.request_id}",
+        model=server.model.name,
+        max_tokens=body.max_tokens,
+        page_size=server.engine.info.page_size,
+        marked=body.marked,
+        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+        remarks=remarks,
+    )
+    with renamed(body.renamings):
+        return await _serve_chat(server, context, chat, dialect, cut_to_room=True)
+
+
+async def count_tokens(request: Request, server: ServerContext) -> Response:
+    body = await read_body(request, server, CountTokensRequest)
+    server.check_model(body.model)
+    with renamed(body.renamings):
+        chat, _ = _settled(server, body)
+        check_answerable(chat, server.model.answers)
+        with _naming("messages"):
+            token_ids = await server.render(server.tokenizer.encode_chat, chat.messages, chat)
+    return Response(msgspec.json.encode({"input_tokens": len(token_ids)}), media_type="application/json")
+
+
+def _settled(server: ServerContext, body: CountTokensRequest) -> tuple[ChatRequest, dict[str, Any]]:
+    """The chat that the body stands for, and what has to be said about it. Clients speak of thinking with every
+    request: a model that cannot be told is not, and high effort is what who is told nothing makes."""
+    remarks: dict[str, Any] = {}
+    found, told = server.model.answers, dict[str, Any]()
+    if found.can_switch:
+        told["enable_thinking"] = body.thinks
+    if found.formats.thinking is None:
+        told["max_thinking_tokens"] = None
+    if body.chat.reasoning_effort == "high" and "reasoning_effort" not in found.variables:
+        told["reasoning_effort"] = None
+    chat = body.chat.model_copy(update=told)
+    settled = chat if server.config.keep_volatile_headers else behind_the_system_text(chat)
+    if settled is not chat:
+        remarks["moved"] = [BILLING_HEADER.removesuffix(":")]
+    return settled, remarks
+
+
+async def responses(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, ResponsesRequest)
+    server.check_model(body.model)
+    own = {"object": "response", "created_at": int(time.time()), "model": server.model.name}
+    dialect = ResponsesDialect(
+        fields={"id": f"resp_{context.request_id}", **own, **body.echo()}, seals=body.wants_sealed
+    )
+    with renamed(body.renamings):
+        return await _serve_chat(server, context, body.chat, dialect)
+
+
+async def _serve_chat(
+    server: ServerContext,
+    context: RequestContext,
+    body: ChatRequest,
+    dialect: Dialect,
+    *,
+    num_top: int = -1,
+    cut_to_room: bool = False,
+) -> Response:
     check_answerable(body, server.model.answers)
+    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     async def prompts() -> list[Prompt]:
         if not server.engine.info.wants_resume_points:
@@ -58,7 +139,8 @@ async def chat_completions(request: Request, server: ServerContext) -> Response:
         reading = reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids)
         return [replace(prompt, reading=reading, grammar=await enforced_grammar(server, body, prompt.token_ids))]
 
-    return await _serve(server, context, body, dialect, prompts, _params(server, body, num_top=num_top), wanted)
+    params = _params(server, body, num_top=num_top)
+    return await _serve(server, context, body, dialect, prompts, params, wanted, cut_to_room=cut_to_room)
 
 
 async def completions(request: Request, server: ServerContext) -> Response:
@@ -152,15 +234,18 @@ def _order(
 
 
 def _with_room(
-    params: SamplingParams, prompts: list[Prompt], wanted: int | None, context_length: int
+    params: SamplingParams, prompts: list[Prompt], wanted: int | None, info: Ready, *, cut: bool
 ) -> SamplingParams:
     """`params` with `max_new_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
-    RequestTooLarge."""
+    RequestTooLarge; with `cut` not for an answer that may be asked to be longer than there is room."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     asked = None if wanted is None else max(1, wanted)
     for length in (min(lengths), max(lengths)):
-        check_context(length, asked, context_length)
-    return msgspec.structs.replace(params, max_new_tokens=context_length - max(lengths) if asked is None else asked)
+        check_context(length, None if cut else asked, info.context_length)
+    room = info.context_length - max(lengths)
+    if cut and asked is not None:
+        asked = min(asked, room, max(1, info.max_total_tokens - max(lengths)))
+    return msgspec.structs.replace(params, max_new_tokens=room if asked is None else asked)
 
 
 async def _serve(
@@ -171,6 +256,8 @@ async def _serve(
     prompts: Callable[[], Awaitable[list[Prompt]]],
     params: SamplingParams,
     wanted: int | None,
+    *,
+    cut_to_room: bool = False,
 ) -> Response:
     """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
     async with contextlib.AsyncExitStack() as undo:
@@ -186,7 +273,7 @@ async def _serve(
         if watch.gone:
             raise ClientGone
         with _naming(source):
-            params = _with_room(params, made, wanted, info.context_length)
+            params = _with_room(params, made, wanted, info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=wanted == 0)
         generation = Generation.submit(server.engine, server.tokenizer.table, made, order)
         generation.started_at = context.arrived_at
@@ -227,7 +314,7 @@ def _gained(generation: Generation) -> dict[str, float]:
 def _count(server: ServerContext, context: RequestContext, generation: Generation) -> None:
     """One line and the metrics of an ended request."""
     now = time.monotonic()
-    server.metrics.count_generation(generation, now)
+    server.metrics.count_generation(generation, now, context.route)
     usage = generation.usage()
     first, last = generation.first_token_at, generation.last_token_at
     tokens = usage["completion_tokens"]
@@ -238,6 +325,7 @@ def _count(server: ServerContext, context: RequestContext, generation: Generatio
         event(
             "finished",
             id=context.request_id,
+            route=context.route,
             prompt_tokens=usage["prompt_tokens"],
             cached_tokens=usage["cache"]["cached_tokens"],
             output_tokens=tokens,

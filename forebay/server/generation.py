@@ -53,6 +53,7 @@ class Choice:
         self.prompt = prompt
         self.stream = stream
         self.finish: str | None = None
+        self.stopped: str | None = None  # the stop string that ended it
         self.cache = CacheReport()
         self.speculation: SpeculationReport | None = None
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
@@ -127,9 +128,9 @@ class Choice:
             if update.finish is not None:
                 tail = self._detokenizer.finish()
                 text, stopped = text + tail.text, tail.stopped
-                self.finish = "stop" if stopped is not None else str(update.finish.value)
+                self.finish = str(update.finish.value)
         if stopped is not None:
-            self.finish = "stop"
+            self.finish, self.stopped = "stop", stopped
             self.stream.abort()
         if self._reader is not None:
             parts += self._reader.push(text) if text else []

@@ -113,7 +113,7 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refusal = Overloaded(f"{MAX_PIPELINED} requests wait for the answer to the one before: wait for it")
             raise httptools.HttpParserError("too many requests at once")
-        if self.over_cap and (self.parser.get_method().decode(), self.url.partition(b"?")[0].decode()) not in PUBLIC:
+        if self.over_cap and (self.parser.get_method().decode(), self._path()) not in PUBLIC:
             limit = self.limits.max_connections
             self._refusal = Overloaded(f"{limit} connections are open; no more are taken: try again later")
             raise httptools.HttpParserError("no room")
@@ -172,11 +172,15 @@ class _BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
-            body = error_json(error)
+            body = error_json(error, self._path())
             headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
             lines = [f"{name}: {value}\r\n".encode() for name, value in {**headers, **error_headers(error)}.items()]
             self.transport.write(STATUS_LINE[error.status] + b"".join(lines) + b"\r\n" + body)
         self.transport.close()
+
+    def _path(self) -> str:
+        """That of the request's target as far as it has been read."""
+        return getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

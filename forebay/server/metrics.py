@@ -74,6 +74,7 @@ class Metrics:
         refused = "Requests answered with an error before their first token, by code"
         cached = "Prompt tokens of ended requests that came from the prefix cache"
         self._finished = counters("request_success", finished, "finished_reason")
+        self._requests = counters("requests", "Requests that generated, by route", "route")
         self._refused = counters("requests_refused", refused, "code")
         self._aborted = counter("num_aborted_requests", "Requests whose client went away before they ended")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of ended requests, cached ones included")
@@ -86,9 +87,10 @@ class Metrics:
     def count_error(self, code: str) -> None:
         self._refused.labels(self._model, code).inc()
 
-    def count_generation(self, generation: Generation, now: float) -> None:
+    def count_generation(self, generation: Generation, now: float, route: str) -> None:
         """An ended generation, however it ended."""
         usage = generation.usage()
+        self._requests.labels(self._model, route).inc()
         for choice in generation.choices:
             self._finished.labels(self._model, choice.finish or "abort").inc()
         if generation.disconnected:

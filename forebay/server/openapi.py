@@ -9,7 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
 from forebay.server import answers
-from forebay.server.protocol import REQUEST_TYPES
+from forebay.server.errors import MESSAGES, RESPONSES, speaks_anthropic
 from forebay.server.security import ADMIN_PATHS
 from forebay.server.strict import Strict
 
@@ -18,12 +18,15 @@ EVENTS: Final = "text/event-stream"
 _REF: Final = "#/components/schemas/{}"
 _STATUS_ROUTES: Final = ("/health", "/ready", "/debug/state")  # whose 503 is an answer, not an error
 
-_CHUNKS: Final = {"description": "Server-sent events: a chunk each, in JSON; [DONE] is the last."}
+_CHUNKS: Final = {"description": "Server-sent events, each of them JSON."}
 
 # By path, what a 200 may be: media type to type.
 _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/v1/chat/completions": {JSON: answers.ChatCompletion, EVENTS: Any},
     "/v1/completions": {JSON: answers.Completion, EVENTS: Any},
+    MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
+    f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
+    RESPONSES: {JSON: answers.ModelResponse, EVENTS: Any},
     "/v1/models": {JSON: answers.ModelList},
     "/v1/models/{model_id:path}": {JSON: answers.ModelCard},
     "/tokenize": {JSON: answers.Tokens},
@@ -43,12 +46,13 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
 
 def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[str, Any]:
     """The OpenAPI document of `routes`: method, path, name and body of each."""
-    kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | {answers.ErrorAnswer}
+    errors = {answers.ErrorAnswer, answers.AnthropicErrorAnswer}
+    kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | errors
     named = sorted(kinds - {str, Any}, key=lambda kind: kind.__name__)
     schemas, defined = msgspec.json.schema_components(named, ref_template=_REF.format("{name}"))
     schema_of = {**dict(zip(named, schemas, strict=True)), str: {"type": "string"}, Any: _CHUNKS}
     _, bodies = models_json_schema(
-        [(kind, "validation") for kind in REQUEST_TYPES], ref_template=_REF.format("{model}")
+        [(body, "validation") for _, _, _, body in routes if body is not None], ref_template=_REF.format("{model}")
     )
     paths: dict[str, dict[str, Any]] = {}
     for method, path, name, body in routes:
@@ -68,16 +72,20 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
         "openapi": "3.1.0",
         "info": {"title": "Forebay", "version": __version__},
         "paths": paths,
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"header": []}],
         "components": {
             "schemas": {**bodies["$defs"], **defined},
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
 
 def _responses(path: str, schema_of: dict[Any, Any]) -> dict[str, Any]:
-    error = {"description": "Refused or failed", "content": {JSON: {"schema": schema_of[answers.ErrorAnswer]}}}
+    failed = answers.AnthropicErrorAnswer if speaks_anthropic(path) else answers.ErrorAnswer
+    error = {"description": "Refused or failed", "content": {JSON: {"schema": schema_of[failed]}}}
     content = {media: {"schema": schema_of[kind]} for media, kind in _ANSWERS[path].items()}
     found = {"200": {"description": "As asked", "content": content}, "4XX": error, "5XX": error}
     if path in _STATUS_ROUTES:

@@ -316,9 +316,3 @@ class UpdateWeightsRequest(PauseRequest):
 class CheckTransfersRequest(Strict):
     bootstrap_host: Host
     bootstrap_port: Port
-
-
-REQUEST_TYPES: Final[tuple[type[Strict], ...]] = (
-    *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
-    *(PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest, CheckTransfersRequest),
-)

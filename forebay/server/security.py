@@ -30,6 +30,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
 _MAX_PORT: Final = 65535
+_HOW: Final = "send one header `Authorization: Bearer <key>` or `x-api-key: <key>`"
 _OWN_SITES: Final = frozenset({b"same-origin", b"none"})  # `none`: the user asked, and no page
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -94,11 +95,11 @@ class Security:
             return ANYBODY
         if public or (method, path) in PUBLIC or (not self._keys and path not in ADMIN_PATHS):
             return ANYBODY
-        digest = _digest(_bearer(headers))
+        digest = _digest(_key(headers))
         admin = _among(digest, self._admin_keys)
         user = _among(digest, self._keys)
         if not (admin or user):
-            raise Unauthorized("the API key is missing or wrong: send `Authorization: Bearer <key>`")
+            raise Unauthorized(f"the API key is missing or wrong: {_HOW}")
         if not admin and (path in ADMIN_PATHS or (path in TOTALS and self._hides_totals)):
             if not self._admin_keys:
                 raise NotFound(f"{path} does not exist: it needs --admin-api-key-file")
@@ -113,11 +114,15 @@ def _among(digest: bytes, known: list[bytes]) -> bool:
     return found
 
 
-def _bearer(headers: Headers) -> bytes:
-    values = [value for name, value in headers if name == b"authorization"]
-    if len(values) != 1 or not values[0].startswith(b"Bearer "):
-        raise Unauthorized("the API key is missing: send one header `Authorization: Bearer <key>`")
-    return values[0][len(b"Bearer ") :]
+def _key(headers: Headers) -> bytes:
+    """The one key that is sent: as OpenAI's clients do, as Anthropic's do, or in both ways."""
+    bearers = [value for name, value in headers if name == b"authorization"]
+    keys = [value for name, value in headers if name == b"x-api-key"]
+    fits = len(bearers) <= 1 and len(keys) <= 1 and all(value.startswith(b"Bearer ") for value in bearers)
+    sent = {value.removeprefix(b"Bearer ") for value in bearers} | {*keys}
+    if not fits or len(sent) != 1:
+        raise Unauthorized(f"the API key is missing: {_HOW}")
+    return sent.pop()
 
 
 def _forbidden(message: str, code: str) -> HttpError:

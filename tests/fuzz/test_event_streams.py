@@ -173,10 +173,11 @@ def written(kind: type[Any], parts: list[str]) -> list[bytes]:
     order = Order(params=SamplingParams(), namespace="", author="")
     choice = Choice(0, Prompt(token_ids=[5]), None, order, TABLE)  # type: ignore[arg-type]
     first, *middle = parts
-    chunks = [dialect.opening(choice), dialect.chunk(choice, Piece(first, [], None))]
+    generation = Generation([choice], 1, TABLE)
+    chunks = [dialect.opening(generation), dialect.chunk(choice, Piece(first, [], None))]
     chunks += [dialect.text(choice, part) for part in middle]
     chunks.append(dialect.chunk(choice, Piece("", [], "stop")))
-    return [*chunks, dialect.closing(Generation([choice], 1, TABLE))]
+    return [*chunks, dialect.closing(generation)]
 
 
 def text_of(event: dict[str, Any]) -> str:

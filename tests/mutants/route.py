@@ -69,7 +69,7 @@ ROUTE = (
     Mutant(
         "C22 a failure behind the first token is told in the stream",
         "route/app.py",
-        "                ending = error_ending(error)\n",
+        '                ending = error_ending(error, scope["path"])\n',
         "                pass\n",
         "route/test_router.py::test_a_connection_that_breaks_in_a_stream_is_told_in_it",
     ),

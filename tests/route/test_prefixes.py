@@ -17,6 +17,21 @@ def test_the_next_turn_of_a_chat_begins_as_the_one_before() -> None:
     assert blocks_of(chat("a" * 600, "b" * 300))[: len(first)] == first
 
 
+def test_the_next_turn_begins_as_the_one_before_in_every_dialect() -> None:
+    """Also where a client changes a line of its system text with every request."""
+    bodies = [
+        [
+            {"system": f"x-anthropic-billing-header: cch={nonce};\n{'s' * 300}", **chat("a" * 600, *more)}
+            for nonce, more in (("1", ()), ("2", ("b" * 300,)))
+        ],
+        [{"instructions": "s" * 300, "input": chat("a" * 600, *more)["messages"]} for more in ((), ("b" * 300,))],
+    ]
+    for first, second in bodies:
+        blocks = blocks_of(first)
+        assert len(blocks) >= 3
+        assert blocks_of(second)[: len(blocks)] == blocks
+
+
 def test_what_parts_early_has_nothing_in_common_behind() -> None:
     one, other = blocks_of(chat("a" + "x" * 2000)), blocks_of(chat("b" + "x" * 2000))
     assert not {*one} & {*other}

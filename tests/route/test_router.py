@@ -68,6 +68,28 @@ def test_a_stream_comes_through_as_it_is(route: Route) -> None:
     at_rest(routed)
 
 
+SAID = {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+DIALECTS = [
+    ("/v1/messages", SAID, "message_stop", "error"),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 3}, "response.incomplete", "error"),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "last", "_"), DIALECTS)
+def test_every_dialect_goes_to_both_halves(route: Route, path: str, body: dict[str, Any], last: str, _: str) -> None:
+    routed = route()
+    with routed.client() as http:
+        events = [line[6:] for line in http.post(path, json={**body, "stream": True}).text.splitlines() if line]
+        assert http.post(path, json={**body, "bootstrap_room": 5}).status_code == 400
+        assert http.post("/v1/messages/count_tokens", json={**SAID, "max_tokens": None}).status_code == 400
+        counted = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": SAID["messages"]}).json()
+    at_rest(routed)
+    assert json.loads(events[-1])["type"] == last
+    [half], [other] = routed.prefill[0].engine.rendezvous, routed.decode[0].engine.rendezvous
+    assert half.room == other.room
+    assert counted["input_tokens"] > 1
+
+
 def test_several_choices_have_a_room_each(route: Route) -> None:
     routed = route()
     assert ask(routed, ["a", "b"], n=2).is_success
@@ -227,6 +249,22 @@ def test_a_connection_that_breaks_in_a_stream_is_told_in_it(route: Route) -> Non
             routed.loop.call_soon_threadsafe(routed.router.members.decode[0].pool.give_up)
             *_, error, done = events
     assert (json.loads(error)["error"]["code"], done) == ("member_lost", "[DONE]")
+    at_rest(routed)
+
+
+@pytest.mark.parametrize(("path", "body", "_", "last"), DIALECTS)
+def test_what_breaks_is_told_as_the_dialect_tells_it(
+    route: Route, path: str, body: dict[str, Any], _: str, last: str
+) -> None:
+    routed = route(make=slow)
+    routed.prefill[0].engine.script = lambda prompt, params: [100]
+    longer = {**body, "stream": True, ("max_tokens" if "max_tokens" in body else "max_output_tokens"): 4000}
+    with routed.client() as http, http.stream("POST", path, json=longer) as answer:
+        lines = (line for line in answer.iter_lines() if line)
+        next(lines)
+        routed.loop.call_soon_threadsafe(routed.router.members.decode[0].pool.give_up)
+        *_more, name, data = lines
+    assert (name, json.loads(data[6:])["type"]) == (f"event: {last}", "error")
     at_rest(routed)
 
 

@@ -11,9 +11,19 @@ from collections import Counter
 
 import pytest
 
+from forebay.server.errors import MESSAGES, RESPONSES
 from tests.server.crowds import HEALTH, ask_at_once, drip, read_all, request
 from tests.server.fake_engine import FakeEngine
 from tests.server.process_status import MIB, forget_peak, num_fds, peak_rss_bytes, rss_bytes
+
+CHAT = "/v1/chat/completions"
+# What each dialect's body has otherwise than a chat's.
+IN = {
+    CHAT: {},
+    "/v1/completions": {"messages": None, "prompt": "hello"},
+    MESSAGES: {"model": "tiny"},
+    RESPONSES: {"messages": None, "input": "hello", "max_tokens": None},
+}
 
 
 @pytest.mark.parametrize("total", [1000, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -33,12 +43,14 @@ def test_a_crowd_fills_the_house_and_the_rest_get_429(launch, total: int) -> Non
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("path", "n"), [(CHAT, 1), (CHAT, 3), (MESSAGES, 1), (RESPONSES, 1)])
 @pytest.mark.parametrize("steps", [0, 1, 10])
-def test_a_client_that_leaves_aborts_its_request_at_the_engine(launch, stream: bool, n: int, steps: int) -> None:
+def test_a_client_that_leaves_aborts_its_request_at_the_engine(
+    launch, stream: bool, path: str, n: int, steps: int
+) -> None:
     server = launch(lambda: FakeEngine(manual=True))
     sock = server.connect()
-    sock.sendall(request(stream=stream, n=n))
+    sock.sendall(request(path, stream=stream, **{**IN[path], **({"n": n} if path == CHAT else {})}))
     server.until(lambda: len(server.engine.running) == n)
     for _ in range(steps):
         server.call(server.engine.step)
@@ -54,13 +66,19 @@ def test_five_hundred_aborts_at_random_moments_leave_nothing_running(launch) -> 
     engine = server.engine
     rng = random.Random(5)
     for _ in range(500):
-        path = rng.choice(["/v1/chat/completions", "/v1/completions"])
-        ask = {"messages": None, "prompt": rng.choice([["a", "b"], "hello"])} if path == "/v1/completions" else {}
+        path = rng.choice([CHAT, "/v1/completions", MESSAGES, RESPONSES])
+        ask = {**IN[path]}
+        if path == "/v1/completions":
+            ask |= {"prompt": rng.choice([["a", "b"], "hello"])}
         prompts = len(ask["prompt"]) if isinstance(ask.get("prompt"), list) else 1
         n, steps = rng.randint(1, 3), rng.choice([0, 0, 1, 2, 10, 30])
+        if path in (MESSAGES, RESPONSES):
+            n = 1
+        else:
+            ask["n"] = n
         aborted, submitted = len(engine.aborted), len(engine.submitted)
         sock = server.connect()
-        sock.sendall(request(path, stream=rng.random() < 0.5, n=n, **ask))
+        sock.sendall(request(path, stream=rng.random() < 0.5, **ask))
         server.until(lambda before=submitted, more=n * prompts: len(engine.submitted) == before + more)
         for _ in range(steps):
             server.call(engine.step)
@@ -116,11 +134,13 @@ def test_idle_connections_are_closed(launch) -> None:
         assert b"200 OK" in read_all(sock)
 
 
-def test_a_reader_that_stops_reading_is_cut_and_its_request_aborted(launch) -> None:
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_a_reader_that_stops_reading_is_cut_and_its_request_aborted(launch, path: str) -> None:
     server = launch(lambda: FakeEngine(context_length=1 << 22), max_stream_chunks=64)
     with server.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.sendall(request(stream=True, max_tokens=1 << 21))
+        most = {} if path == RESPONSES else {"max_tokens": 1 << 21}
+        sock.sendall(request(path, stream=True, **{**IN[path], **most}))
         server.until(lambda: bool(server.engine.aborted))
     with server.client() as http:
         assert http.get("/health").status_code == 200

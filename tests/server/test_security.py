@@ -58,6 +58,8 @@ REFUSED: list[tuple[tuple[str, bytes], ...]] = [
     (("authorization", KEY.encode()),),
     (("authorization", b"Bearer \xff\xfe"),),
     (bearer(KEY + " "),),
+    (("x-api-key", b"wrong"),),
+    (bearer(KEY), ("x-api-key", b"wrong")),
 ]
 PATHS = [path.replace("{model_id:path}", "tiny") for _, path, _, _ in ROUTES]
 TRICKS = ["/openapi.json", "/docs", "//v1/models", "/v1/..;/models", "/health/", "/health%2f", "/x/health?", "/Health"]
@@ -91,7 +93,10 @@ def test_health_needs_no_key_but_only_by_get(guarded: Running) -> None:
 
 
 def test_a_key_opens_the_api_and_only_the_admin_key_the_admin_routes(guarded: Running) -> None:
-    assert status(guarded, "GET", "/v1/models", bearer(KEY)) == 200
+    own = ("x-api-key", KEY.encode())
+    for headers in ((bearer(KEY),), (own,), (bearer(KEY), own)):
+        assert status(guarded, "GET", "/v1/models", *headers) == 200
+    assert status(guarded, "GET", "/v1/models", own, own) == 401
     assert status(guarded, "GET", "/metrics", bearer(ADMIN)) == 200
     assert status(guarded, "POST", "/flush_cache", bearer(KEY)) == 403
     assert status(guarded, "POST", "/flush_cache", bearer(ADMIN)) == 200

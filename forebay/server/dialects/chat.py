@@ -6,6 +6,7 @@ import secrets
 from typing import Any
 
 from forebay.server.dialects.chunks import ChunkDialect, encode
+from forebay.server.dialects.items import Call, items_of
 from forebay.server.generation import Choice, Generation, Piece
 from forebay.server.logprobs import Scored, chat_logprobs
 from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
@@ -36,8 +37,8 @@ class ChatDialect(ChunkDialect):
         ]
         return encode({**self._whole, "choices": choices, "usage": generation.usage()})
 
-    def opening(self, choice: Choice) -> bytes:
-        return self._event(choice, b'{"role":"assistant","content":""}')
+    def opening(self, generation: Generation) -> bytes:
+        return b"".join(self._event(choice, b'{"role":"assistant","content":""}') for choice in generation.choices)
 
     def text(self, choice: Choice, text: str) -> bytes:
         return self._event(choice, b'{"content":%b}' % encode(text))
@@ -59,8 +60,8 @@ class ChatDialect(ChunkDialect):
         return chat_logprobs(self._table, tokens, read=choice.prompt.reading is not None)
 
 
-def _begun(part: CallBegun, arguments: str) -> dict[str, Any]:
-    function = {"name": part.name, "arguments": arguments}
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    function = {"name": name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
@@ -71,8 +72,8 @@ def delta_of(part: Part) -> dict[str, Any]:
             return {"content": text}
         case Thought(text):
             return {"reasoning_content": text}
-        case CallBegun(call, _):
-            return {"tool_calls": [{"index": call, **_begun(part, "")}]}
+        case CallBegun(call, name):
+            return {"tool_calls": [{"index": call, **_call(name, "")}]}
         case CallArguments(call, text):
             return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
         case _:
@@ -81,13 +82,10 @@ def delta_of(part: Part) -> dict[str, Any]:
 
 def message_of(parts: list[Part]) -> dict[str, Any]:
     """A whole answer of which all parts are known."""
-    said = "".join(part.text for part in parts if isinstance(part, Said))
-    thought = "".join(part.text for part in parts if isinstance(part, Thought))
-    arguments: dict[int, list[str]] = {}
-    for part in parts:
-        if isinstance(part, CallArguments):
-            arguments.setdefault(part.call, []).append(part.text)
-    calls = [_begun(part, "".join(arguments.get(part.call, ()))) for part in parts if isinstance(part, CallBegun)]
+    items = items_of(parts)
+    said = "".join(item.text for item in items if isinstance(item, Said))
+    thought = "".join(item.text for item in items if isinstance(item, Thought))
+    calls = [_call(item.name, item.arguments) for item in items if isinstance(item, Call)]
     message: dict[str, Any] = {"role": "assistant", "content": said or (None if calls else ""), "refusal": None}
     if thought:
         message["reasoning_content"] = thought

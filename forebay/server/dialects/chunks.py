@@ -39,7 +39,7 @@ class ChunkDialect(Dialect):
         return self._usage_start + encode(generation.usage()) + b"}\n\n" + DONE
 
     def failure(self, error: ForebayError) -> bytes:
-        return error_ending(error)
+        return error_ending(error, "")
 
     def _event(self, choice: Choice, added: bytes, logprobs: bytes = b"null", finish: bytes = b"null") -> bytes:
         return (

@@ -40,9 +40,9 @@ class CompletionDialect(ChunkDialect):
             )
         return encode({**self._fields, "choices": choices, "usage": generation.usage()})
 
-    def opening(self, choice: Choice) -> bytes:
-        text = self._prompt_text(choice)
-        return self.text(choice, text) if text else b""
+    def opening(self, generation: Generation) -> bytes:
+        texts = ((choice, self._prompt_text(choice)) for choice in generation.choices)
+        return b"".join(self.text(choice, text) for choice, text in texts if text)
 
     def text(self, choice: Choice, text: str) -> bytes:
         return self._event(choice, encode(text))

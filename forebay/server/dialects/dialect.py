@@ -20,8 +20,8 @@ class Dialect(ABC):
         """The body of an answer that is not streamed; `texts`, `parts` and `scores` by choice."""
 
     @abstractmethod
-    def opening(self, choice: Choice) -> bytes:
-        """What comes before a choice's first piece, of which the first update is known."""
+    def opening(self, generation: Generation) -> bytes:
+        """What comes before all pieces. The first is there: what the prefix cache did is known."""
 
     @abstractmethod
     def text(self, choice: Choice, text: str) -> bytes:

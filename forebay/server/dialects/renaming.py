@@ -1,0 +1,58 @@
+"""What the requests of other APIs need to become chats: unions by `type`, and refusals in the names of the client's own
+fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import BeforeValidator, Discriminator
+
+from forebay.base.errors import RequestError
+from forebay.server.validation import UNSUPPORTED_FIELD, branch, by_shape, refusal
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Refusals that name a field of a chat name what the client's body has for it, by the first of `names` (patterns)
+    that is the field or has it inside."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        patterns = ((re.compile(rf"^{chat}(?=\.|$)"), ours) for chat, ours in names.items())
+        own = next((chat.sub(ours, param) for chat, ours in patterns if chat.search(param)), param)
+        if own != param:
+            error.message = error.message.replace(param, own)
+            error.param = own
+        raise
+
+
+def _type_of(value: Any, default: str) -> str | None:
+    kind = value.get("type", default) if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+def by_type(*kinds: str, default: str = "") -> Discriminator:
+    """Tells a union's branches, tagged `branch(kind)`, apart by what an object says in `type`, `default` where it says
+    nothing."""
+
+    def choose(value: Any) -> str | None:
+        kind = _type_of(value, default)
+        return branch(kind) if kind in kinds else None
+
+    return by_shape(choose, f"an object whose type is one of {', '.join(kinds)}")
+
+
+def only(*kinds: str, served: str) -> BeforeValidator:
+    """Refuses other types by name, and says what is served."""
+
+    def check(value: Any) -> Any:
+        kind = _type_of(value, kinds[0])
+        if kind is not None and kind not in kinds:
+            raise refusal(UNSUPPORTED_FIELD, "type", f"type is {kind[:64]!a}: only {served}")
+        return value
+
+    return BeforeValidator(check)
