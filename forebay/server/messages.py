@@ -88,10 +88,18 @@ class ChatMessage(Strict):
         return self
 
     def for_template(self) -> dict[str, Any]:
-        """`content` is None in a message of calls alone."""
+        """`content` is None in a message of calls alone. Templates know the thinking by one of two names, and those of
+        the second refuse it in a message with both words and calls."""
         parts = self.content if isinstance(self.content, list) else None
         content = self.content if parts is None else "".join(part.text for part in parts)
-        more = {"name": self.name, "reasoning_content": self.reasoning_content, "tool_call_id": self.tool_call_id}
+        thought = self.reasoning_content
+        thinking = None if content and self.tool_calls else thought
+        more = {
+            "name": self.name,
+            "reasoning_content": thought,
+            "thinking": thinking,
+            "tool_call_id": self.tool_call_id,
+        }
         calls = {"tool_calls": [call.for_template() for call in self.tool_calls]} if self.tool_calls else {}
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content, **{key: value for key, value in more.items() if value}, **calls}

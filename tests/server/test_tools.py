@@ -17,7 +17,7 @@ from forebay.text.answers.probes import find_formats
 from tests.deadlines import HANGS_S
 from tests.server.conftest import MODEL, start
 from tests.server.fake_engine import FakeEngine
-from tests.text.answers.templates import QWEN3, QWEN3_THINKING, QWEN25
+from tests.text.answers.templates import GPT_OSS, QWEN3, QWEN3_THINKING, QWEN25
 from tests.text.tiny_tokenizer import TEMPLATE, tiny_tokenizer
 
 TOOLS: Any = [
@@ -249,6 +249,20 @@ async def test_the_asynchronous_clients_own_stream_puts_the_same_answers_togethe
             messages.append(whole.message.model_dump(exclude_none=True))
             messages += [{"role": "tool", "tool_call_id": call.id, "content": "sun"} for call in calls[1]]
     assert model.prompt().count("<tool_response>\nsun") == 3
+
+
+@pytest.mark.parametrize(("template", "content"), [(QWEN3, "So."), (GPT_OSS, None), (GPT_OSS, "So.")])
+def test_what_was_thought_before_a_call_goes_back_to_the_template(
+    speaker: Callable[[str], Speaker], template: str, content: str | None
+) -> None:
+    model = speaker(template)
+    calls = [{"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}]
+    answer = {"role": "assistant", "content": content, "reasoning_content": "Hm.", "tool_calls": calls}
+    with model.server.client() as client:
+        messages = [*ASK, answer, {"role": "tool", "tool_call_id": "c", "content": "sun"}]
+        told = client.post("/v1/chat/completions", json={"messages": messages, "tools": TOOLS, "max_tokens": 1})
+    assert told.status_code == 200, told.text
+    assert ("Hm." in model.prompt()) == (template == QWEN3 or content is None)
 
 
 SEARCH = {"name": "search", "parameters": {"type": "object", "properties": {"n": {"type": "integer"}}}}
