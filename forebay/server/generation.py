@@ -154,14 +154,14 @@ class Choice:
 
     def _take(self, reader: AnswerReader, text: str, parts: list[Part]) -> None:
         """The text of one more token."""
-        kind = reader.pass_by(text)
-        if kind is None:
-            thinks = reader.thinking
-            parts += reader.push(text)
-            self.num_reasoning_tokens += thinks or reader.thinking
-        else:
-            parts.append(kind(text))
-            self.num_reasoning_tokens += kind is Thought
+        part = reader.pass_by(text)
+        if part is not None:
+            parts.append(part)
+            self.num_reasoning_tokens += reader.thinking
+            return
+        thinks = reader.thinking
+        parts += reader.push(text)
+        self.num_reasoning_tokens += thinks or reader.thinking
 
     def _is_enough(self, parts: list[Part]) -> bool:
         return self._one_call and any(isinstance(part, CallEnded) for part in parts)

@@ -33,8 +33,8 @@ def read(reader: AnswerReader, texts: list[str], *, fast: bool = False) -> list[
     parts: list[Part] = []
     length = settled = 0
     for text in texts:
-        kind = reader.pass_by(text) if fast else None
-        parts += reader.push(text) if kind is None else [kind(text)]
+        part = reader.pass_by(text) if fast else None
+        parts += reader.push(text) if part is None else [part]
         length += len(text)
         assert settled <= reader.settled <= length
         settled = reader.settled

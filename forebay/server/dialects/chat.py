@@ -41,17 +41,17 @@ class ChatDialect(ChunkDialect):
         return b"".join(self._event(choice, b'{"role":"assistant","content":""}') for choice in generation.choices)
 
     def text(self, choice: Choice, text: str) -> bytes:
-        return self._event(choice, b'{"content":%b}' % encode(text))
+        return self._event(choice, delta_of(Said(text)))
 
     def chunk(self, choice: Choice, piece: Piece) -> bytes:
         added = [delta for part in piece.parts if (delta := delta_of(part))]
         if not added and (piece.text or piece.tokens):
-            added.append({"content": piece.text})
+            added.append(delta_of(Said(piece.text)))
         out = b""
         for number, delta in enumerate(added):
             scored = self._logprobs and number == 0
             scores = encode(self._scores(choice, piece.tokens)) if scored else b"null"
-            out += self._event(choice, encode(delta), scores)
+            out += self._event(choice, delta, scores)
         if piece.finish is not None:
             out += self._event(choice, b"{}", finish=encode(piece.finish))
         return out
@@ -65,19 +65,19 @@ def _call(name: str, arguments: str) -> dict[str, Any]:
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
 
 
-def delta_of(part: Part) -> dict[str, Any]:
+def delta_of(part: Part) -> bytes:
     """What a stream says of a part; nothing of a call's end."""
     match part:
         case Said(text):
-            return {"content": text}
+            return b'{"content":%b}' % encode(text)
         case Thought(text):
-            return {"reasoning_content": text}
-        case CallBegun(call, name):
-            return {"tool_calls": [{"index": call, **_call(name, "")}]}
+            return b'{"reasoning_content":%b}' % encode(text)
         case CallArguments(call, text):
-            return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":%b}}]}' % (call, encode(text))
+        case CallBegun(call, name):
+            return encode({"tool_calls": [{"index": call, **_call(name, "")}]})
         case _:
-            return {}
+            return b""
 
 
 def message_of(parts: list[Part]) -> dict[str, Any]:

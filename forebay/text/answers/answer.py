@@ -68,16 +68,18 @@ class Answer:
         at = bisect_right(self.marks, begin, key=itemgetter(0)) - 1
         return Said if any(kind is Said for first, kind in self.marks[at:] if first < end) else self.marks[at][1]
 
-    def pass_by(self, kind: Told, text: str) -> bool:
-        """Whether `text`, which is not taken from the tape, is told as it is and nothing besides; it then counts as
+    def pass_by(self, kind: Kind, text: str) -> Part | None:
+        """The part that `text`, which is not on the tape, is where nothing besides is to be told; it then counts as
         told."""
-        if not text or kind is not self.marks[-1][1]:
-            return False
-        if not self.exact and (self._blank or self._fresh or text[-1].isspace()):
-            return False
+        if kind is not self.marks[-1][1]:
+            return None
+        if kind is not CallArguments and not self.exact and (self._blank or self._fresh or text[-1].isspace()):
+            return None
         self.tape.taken += len(text)
         self.settled = self.tape.taken
-        return True
+        if kind is CallArguments:
+            return CallArguments(self.calls, text)
+        return Said(text) if kind is Said else Thought(text)
 
     def turn(self, kind: Kind | None = None) -> None:
         """What follows is not the text that was before, and is of `kind`; so is the white space since then."""

@@ -57,9 +57,9 @@ class Reader(Protocol):
 
     def push(self, text: str) -> list[Part]: ...
 
-    def pass_by(self, text: str) -> Told | None:
-        """What `text` is where it is that and nothing else, all of it at once: it is then read. Else None, and `push`
-        reads it: this is for speed alone."""
+    def pass_by(self, text: str) -> Part | None:
+        """The part that `text` is where it is one, all of it at once, and nothing else: it is then read. Else None, and
+        `push` reads it: this is for speed alone."""
 
     def finish(self) -> list[Part]:
         """At the end of the text: what was held back, and the end of a call that was cut off."""

@@ -16,7 +16,7 @@ from forebay.text.answers.formats import (
     CallFormat,
     ThinkTags,
 )
-from forebay.text.answers.parts import Kind, Part, Said, Thought, Told
+from forebay.text.answers.parts import CallArguments, Kind, Part, Said, Thought
 from forebay.text.answers.tape import Markers, Reading, Sink, Tape, json_value, markers_of
 
 _MAX_HEADER_CHARS: Final = 512
@@ -64,7 +64,8 @@ class AnswerReader:
         self._think = THINK_TAGS.get(formats.thinking or "")
         self._shows_thinking = formats.thinking is not None
         self._calls_in_channels = bool(tools) and formats.calls == CHANNELS
-        self._kinds: dict[Sink, Told] = {self._answer.say: Said, self._answer.think: Thought}
+        answer = self._answer
+        self._kinds: dict[Sink, Kind] = {answer.say: Said, answer.think: Thought, answer.argue: CallArguments}
         self._program = self._channels() if channels else self._tags()
         self._go_on()
 
@@ -73,12 +74,12 @@ class AnswerReader:
         self._go_on()
         return self._answer.taken()
 
-    def pass_by(self, text: str) -> Told | None:
+    def pass_by(self, text: str) -> Part | None:
         idle = self._tape.idle
-        if idle is None or idle[0].first.search(text):
+        if idle is None or not idle[0].fullmatch(text):
             return None
         kind = self._kinds.get(idle[1])
-        return kind if kind is not None and self._answer.pass_by(kind, text) else None
+        return None if kind is None else self._answer.pass_by(kind, text)
 
     def finish(self) -> list[Part]:
         self._tape.ended = True

@@ -24,13 +24,13 @@ _LAYOUT: Final = re.compile(r"[\s,:]+")
 
 class Tape:
     """`record`, while there is one, keeps what is taken: text that is not known yet to be a call. `taken` characters
-    have been. `idle`: a program waits for more of a text that goes as it is, up to markers."""
+    have been. `idle`: a program waits for more of a text of which all that the pattern takes goes as it is."""
 
     def __init__(self) -> None:
         self.record: list[str] | None = None
         self.ended = False
         self.taken = 0
-        self.idle: tuple[Markers, Sink] | None = None
+        self.idle: tuple[re.Pattern[str], Sink] | None = None
         self._text = ""
         self._at = 0
 
@@ -61,11 +61,19 @@ class Tape:
 
     def run(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
         """As many characters as `pattern`, which is one class of them repeated, takes."""
-        while (yield from self.peek()):
+        while True:
+            if self._at == len(self._text) and not self.ended:
+                yield from self._rest(pattern, sink)
+                continue
             match = pattern.match(self._text, self._at)
             if match is None:
                 return
             sink(self.take(match.end() - self._at))
+
+    def _rest(self, pattern: re.Pattern[str], sink: Sink) -> Reading[None]:
+        self.idle = pattern, sink
+        yield
+        self.idle = None
 
     def spaces(self) -> Reading[None]:
         return self.run(_SPACE, drop)
@@ -88,9 +96,9 @@ class Tape:
             if self.ended:
                 return ""
             if self._at == len(self._text) and limit is None and self.record is None:
-                self.idle = markers, sink
-            yield
-            self.idle = None
+                yield from self._rest(markers.others, sink)
+            else:
+                yield
 
     def _safe_end(self, markers: Markers) -> int:
         """Where what may become a marker begins."""
@@ -108,7 +116,8 @@ class Markers:
     def __init__(self, *spellings: str) -> None:
         self.pattern = re.compile("|".join(map(re.escape, spellings)) or r"(?!)")
         self.longest = max(map(len, spellings), default=1)
-        self.first = re.compile("|".join({re.escape(word[0]) for word in spellings}) or r"(?!)")
+        first = "".join(sorted({re.escape(word[0]) for word in spellings}))
+        self.others = re.compile(rf"[^{first}]+" if first else r"(?s:.)+")  # text without the beginning of any
         self.beginnings = frozenset(word[:end] for word in spellings for end in range(1, len(word)))
 
 
