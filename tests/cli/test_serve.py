@@ -112,6 +112,7 @@ def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.
     errors = [line for line in failed.stderr.splitlines() if line.startswith("forebay: error:")]
     assert len(errors) == 1
     assert f":{port} cannot be used" in errors[0]
+    assert "--port" in errors[0]
     assert "Traceback" not in failed.stderr
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +15,7 @@ from forebay.server.listen import SAME_SIGNAL_S
 from tests.deadlines import HANGS_S, NEVER_S, POLL_S, wait_until
 from tests.engine.conftest import make_chat_model
 from tests.integration.streams import ENDLESS, ask, asyncly, read, under_way
-from tests.integration.tree import ROOT, Tree, alive, serving
+from tests.integration.tree import Tree, alive, serving
 
 CONTEXT = 16384
 LONG_PROMPT = [7 + i % 200 for i in range(8000)]
@@ -77,14 +74,15 @@ async def drains(client: httpx.AsyncClient) -> None:
             await asyncio.sleep(POLL_S)
 
 
+# With engines that compute nothing, of which there can be one for each phase: tests/engine/test_process.py.
 @pytest.mark.parametrize(
     ("who", "phase"),
     [
-        ("engine", "idle"),
-        ("engine", "prefill"),
+        pytest.param("engine", "idle", marks=pytest.mark.slow),
+        pytest.param("engine", "prefill", marks=pytest.mark.slow),
         ("engine", "streaming"),
         ("server", "prefill"),
-        ("server", "streaming"),
+        pytest.param("server", "streaming", marks=pytest.mark.slow),
     ],
 )
 async def test_a_killed_process_ends_every_stream_and_the_whole_tree(tree: Tree, who: str, phase: str) -> None:
@@ -133,7 +131,7 @@ def test_ctrl_c_while_the_engine_starts_says_nothing(tmp_path: Path, model: Path
         tree.end()
 
 
-@pytest.mark.parametrize("who", ["engine", "server"])
+@pytest.mark.parametrize("who", ["engine", pytest.param("server", marks=pytest.mark.slow)])
 def test_a_process_killed_while_the_model_loads_takes_the_other_with_it(tmp_path: Path, model: Path, who: str) -> None:
     tree = Tree(tmp_path / "tree", model, *SMALL)
     try:
@@ -171,6 +169,7 @@ async def test_sigterm_lets_streams_finish_and_refuses_new_requests(tree: Tree) 
     assert "Traceback" not in tree.output
 
 
+@pytest.mark.slow  # tests/server/test_signals.py does it every time, without an engine's process
 async def test_a_second_signal_forces_the_end_and_says_so_to_clients(tree: Tree) -> None:
     engine = tree.engine_pid
     async with asyncly(tree) as client:
@@ -195,22 +194,6 @@ async def test_ctrl_c_ends_the_tree_quietly(tree: Tree) -> None:
     assert tree.server.wait(HANGS_S) in (0, 130)
     assert not alive(engine)
     assert "Traceback" not in tree.output
-
-
-def test_an_occupied_port_ends_the_start_with_one_clear_line(model: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        done = subprocess.run(
-            [sys.executable, "-m", "forebay.cli.main", "serve", str(model), *SMALL, "--port", str(port)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=HANGS_S,
-        )
-    assert done.returncode == 2
-    (line,) = (done.stdout + done.stderr).splitlines()
-    assert f"127.0.0.1:{port}" in line
-    assert "--port" in line
 
 
 def listeners(pids: list[int]) -> list[tuple[str, str]]:
@@ -308,6 +291,7 @@ async def test_a_tree_that_was_stopped_for_longer_than_the_stall_timeout_goes_on
         assert '"error"' not in text
 
 
+@pytest.mark.slow  # tests/server/test_lifecycle.py does it every time, by a clock of its own
 async def test_health_does_not_call_an_engine_well_that_was_stopped_while_it_worked(
     tmp_path: Path, model: Path
 ) -> None:
