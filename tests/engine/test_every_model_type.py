@@ -40,6 +40,8 @@ def test_greedy_tokens_through_the_engine_equal_those_of_transformers(case: str)
             "chunked_prefill_size": 5,
             "page_size": 4,
             "context_length": 64,
+            "kv_cache_bytes": "4MiB",
+            "max_running_requests": 8,
             "kernels": NATIVE,
         }
     )
