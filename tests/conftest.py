@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import os
 import shutil
 import socket
@@ -99,8 +100,10 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
 @pytest.fixture(scope="module", autouse=True)
 def freed_memory() -> Iterator[None]:
     """An engine has glibc keep what is freed, for the whole process and for each thread that frees, which one process
-    per engine is none the worse for; tests have hundreds in one, and many threads."""
+    per engine is none the worse for; tests have hundreds in one, and many threads. While it starts it has the collector
+    off, which nobody may leave so: tests would then hold all that ever was in a circle."""
     yield
+    assert gc.isenabled(), "a test of this module has left the collector off"
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 

@@ -24,19 +24,26 @@ from forebay.engine.spawn import Spawned, spawn
 def serve_from(words: Sequence[str], spawned: Spawned | None, sock: socket.socket | None = None) -> int:
     """Serve until a signal ends it. Owns `spawned` once the command line has been read without an error; without one it
     starts an engine of its own. `sock` listens already, in the place of --host and --port. The collector is off until
-    the server is up."""
+    the server is up, or is not to come up."""
     gc.disable()
-    parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
-    parser.engine_flags(server=True, model_is_positional=True)
-    parsed = parser.parse(words)
-    started = time.monotonic()
-    config = parsed.resolve()
-    if config.server.pd:
-        from forebay.cli.local_fleet import serve_fleet
+    try:
+        parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
+        parser.engine_flags(server=True, model_is_positional=True)
+        parsed = parser.parse(words)
+        started = time.monotonic()
+        config = parsed.resolve()
+        if not config.server.pd:
+            return _serve_one(config, spawned, started, sock)
+    finally:
+        gc.enable()
+    from forebay.cli.local_fleet import serve_fleet
 
-        if spawned is not None:
-            spawned.discard()
-        return serve_fleet(parsed, config)
+    if spawned is not None:
+        spawned.discard()
+    return serve_fleet(parsed, config)
+
+
+def _serve_one(config: Config, spawned: Spawned | None, started: float, sock: socket.socket | None) -> int:
     setup_logging(config.server.log_level, process=config.engine.disaggregation.named("server"))
     process = configure(spawned or spawn(), config.engine)
     try:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
+import pytest
+
+from forebay.cli import local_fleet
 from forebay.cli.local_fleet import fleet_of
+from forebay.cli.serving import serve_from
 from forebay.config.resolve import resolve, written_values
 
 KEY = "sk-canary-0123456789"
@@ -38,3 +43,9 @@ def test_servers_have_what_was_written_for_them_and_their_share(embedded_model: 
     assert "--speculative-algorithm=NGRAM" in decode - first
     assert not [word for word in first | decode if KEY in word or word.startswith(("--port", "--pd", "--api-key="))]
     assert "--disable-radix-cache=true" not in decode  # whose own way is another flag
+
+
+def test_garbage_is_collected_in_a_router(monkeypatch: pytest.MonkeyPatch, embedded_model: Path) -> None:
+    """Which lives as long as a server does, whose start has the collector off."""
+    monkeypatch.setattr(local_fleet, "serve_fleet", lambda parsed, config: gc.isenabled())
+    assert serve_from(["--pd=local"], None)
