@@ -338,8 +338,7 @@ class ServerInfo(TypedDict):
     max_total_tokens: int | None
     context_length: int | None
     version: str
-    weight_version: int
-    model: dict[str, str]
+    weight_version: str
     answers: AnswerFormats
     sampling: SamplingValues
     settings: list[dict[str, Any]]

@@ -166,7 +166,8 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     """The effective configuration: what each value is, who set it and why; what memory was divided into; limits. The
     state only for whom /debug/state is.
 
-    What is on top, and that there is no /version, is what gateways of the field know such a server by."""
+    What is on top, and that there is no /version, is what gateways of the field know such a server by. They take all of
+    it or nothing: `weight_version` is text there, and `model`, had we one, would have to be."""
     info = _info(server)
     may_see_totals = server.security.may_see_totals(RequestContext.of(request.scope).tenant)
     config = server.config
@@ -181,7 +182,6 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "disaggregation_bootstrap_port": (info.bootstrap_port or None) if info else None,
             **{name: getattr(info, name, None) for name in answers.LIMITS},
             "version": __version__,
-            "model": {"name": server.model.name, "path": server.model.path},
             "answers": {
                 "tool_calls": server.model.answers.formats.calls,
                 "reasoning": server.model.answers.formats.thinking,
@@ -194,7 +194,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,
-            "weight_version": 0 if state is None else state.memory.weight_version,
+            "weight_version": str(0 if state is None else state.memory.weight_version),
             "state": state if may_see_totals else None,
         }
     )

@@ -362,7 +362,8 @@ def test_another_protocol_is_refused_with_both_numbers(older: ModuleType, monkey
 
 @pytest.mark.parametrize(("backend", "module"), [("nixl", "nixl_cu12._api"), ("mooncake", "mooncake.engine")])
 def test_a_library_that_cannot_be_loaded_is_named(backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, module.partition(".")[0], None)
+    for name in (module, module.partition(".")[0]):
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, f"forebay.disagg.{backend}", raising=False)
     with pytest.raises(
         ConfigError, match=rf"--disaggregation-transfer-backend {backend}: .*{module.partition('.')[0]}.* use pip"

@@ -47,6 +47,8 @@ def test_a_gateway_of_the_field_takes_a_pair_of_ours_for_its_own(servers: Server
         gateway = subprocess.Popen([str(SMG), *words], stdout=log, stderr=log, cwd=tmp_path)
     try:
         wait_until(lambda: answers(port, "/v1/models"))
+        workers = httpx.get(f"http://127.0.0.1:{port}/workers", trust_env=False).json()["workers"]
+        assert {worker["labels"].get("max_running_requests") for worker in workers} == {"4"}
         body = {"model": info["served_model_name"], "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 6}
         found = [chat(url, {**body, "temperature": 0}) for url in (f"http://127.0.0.1:{port}", servers.url)]
         assert found[0] == found[1]

@@ -79,5 +79,6 @@ def test_gateways_of_the_field_find_what_they_look_for(launch: Launch) -> None:
     limits = {"max_running_requests": 64, "max_total_tokens": 1 << 16, "context_length": 4096}
     limits = {name: getattr(server.engine.info, name) for name in limits}
     assert known.items() | limits.items() <= {key: info[key] for key in (*known, *limits)}.items()
-    assert isinstance(info["version"], str)
+    assert all(isinstance(info[name], str) for name in ("version", "weight_version"))
+    assert "model" not in info  # which would have to be text, and the gateway would take nothing of it all
     assert (model["model_path"], model["is_generation"]) == ("/models/tiny", True)
