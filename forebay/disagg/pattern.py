@@ -37,17 +37,18 @@ class Pattern:
         return sum((end - first) * sum(self._shapes[k].bytes_per_place) for k, (first, end) in self._extents.items())
 
     def write(self) -> None:
-        for piece, data in self._pieces():
-            self._memory.scatter(piece, data)
+        for piece in self._pieces():
+            self._memory.scatter(piece, self._data(piece))
 
     def clear(self) -> None:
-        for piece, data in self._pieces():
-            self._memory.scatter(piece, np.zeros_like(data))
+        for piece in self._pieces():
+            self._memory.scatter(piece, np.zeros(self._memory.num_bytes(piece), dtype=np.uint8))
 
     def wrong(self) -> list[str]:
         """Of the first regions that hold something else, where that begins: what was sent, and what is there."""
         found: dict[str, str] = {}
-        for piece, data in self._pieces():
+        for piece in self._pieces():
+            data = self._data(piece)
             here = self._memory.gather(piece, self._memory.staging(len(data)))
             column = self._columns[piece.kind][piece.region]
             if column not in found and len(found) < MOST_TOLD and not np.array_equal(here, data):
@@ -56,14 +57,14 @@ class Pattern:
                 found[column] = f"{column}: at position {position} {data[at]:#04x} was sent and {here[at]:#04x} came"
         return [*found.values()]
 
-    def _pieces(self) -> Iterator[tuple[Piece, U8]]:
+    def _pieces(self) -> Iterator[Piece]:
         """Each of one region."""
         for kind, span in self._spans.items():
-            shape, (first, end) = self._shapes[kind], self._extents[kind]
-            for whole in pieces(kind, shape, span, first, end):
+            for whole in pieces(kind, self._shapes[kind], span, *self._extents[kind]):
                 for i in range(whole.num_regions):
-                    region = whole.region + i
-                    piece = whole._replace(region=region, num_regions=1)
-                    bits = np.random.SFC64(np.random.SeedSequence([region, piece.first, *kind.encode()]))
-                    size = shape.bytes_per_place[region] * len(piece.places)
-                    yield piece, np.frombuffer(np.random.Generator(bits).bytes(size), dtype=np.uint8)
+                    yield whole._replace(region=whole.region + i, num_regions=1)
+
+    def _data(self, piece: Piece) -> U8:
+        bits = np.random.SFC64(np.random.SeedSequence([piece.region, piece.first, *piece.kind.encode()]))
+        data = np.random.Generator(bits).bytes(self._memory.num_bytes(piece))
+        return np.frombuffer(data, dtype=np.uint8)

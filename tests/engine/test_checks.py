@@ -103,8 +103,8 @@ def test_of_what_arrives_otherwise_both_values_are_named(monkeypatch: pytest.Mon
 
     def write_wrong(self: Pattern) -> None:
         write(self)
-        piece, data = [*self._pieces()][1]
-        self._memory.scatter(piece, data ^ 0x0F)
+        piece = [*self._pieces()][1]
+        self._memory.scatter(piece, self._data(piece) ^ 0x0F)
 
     monkeypatch.setattr(Pattern, "write", write_wrong)
     with sides() as (prefill, decode):
