@@ -1,0 +1,128 @@
+"""What is demanded of an answer is in it, whatever the model: over HTTP, of a real engine and a random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema_rs
+import openai
+import pytest
+import torch
+
+from forebay.grammar.matching import Grammars
+from forebay.grammar.vocabulary import vocabulary
+from forebay.text.answers.probes import find_formats
+from forebay.text.tokenizer import Tokenizer
+from tests.deadlines import HANGS_S
+from tests.engine.conftest import make_chat_model
+from tests.integration.rig import Rig
+from tests.integration.threaded import ThreadedEngine
+from tests.kernels import NATIVE
+from tests.server.conftest import MODEL, Running, start
+
+CONTEXT = 2048
+VOCAB = 258
+END = 0
+SCHEMA = {
+    "type": "object",
+    "properties": {"kind": {"enum": ["é", 'a "b"', None]}, "few": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["kind", "few"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA, "strict": True}}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": {**SCHEMA, "title": name}}} for name in ("get", "put")
+]
+ASK: Any = [{"role": "user", "content": "go"}]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    threads = torch.get_num_threads()
+    folder = make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
+    rig = Rig(folder, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=CONTEXT)
+    tokenizer = Tokenizer.from_path(folder)
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    grammars = Grammars(lambda: vocabulary(tokenizer.table, encode, [END], VOCAB), VOCAB)
+    core = rig.engine(num_tokens=4096, radix_cache=True, overlap_depth=1, grammars=grammars).core
+    engine = ThreadedEngine(core, max_running_requests=16, context_length=CONTEXT, vocab_size=VOCAB)
+    running = start(tokenizer, engine.connect, model=replace(MODEL, answers=find_formats(tokenizer)))
+    try:
+        yield running
+    finally:
+        running.close()
+        torch.set_num_threads(threads)
+    assert engine.failure is None
+    core.scheduler.audit()
+
+
+@pytest.fixture(scope="module")
+def api(server: Running) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0, timeout=HANGS_S) as client:
+        yield client
+
+
+def ask(api: openai.OpenAI, **wishes: Any) -> Any:
+    more = {"stop_token_ids": [END], **wishes.pop("extra_body", {})}
+    options = {"max_tokens": 300, "temperature": 1.5, "seed": 3, "extra_body": more, **wishes}
+    return api.chat.completions.create(model="tiny", messages=ASK, **options)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_answers_have_the_form_that_was_asked_for(api: openai.OpenAI, streamed: bool) -> None:
+    texts = ["", ""]
+    if streamed:
+        for chunk in ask(api, response_format=FORM, n=2, stream=True):
+            texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    else:
+        choices = ask(api, response_format=FORM, n=2).choices
+        assert {choice.finish_reason for choice in choices} == {"stop"}
+        texts = [choice.message.content for choice in choices]
+    for text in texts:
+        jsonschema_rs.validate(SCHEMA, json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "names"),
+    [
+        ({"tool_choice": "required"}, {"get", "put"}),
+        ({"tool_choice": {"type": "function", "function": {"name": "put"}}}, {"put"}),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, {"get", "put"}),
+    ],
+)
+def test_calls_that_must_be_made_are_made(api: openai.OpenAI, wishes: dict[str, Any], names: set[str]) -> None:
+    (choice,) = ask(api, tools=TOOLS, **wishes).choices
+    calls = choice.message.tool_calls
+    if choice.finish_reason == "length":  # one more was begun
+        calls.pop()
+    assert calls
+    assert len(calls) == 1 or wishes == {"tool_choice": "required"}
+    for call in calls:
+        assert call.function.name in names
+        jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))
+    assert choice.message.content is None
+
+
+def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> None:
+    (tool, *_), bad = TOOLS, {"type": "object", "properties": {"a": {"type": "strin"}}}
+    strict = {**tool, "function": {"name": "f", "parameters": bad, "strict": True}}
+    for wishes, param in (
+        ({"tools": [tool, strict]}, "tools.1.function.parameters"),
+        (
+            {"response_format": {**FORM, "json_schema": {"name": "n", "schema": bad}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"extra_body": {"max_thinking_tokens": 5}}, "max_thinking_tokens"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(api, **wishes)
+        assert (refused.value.code, refused.value.param) == ("grammar_invalid", param)
+    free = {**tool, "function": {"name": "f", "parameters": bad}}
+    assert ask(api, tools=[free]).choices[0].finish_reason in ("stop", "length", "tool_calls")
