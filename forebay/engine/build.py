@@ -18,7 +18,7 @@ import torch
 from llguidance import LLTokenizer
 
 from forebay.base import fault
-from forebay.base.errors import ConfigError, InvalidRequest
+from forebay.base.errors import ConfigError
 from forebay.base.log import event, get_logger
 from forebay.base.units import human_bytes, human_seconds
 from forebay.base.variants import cpu_flags, lacks
@@ -34,7 +34,7 @@ from forebay.engine.weights import DTYPES, EngineWeights, Loaded
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.grammar.matching import Grammars
-from forebay.grammar.vocabulary import vocabulary
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.memory.budget import MemoryBudget, divide_memory
 from forebay.models import Needs, needs_of
 from forebay.models.decoder import Model
@@ -153,11 +153,9 @@ def _grammars(config: EngineConfig, model: ModelConfig) -> Grammars:
     def make_tokenizer() -> LLTokenizer:
         from forebay.text.tokenizer import Tokenizer  # who has no grammars has no use for text here
 
-        if not model.eos_token_ids:
-            raise InvalidRequest("a grammar ends with an end token, and this checkpoint names none", param="grammar")
         tokenizer = Tokenizer.from_path(config.model_path)
-        encode = partial(tokenizer.encode, add_special_tokens=False)
-        return vocabulary(tokenizer.table, encode, model.eos_token_ids, model.vocab_size)
+        vocabulary = Vocabulary.of(tokenizer.table, model.eos_token_ids, model.vocab_size)
+        return vocabulary.tokenizer(partial(tokenizer.encode, add_special_tokens=False))
 
     return Grammars(make_tokenizer, model.vocab_size)
 

@@ -1,4 +1,4 @@
-"""The process that compiles clients' grammars, to see whether an engine can.
+"""The process that compiles clients' grammars as the engine will, to see whether it can.
 
 python -m forebay.grammar.check_worker FD      (started by `checking`; FD is its end of the socket pair)
 """
@@ -10,27 +10,46 @@ import sys
 from typing import Final
 
 import msgspec
+from llguidance import LLTokenizer
 
 from forebay.base.confined import serve
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import LIMITS
-from forebay.grammar.compiler import check
+from forebay.grammar.compiler import compiled
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
 
 NICENESS: Final = 10  # who streams goes first
 
-_decode: Final = msgspec.msgpack.Decoder(Grammar).decode
+_decode_vocabulary: Final = msgspec.msgpack.Decoder(Vocabulary).decode
+_decode_grammar: Final = msgspec.msgpack.Decoder(Grammar).decode
 
 
-def answer(question: bytes) -> bytes:
-    """What is wrong with it; nothing where nothing is."""
-    try:
-        check(_decode(question))
-    except InvalidRequest as error:
-        return error.message.encode("utf-8", "replace")
-    return b""
+def _in_bytes(text: str, by_bytes: dict[bytes, int]) -> list[int]:
+    """Tokens of a byte each: not those of the model, but of the same text."""
+    return [by_bytes[byte] for at in text.encode() if (byte := bytes([at])) in by_bytes]
+
+
+class Worker:
+    """Answers questions one after the other, of which the first is the vocabulary."""
+
+    def __init__(self) -> None:
+        self._tokenizer: LLTokenizer | None = None
+
+    def answer(self, question: bytes) -> bytes:
+        """What is wrong with it; nothing where nothing is."""
+        if self._tokenizer is None:
+            vocabulary = _decode_vocabulary(question)
+            by_bytes = {spelled: token for token, spelled in enumerate(vocabulary.tokens) if len(spelled) == 1}
+            self._tokenizer = vocabulary.tokenizer(lambda text: _in_bytes(text, by_bytes))
+            return b""
+        try:
+            compiled(_decode_grammar(question), self._tokenizer)
+        except InvalidRequest as error:
+            return error.message.encode("utf-8", "replace")
+        return b""
 
 
 if __name__ == "__main__":
     os.nice(NICENESS)
-    serve(int(sys.argv[1]), LIMITS, answer)
+    serve(int(sys.argv[1]), LIMITS, Worker().answer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -11,6 +13,7 @@ import msgspec
 from forebay.base.confined import ConfinedProcess, Late, Limits, NoAnswer, Processes
 from forebay.base.errors import InvalidRequest, Overloaded
 from forebay.grammar.compiler import MAX_ERROR_CHARS, check_size, refused
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
 
 LIMITS: Final = Limits(cpu_s=2.0, memory_bytes=512 << 20, answer_bytes=8 * MAX_ERROR_CHARS)
@@ -20,15 +23,23 @@ MAX_WAIT_S: Final = 60.0  # by the clock: a process that is yet to start, on a m
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def _started() -> ConfinedProcess:
-    return ConfinedProcess("forebay.grammar.check_worker", LIMITS, "grammars")
+def _started(make_vocabulary: Callable[[], Vocabulary]) -> ConfinedProcess:
+    question = encode(make_vocabulary())
+    process = ConfinedProcess("forebay.grammar.check_worker", LIMITS, "grammars")
+    try:
+        process.exchange(question, MAX_WAIT_S)
+    except BaseException:
+        process.end()
+        raise
+    return process
 
 
 class GrammarChecks:
     """What is known of the latest grammars. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._processes = Processes(_started)
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
+        """`make_vocabulary` is called whenever a process starts."""
+        self._processes = Processes(partial(_started, make_vocabulary))
         self._known: OrderedDict[Grammar, str] = OrderedDict()  # what is wrong with it, the latest used last
         self._lock = threading.Lock()
 

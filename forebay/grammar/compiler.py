@@ -42,12 +42,6 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
     return matcher
 
 
-def check(grammar: Grammar) -> None:
-    """Raises InvalidRequest for what `compiled` would refuse whatever the vocabulary. May take as long as that."""
-    if error := LLMatcher.validate_grammar(source_of(grammar), None, limits=limits()):
-        raise refused(grammar, error)
-
-
 def check_size(grammar: Grammar) -> None:
     """Raises InvalidRequest."""
     num_bytes, most = len(grammar.text), MAX_ANSWER_BYTES if grammar.kind is GrammarKind.ANSWER else MAX_BYTES

@@ -16,6 +16,7 @@ from forebay.base.errors import ForebayError
 from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server import generate, information, occupation
 from forebay.server.assets import file_endpoint, pass_on, with_cors
@@ -98,7 +99,9 @@ def create_context(
         bodies=Bodies(config.max_body_bytes, json_workers, lenient=config.unknown_fields == "warn"),
         json_workers=json_workers,
         workers=TextWorkers(),
-        grammars=GrammarWorkers(),
+        grammars=GrammarWorkers(
+            lambda: Vocabulary.of(tokenizer.table, engine.info.eos_token_ids, engine.info.vocab_size)
+        ),
         sampling=SamplingParams.defaults(config.sampling.values, config.sampling.source),
         started_at=time.time(),
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.checking import GrammarChecks
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar
 from forebay.server.workers import Workers
 
@@ -17,8 +19,8 @@ class GrammarWorkers:
     """Each thread has a process, which is ended where a grammar takes too much (`grammar.checking`). What is known of
     a grammar is said in place."""
 
-    def __init__(self) -> None:
-        self._checks = GrammarChecks()
+    def __init__(self, make_vocabulary: Callable[[], Vocabulary]) -> None:
+        self._checks = GrammarChecks(make_vocabulary)
         self._workers = Workers("grammar", NUM_THREADS)
 
     async def check(self, grammar: Grammar, field: str) -> Grammar:

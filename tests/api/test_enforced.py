@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from forebay.grammar.matching import Grammars
-from forebay.grammar.vocabulary import vocabulary
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.text.answers.probes import find_formats
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S
@@ -50,9 +50,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
 
-    grammars = Grammars(lambda: vocabulary(tokenizer.table, encode, [END], VOCAB), VOCAB)
+    grammars = Grammars(lambda: Vocabulary.of(tokenizer.table, [END], VOCAB).tokenizer(encode), VOCAB)
     core = rig.engine(num_tokens=4096, radix_cache=True, overlap_depth=1, grammars=grammars).core
-    engine = ThreadedEngine(core, max_running_requests=16, context_length=CONTEXT, vocab_size=VOCAB)
+    engine = ThreadedEngine(
+        core, max_running_requests=16, context_length=CONTEXT, vocab_size=VOCAB, eos_token_ids=[END]
+    )
     running = start(tokenizer, engine.connect, model=replace(MODEL, answers=find_formats(tokenizer)))
     try:
         yield running

@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from forebay.base.errors import InvalidRequest
 from forebay.grammar.answers import AnswerRules, answer_grammar
-from forebay.grammar.compiler import check, compiled
+from forebay.grammar.compiler import compiled
 from forebay.grammar.spelled_calls import CallRule
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.formats import CALL_PARSERS, CHANNEL_SPELLINGS, CHANNELS
@@ -64,7 +64,6 @@ class Vocabulary:
 
     def matcher(self, grammar: Grammar | None) -> LLMatcher:
         assert grammar is not None
-        check(grammar)
         return compiled(grammar, self.tokenizer)
 
     def said(self, grammar: Grammar | None, seed: int) -> str:

@@ -16,6 +16,7 @@ from forebay.grammar.checking import LIMITS, GrammarChecks
 from forebay.grammar.compiler import MAX_BYTES
 from forebay.requests.sampling_params import Grammar, GrammarKind
 from tests.deadlines import wait_until
+from tests.grammar.vocabularies import VOCABULARY
 
 GOOD = Grammar(GrammarKind.REGEX, "a+")
 BAD = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "strin"}')
@@ -43,13 +44,13 @@ class Scripted:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, *answers: str | Exception) -> GrammarChecks:
     processes = map(Scripted, answers)
-    monkeypatch.setattr(checking, "_started", lambda: next(processes))
+    monkeypatch.setattr(checking, "_started", lambda make_vocabulary: next(processes))
     monkeypatch.setattr(Scripted, "asked", 0)
-    return GrammarChecks()
+    return GrammarChecks(lambda: VOCABULARY)
 
 
 def test_a_process_with_little_of_everything_says_what_is_wrong_and_where() -> None:
-    checks = GrammarChecks()
+    checks = GrammarChecks(lambda: VOCABULARY)
     checks.check(GOOD)
     (process,) = checks._processes.living
     with pytest.raises(InvalidRequest, match="strin") as caught:

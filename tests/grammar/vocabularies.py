@@ -6,12 +6,13 @@ from functools import cache
 
 from llguidance import LLTokenizer
 
-from forebay.grammar.vocabulary import vocabulary
+from forebay.grammar.vocabulary import Vocabulary
 from tests.text.tiny_tokenizer import tiny_tokenizer
 
 EOS = 2
 TOKENIZER = tiny_tokenizer(300)
 PADDED = 333
+VOCABULARY = Vocabulary.of(TOKENIZER.table, [EOS], PADDED)
 
 
 def encode(text: str) -> list[int]:
@@ -20,4 +21,4 @@ def encode(text: str) -> list[int]:
 
 @cache
 def tokenizer() -> LLTokenizer:
-    return vocabulary(TOKENIZER.table, encode, [EOS], PADDED)
+    return VOCABULARY.tokenizer(encode)

@@ -18,7 +18,7 @@ from forebay.config.engine_config import SpeculationOptions
 from forebay.engine.frames import AddRequest
 from forebay.grammar import matching
 from forebay.grammar.matching import Grammars
-from forebay.grammar.vocabulary import vocabulary
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import Grammar, GrammarKind, SamplingParams
 from forebay.requests.updates import FinishReason, Update
 from forebay.speculation.ngram import Ngram
@@ -75,7 +75,8 @@ def rig(tiny_checkpoint: Path) -> Rig:
 
 
 def grammars() -> Grammars:
-    return Grammars(lambda: vocabulary(TABLE, lambda text: [3 + LETTERS.index(c) for c in text], [EOS], VOCAB), VOCAB)
+    tokens = Vocabulary.of(TABLE, [EOS], VOCAB)
+    return Grammars(lambda: tokens.tokenizer(lambda text: [3 + LETTERS.index(c) for c in text]), VOCAB)
 
 
 def engine(rig: Rig, **shape: Any) -> Engine:

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from forebay.grammar.compiler import compiled
-from forebay.grammar.vocabulary import vocabulary
+from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
 from forebay.text.answers.probes import find_formats
 from tests.deadlines import HANGS_S
@@ -294,7 +294,7 @@ def test_what_must_be_called_is_enforced_behind_the_thinking(
         answer = client.post("/v1/chat/completions", json={"messages": ASK, "max_tokens": 1, **wishes})
     assert answer.status_code == 200, answer.text
     grammar, tokenizer = model.server.engine.submitted[-1].params.grammar, model.server.tokenizer
-    start = compiled(grammar, vocabulary(tokenizer.table, tokenizer.encode, [2], 49152))
+    start = compiled(grammar, Vocabulary.of(tokenizer.table, [2], 49152).tokenizer(tokenizer.encode))
     for text, fits in [*((text, True) for text in takes), *((text, False) for text in refuses)]:
         matcher, tokens = start.deep_copy(), tokenizer.encode(f"Hm. {{}}\n</think>\n\n{text}")
         whole = matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens)
