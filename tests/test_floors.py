@@ -36,7 +36,7 @@ HOST_PACKAGES = (
     "route",
     "cli",
 )
-HOST_ENGINE_FILES = ("frames", "channel", "launch", "async_engine", "stream", "sizing")
+HOST_ENGINE_FILES = ("frames", "channel", "launch", "async_engine", "stream", "sizing", "embedding")
 DEVICE_LIBRARIES = ("torch", "transformers", "triton")
 HELP_LIBRARIES: dict[tuple[str, ...], set[str]] = {
     ("--help",): set(),

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import uvloop
 
@@ -19,6 +20,10 @@ from forebay.config.engine_config import Config, EngineConfig, EvictionPolicy, S
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.launch import EngineProcess, configure
 from forebay.engine.spawn import Spawned, spawn
+
+if TYPE_CHECKING:  # both take long to import, and the engine starts meanwhile
+    from forebay.server.served_model import ServedModel
+    from forebay.text.tokenizer import Tokenizer
 
 
 def serve_from(words: Sequence[str], spawned: Spawned | None, sock: socket.socket | None = None) -> int:
@@ -60,8 +65,6 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     """Bind before the engine is waited for: a port that is taken is told at once."""
     from forebay.server.listen import bind
     from forebay.server.serve import serve
-    from forebay.server.served_model import ServedModel
-    from forebay.text.answers.probes import find_formats
     from forebay.text.tokenizer import Tokenizer
 
     sock = sock or bind(config.server)
@@ -69,22 +72,10 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
     try:
         tokenizer = Tokenizer.from_path(config.engine.model_path, config.server.chat_template)
         await asyncio.to_thread(tokenizer.check_chat_template)
-        calls, thinking = config.server.tool_call_parser, config.server.reasoning_parser
-        answers = await asyncio.to_thread(find_formats, tokenizer, calls=calls, thinking=thinking)
+        model = await asyncio.to_thread(_served, config, tokenizer)
     except ForebayError:
         await engine.close(drain_s=0.0)
         raise
-    model = ServedModel(
-        name=config.engine.served_model_name,
-        path=config.engine.model_path,
-        created=int(time.time()),
-        settings=config.settings,
-        uses_priority=_uses_priority(config.engine),
-        wakes_on_request=config.engine.wake_on_request,
-        stall_timeout_s=config.engine.scheduling.stall_timeout_s,
-        mode=config.engine.disaggregation.mode,
-        answers=answers,
-    )
     telling: list[asyncio.Task[None]] = []
 
     def on_ready(url: str) -> None:
@@ -100,6 +91,27 @@ async def _serve(config: Config, process: EngineProcess, started: float, sock: s
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, ForebayError):
                 await task
+
+
+def _served(config: Config, tokenizer: Tokenizer) -> ServedModel:
+    """What the checkpoint's files say, for the server. Raises ModelError."""
+    from forebay.engine.embedding import Texts
+    from forebay.server.served_model import ServedModel
+    from forebay.text.answers.probes import find_formats
+
+    calls, thinking = config.server.tool_call_parser, config.server.reasoning_parser
+    return ServedModel(
+        name=config.engine.served_model_name,
+        path=config.engine.model_path,
+        created=int(time.time()),
+        settings=config.settings,
+        uses_priority=_uses_priority(config.engine),
+        wakes_on_request=config.engine.wake_on_request,
+        stall_timeout_s=config.engine.scheduling.stall_timeout_s,
+        mode=config.engine.disaggregation.mode,
+        answers=find_formats(tokenizer, calls=calls, thinking=thinking),
+        texts=Texts.of(config.engine.model_path, config.server.pooling),
+    )
 
 
 def _uses_priority(config: EngineConfig) -> bool:

@@ -310,6 +310,8 @@ class ServerConfig:
     chat_template: str | None = None  # the operator's own, instead of the checkpoint's
     tool_call_parser: str = "auto"  # or none, or one of `text.answers.formats`
     reasoning_parser: str = "auto"  # likewise
+    metrics_compat: str = "none"  # or vllm, sglang: under whose names /metrics has its series once more
+    pooling: str = "last"  # or mean, cls: what becomes of the hidden states of a text's tokens
     weights_root: str | None = None  # below which `/update_weights_from_disk` may read
     unknown_fields: str = "refuse"  # or warn: in a header
     sampling: SamplingDefaults = NEUTRAL  # of requests that do not say

@@ -16,6 +16,7 @@ from forebay.config.engine_config import CacheIsolation, KernelBackend, Speculat
 from forebay.config.flag import Decision, Settled
 from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
+from forebay.families.embedding import embedding_of
 from forebay.families.model_config import ModelConfig
 from forebay.formats.quantized import Quantization
 from forebay.formats.weight_shapes import WeightShapes
@@ -88,6 +89,11 @@ def _quantization(facts: Facts, settled: Settled) -> Decision:
     if settled["kernels"] == KernelBackend.TORCH:
         return Decision(Quantization.NONE.value, "the torch kernels are fastest without")
     return Decision(Quantization.FILE.value, "the checkpoint's own codes, without loss")
+
+
+def _pooling(facts: Facts, settled: Settled) -> Decision:
+    found = embedding_of(facts.model_path)
+    return Decision(found.pooling, found.why)
 
 
 def why_not_rounded(facts: Facts, settled: Settled) -> str:
@@ -207,6 +213,7 @@ RULES: Final[dict[str, Rule]] = {
     "num_threads": lambda facts, settled: Decision(facts.cores.value, facts.cores.why),
     "kernels": _kernels,
     "quantization": _quantization,
+    "pooling": _pooling,
     "activation_bits": _activation_bits,
     "context_length": lambda facts, settled: Decision(facts.model.max_position_embeddings, "the model's own"),
     "kv_cache_dtype": _kv_cache_dtype,

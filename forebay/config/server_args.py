@@ -11,6 +11,7 @@ from forebay.config import disaggregation, kinds, speculation
 from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUANTIZATIONS
 from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
+from forebay.families.embedding import POOLINGS
 from forebay.formats.quantized import Quantization
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -76,6 +77,13 @@ _MODEL: Final = in_group(
         aliases=("-q",),
         choices=tuple(Quantization),
         absent=ABSENT_QUANTIZATIONS,
+    ),
+    Flag(
+        "pooling",
+        TEXT,
+        "what of a text's tokens is its embedding: the last one's hidden state, the mean of all, or the first one's",
+        aliases=("--pooling-type",),
+        choices=POOLINGS,
     ),
 )
 
@@ -288,6 +296,13 @@ _HTTP: Final = in_group(
         "leave the billing line that changes with every request at the head of a system text (/v1/messages), where it "
         "keeps the prefix cache from finding anything, instead of moving it behind that text",
         default=False,
+    ),
+    Flag(
+        "metrics_compat",
+        TEXT,
+        "under whose names /metrics has its series once more, for dashboards that are there already",
+        default="none",
+        choices=("none", "vllm", "sglang"),
     ),
 )
 

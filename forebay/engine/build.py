@@ -263,6 +263,7 @@ def _ready(
         pid=os.getpid(),
         wants_resume_points=bool(budget.demand.kinds),
         bootstrap_port=bootstrap_port,
+        hidden_size=checkpoint.config.hidden_size,
     )
 
 

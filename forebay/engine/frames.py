@@ -168,7 +168,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
     `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only. `bootstrap_port`
-    is where a prefill engine listens for decode."""
+    is where a prefill engine listens for decode, `hidden_size` how many numbers a pooled prompt becomes."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -182,6 +182,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     pid: int
     wants_resume_points: bool = False
     bootstrap_port: int = 0
+    hidden_size: int = 0
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):

@@ -27,6 +27,16 @@ from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.bring import bring
 from forebay.engine.build import build_engine, give_back_freed_memory
+from forebay.engine.embedding import (
+    INSTRUCTION,
+    Texts,
+    Vector,
+    check_dimensions,
+    nearness,
+    paired,
+    question,
+    verdict,
+)
 from forebay.engine.frames import AddRequest
 from forebay.engine.loop import STUCK_WAIT_S
 from forebay.engine.sleep import TAGS
@@ -70,6 +80,16 @@ class RequestOutput:
             self.error = from_code(update.failure.kind, update.failure.message, update.failure.code)
 
 
+@dataclass(kw_only=True, slots=True)
+class EmbeddingOutput:
+    """What became of one text."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    embedding: Vector
+    cache: CacheReport
+
+
 class LLM:
     """One model, run in the calling thread while a call lasts. Not for several threads at once.
 
@@ -96,6 +116,7 @@ class LLM:
         )
         patient = replace(config.engine, scheduling=scheduling)
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
+        self.texts = Texts.of(patient.model_path, config.server.pooling)
         self._core, self.info = build_engine(patient)
         sampling = config.server.sampling
         self.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
@@ -122,7 +143,48 @@ class LLM:
         are in the error.
         """
         outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
-        return self._generate(outputs, [[]] * len(outputs), sampling_params, use_tqdm)
+        self._generate(outputs, sampling_params, use_tqdm)
+        return outputs
+
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, dimensions: int | None = None, use_tqdm: bool = False
+    ) -> list[EmbeddingOutput]:
+        """The vector of each prompt (text, or token ids), in their order: what `--pooling` makes of the hidden states
+        behind the last norm, cut to `dimensions`, and of length 1 where the checkpoint says so. Raises as `generate`.
+        """
+        check_dimensions(dimensions, self.info.hidden_size)
+        outputs = [self._output(prompt) for prompt in _as_prompts(prompts)]
+        told = self._generate(outputs, self.texts.vectors(), use_tqdm)
+        return [
+            EmbeddingOutput(
+                prompt=output.prompt,
+                prompt_token_ids=output.prompt_token_ids,
+                embedding=self.texts.vector(update.vector, dimensions),
+                cache=output.cache,
+            )
+            for output, update in zip(outputs, told, strict=True)
+        ]
+
+    def score(
+        self,
+        queries: str | Sequence[str],
+        documents: str | Sequence[str],
+        *,
+        instruction: str = INSTRUCTION,
+        use_tqdm: bool = False,
+    ) -> list[float]:
+        """How well each document fits its query (one for all, or one for each): how likely the model's answer yes is,
+        of yes and no; or where the checkpoint says how vectors are made, the cosine of both texts'. Raises as
+        `generate`."""
+        pairs = paired(queries, documents)
+        if not self.texts.judges:
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            of = {text: output.embedding for text, output in zip(texts, self.embed(texts), strict=True)}
+            return [nearness(of[query], of[document]) for query, document in pairs]
+        params = self.texts.verdicts(self.tokenizer, self.info.vocab_size)
+        asked = [question(query, document, instruction) for query, document in pairs]
+        outputs = [self._output(self.tokenizer.encode_chat(talk, enable_thinking=False)) for talk in asked]
+        return [verdict(update.vector) for update in self._generate(outputs, params, use_tqdm)]
 
     def sleep(self, tags: Sequence[str] = TAGS) -> None:
         """Give the memory of these tags back until `wake_up`: `kv_cache`, and what it had cached with it, `weights`,
@@ -161,7 +223,8 @@ class LLM:
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [self._chat_prompt(list(talk), variables) for talk in conversations]  # type: ignore[arg-type]
         outputs = [self._output(prompt.token_ids) for prompt in prompts]
-        return self._generate(outputs, [prompt.resume_points for prompt in prompts], sampling_params, use_tqdm)
+        self._generate(outputs, sampling_params, use_tqdm, [prompt.resume_points for prompt in prompts])
+        return outputs
 
     def _chat_prompt(self, messages: list[Message], variables: dict[str, Any]) -> ChatPrompt:
         if self.info.wants_resume_points:
@@ -171,11 +234,13 @@ class LLM:
     def _generate(
         self,
         outputs: list[RequestOutput],
-        resume_points: list[list[int]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         use_tqdm: bool,
-    ) -> list[RequestOutput]:
+        resume_points: Sequence[list[int]] | None = None,
+    ) -> list[Update]:
+        """Run the prompts of `outputs`, which take what each was told. Raises GenerationError as `generate` does."""
         params = _as_params(self.default_sampling_params if sampling_params is None else sampling_params, len(outputs))
+        resume_points = resume_points or [[]] * len(outputs)
         wanted = [
             AddRequest(
                 request_id=request_id, prompt_token_ids=output.prompt_token_ids, params=how, resume_points=points
@@ -191,7 +256,7 @@ class LLM:
         failures = {place: output.error for place, output in enumerate(outputs) if output.error is not None}
         if failures:
             raise GenerationError(failures, outputs) from next(iter(failures.values()))
-        return outputs
+        return [told[request.request_id] for request in wanted]
 
     def _output(self, prompt: Prompt) -> RequestOutput:
         if isinstance(prompt, str):

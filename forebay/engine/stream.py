@@ -166,6 +166,7 @@ def merge(first: Update, then: Update) -> Update:
     first.failure = then.failure
     first.matched_stop = then.matched_stop
     first.speculation = then.speculation
+    first.vector = then.vector
     if then.cache is not None:
         first.cache, first.weight_version = then.cache, then.weight_version
     if then.logprobs is not None:

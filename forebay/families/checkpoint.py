@@ -30,6 +30,7 @@ from forebay.formats.weight_shapes import WeightShapes, kinds_of
 # 32 Ki to 1 Mi for the Q4_1 tensors of the embedded model (0.20 s of numpy on one core; 0.25 s at 1 Mi).
 PIECE_ELEMENTS = 1 << 17
 _HEAD = "lm_head.weight"
+_BARE = "embed_tokens.weight"  # where what is saved is the layers alone, as embedders are, names begin in the middle
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +77,10 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     packed: dict[str, U8] = {}
     layers: defaultdict[str, dict[str, npt.NDArray[Any]]] = defaultdict(dict)
     num_draft_heads = 0
+    bare = any(_BARE in file.tensors for file in files)
     for file in files:
         for stored in file.tensors:
-            name = names.here(stored, config.num_layers)
+            name = names.here(f"model.{stored}" if bare else stored, config.num_layers)
             if own.unused(config, name):
                 continue
             num_draft_heads += names.begins_draft_head(stored)
@@ -104,9 +106,10 @@ def _open_folder(path: Path, draft_head: bool) -> Checkpoint:
     for layer, parts in layers.items():
         assert config.packing is not None
         tensors[f"{layer}.weight"] = PackedLayer(parts, config.packing, f"{path}: {layer}")
-    if _HEAD in tensors:
-        # As in transformers: a head that the files bring is used, whatever the configuration says.
-        config = replace(config, tie_word_embeddings=False)
+    if _HEAD in tensors or bare:
+        # As in transformers: a head that the files bring is used, whatever the configuration says. And of layers alone
+        # nobody wants one.
+        config = replace(config, tie_word_embeddings=bare)
     return Checkpoint(path=path, config=config, tensors=tensors, gguf_metadata={}, num_draft_heads=num_draft_heads)
 
 

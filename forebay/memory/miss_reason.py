@@ -17,3 +17,4 @@ class MissReason(StrEnum):
     STATE_MISSING = "kv_present_state_missing"  # the KV is there, no recurrent state is to go on from
     WINDOW_MISSING = "kv_present_window_missing"  # the KV is there, that of a sliding window is not
     PROMPT_LOGPROBS = "prompt_logprobs"  # every position must be computed
+    POOLING = "pooling"  # the same: the vector wanted is of the first token, or of all

@@ -10,7 +10,7 @@ from enum import Enum
 
 from forebay.memory.holding import Residency
 from forebay.memory.radix_node import OPERATOR
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import PoolingKind, SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport
@@ -59,6 +59,7 @@ class Request:
     num_prompt: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     max_kv_len: int = field(init=False)
+    pools_all: bool = field(init=False)  # it becomes a vector of hidden states that nobody keeps: none may be skipped
     weight_version: int = field(init=False)  # of the weights that compute it
     cache_namespace: str = field(init=False)  # in which it shares what was computed
 
@@ -79,6 +80,7 @@ class Request:
         self.stop_ids = frozenset(stops if self.params.ignore_eos else (*stops, *eos_token_ids))
         # The last sampled token is never read back, so it has no KV.
         self.max_kv_len = self.num_prompt + self.params.max_new_tokens - 1
+        self.pools_all = self.params.pooling is not None and self.params.pooling.kind is not PoolingKind.LAST
 
         self.compute_with(0)
 

@@ -15,6 +15,7 @@ from forebay.base.errors import InvalidRequest, ModelError
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 256
+MAX_SCORED_TOKEN_IDS = 256
 MAX_SEED = 2**63 - 1
 RANDOM_SEED = -1  # as in the field: another one each time
 BOUNDS: Final = {  # of numbers, inclusive; `top_p` is above 0 as well
@@ -45,14 +46,28 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""
 
 
+class PoolingKind(StrEnum):
+    LAST = "last"  # the last token's hidden state
+    MEAN = "mean"  # that of all tokens, on average
+    CLS = "cls"  # the first token's
+
+
+class Pooling(msgspec.Struct, frozen=True, array_like=True):
+    """What is told of a prompt instead of tokens that follow it: a vector of float32, the hidden state behind the last
+    norm; or with `token_ids`, where the last token is pooled, the log-probabilities of these behind it."""
+
+    kind: PoolingKind
+    token_ids: tuple[int, ...] = ()
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sampling parameters of one request, in the field's names and units.
 
     `temperature` 0 is greedy. `top_k` 0 keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the number
     of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
     request's random draws whatever the batch around it; without one the engine draws one for each request
-    that is not greedy (`with_seed`). A `grammar` leaves only tokens that it can go on with. Stop strings are the
-    detokenizer's business and not known here.
+    that is not greedy (`with_seed`). A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is
+    sampled (`of_pooling`). Stop strings are the detokenizer's business and not known here.
     """
 
     max_new_tokens: int = 128
@@ -70,6 +85,17 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int = -1
     prompt_logprobs: int = -1
     grammar: Grammar | None = None
+    pooling: Pooling | None = None
+
+    @classmethod
+    def of_pooling(cls, pooling: Pooling) -> SamplingParams:
+        """Of a prompt that is pooled. Its KV is that of a prompt with one token behind it."""
+        return cls(max_new_tokens=1, temperature=0.0, pooling=pooling)
+
+    @property
+    def num_generated(self) -> int:
+        """The most tokens that come behind the prompt."""
+        return 0 if self.pooling else self.max_new_tokens
 
     @classmethod
     def defaults(cls, values: Mapping[str, float], source: str) -> Self:
@@ -123,6 +149,21 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             _within("logit_bias", value, *BOUNDS["logit_bias"])
         for token in self.stop_token_ids:
             check_token_id("stop_token_ids", token, vocab_size)
+        if self.pooling:
+            self._check_pooling(self.pooling, vocab_size)
+
+    def _check_pooling(self, pooling: Pooling, vocab_size: int) -> None:
+        if self != SamplingParams.of_pooling(pooling):
+            raise InvalidRequest(
+                "nothing is sampled behind a prompt that is pooled: leave all else out", param="pooling"
+            )
+        if pooling.token_ids and pooling.kind is not PoolingKind.LAST:
+            raise InvalidRequest(
+                f"tokens are scored behind the last one, and pooling is {pooling.kind}: take last", param="pooling"
+            )
+        _at_most("token_ids", len(pooling.token_ids), MAX_SCORED_TOKEN_IDS)
+        for token in pooling.token_ids:
+            check_token_id("token_ids", token, vocab_size)
 
 
 def check_token_id(param: str, token: int, vocab_size: int) -> None:

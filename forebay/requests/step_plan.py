@@ -112,7 +112,8 @@ class StepPlan(Part, frozen=True, kw_only=True):
     host may not know yet, and behind it guessed ones: those of host proposers are in `drafts`, those of others on the
     device already. How long it is, and so where its KV goes, is the device's to know. `sample_mask[i]` says whether
     anything is sampled from sequence i: of an extend at its last position, of a decode at each. The sequences
-    `masked` are sampled from under a grammar: which tokens may come there is found out meanwhile.
+    `masked` are sampled from under a grammar: which tokens may come there is found out meanwhile. From those of prompts
+    that are `pooled` nothing is ever sampled.
     """
 
     step: int
@@ -130,6 +131,7 @@ class StepPlan(Part, frozen=True, kw_only=True):
     host: HostWork = HostWork()
     admissions: tuple[Admission, ...] = ()
     prompt_logprobs: tuple[int, ...] = ()  # extends (by index) whose every position wants log-probabilities
+    pooled: tuple[int, ...] = ()  # extends (by index) that become a vector when their prompt ends
 
     @property
     def num_seqs(self) -> int:
@@ -177,7 +179,8 @@ class StepResult:
     the step computed: the last token of theirs is none, and whatever the step wrote for them is worth nothing (C30).
     `logprobs` is None where nobody asked, else has an entry for each token. `prompt_logprobs` maps an extend's index to
     one entry per position of its chunk: entry j is about token j + 1 of the chunk, and the last one about the token
-    after the chunk (None there where the chunk ends the prompt, since that one is sampled).
+    after the chunk (None there where the chunk ends the prompt, since that one is sampled). `vectors` has by index
+    those of pooled extends that end their prompt, as `Update.vector`.
     """
 
     token_ids: list[int]
@@ -185,6 +188,7 @@ class StepResult:
     failed: tuple[int, ...] = ()
     logprobs: list[TokenLogprob | None] | None = None
     prompt_logprobs: dict[int, list[TokenLogprob | None]] | None = None
+    vectors: dict[int, bytes] | None = None
 
 
 class Launched(Protocol):

@@ -64,7 +64,7 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     A request's updates carry its tokens in order and exactly once; the last one, and only that, has `finish`. `cache`
     comes with the first. `logprobs` has one entry per token where the request asked for them; `prompt_logprobs` arrives
     whole with the first token (entry i about prompt token i; None for token 0). Behind one that has `restarted` all
-    begins anew.
+    begins anew. Of a prompt that is pooled there is one update, with its `vector`, float32 in little-endian order.
     """
 
     request_id: int
@@ -78,3 +78,4 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     speculation: SpeculationReport | None = None  # with the last, where something was guessed
     weight_version: int = 0  # of the weights that compute it, with the first
     restarted: bool = False  # the weights have changed: the tokens told so far count for nothing, others follow
+    vector: bytes = b""

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forebay.base.errors import ForebayError, Unavailable
 from forebay.base.package import __version__
 from forebay.config.engine_config import DisaggregationMode
-from forebay.route.halves import AnyBody, Halves, RoutedBody, first_answer
+from forebay.route.halves import AnyBody, Halves, RoutedBody, begin_half, first_answer
 from forebay.route.members import Member, as_object
 from forebay.route.router import Router
 from forebay.route.upstream import MEMBER_LOST, Head
@@ -127,6 +127,26 @@ async def _forward(request: Request, router: Router, member: Member) -> Response
         head, answer = await asyncio.wait_for(asked, ASK_TIMEOUT_S)
     except TimeoutError:
         raise Unavailable(f"{member.name} has not answered within {ASK_TIMEOUT_S:g} s", code=MEMBER_LOST) from None
+    return Response(answer, status_code=head.status, headers=_passed_back(head))
+
+
+async def pooled(request: Request, router: Router) -> Response:
+    """The answer of a prefill server, which computes all of it: nothing comes behind these prompts."""
+    context = RequestContext.of(request.scope)
+    body = await router.bodies.read(AnyBody, request.scope, context.receive, MOST_IDS)
+    with router.lifecycle.admit(1), Watch(context.receive) as watch:
+        member = router.members.choose_prefill(())
+        half = await begin_half(router.members, member, _path(request), _passed_on(request, context), body.encoded())
+        watch.on_gone(half.end)
+        try:
+            head, answer = await half.upstream.head(), await half.upstream.whole()
+        except ForebayError as error:
+            if watch.gone:
+                raise ClientGone from None
+            router.members.lost(member, error.message)
+            raise
+        finally:
+            half.end()
     return Response(answer, status_code=head.status, headers=_passed_back(head))
 
 
@@ -245,6 +265,9 @@ ROUTES: Final[tuple[tuple[str, str, Handler], ...]] = (
     ("POST", MESSAGES, generate),
     ("POST", f"{MESSAGES}/count_tokens", forward),
     ("POST", RESPONSES, generate),
+    ("POST", "/v1/embeddings", pooled),
+    ("POST", "/v1/score", pooled),
+    ("POST", "/v1/rerank", pooled),
     ("GET", "/v1/models", forward),
     ("GET", "/v1/models/{model_id:path}", forward),
     ("POST", "/tokenize", forward),

@@ -130,15 +130,15 @@ async def begin(members: Members, body: RoutedBody, path: str, headers: Mapping[
     """Send both halves on their way. Raises Unavailable where a server cannot be reached, which is marked then."""
     prefill, decode = members.choose_prefill(blocks_of(body.data)), members.choose_decode()
     data = body.to(prefill)
-    first = await _begin(members, prefill, path, headers, data)
+    first = await begin_half(members, prefill, path, headers, data)
     try:
-        return Halves(first, await _begin(members, decode, path, headers, data))
+        return Halves(first, await begin_half(members, decode, path, headers, data))
     except ForebayError:
         first.end()
         raise
 
 
-async def _begin(members: Members, member: Member, path: str, headers: Mapping[str, str], data: bytes) -> Half:
+async def begin_half(members: Members, member: Member, path: str, headers: Mapping[str, str], data: bytes) -> Half:
     try:
         return await Half.begin(member, path, headers, data)
     except ForebayError as error:

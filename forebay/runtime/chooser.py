@@ -21,12 +21,12 @@ from forebay.requests.parts import I32
 from forebay.requests.step_plan import StepPlan
 from forebay.runtime.bounds import IndexOutOfPool
 from forebay.runtime.forward import GreedyTokens
-from forebay.runtime.launched import ToHost
 from forebay.runtime.logprobs import token_logprobs
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, Span
 from forebay.runtime.row_options import Sampling
 from forebay.runtime.sampler import Wants, draw
+from forebay.runtime.to_host import ToHost
 
 
 class Masked(NamedTuple):

@@ -192,7 +192,11 @@ class DraftHead:
         if len(going_on):
             arrays["chunk_rows"] = rows = plan.rows[going_on]
             ends = plan.ends[going_on]
-            arrays["chunk_next"] = np.array([self._prompts[row][end] for row, end in zip(rows, ends, strict=True)])
+            # Behind one that is pooled nothing comes: what its row is given there is read by nobody.
+            following = [
+                self._prompts[row][end : end + 1] for row, end in zip(rows.tolist(), ends.tolist(), strict=True)
+            ]
+            arrays["chunk_next"] = np.array([int(token[0]) if len(token) else PAD for token in following])
         if plan.width > 1:
             wide = plan.q_lens > 1
             arrays |= {"drafting_rows": plan.rows[wide], "num_drafts": plan.q_lens[wide] - 1}

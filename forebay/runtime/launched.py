@@ -11,31 +11,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from forebay.memory.slots import PAD, Ids, inside
 from forebay.requests.step_plan import StepResult, TokenLogprob
 from forebay.runtime.logprobs import unpack
+from forebay.runtime.pooling import Vectors
 from forebay.runtime.row_options import Sampling
-
-
-class ToHost:
-    """A tensor on its way to the host."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
-        self._host = tensor
-        if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.current_stream(tensor.device).record_event()
-
-    def wait(self) -> npt.NDArray[Any]:
-        if self._event is not None:
-            self._event.synchronize()
-        array: npt.NDArray[Any] = self._host.numpy()
-        return array
+from forebay.runtime.to_host import ToHost
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +43,7 @@ class LaunchedStep:
     logprobs: ToHost | None
     chunks: tuple[PromptChunk, ...] = ()
     q_lens: Ids | None = None  # [S]
+    vectors: Vectors | None = None
 
     def result(self) -> StepResult:
         """Wait for the tokens. A sequence with an id that counts and is outside the vocabulary, for whatever reason,
@@ -75,9 +58,11 @@ class LaunchedStep:
             token_ids = [PAD if i in failed else token for i, token in enumerate(token_ids)]
         if self.sample_mask is not None:
             token_ids = list(compress(token_ids, self.sample_mask.tolist()))
+        vectors, not_finite = self.vectors.result() if self.vectors else (None, [])
         return StepResult(
             token_ids=token_ids,
-            failed=failed,
+            failed=(*failed, *(place for place in not_finite if place not in failed)),
+            vectors=vectors,
             logprobs=None if self.logprobs is None else self._reported(token_ids, self.logprobs.wait()),
             prompt_logprobs={chunk.extend: _prompt_entries(chunk) for chunk in self.chunks} or None,
         )

@@ -29,12 +29,14 @@ from forebay.runtime.forward import FAILED, Batch, Decoded, Forward, GreedyToken
 from forebay.runtime.graph_backends import GraphBackend
 from forebay.runtime.graph_runner import GraphRunner
 from forebay.runtime.kinds import check_kinds
-from forebay.runtime.launched import LaunchedStep, PromptChunk, ToHost
+from forebay.runtime.launched import LaunchedStep, PromptChunk
 from forebay.runtime.logprobs import token_logprobs
 from forebay.runtime.packing import Sections
 from forebay.runtime.penalties import Penalties, spans_of
+from forebay.runtime.pooling import Pooler
 from forebay.runtime.row_options import RowOptions, Sampling
 from forebay.runtime.step_inputs import Shape, StepInputs
+from forebay.runtime.to_host import ToHost
 from forebay.runtime.verify_step import VerifyInputs, verify_runner
 
 _PROMPT_BLOCK: Final = 256  # positions whose logits exist at a time while a prompt's log-probabilities are taken
@@ -95,6 +97,7 @@ class ModelRunner:
         self._penalties = Penalties(vocab_size, rows.last_tokens.device)
         self._take_masks = take_masks
         self._chooser = Chooser(ops, rows, self._penalties)
+        self._pooler = Pooler(model.logits)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -108,6 +111,7 @@ class ModelRunner:
         for admission in plan.admissions:
             self._options.admit(admission)
             self._penalties.admit(admission)
+            self._pooler.admit(admission)
         match Shape.of(plan):
             case Shape.DECODES:
                 return self._decode(plan)
@@ -168,6 +172,7 @@ class ModelRunner:
         input_ids = self.inputs.input_ids(plan, inputs)
         hidden, finite, seen = self._hidden(plan, inputs, input_ids)
         chunks = self._prompt_chunks(plan, hidden, wanted, inputs["targets"]) if wanted else ()
+        vectors = self._pooler.pool(plan, hidden) if plan.pooled else None
         every = len(sample_rows) == plan.num_tokens
         chosen = raw = self._forward.greedy(hidden if every else hidden.index_select(0, inputs["sample_tokens"]))
         if (masked := Masked.of(plan, self._take_masks)) or sampling.otherwise:
@@ -183,6 +188,7 @@ class ModelRunner:
             sampling,
             logprobs,
             chunks,
+            vectors=vectors,
         )
         if self.proposer is not None:
             self.proposer.after(plan, inputs, input_ids, seen)

@@ -153,7 +153,7 @@ class AdmissionPass:
         what is there now."""
         start, tokens = num_cached, req.tokens
         stop = start + max(SHARE_WORTH_WAITING, 2 * self._config.page_size)
-        if req.wants_prompt_logprobs or not self._config.radix_cache or len(tokens) <= stop:
+        if req.wants_prompt_logprobs or req.pools_all or not self._config.radix_cache or len(tokens) <= stop:
             return False
         for leader in self._leaders:
             if leader.namespace != req.namespace or leader.residency.extend_target < stop:

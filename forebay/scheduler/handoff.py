@@ -248,6 +248,8 @@ class Role(Handoff, ABC):
 
     def admit(self, req: Request) -> None:
         where = req.rendezvous
+        if where and req.params.pooling:
+            raise InvalidRequest("a prompt that is pooled is computed here alone: leave it out", param="bootstrap_room")
         if where and (other := self._rooms.get(self._room(where))):
             raise InvalidRequest(
                 f"bootstrap_room {where.room} is in use, by {other}: choose another number for each request",

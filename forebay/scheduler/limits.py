@@ -21,10 +21,14 @@ def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 def check_context(num_prompt: int, max_new_tokens: int | None, context_length: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a prompt that is empty, or too long with what is to be generated
-    (None: as much as the context has left)."""
+    (None: as much as the context has left; 0 behind one that is pooled)."""
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty: it must have at least one token")
     wanted = num_prompt + (1 if max_new_tokens is None else max_new_tokens)
+    if wanted > context_length and max_new_tokens == 0:
+        raise RequestTooLarge(
+            f"there are {num_prompt} tokens; the context holds {context_length}: send fewer at a time"
+        )
     if wanted > context_length:
         asked = "one more" if max_new_tokens is None else f"max_tokens is {max_new_tokens}"
         raise RequestTooLarge(
@@ -37,7 +41,7 @@ def check_context(num_prompt: int, max_new_tokens: int | None, context_length: i
 def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a request that even an idle engine, with `num_pages` pages, could not
     finish."""
-    check_context(req.num_prompt, req.params.max_new_tokens, config.context_length)
+    check_context(req.num_prompt, req.params.num_generated, config.context_length)
     pages = footprint(req.max_kv_len, config.page_size)
     if pages > num_pages:
         raise RequestTooLarge(

@@ -56,8 +56,8 @@ class PrefillRole(Role):
     # -- a request's way ---------------------------------------------------------------------------------------------
 
     def admit(self, req: Request) -> None:
-        """Of its tokens only the first is computed here."""
-        if req.rendezvous is None:
+        """Of its tokens only the first is computed here. One that is pooled has no other half."""
+        if req.rendezvous is None and not req.params.pooling:
             raise InvalidRequest(
                 "this server computes prompts for decode servers: bootstrap_host, bootstrap_port and bootstrap_room "
                 "have to say for which",
@@ -71,6 +71,9 @@ class PrefillRole(Role):
         req.max_kv_len = req.num_prompt
 
     def enqueue(self, req: Request, now: float) -> None:
+        if req.rendezvous is None:
+            self.scheduler.enqueue(req)
+            return
         self.scheduler.wait_for_the_other_half(req)
         self._rooms[_rendezvous(req).room] = req
         if self.scheduler.admits:

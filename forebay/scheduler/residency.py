@@ -34,6 +34,8 @@ class Residencies(Releases):
             return no_match(MissReason.DISABLED)
         if req.wants_prompt_logprobs:
             return no_match(MissReason.PROMPT_LOGPROBS)
+        if req.pools_all:
+            return no_match(MissReason.POOLING)
         return self.cache.match(req.key(len(req.tokens) - 1), req.cache_namespace)
 
     def pin(self, req: Request, match: Match) -> Pin:

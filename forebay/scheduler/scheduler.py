@@ -181,7 +181,7 @@ class Scheduler(Telling):
         """Let a request that runs wait. What it computed is copied to the host where that is the cheaper way to have it
         again; what else of it the cache has stays there as long as there is room."""
         self.remove(req)
-        if not req.wants_prompt_logprobs and self.held.offload(req.residency):
+        if not (req.wants_prompt_logprobs or req.pools_all) and self.held.offload(req.residency):
             self.counters["retractions_kept"] += 1
         self.set_back(req)
 
@@ -223,6 +223,8 @@ class Scheduler(Telling):
         if self.finishing:
             self._release_finished(flight, failed)
         self._take_tokens(sampled, now)
+        if result.vectors:
+            self._take_vectors(flight, result.vectors)
         self.counters["steps"] += 1
         if not self.requests:
             self.ratio.when_idle()

@@ -37,6 +37,9 @@ class StepDraft(Draft):
     def freeze(self, decodes: Ids, admitted: Sequence[Request], kinds: Sequence[Kind]) -> StepPlan:
         """The plan of the draft and of the decodes in these rows."""
         sequences = self._sequences(decodes)
+        pooled = [i for i, chunk in enumerate(self.chunks) if chunk.req.params.pooling]
+        if pooled:
+            sequences["sample_mask"][pooled] = False
         told = [(kind, *KIND_PARTS[kind.name]) for kind in kinds if kind.name in KIND_PARTS]
         work: dict[str, Any] = {field: part(**kind.columns(self, sequences["rows"])) for kind, field, part in told}
         write_rows, columns, pages = self.row_writes
@@ -60,6 +63,7 @@ class StepDraft(Draft):
             ),
             masked=self.masked,
             prompt_logprobs=tuple(i for i, chunk in enumerate(self.chunks) if chunk.req.wants_prompt_logprobs),
+            pooled=tuple(pooled),
             **sequences,
             **work,
         )

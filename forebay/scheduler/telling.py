@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import compress, islice
 
 from forebay.config.engine_config import SchedulerConfig
@@ -42,6 +43,16 @@ class Telling(Queues):
                 num_told += 1
         self.counters["generated_tokens"] += num_generated
         self.counters["accepted_tokens"] += num_generated - num_told
+
+    def _take_vectors(self, flight: Flight, vectors: Mapping[int, bytes]) -> None:
+        """Tell what pooled prompts of the step have become, by their place in it, which ends them; also of those who
+        gave way meanwhile."""
+        for place, vector in vectors.items():
+            req = flight.reqs[place]
+            if req.status is not Status.FINISHED:
+                update = Update(req.id, [], cache=req.cache_report, weight_version=req.weight_version, vector=vector)
+                self.news.append(update)
+                self.finish(req, FinishReason.STOP, update=update)
 
     def append(self, req: Request, tokens: list[int], logprobs: list[TokenLogprob | None] | None, now: float) -> int:
         """Add tokens to the request and to its update, up to that with which it ends; how many. Where memory runs out

@@ -329,6 +329,15 @@ class SamplingValues(TypedDict):
     repetition_penalty: float
 
 
+class Texts(TypedDict):
+    """How texts become vectors, and what a score is: how likely an answer is, or the cosine of two vectors."""
+
+    pooling: Literal["last", "mean", "cls"]
+    normalize: bool
+    scores: Literal["yes_no", "cosine"]
+    evidence: dict[str, str | None]
+
+
 class ServerInfo(TypedDict):
     served_model_name: str
     model_path: str
@@ -340,6 +349,7 @@ class ServerInfo(TypedDict):
     version: str
     weight_version: str
     answers: AnswerFormats
+    texts: Texts
     sampling: SamplingValues
     settings: list[dict[str, Any]]
     engine: dict[str, Any] | None

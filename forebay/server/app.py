@@ -18,13 +18,14 @@ from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server import generate, information, occupation
+from forebay.server import embeddings, generate, information, occupation
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.responses_request import ResponsesRequest
+from forebay.server.embedding_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.errors import MESSAGES, RESPONSES
 from forebay.server.gateway import Gateway
 from forebay.server.grammars import GrammarWorkers
@@ -58,6 +59,9 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", MESSAGES, generate.messages, MessagesRequest),
     ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
     ("POST", RESPONSES, generate.responses, ResponsesRequest),
+    ("POST", "/v1/embeddings", embeddings.embeddings, EmbeddingRequest),
+    ("POST", "/v1/score", embeddings.score, ScoreRequest),
+    ("POST", "/v1/rerank", embeddings.rerank, RerankRequest),
     ("GET", "/v1/models", information.models, None),
     ("GET", "/v1/models/{model_id:path}", information.model, None),
     ("POST", "/tokenize", information.tokenize, TokenizeRequest),
@@ -95,7 +99,7 @@ def create_context(
         security=Security(config),
         isolation=Isolation(config.cache_isolation),
         lifecycle=Lifecycle(lambda: engine.info.max_requests),
-        metrics=Metrics(model.name),
+        metrics=Metrics(model.name, config.metrics_compat),
         bodies=Bodies(config.max_body_bytes, json_workers, lenient=config.unknown_fields == "warn"),
         json_workers=json_workers,
         workers=TextWorkers(),

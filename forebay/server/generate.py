@@ -37,7 +37,7 @@ from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.enforcing import enforced_grammar
 from forebay.server.generation import Generation
 from forebay.server.order import Order, Prompt
-from forebay.server.protocol import ChatRequest, CompletionRequest, Sampling
+from forebay.server.protocol import ChatRequest, CompletionRequest, PlainText, Sampling
 from forebay.server.rendezvous import rendezvous_of
 from forebay.server.validation import UNSUPPORTED_FIELD
 from forebay.server.watch import Watch
@@ -82,7 +82,7 @@ async def count_tokens(request: Request, server: ServerContext) -> Response:
     with renamed(body.renamings):
         chat, _ = _settled(server, body)
         check_answerable(chat, server.model.answers)
-        with _naming("messages"):
+        with naming("messages"):
             token_ids = await server.render(server.tokenizer.encode_chat, chat.messages, chat)
     return Response(msgspec.json.encode({"input_tokens": len(token_ids)}), media_type="application/json")
 
@@ -155,18 +155,25 @@ async def completions(request: Request, server: ServerContext) -> Response:
     wanted = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
     async def prompts() -> list[Prompt]:
-        return [await _completion_prompt(server, body, prompt) for prompt in body.prompts]
+        return [
+            Prompt(
+                token_ids=await prompt_ids(server, body, prompt, "prompt"),
+                text=prompt if isinstance(prompt, str) else None,
+            )
+            for prompt in body.prompts
+        ]
 
     return await _serve(server, context, body, dialect, prompts, params, wanted)
 
 
-async def _completion_prompt(server: ServerContext, body: CompletionRequest, prompt: str | list[int]) -> Prompt:
+async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[int], field: str) -> list[int]:
+    """Of a text, or checked where they are what was sent in `field`."""
+    if isinstance(prompt, str):
+        return await server.encode(prompt, body)
     info = server.engine.info
-    if not isinstance(prompt, str):
-        if len(prompt) <= info.context_length:  # a longer one is refused for that
-            check_token_ids("prompt", prompt, info.vocab_size)
-        return Prompt(token_ids=prompt)
-    return Prompt(token_ids=await server.encode(prompt, body), text=prompt)
+    if len(prompt) <= info.context_length:  # a longer one is refused for that
+        check_token_ids(field, prompt, info.vocab_size)
+    return prompt
 
 
 def _params(server: ServerContext, body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
@@ -268,11 +275,11 @@ async def _serve(
         watch = undo.enter_context(Watch(context.receive))
         for asked in body.grammars:
             await server.grammars.check(asked.grammar, asked.field)
-        with _naming(source):
+        with naming(source):
             made = await prompts()
         if watch.gone:
             raise ClientGone
-        with _naming(source):
+        with naming(source):
             params = _with_room(params, made, wanted, info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=wanted == 0)
         generation = Generation.submit(server.engine, server.tokenizer.table, made, order)
@@ -291,7 +298,7 @@ async def _serve(
 
 
 @contextlib.contextmanager
-def _naming(field: str) -> Iterator[None]:
+def naming(field: str) -> Iterator[None]:
     """Errors from below the protocol, where texts have no field, get it as their param."""
     try:
         yield

@@ -191,6 +191,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
                 "source": config.sampling.source,
                 **{name: getattr(server.sampling, name) for name in SAMPLED},
             },
+            "texts": server.model.texts.evidence,
             "settings": server.model.settings,
             "engine": None if info is None else {**msgspec.to_builtins(info), "report": _report(info)},
             "server": limits,

@@ -8,7 +8,7 @@ import msgspec
 from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
-from forebay.server import answers
+from forebay.server import answers, embedding_answers
 from forebay.server.errors import MESSAGES, RESPONSES, speaks_anthropic
 from forebay.server.security import ADMIN_PATHS
 from forebay.server.strict import Strict
@@ -27,6 +27,9 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
     f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
     RESPONSES: {JSON: answers.ModelResponse, EVENTS: Any},
+    "/v1/embeddings": {JSON: embedding_answers.Embeddings},
+    "/v1/score": {JSON: embedding_answers.Scores},
+    "/v1/rerank": {JSON: embedding_answers.Reranked},
     "/v1/models": {JSON: answers.ModelList},
     "/v1/models/{model_id:path}": {JSON: answers.ModelCard},
     "/tokenize": {JSON: answers.Tokens},

@@ -14,8 +14,8 @@ from forebay.config.server_args import MAX_COUNT
 from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
 from forebay.server.foreign import PASSED
 from forebay.server.ignored import IGNORED, one_of
-from forebay.server.isolation import Session
 from forebay.server.messages import Messages, Templated, Thinking, text_or_list
+from forebay.server.sender import Sender
 from forebay.server.strict import Label, Strict, Text
 from forebay.server.structured import Structured
 from forebay.server.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice
@@ -112,12 +112,11 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class Sampling(Structured, Bootstrap):
+class Sampling(Sender, Structured, Bootstrap):
     """What completions and chats have in common. None is "the default"."""
 
     ignored = IGNORED
     passed = PASSED
-    model: Annotated[str, StringConstraints(max_length=512)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -136,10 +135,6 @@ class Sampling(Structured, Bootstrap):
     ignore_eos: bool = False
     logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
-    user: Label | None = None
-    safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    cache_salt: Annotated[str, StringConstraints(max_length=128)] | None = None
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -148,12 +143,6 @@ class Sampling(Structured, Bootstrap):
     @property
     def stop_patterns(self) -> tuple[str, ...]:
         return (self.stop_regex,) if isinstance(self.stop_regex, str) else tuple(self.stop_regex or ())
-
-    @property
-    def session(self) -> Session:
-        return Session(
-            self.user or "", self.safety_identifier or "", self.prompt_cache_key or "", self.cache_salt or ""
-        )
 
     @property
     def wants_usage(self) -> bool:

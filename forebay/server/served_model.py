@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from forebay.config.engine_config import DisaggregationMode, Setting
+from forebay.engine.embedding import Texts
+from forebay.families.embedding import Embedding
+from forebay.requests.sampling_params import PoolingKind
 from forebay.text.answers.probes import Findings
 
 
@@ -13,7 +16,7 @@ class ServedModel:
     """`created` is in seconds since 1970. `settings` are the effective configuration, for /server_info. The
     engine is given up when a step takes `stall_timeout_s`. With `uses_priority` it looks at the priorities of requests,
     to admit or to evict. `mode`: which half of requests it computes. An engine that is asleep `wakes_on_request`, or
-    lets requests wait. `answers`: how the model spells calls and thinking."""
+    lets requests wait. `answers`: how the model spells calls and thinking; `texts`: how texts become vectors."""
 
     name: str
     path: str
@@ -24,3 +27,4 @@ class ServedModel:
     mode: DisaggregationMode = DisaggregationMode.NULL
     wakes_on_request: bool = False
     answers: Findings = field(default_factory=Findings)
+    texts: Texts = field(default_factory=lambda: Texts(embedding=Embedding(), pooling=PoolingKind.LAST))

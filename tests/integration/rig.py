@@ -26,7 +26,7 @@ from forebay.pools.cache_pool import CachePool
 from forebay.pools.cache_spec import cache_sizes
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import FinishReason, Update
+from forebay.requests.updates import FinishReason, MissReason, Update
 from forebay.runtime import build_runner
 from forebay.runtime.model_runner import no_masks
 from forebay.runtime.overlap import OverlappedRunner
@@ -42,6 +42,8 @@ class Result:
     token_ids: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
     cached_tokens: int = 0
+    miss_reason: MissReason | None = None
+    vector: bytes = b""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] | None = None
 
@@ -50,7 +52,8 @@ class Result:
         self.token_ids += update.token_ids
         self.finish = update.finish
         if update.cache is not None:
-            self.cached_tokens = update.cache.cached_tokens
+            self.cached_tokens, self.miss_reason = update.cache.cached_tokens, update.cache.miss_reason
+        self.vector = update.vector
         self.logprobs += update.logprobs or []
         if update.prompt_logprobs is not None:
             assert self.prompt_logprobs is None, "prompt log-probabilities twice"

@@ -13,10 +13,22 @@ from tests.mutants.engine import ENGINE
 from tests.mutants.grammar import GRAMMAR
 from tests.mutants.memory import MEMORY
 from tests.mutants.mutant import Mutant
+from tests.mutants.pooling import POOLING
 from tests.mutants.route import ROUTE
 from tests.mutants.runtime import RUNTIME
 from tests.mutants.scheduler import SCHEDULER
 from tests.mutants.server import SERVER
 from tests.mutants.speculation import SPECULATION
 
-MUTANTS: tuple[Mutant, ...] = (*MEMORY, *SCHEDULER, *RUNTIME, *ENGINE, *DISAGG, *SERVER, *ROUTE, *SPECULATION, *GRAMMAR)
+MUTANTS: tuple[Mutant, ...] = (
+    *MEMORY,
+    *SCHEDULER,
+    *RUNTIME,
+    *ENGINE,
+    *DISAGG,
+    *SERVER,
+    *ROUTE,
+    *SPECULATION,
+    *GRAMMAR,
+    *POOLING,
+)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from forebay.base.errors import InvalidRequest
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 
 NUMERIC = [f.name for f in msgspec.structs.fields(SamplingParams) if f.type in (int, float)]
 
@@ -41,6 +41,10 @@ def test_every_token_id_is_checked_against_the_vocabulary(token):
         SamplingParams(logit_bias={1: 101.0}),
         SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
         SamplingParams(stop_token_ids=tuple(range(257))),
+        SamplingParams(pooling=Pooling(PoolingKind.LAST)),
+        SamplingParams.of_pooling(Pooling(PoolingKind.MEAN, (1,))),
+        SamplingParams.of_pooling(Pooling(PoolingKind.LAST, (10_000,))),
+        SamplingParams.of_pooling(Pooling(PoolingKind.LAST, (1,) * 257)),
     ],
 )
 def test_other_values_out_of_range_are_refused(params):

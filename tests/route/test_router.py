@@ -57,6 +57,15 @@ def test_both_halves_meet_in_a_room_and_decodes_answer_is_the_clients(route: Rou
     assert len({*rooms}) == 2
 
 
+def test_what_is_embedded_is_prefills_alone(route: Route) -> None:
+    routed = route()
+    with routed.client() as http:
+        answer = http.post("/v1/embeddings", json={"input": ["a", "b"]})
+        assert [entry["index"] for entry in answer.json()["data"]] == [0, 1]
+        assert http.post("/v1/embeddings", json={"input": []}).json()["error"]["param"] == "input"
+    assert num_submitted(routed) == ([2], [0])
+
+
 def test_a_stream_comes_through_as_it_is(route: Route) -> None:
     routed = route()
     streamed = ask(routed, seed=1, stream=True)

@@ -8,7 +8,7 @@ import pytest
 from forebay.base.errors import EngineError, InvalidRequest, Unavailable
 from forebay.config.engine_config import DisaggregationMode, DisaggregationOptions, KindConfig
 from forebay.requests.request import Status
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.transfers import (
     Arrived,
     Broken,
@@ -106,6 +106,18 @@ def test_prefill_refuses_who_has_no_room_and_who_takes_one_in_use():
     refused("room_in_use", half.meet, 4)
     half.abort(req.id)
     half.reqs[9] = half.meet(4)
+
+
+def test_prefill_computes_all_of_a_prompt_that_becomes_a_vector():
+    half, pooled = prefill(), SamplingParams.of_pooling(Pooling(PoolingKind.MEAN))
+    refused("invalid_value", half.meet, 3, params=pooled)
+    req = half.add(6, params=pooled)
+    plan = half.launch()
+    assert (plan.pooled, plan.sample_mask.tolist()) == ((0,), [False])
+    (told,) = half.commit(vectors={0: b"vector"})
+    assert (told.vector, told.finish, told.token_ids) == (b"vector", FinishReason.STOP, [])
+    assert half.scheduler.idle
+    assert (req.status, half.orders) == (Status.FINISHED, [])
 
 
 def test_prefill_runs_behind_an_offer_sends_whole_pages_then_the_rest_and_ends_when_all_has_arrived():

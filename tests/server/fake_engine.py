@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from forebay.base.errors import Overloaded, Unavailable
 from forebay.engine.frames import Beat, Checked, Ready, State, Updates
 from forebay.engine.stream import Receiver
@@ -18,6 +20,7 @@ from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, SpeculationReport, Update
 from forebay.scheduler.state import PoolState
 
+HIDDEN_SIZE = 8
 Script = Callable[[list[int], SamplingParams], list[int]]
 
 
@@ -69,6 +72,9 @@ class FakeStream:
 
     def step(self) -> None:
         """A token, or several behind the first where the engine is wide, as the engine would send them."""
+        if self.params.pooling:
+            self._pool()
+            return
         first = self.sent == 0
         token_ids, stops = [], False
         for _ in range(1 if first else self._engine.next_width()):
@@ -91,6 +97,12 @@ class FakeStream:
                 speculation=self._engine.speculation if stops or full else None,
             )
         )
+
+    def _pool(self) -> None:
+        numbers = [-0.1 * (1 + sum(self.prompt) % 7), -0.9] if self.params.pooling.token_ids else self.prompt[:8]
+        vector = np.array([*numbers, *[1.0] * 8][: 2 if self.params.pooling.token_ids else HIDDEN_SIZE], dtype="<f4")
+        told = {"cache": self._engine.cache, "vector": vector.tobytes()}
+        self.put(Update(request_id=self.request_id, token_ids=[], finish=FinishReason.STOP, **told))
 
     def _score(self, token: int) -> TokenLogprob:
         others = [token, *(100 + i for i in range(self.params.logprobs))][: max(0, self.params.logprobs)]
@@ -148,6 +160,7 @@ class FakeEngine:
             vocab_size=vocab_size,
             eos_token_ids=[2],
             load_seconds=0.1,
+            hidden_size=HIDDEN_SIZE,
             report=[("memory", "kv", "1 GiB", "65536 tokens x 16 KiB")],
             pid=1,
             wants_resume_points=wants_resume_points,

@@ -15,6 +15,7 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.responses_request import ResponsesRequest
+from forebay.server.embedding_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.errors import MESSAGES, RESPONSES
 from forebay.server.protocol import (
     ChatRequest,
@@ -41,6 +42,9 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     MessagesRequest: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
     TokenizeRequest: {"prompt": "hello"},
+    EmbeddingRequest: {"input": "hello"},
+    ScoreRequest: {"text_1": "hello", "text_2": "world"},
+    RerankRequest: {"query": "hello", "documents": ["world"]},
     DetokenizeRequest: {"tokens": [5]},
     PauseRequest: {},
     ReleaseRequest: {"tags": ["weights"]},

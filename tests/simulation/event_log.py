@@ -62,7 +62,7 @@ def log_plan(log: Any, plan: StepPlan, held: Residencies, config: SchedulerConfi
 
 def logged(update: Update) -> str:
     """An update as the log has it, so that its hash tells of what happened and not of how a report is laid out."""
-    told = repr(update).replace(", speculation=None", "")
+    told = repr(update).replace(", speculation=None", "").replace(", vector=b''", "")
     if update.cache is None:
         return told
     at = update.cache.resumable

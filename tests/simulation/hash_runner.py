@@ -19,6 +19,7 @@ import numpy as np
 from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.slots import CACHE, PAD
 from forebay.requests.parts import I64, Mask
+from forebay.requests.sampling_params import Pooling, PoolingKind
 from forebay.requests.step_plan import HostCopy, StepPlan, StepResult, TokenLogprob
 from tests.simulation.device_memory import POISON, RunnerError, SlotBytes, check_unique, some
 from tests.simulation.hash_step import HashStep, Pools
@@ -34,6 +35,7 @@ from tests.simulation.hashing import (
     logprob_of,
     mix_array,
     seed_of,
+    vector_of,
 )
 from tests.simulation.host_memory import HostMemory
 from tests.simulation.row_lengths import RowLengths
@@ -87,6 +89,8 @@ class HashRunner:
         self.counts = np.zeros(rows, dtype=np.uint64)
         self.known: list[list[int]] = [[]] * rows
         self.wants_logprob = np.zeros(rows, dtype=bool)
+        self.pooling: list[Pooling | None] = [None] * rows
+        self.pooled = np.zeros(rows, dtype=np.uint64)
         self.tenant = np.zeros(rows, dtype=np.int64)
         self.row_of: dict[int, int] = {}
         self.arrived: dict[int, int] = {}  # tokens of requests whose prompts another engine has computed
@@ -259,6 +263,7 @@ class HashRunner:
             self.counts[row] = KEY[tokens].sum(dtype=np.uint64)
             self.known[row] = tokens.tolist()
             self.wants_logprob[row] = admission.params.logprobs >= 0
+            self.pooling[row], self.pooled[row] = admission.params.pooling, 0
 
     def _forward(self, step: HashStep, poisoned: Mapping[int, int]) -> StepResult:
         """The model: write what the step's tokens leave, read what is there then, sample, and go on from what is
@@ -355,7 +360,7 @@ class HashRunner:
 
     def _sample(self, step: HashStep, tokens: I64, values: U64, hidden: U64, poisoned: Mapping[int, int]) -> StepResult:
         """Sample from `values` [Q]; rows go on from what of it counts."""
-        plan, which = step.plan, step.which
+        plan, which, vectors = step.plan, step.which, self._pool(step, values, hidden)
         chosen = (values % np.uint64(self.model.vocab)).astype(np.int64)
         if len(plan.masked):
             self._choose_allowed(step, chosen, values)
@@ -383,6 +388,7 @@ class HashRunner:
             failed=failed,
             logprobs=self._logprobs(rows, chosen, values),
             prompt_logprobs=self._prompt_logprobs(step, hidden),
+            vectors=vectors,
         )
 
     def _choose_allowed(self, step: HashStep, chosen: I64, values: U64) -> None:
@@ -392,6 +398,26 @@ class HashRunner:
             for at in np.flatnonzero(of == i).tolist():
                 allowed = next(masks)
                 chosen[at] = allowed[int(values[at]) % len(allowed)]
+
+    def _pool(self, step: HashStep, values: U64, hidden: U64) -> dict[int, bytes] | None:
+        """What pooled prompts become that end, given the hashes behind each sequence's last token and what is at each
+        token."""
+        plan, vectors = step.plan, {}
+        for i in plan.pooled:
+            row, first, start = int(plan.rows[i]), int(step.firsts[i]), int(plan.starts[i])
+            own, pooling = hidden[first : first + int(plan.q_lens[i])], self.pooling[row]
+            if pooling is None:
+                raise RunnerError(f"step {plan.step} pools sequence {i}, which does not want that")
+            match pooling.kind:
+                case PoolingKind.MEAN:
+                    self.pooled[row : row + 1] += own.sum(dtype=np.uint64)
+                case PoolingKind.CLS if start == 0:
+                    self.pooled[row] = own[0]
+                case PoolingKind.LAST:
+                    self.pooled[row] = values[i]
+            if plan.ends[i] == len(self.known[row]):
+                vectors[i] = vector_of(int(self.pooled[row]))
+        return vectors or None
 
     def _advance(self, step: HashStep, accepted: I64) -> None:
         self.lengths.advance(step.span, accepted, [later.span for later in self.in_flight])

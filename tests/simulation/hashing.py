@@ -21,7 +21,7 @@ from typing import Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import PoolingKind, SamplingParams
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -95,10 +95,10 @@ class Matches(Protocol):
 
 
 class Generated:
-    """What the model says after a token list: the next token, and its log-probability."""
+    """What the model says after a token list: a hash, the next token, and its log-probability."""
 
-    def __init__(self, token_id: int, logprob: float) -> None:
-        self.token_id, self.logprob = token_id, logprob
+    def __init__(self, value: int, token_id: int, logprob: float) -> None:
+        self.value, self.token_id, self.logprob = value, token_id, logprob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,13 +137,24 @@ class HashModel:
             tokens.append(int(allowed[value % len(allowed)]))
             if matcher:
                 matcher.read(tokens[-1])
-            yield Generated(tokens[-1], logprob_of(value))
+            yield Generated(value, tokens[-1], logprob_of(value))
 
     def hidden(self, tokens: npt.NDArray[np.int32], salt: int) -> U64:
         """What the model has at each position of a prompt before it is a log-probability."""
         if self.full or self.window:
             return chain_values(tokens, 0, salt)
         return state_values(tokens, 0, salt)
+
+    def vector(self, prompt: Sequence[int], kind: PoolingKind, *, salt: int) -> bytes:
+        """What the prompt becomes: the hash behind it, or of what is at each position the first, or the sum."""
+        if kind is PoolingKind.LAST:
+            return vector_of(next(self.generate(prompt, salt=salt, seed=0)).value)
+        hidden = self.hidden(np.array(prompt, dtype=np.int32), salt)
+        return vector_of(int(hidden[0] if kind is PoolingKind.CLS else hidden.sum(dtype=np.uint64)))
+
+
+def vector_of(value: int) -> bytes:
+    return value.to_bytes(8, "little")
 
 
 def chain_values(tokens: npt.NDArray[np.int32], start: int, before: int) -> U64:

@@ -23,6 +23,7 @@ from forebay.scheduler.scheduler import Scheduler
 from tests.simulation.bugs import Mutations, Patch
 from tests.simulation.fairness_mutations import FAIRNESS_MUTATIONS
 from tests.simulation.hybrid_mutations import HYBRID_MUTATIONS
+from tests.simulation.pooling_mutations import POOLING_MUTATIONS
 from tests.simulation.simulator import run_seed
 from tests.simulation.width_mutations import WIDTH_MUTATIONS
 
@@ -399,7 +400,7 @@ def window_writes_of_a_failed_launch_are_swallowed(patch: Patch) -> None:
     patch.setattr(Windows, "start_over", lambda self, draft: None)
 
 
-MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS | WIDTH_MUTATIONS
+MUTATIONS |= HYBRID_MUTATIONS | FAIRNESS_MUTATIONS | WIDTH_MUTATIONS | POOLING_MUTATIONS
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory.radix_node import Node
 from forebay.memory.slots import PAD
 from forebay.requests.request import Request, Status
+from forebay.requests.sampling_params import PoolingKind
 from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, Update
 from forebay.scheduler.scheduler import Scheduler
 from tests.kinds_of import states_of, windows_of
@@ -65,11 +66,21 @@ class Tracked:
         if len(update.token_ids) > self.config.speculation.num_draft_tokens:
             raise Violation(f"request {self.id}: one step brought {update.token_ids}")
         first = not self.received
+        if update.vector:
+            self._take_vector(update, cached)
         for i, token in enumerate(update.token_ids):
             self._take_token(token, update, i)
         if first and update.token_ids:
             self._check_first(update, cached)
         self._check_finish(update)
+
+    def _take_vector(self, update: Update, cached: int | None) -> None:
+        pooling = self.params.pooling
+        if pooling is None or update.finish is not FinishReason.STOP:
+            raise Violation(f"request {self.id} wants {pooling} and heard {update}")
+        right = self.model.vector(self.prompt, pooling.kind, salt=self.salt)
+        require(update.vector == right, f"request {self.id}: {pooling} gives {update.vector!r}, not {right!r}")
+        self._check_first(update, cached)
 
     def _take_token(self, token: int, update: Update, i: int) -> None:
         if self._is_stopped or self._is_full:
@@ -101,6 +112,8 @@ class Tracked:
         )
         require(report.cached_tokens < len(self.prompt), f"request {self.id}: the whole prompt is said to be cached")
         self._check_report(report)
+        if self._pools_more_than_the_last:
+            require(report.miss_reason in (MissReason.POOLING, MissReason.DISABLED), f"miss {report.miss_reason}")
         if self.params.prompt_logprobs >= 0:
             reasons = (MissReason.PROMPT_LOGPROBS, MissReason.DISABLED)
             require(report.miss_reason in reasons, f"miss {report.miss_reason}")
@@ -131,6 +144,7 @@ class Tracked:
             MissReason.NONE: cached == end > 0,
             MissReason.DISABLED: not self.config.radix_cache and kv == 0,
             MissReason.PROMPT_LOGPROBS: self.params.prompt_logprobs >= 0 and kv == 0,
+            MissReason.POOLING: self._pools_more_than_the_last and kv == 0,
             MissReason.BELOW_PAGE: end == 0,
             MissReason.EMPTY: kv == 0 < end,
             # Of a state that is there, too: a hit is given up before its request waits for a slot for its own.
@@ -150,6 +164,10 @@ class Tracked:
         )
 
     @property
+    def _pools_more_than_the_last(self) -> bool:
+        return self.params.pooling is not None and self.params.pooling.kind is not PoolingKind.LAST
+
+    @property
     def _is_stopped(self) -> bool:
         return bool(self.received) and self.received[-1] in self.params.stop_token_ids
 
@@ -162,7 +180,7 @@ class Tracked:
         self.finish = update.finish
         allowed = {
             None: bool(update.token_ids or update.restarted) and not stopped and not full,
-            FinishReason.STOP: stopped and update.matched_stop == self.received[-1],
+            FinishReason.STOP: bool(update.vector) or (stopped and update.matched_stop == self.received[-1]),
             FinishReason.LENGTH: full and not stopped,
             FinishReason.ABORT: self.may_abort and not update.token_ids,
             FinishReason.ERROR: not update.token_ids and self._may_end_with(update.failure),

@@ -27,7 +27,7 @@ from forebay.config.engine_config import SchedulerConfig
 from forebay.memory import anchors
 from forebay.memory.slots import CACHE
 from forebay.requests.request import Request, Status
-from forebay.requests.sampling_params import SamplingParams
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
 from forebay.requests.step_plan import StepPlan, StepResult
 from forebay.requests.updates import FinishReason, Update
 from forebay.scheduler import admission
@@ -106,6 +106,8 @@ class Simulation:
 
     def arrive(self) -> None:
         rng, params = self.rng, self.conversations.params()
+        if self.traffic.pooled and self.widths.random() < self.traffic.pooled:
+            params = SamplingParams.of_pooling(Pooling(self.widths.choice(list(PoolingKind))))
         again = self.conversations.again()
         prompt = again[0] if again else self.conversations.prompt(params.max_new_tokens)
         self.add(
@@ -154,7 +156,8 @@ class Simulation:
     def _too_large(self, req: Request) -> bool:
         kv_len = req.num_prompt + req.params.max_new_tokens - 1
         capacity = self.config.num_pages * self.config.page_size
-        return kv_len + 1 > self.config.context_length or kv_len > capacity
+        num_tokens = req.num_prompt + req.params.num_generated
+        return num_tokens > self.config.context_length or kv_len > capacity
 
     def _full(self, req: Request) -> bool:
         config, waiting = self.config, self.scheduler.waiting
@@ -396,6 +399,7 @@ def run_seed(seed: int, grammars: float = 0.0) -> Outcome:
             patch.object(admission, "SHARE_WORTH_WAITING", rng.choice([SHARED, admission.SHARE_WORTH_WAITING])),
         ):
             load = replace(random_traffic(rng, config), grammars=grammars)
+            load = replace(load, pooled=Random(f"{seed} pooled").choice([0.0, 0.0, 0.0, 0.4]))
             return Simulation(config, load, rng, make_scheduler=make_scheduler, widths=widths).run()
     except Exception as error:
         error.add_note(f"{config}\nreplay: python -m tests.simulation.simulator --seed {seed}")

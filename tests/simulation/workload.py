@@ -55,6 +55,7 @@ class Traffic:
     tick_s: float = 0.01
     resume_points: float = 0.0  # chance that a request names lengths at which others will go on
     grammars: float = 0.0  # chance of one
+    pooled: float = 0.0  # chance that nothing is generated behind a prompt, which becomes a vector
     faults: Faults = field(default_factory=Faults)
 
     def model(self, config: SchedulerConfig) -> HashModel:

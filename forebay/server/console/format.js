@@ -25,6 +25,7 @@ const MISS = {
   kv_present_window_missing: "its window is gone",
   below_page: "the rest is shorter than a page",
   prompt_logprobs: "log-probabilities need every position",
+  pooling: "a vector of the whole text needs every position",
   retracted: "computed again after a retraction",
 };
 

@@ -1,0 +1,98 @@
+"""What a checkpoint's files say of how a text becomes a vector, and how a document is judged.
+
+The layout is sentence-transformers': `modules.json` lists what comes behind the layers, each part with a folder of its
+own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from forebay.base.errors import ModelError, brief
+from forebay.formats.files import is_there, parse_json, read_bytes, read_json
+
+LAST: Final = "last"
+MEAN: Final = "mean"
+CLS: Final = "cls"
+POOLINGS: Final = (LAST, MEAN, CLS)
+MODULES: Final = "modules.json"
+_POOLING: Final = "1_Pooling/config.json"
+_MAX_BYTES: Final = 1 << 16
+_MAX_VALUES: Final = 1 << 10
+_BY_FLAG: Final = {
+    "pooling_mode_lasttoken": LAST,
+    "pooling_mode_mean_tokens": MEAN,
+    "pooling_mode_cls_token": CLS,
+}
+_BY_NAME: Final = {"lasttoken": LAST, "mean": MEAN, "cls": CLS}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Embedding:
+    """`is_embedder`: the files say how vectors are made of this model. With `normalize` they have length 1.
+    `judges_by` are the tokens for a document that fits and for one that does not, where the files name them. `refused`
+    says why what the files want is not done here."""
+
+    pooling: str = LAST
+    why: str = "the checkpoint does not say: what has seen the whole text"
+    is_embedder: bool = False
+    normalize: bool = True
+    judges_by: tuple[int, ...] = ()
+    refused: str = ""
+
+
+def embedding_of(path: Path) -> Embedding:
+    """Of the checkpoint at `path`; a file alone says nothing. Raises ModelError for files that are not what their names
+    say."""
+    if not path.is_dir():
+        return Embedding()
+    found = _pooling(path) if is_there(path / _POOLING) else Embedding()
+    return _with_modules(found, path) if is_there(path / MODULES) else found
+
+
+def _pooling(path: Path) -> Embedding:
+    config = read_json(path / _POOLING)
+    named = config.get("pooling_mode")
+    if isinstance(named, str):
+        wanted = [_BY_NAME.get(named, named)]
+    else:
+        wanted = [_BY_FLAG.get(key, key) for key, value in config.items() if key.startswith("pooling_mode_") and value]
+    if len(wanted) != 1 or wanted[0] not in POOLINGS:
+        how = " and ".join(wanted) or "nothing"
+        return Embedding(is_embedder=True, refused=f"{_POOLING} wants {how[:200]}; served are {', '.join(POOLINGS)}")
+    return Embedding(is_embedder=True, pooling=wanted[0], why=f"{_POOLING} says so")
+
+
+def _with_modules(found: Embedding, path: Path) -> Embedding:
+    listed = parse_json(b'{"": %b}' % read_bytes(path / MODULES, _MAX_BYTES), MODULES, most_values=_MAX_VALUES)[""]
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+        raise ModelError(f"{path / MODULES}: a list of modules is expected")
+    kinds = [str(module.get("type", "")).rpartition(".")[2] for module in listed]
+    found = replace(found, normalize="Normalize" in kinds)
+    for kind, module in zip(kinds, listed, strict=True):
+        match kind:
+            case "Transformer" | "Pooling" | "Normalize":
+                pass
+            case "LogitScore":
+                found = _judging(found, read_json(_folder_of(path, module) / "config.json"))
+            case _:
+                found = replace(found, refused=f"{MODULES} wants a {kind[:64]}, which is not served")
+    return found
+
+
+def _folder_of(path: Path, module: dict[str, Any]) -> Path:
+    name = module.get("path")
+    if not isinstance(name, str) or not name or Path(name).name != name:
+        raise ModelError(f"{path / MODULES}: {name!r} is no folder of the checkpoint")
+    return path / name
+
+
+def _judging(found: Embedding, config: dict[str, Any]) -> Embedding:
+    yes, no = config.get("true_token_id"), config.get("false_token_id")
+    if type(yes) is not int or type(no) is not int:
+        return replace(
+            found, refused=f"{MODULES} wants scores by {brief(yes)} and {brief(no)}, which are no two tokens"
+        )
+    return replace(found, judges_by=(yes, no))

@@ -1,0 +1,80 @@
+"""What sentence-transformers' files say is what is done, or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forebay.base.errors import ModelError
+from forebay.families.embedding import Embedding, embedding_of
+
+BODY = {"path": "", "type": "sentence_transformers.models.Transformer"}
+NORM = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
+POOL = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+SCORE = {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"}
+
+
+def found(folder: Path, files: dict[str, Any]) -> Embedding:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(content))
+    return embedding_of(folder)
+
+
+def flags(**true: bool) -> dict[str, Any]:
+    names = ("cls_token", "mean_tokens", "max_tokens", "weightedmean_tokens", "lasttoken")
+    return {"word_embedding_dimension": 8} | {f"pooling_mode_{name}": true.get(name, False) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        (flags(lasttoken=True), "last"),
+        (flags(mean_tokens=True), "mean"),
+        (flags(cls_token=True), "cls"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        (flags(max_tokens=True), None),
+        (flags(mean_tokens=True, cls_token=True), None),
+        (flags(), None),
+        ({"pooling_mode": "weightedmean"}, None),
+    ],
+)
+def test_the_pooling_is_the_files(tmp_path: Path, config: dict[str, Any], pooling: str | None) -> None:
+    embedding = found(tmp_path, {"1_Pooling/config.json": config})
+    assert embedding.is_embedder
+    assert embedding.normalize
+    assert bool(embedding.refused) == (pooling is None)
+    assert pooling is None or (embedding.pooling, embedding.why) == (pooling, "1_Pooling/config.json says so")
+
+
+def test_length_is_one_where_a_module_says_so(tmp_path: Path) -> None:
+    pooling = {"1_Pooling/config.json": flags(lasttoken=True)}
+    assert not found(tmp_path, {**pooling, "modules.json": [BODY, POOL]}).normalize
+    assert found(tmp_path, {**pooling, "modules.json": [BODY, POOL, NORM]}).normalize
+
+
+def test_what_else_the_files_want_is_refused_by_name(tmp_path: Path) -> None:
+    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    assert "Dense" in found(tmp_path, {"modules.json": [BODY, POOL, dense]}).refused
+
+
+def test_a_judge_names_its_tokens(tmp_path: Path) -> None:
+    config = {"true_token_id": 9, "false_token_id": 4}
+    files = {"modules.json": [BODY, SCORE], "1_LogitScore/config.json": config}
+    assert found(tmp_path, files).judges_by == (9, 4)
+    alone = {**config, "false_token_id": None}
+    assert "no two tokens" in found(tmp_path, {**files, "1_LogitScore/config.json": alone}).refused
+
+
+def test_nothing_said_is_the_last_token(tmp_path: Path) -> None:
+    assert embedding_of(tmp_path) == embedding_of(tmp_path / "model.gguf") == Embedding()
+
+
+@pytest.mark.parametrize("modules", [{}, [3], [{**SCORE, "path": "../elsewhere"}], [{**SCORE, "path": 3}]])
+def test_files_that_are_something_else_are_an_error(tmp_path: Path, modules: Any) -> None:
+    with pytest.raises(ModelError):
+        found(tmp_path, {"modules.json": modules})

@@ -1,0 +1,71 @@
+"""Panels of dashboards for other engines find what they ask for."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+# As such panels spell them.
+QUERIES = {
+    "vllm": (
+        'vllm:num_requests_running{model_name="$model_name"}',
+        'vllm:num_requests_waiting{model_name="$model_name", engine="0"}',
+        'vllm:gpu_cache_usage_perc{model_name="$model_name"}',
+        'vllm:kv_cache_usage_perc{model_name="$model_name"}',
+        'rate(vllm:prompt_tokens_total{model_name="$model_name"}[$__rate_interval])',
+        'rate(vllm:generation_tokens_total{model_name="$model_name"}[$__rate_interval])',
+        'histogram_quantile(0.99, sum by(le) (rate(vllm:time_to_first_token_seconds_bucket{model_name="$m"}[5m])))',
+        'rate(vllm:time_per_output_token_seconds_sum{model_name="$model_name"}[5m])',
+        'rate(vllm:inter_token_latency_seconds_count{model_name="$model_name"}[5m])',
+        'histogram_quantile(0.5, sum by(le) (rate(vllm:e2e_request_latency_seconds_bucket{model_name="$m"}[5m])))',
+        'sum by(le) (increase(vllm:request_prompt_tokens_bucket{model_name="$model_name"}[5m]))',
+        'sum by(le) (increase(vllm:request_generation_tokens_bucket{model_name="$model_name"}[5m]))',
+        'sum by(finished_reason) (increase(vllm:request_success_total{model_name="$model_name"}[5m]))',
+        'rate(vllm:num_preemptions_total{model_name="$model_name"}[5m])',
+        'rate(vllm:prefix_cache_hits_total{model_name="$model_name"}[5m])'
+        ' / rate(vllm:prefix_cache_queries_total{model_name="$model_name"}[5m])',
+    ),
+    "sglang": (
+        'sglang:num_running_reqs{model_name=~"$model_name"}',
+        'sglang:num_queue_reqs{model_name=~"$model_name"}',
+        'sglang:token_usage{model_name=~"$model_name"}',
+        'sglang:num_used_tokens{model_name=~"$model_name"}',
+        'sglang:cache_hit_rate{model_name=~"$model_name"}',
+        'rate(sglang:num_requests_total{model_name=~"$model_name"}[5m])',
+        'rate(sglang:generation_tokens_total{model_name=~"$model_name"}[5m])',
+        'histogram_quantile(0.95, sum(rate(sglang:time_to_first_token_seconds_bucket{model_name=~"$m"}[5m])) by (le))',
+        'histogram_quantile(0.95, sum(rate(sglang:e2e_request_latency_seconds_bucket{model_name=~"$m"}[5m])) by (le))',
+        'sum(rate(sglang:inter_token_latency_seconds_bucket{model_name=~"$model_name"}[5m])) by (le)',
+    ),
+}
+SERIES = re.compile(r"([a-z]+:[a-z0-9_]+)\{([^}]*)\}")
+
+
+@pytest.mark.parametrize("engine", QUERIES)
+def test_dashboards_find_what_they_query(launch, engine: str) -> None:
+    server = launch(metrics_compat=engine)
+    server.engine.counters["retractions"] = 2.0
+    with server.client() as http:
+        http.post("/v1/completions", json={"prompt": "hello", "max_tokens": 3}).raise_for_status()
+        text = http.get("/metrics").text
+    found: dict[str, dict[str, str]] = {}
+    values: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name], values[sample.name] = sample.labels, sample.value
+    for query in QUERIES[engine]:
+        asked = SERIES.findall(query)
+        assert asked, query
+        for name, labels in asked:
+            wanted = {label.split("=")[0].strip() for label in labels.split(",")}
+            assert wanted <= found[name].keys(), query
+            assert found[name]["model_name"] == "tiny"
+    assert values[f"{engine}:generation_tokens_total"] == values["forebay:generation_tokens_total"] == 3
+    assert values.get("vllm:num_preemptions_total", 2) == 2
+
+
+def test_nothing_is_told_twice_unasked(shared) -> None:
+    with shared.client() as http:
+        assert "vllm:" not in http.get("/metrics").text

@@ -1,0 +1,63 @@
+"""Bugs on purpose in what becomes of prompts behind which nothing is generated."""
+
+from __future__ import annotations
+
+import pytest
+
+from forebay.requests.request import Request
+from forebay.scheduler.scheduler import Scheduler
+from forebay.scheduler.telling import Telling
+
+Patch = pytest.MonkeyPatch
+
+
+def a_vector_is_told_to_another(patch: Patch) -> None:
+    take = Telling._take_vectors
+
+    def mutated(self, flight, vectors):
+        places = list(vectors)
+        take(self, flight, dict(zip(places, [vectors[place] for place in (*places[1:], places[0])], strict=True)))
+
+    patch.setattr(Telling, "_take_vectors", mutated)
+
+
+def a_mean_goes_on_from_a_hit(patch: Patch) -> None:
+    made = Request.__post_init__
+
+    def mutated(self, *args):
+        made(self, *args)
+        self.pools_all = False
+
+    patch.setattr(Request, "__post_init__", mutated)
+
+
+def a_retracted_mean_goes_on_from_its_copy_on_the_host(patch: Patch) -> None:
+    suspend = Scheduler.suspend
+
+    def mutated(self, req):
+        pools_all, req.pools_all = req.pools_all, False
+        suspend(self, req)
+        req.pools_all = pools_all
+
+    patch.setattr(Scheduler, "suspend", mutated)
+
+
+def a_vector_is_told_and_its_request_goes_on(patch: Patch) -> None:
+    finish = Telling.finish
+
+    def mutated(self, req, reason, failure=None, update=None):
+        if update is None or not update.vector or req.num_retractions == 0:
+            finish(self, req, reason, failure, update)
+
+    patch.setattr(Telling, "finish", mutated)
+
+
+POOLING_MUTATIONS = {
+    mutation.__name__: mutation
+    for mutation in (
+        a_vector_is_told_to_another,
+        a_mean_goes_on_from_a_hit,
+        a_retracted_mean_goes_on_from_its_copy_on_the_host,
+        a_vector_is_told_and_its_request_goes_on,
+    )
+}
