@@ -167,7 +167,7 @@ def _tool_shape(value: Any) -> str | None:
 
 Tool = Annotated[
     Annotated[FunctionTool, Tag(branch("function"))]
-    | Annotated[dict[str, Any], WithJsonSchema(_OTHER_TOOL), Tag(branch("other"))],
+    | Annotated[dict[str, Any], Field(fail_fast=True), WithJsonSchema(_OTHER_TOOL), Tag(branch("other"))],
     by_shape(_tool_shape, "an object with a type"),
 ]
 
