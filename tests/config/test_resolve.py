@@ -388,6 +388,12 @@ def test_a_kv_cache_that_memory_cannot_hold_is_refused_at_the_start() -> None:
         resolve({"retraction_host_bytes": "102400GiB"})
 
 
+@pytest.mark.parametrize("other", [{"retraction_host_bytes": 0}, {"disable_radix_cache": True}])
+def test_a_prefix_cache_that_is_not_there_or_has_no_room_cannot_be_kept(other: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"--keep-prefix-cache \(true\): there is no prefix cache, or no host memory"):
+        resolve({"keep_prefix_cache": True, **other})
+
+
 def test_retracted_requests_keep_little_by_default_and_nothing_when_told() -> None:
     """C26."""
     assert 0 < resolve().engine.kinds.retraction_host_bytes <= 1 << 30

@@ -511,6 +511,27 @@ SCHEDULER = (
     ),
     # -- roles ---------------------------------------------------------------------------------------------------------
     Mutant(
+        "C22 tickets settle before memory is released",
+        "scheduler/halt.py",
+        " or s.handoff.num_open",
+        "",
+        "scheduler/test_roles.py::test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_once",
+    ),
+    Mutant(
+        "C22 an engine that rests refuses what it is offered",
+        "scheduler/prefill_role.py",
+        "        if self._rests:\n            self._refuse",
+        "        if False:\n            self._refuse",
+        "scheduler/test_roles.py::test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_once",
+    ),
+    Mutant(
+        "C31 nothing is exchanged between versions of the weights",
+        "scheduler/prefill_role.py",
+        "        if offered.weight_version != self.scheduler.weight_version:",
+        "        if False:",
+        "scheduler/test_roles.py::test_c31_engines_whose_weights_are_of_different_versions_exchange_nothing_and_say_which_they_are",
+    ),
+    Mutant(
         "C2 no more run than may, however many rows there are",
         "scheduler/decode_role.py",
         "        joining = self._arrived[: max(0, room)]",

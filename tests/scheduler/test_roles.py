@@ -239,9 +239,10 @@ def test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_
     assert not halt.done
     ticket = offered(runs).ticket
     half.hear(Sent(ticket))
-    half.hear(Closed(Ticket("d", 2, b"n")))
     assert not halt.done  # what is sent may still be read
     half.hear(Closed(ticket))
+    assert not halt.done
+    half.hear(Closed(offered(waits).ticket))
     assert halt.done
     go_on(half.scheduler, half.now)
     assert [order.asleep for order in half.take_orders() if isinstance(order, Rest)] == [False]
