@@ -82,6 +82,26 @@ class Completion(TypedDict):
     usage: Usage
 
 
+class GeneratedMeta(TypedDict):
+    """Log-probabilities are lists of the value, the token's id and its text or null."""
+
+    id: str
+    finish_reason: dict[str, Any] | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    weight_version: int
+    e2e_latency: float
+    output_token_logprobs: NotRequired[list[tuple[float, int, str | None]]]
+    output_top_logprobs: NotRequired[list[list[tuple[float, int, str | None]]]]
+
+
+class Generated(TypedDict):
+    text: str
+    output_ids: NotRequired[list[int]]
+    meta_info: GeneratedMeta
+
+
 class Alternative(TypedDict):
     token: str
     logprob: float

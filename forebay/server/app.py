@@ -24,6 +24,7 @@ from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.embedding_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.errors import MESSAGES, RESPONSES
@@ -56,6 +57,7 @@ Handler = Callable[[Request, ServerContext], Awaitable[Response]]
 ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
     ("POST", "/v1/completions", generate.completions, CompletionRequest),
+    ("POST", "/generate", generate.native, NativeRequest),
     ("POST", MESSAGES, generate.messages, MessagesRequest),
     ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
     ("POST", RESPONSES, generate.responses, ResponsesRequest),

@@ -31,6 +31,8 @@ from forebay.server.dialects.messages_request import (
     MessagesRequest,
     behind_the_system_text,
 )
+from forebay.server.dialects.native import NativeDialect
+from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.renaming import renamed
 from forebay.server.dialects.responses import ResponsesDialect
 from forebay.server.dialects.responses_request import ResponsesRequest
@@ -150,6 +152,28 @@ async def completions(request: Request, server: ServerContext) -> Response:
     _check_counts(server, body.choices, len(body.prompts))
     fields, table, usage = _fields(server, f"cmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
     dialect = CompletionDialect(fields, table, num_top=body.logprobs, echo=bool(body.echo), include_usage=usage)
+    return await _serve_completion(server, context, body, dialect)
+
+
+async def native(request: Request, server: ServerContext) -> Response:
+    context = RequestContext.of(request.scope)
+    body = await read_body(request, server, NativeRequest)
+    completion, num_top = body.completion, body.top_logprobs_num if body.return_logprob else None
+    with renamed(body.renamings):
+        _check_counts(server, completion.choices, len(completion.prompts))
+        dialect = NativeDialect(
+            body.rid or context.request_id,
+            server.tokenizer.table,
+            num_top=num_top,
+            names=body.return_text_in_logprobs,
+            many=body.has_many,
+        )
+        return await _serve_completion(server, context, completion, dialect)
+
+
+async def _serve_completion(
+    server: ServerContext, context: RequestContext, body: CompletionRequest, dialect: Dialect
+) -> Response:
     num_top = -1 if body.logprobs is None else body.logprobs
     params = _params(server, body, num_top=num_top, prompt_logprobs=num_top if body.echo else -1)
     wanted = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens

@@ -24,6 +24,7 @@ _CHUNKS: Final = {"description": "Server-sent events, each of them JSON."}
 _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/v1/chat/completions": {JSON: answers.ChatCompletion, EVENTS: Any},
     "/v1/completions": {JSON: answers.Completion, EVENTS: Any},
+    "/generate": {JSON: answers.Generated | list[answers.Generated], EVENTS: Any},
     MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
     f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
     RESPONSES: {JSON: answers.ModelResponse, EVENTS: Any},
@@ -51,7 +52,7 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
     """The OpenAPI document of `routes`: method, path, name and body of each."""
     errors = {answers.ErrorAnswer, answers.AnthropicErrorAnswer}
     kinds = {kind for found in _ANSWERS.values() for kind in found.values()} | errors
-    named = sorted(kinds - {str, Any}, key=lambda kind: kind.__name__)
+    named = sorted(kinds - {str, Any}, key=str)
     schemas, defined = msgspec.json.schema_components(named, ref_template=_REF.format("{name}"))
     schema_of = {**dict(zip(named, schemas, strict=True)), str: {"type": "string"}, Any: _CHUNKS}
     _, bodies = models_json_schema(

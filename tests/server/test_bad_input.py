@@ -14,6 +14,7 @@ import pytest
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.app import ROUTES
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
+from forebay.server.dialects.native_request import NativeRequest
 from forebay.server.dialects.responses_request import ResponsesRequest
 from forebay.server.embedding_protocol import EmbeddingRequest, RerankRequest, ScoreRequest
 from forebay.server.errors import MESSAGES, RESPONSES
@@ -40,6 +41,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     CompletionRequest: {"prompt": "hello", "max_tokens": 1},
     CountTokensRequest: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]},
     MessagesRequest: {"model": "tiny", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
+    NativeRequest: {"text": "hello", "sampling_params": {"max_new_tokens": 1}},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
     TokenizeRequest: {"prompt": "hello"},
     EmbeddingRequest: {"input": "hello"},
@@ -155,18 +157,20 @@ def test_no_field_takes_an_id_outside_the_vocabulary(shared: Running, raw: str) 
         ("/v1/chat/completions", "stop_token_ids", f"[{raw}]"),
         ("/v1/chat/completions", "logit_bias", json.dumps({raw.strip('"'): 1})),
         ("/detokenize", "tokens", f"[{raw}]"),
+        ("/generate", "input_ids", f"[{raw}]"),
     ]
     for path, field, value in cases:
         if raw == '"x"' and value == '["x"]' and field == "prompt":
             continue  # a list of one text is a prompt
-        assert_refused(post(shared, path, with_raw(VALID[BODIES[path]], field, value)))
+        valid = {key: value for key, value in VALID[BODIES[path]].items() if field != "input_ids" or key != "text"}
+        assert_refused(post(shared, path, with_raw(valid, field, value)))
 
 
 def test_the_id_carrying_fields_are_all_tried_above() -> None:
     carrying = {
         name for body in VALID for name in body.model_fields if "ids" in name or name in ("logit_bias", "tokens")
     }
-    assert carrying == {"stop_token_ids", "logit_bias", "tokens"}
+    assert carrying == {"stop_token_ids", "logit_bias", "tokens", "input_ids"}
 
 
 @pytest.mark.parametrize("path", BODIES)
