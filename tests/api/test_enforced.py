@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +15,13 @@ import torch
 
 from forebay.grammar.matching import Grammars
 from forebay.grammar.vocabulary import Vocabulary
+from forebay.requests.sampling_params import Grammar, GrammarKind
 from forebay.text.answers.probes import find_formats
 from forebay.text.tokenizer import Tokenizer
 from tests.deadlines import HANGS_S
 from tests.engine.conftest import make_chat_model
+from tests.grammar.bombs import bombs
+from tests.grammar.schemas import KINDS, schemas
 from tests.integration.rig import Rig
 from tests.integration.threaded import ThreadedEngine
 from tests.kernels import NATIVE
@@ -110,6 +114,63 @@ def test_calls_that_must_be_made_are_made(api: openai.OpenAI, wishes: dict[str, 
         assert call.function.name in names
         jsonschema_rs.validate(SCHEMA, json.loads(call.function.arguments))
     assert choice.message.content is None
+
+
+CHUNKS = [pytest.param(i, marks=[] if i == 0 else [pytest.mark.slow]) for i in range(10)]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+async def test_whole_answers_are_valid_by_schemas_of_every_kind(server: Running, chunk: int) -> None:
+    """All at once, greedy and sampled, two of each."""
+    asked = schemas()[chunk * len(KINDS) : (chunk + 1) * len(KINDS)]
+    options: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "x", "max_retries": 0, "timeout": HANGS_S}
+    async with openai.AsyncOpenAI(**options) as api:
+
+        async def answers(number: int, schema: dict[str, Any]) -> list[Any]:
+            form: Any = {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+            more = {"max_tokens": 150, "temperature": number % 2, "seed": number, "n": 2}
+            stops = {"stop_token_ids": [END]}
+            answer = await api.chat.completions.create(
+                model="tiny", messages=ASK, response_format=form, extra_body=stops, **more
+            )
+            return answer.choices
+
+        found = await asyncio.gather(*(answers(i, schema) for i, schema in enumerate(asked)))
+    num_whole = 0
+    for schema, choices in zip(asked, found, strict=True):
+        for choice in choices:
+            if choice.finish_reason == "stop":
+                num_whole += 1
+                jsonschema_rs.Draft202012Validator(schema, validate_formats=True).validate(
+                    json.loads(choice.message.content)
+                )
+    assert num_whole > len(asked)
+
+
+async def test_a_stream_goes_on_beside_bombs(server: Running) -> None:
+    """Each is refused, or does no harm."""
+    slow = [bomb for bomb in bombs() if bomb.kind is not GrammarKind.CHOICE][::9]
+    options: dict[str, Any] = {"base_url": f"{server.url}/v1", "api_key": "x", "max_retries": 0, "timeout": HANGS_S}
+    async with openai.AsyncOpenAI(**options) as api:
+        free = {"model": "tiny", "max_tokens": 300, "seed": 1, "extra_body": {"ignore_eos": True}}
+        alone = await api.completions.create(prompt="go", **free)
+        names = {GrammarKind.JSON_SCHEMA: "guided_json", GrammarKind.REGEX: "guided_regex"}
+
+        async def drop(bomb: Grammar) -> str:
+            field = names.get(bomb.kind, "guided_grammar")
+            more = {field: bomb.text, "stop_token_ids": [END]}
+            try:
+                await api.completions.create(model="tiny", prompt="go", max_tokens=4, extra_body=more)
+            except openai.APIStatusError as error:
+                return str(error.code)
+            return "taken"
+
+        together, *outcomes = await asyncio.gather(
+            api.completions.create(prompt="go", **free), *(drop(bomb) for bomb in slow)
+        )
+    assert together.choices[0].text == alone.choices[0].text
+    assert "grammar_invalid" in outcomes
+    assert set(outcomes) <= {"grammar_invalid", "grammar_state", "taken"}
 
 
 def test_what_cannot_be_enforced_is_refused_by_its_field(api: openai.OpenAI) -> None:

@@ -41,4 +41,18 @@ GRAMMAR = (
         "        prototype.cancel()",
         _TESTS + "test_what_nobody_waits_for_is_not_compiled_and_not_remembered",
     ),
+    Mutant(
+        "C25 an output that begins again is at the beginning of its grammar",
+        "scheduler/halt.py",
+        "            if req.params.grammar:\n                scheduler.constraints.begin(req)\n",
+        "",
+        "simulation/test_grammar_seeds.py::test_c16_outputs_are_the_references_under_grammars_too",
+    ),
+    Mutant(
+        "C30 what a grammar takes to compile it takes in a process of its own",
+        "grammar/checking.py",
+        '        except NoAnswer as error:\n            return refused(grammar, f"compiling it {error}").message\n',
+        '        except NoAnswer:\n            return ""\n',
+        "grammar/test_checking.py::test_a_grammar_that_takes_too_much_is_refused_for_good_and_the_next_one_checked",
+    ),
 )
