@@ -57,7 +57,7 @@ def _masks(tokenizer: LLTokenizer, vocab_size: int) -> None:
     outputs = {
         _grammar(): json.dumps([{"kind": "new", "age": 33, "since": "2021-03-04", "tags": ["a", "of two words"]}])[:-2],
         Grammar(GrammarKind.JSON_OBJECT): json.dumps({"a": [1, 2.5, {"deep": None}], "text": "some words " * 8}),
-        Grammar(GrammarKind.REGEX, "([A-Z][a-z]+ )+[0-9]{3,5}"): "Some Words In A Row And Then Some More " + "1234",
+        Grammar(GrammarKind.REGEX, "([A-Z][a-z]+ )+[0-9]{3,5}"): "Some Words In One Row And Then Some More 1234",
         Grammar(GrammarKind.CHOICE, '["yes", "no", "it depends on the weather"]'): "it depends on the weather",
     }
     words = np.zeros((1, ceil_div(vocab_size, 32)), dtype=np.int32)
