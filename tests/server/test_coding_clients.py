@@ -178,6 +178,7 @@ def codex_body(items: list[Any]) -> dict[str, Any]:
         "stream": True,
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "0198c0de-0000-7000-8000-000000000000",
+        "client_metadata": {"installation": "0198c0de"},
     }
 
 

@@ -213,7 +213,7 @@ class ResponsesRequest(Bootstrap):
         "top_logprobs": one_of(None, 0),
         "truncation": one_of(None, "disabled"),
     }
-    passed = frozenset({"prompt_cache_options", "prompt_cache_retention", "service_tier"})
+    passed = frozenset({"client_metadata", "prompt_cache_options", "prompt_cache_retention", "service_tier"})
     model: Annotated[str, StringConstraints(max_length=512)] | None = None
     input: Annotated[
         Annotated[Text, Tag(branch("text"))]
@@ -330,11 +330,11 @@ class ResponsesRequest(Bootstrap):
             "safety_identifier": self.safety_identifier,
             "service_tier": "default",
             "store": False,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": self.temperature,
             "text": {"format": {"type": ((self.text and self.text.format) or {}).get("type", "text")}},
             "tool_choice": choice.model_dump() if isinstance(choice, FunctionChoice) else choice or "auto",
             "tools": [{"type": "function", "name": tool.name, "parameters": None} for tool in self.functions],
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_p": self.top_p,
             "truncation": "disabled",
             "user": self.user,
         }
