@@ -13,7 +13,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -27,6 +27,7 @@ from forebay.config.resolve import resolve
 from forebay.config.sources import refuse_server_settings
 from forebay.engine.bring import bring
 from forebay.engine.build import build_engine, give_back_freed_memory
+from forebay.engine.core import EngineCore
 from forebay.engine.embedding import (
     INSTRUCTION,
     Texts,
@@ -49,7 +50,7 @@ from forebay.requests.updates import CacheReport, FinishReason, Update
 from forebay.text.resumption import ChatPrompt, Message
 from forebay.text.tokenizer import Tokenizer
 
-Prompt: TypeAlias = str | Sequence[int]
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 
 log = get_logger("llm")
 
@@ -94,8 +95,11 @@ class LLM:
     """One model, run in the calling thread while a call lasts. Not for several threads at once.
 
     `flags` are those of the command line with underscores. Raises ConfigError and ModelError as the command does.
-    Time-outs and the caps of the queue do not apply: nobody else is waiting. Its memory goes with the last reference.
+    Time-outs and the caps of the queue do not apply: nobody else is waiting. Its memory goes with `close`, at the end
+    of a `with`, or with the last reference.
     """
+
+    _engine: EngineCore | None = None
 
     def __init__(self, model: str | None = None, **flags: Any) -> None:
         refuse_server_settings(flags)
@@ -117,15 +121,37 @@ class LLM:
         patient = replace(config.engine, scheduling=scheduling)
         self.tokenizer = Tokenizer.from_path(patient.model_path, config.server.chat_template)
         self.texts = Texts.of(patient.model_path, config.server.pooling)
-        self._core, self.info = build_engine(patient)
         sampling = config.server.sampling
         self.default_sampling_params = SamplingParams.defaults(sampling.values, sampling.source)
+        self.model = patient.served_model_name
+        self._engine, self.info = build_engine(patient)
         self._ids = itertools.count(1)
 
+    def __repr__(self) -> str:
+        if self._engine is None:
+            return "LLM(closed)"
+        return f"LLM({self.model!r}, context_length={self.info.context_length})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def __del__(self) -> None:
-        self.__dict__.pop("_core", None)  # absent where it could not be built
         if not sys.is_finalizing():
-            give_back_freed_memory()
+            self.close()
+
+    def close(self) -> None:
+        """Give back all memory. Idempotent; nothing can be generated afterwards."""
+        self._engine = None
+        give_back_freed_memory()
+
+    @property
+    def _core(self) -> EngineCore:
+        if self._engine is None:
+            raise Conflict("this LLM is closed: make another", code="closed")
+        return self._engine
 
     def generate(
         self,
@@ -134,7 +160,8 @@ class LLM:
         *,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Generate for each prompt (text, or token ids); outputs in their order.
+        """Generate for each prompt: text, token ids, or `{"prompt": ..}` or `{"prompt_token_ids": ..}` with these;
+        outputs in their order.
 
         `sampling_params` is for all prompts or one for each; without it, the model's own (`default_sampling_params`).
         `use_tqdm` (the field's name for it) shows a progress bar on standard error.
@@ -213,13 +240,16 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: str | Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = False,
         **variables: Any,
     ) -> list[RequestOutput]:
-        """Continue one conversation, or each of several. `variables` go to the chat template. Raises as `generate`."""
+        """Continue one conversation, or each of several; a text is what a user says. `variables` go to the chat
+        template. Raises as `generate`."""
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
         conversations = [messages] if messages and isinstance(messages[0], dict) else messages
         prompts = [self._chat_prompt(list(talk), variables) for talk in conversations]  # type: ignore[arg-type]
         outputs = [self._output(prompt.token_ids) for prompt in prompts]
@@ -259,6 +289,8 @@ class LLM:
         return [told[request.request_id] for request in wanted]
 
     def _output(self, prompt: Prompt) -> RequestOutput:
+        if isinstance(prompt, Mapping):
+            prompt = _named(prompt)
         if isinstance(prompt, str):
             return RequestOutput(prompt=prompt, prompt_token_ids=self.tokenizer.encode(prompt))
         return RequestOutput(prompt=None, prompt_token_ids=list(prompt))
@@ -294,8 +326,16 @@ class LLM:
         return told
 
 
+def _named(prompt: Mapping[str, Any]) -> str | Sequence[int]:
+    found = [prompt[name] for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
+    if len(found) != 1 or len(prompt) > 2:
+        raise InvalidRequest(f"a prompt has the fields {', '.join(prompt)}: give prompt or prompt_token_ids")
+    text_or_ids: str | Sequence[int] = found[0]
+    return text_or_ids
+
+
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str | Mapping) or (prompts and isinstance(prompts[0], int)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

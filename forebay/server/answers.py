@@ -66,11 +66,18 @@ class CompletionLogprobs(TypedDict):
     text_offset: list[int]
 
 
+class RankedLogprob(TypedDict):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
 class CompletionChoice(TypedDict):
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length", "abort"]
+    prompt_logprobs: NotRequired[list[dict[str, RankedLogprob] | None]]
 
 
 class Completion(TypedDict):

@@ -23,12 +23,13 @@ from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.messages import ChatMessage, Templated
 from forebay.server.metrics import Metrics
-from forebay.server.protocol import PlainText
+from forebay.server.protocol import PlainText, Sampling
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
 from forebay.server.strict import Strict
 from forebay.server.text_workers import TextWorkers
 from forebay.server.workers import Workers
+from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -80,6 +81,10 @@ class ServerContext:
             **options,
             **variables,
         )
+
+    def table(self, body: Sampling) -> TokenBytes:
+        """What tokens are in the text of an answer."""
+        return self.tokenizer.table if body.skip_special_tokens else self.tokenizer.whole_table
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name != self.model.name:

@@ -41,7 +41,14 @@ ABSENT: Final = _by_name(
         ),
         "prompts are never cut: send what fits into the context": "truncate_prompt_tokens truncation_side",
         "call it max_tokens": "max_new_tokens num_predict max_length",
-        "call it min_tokens": "min_new_tokens min_length",
+        "no least length can be asked for: ignore_eos goes on to max_tokens, logit_bias holds single tokens back": (
+            "min_tokens min_new_tokens min_length"
+        ),
+        "which tokens may come is said by a grammar (response_format, structured_outputs) or by logit_bias": (
+            "allowed_token_ids bad_words bad_words_ids"
+        ),
+        "a message is not gone on with: send its text as the prompt of a completion": "continue_final_message",
+        "log-probabilities of prompts come with /v1/completions": "prompt_logprobs",
         "call it stop_token_ids": "stop_token",
         "adapters (LoRA) are not in this version": "lora lora_path lora_request adapter adapter_id",
         "only text is served by this version": "images image_data video_data audio_data",

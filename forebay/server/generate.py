@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -41,10 +41,8 @@ from forebay.server.generation import Generation
 from forebay.server.order import Order, Prompt
 from forebay.server.protocol import ChatRequest, CompletionRequest, PlainText, Sampling
 from forebay.server.rendezvous import rendezvous_of
-from forebay.server.validation import UNSUPPORTED_FIELD
+from forebay.server.validation import INVALID_COMBINATION, UNSUPPORTED_FIELD
 from forebay.server.watch import Watch
-
-_DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
 
 log = get_logger("server")
 
@@ -129,7 +127,6 @@ async def _serve_chat(
     cut_to_room: bool = False,
 ) -> Response:
     check_answerable(body, server.model.answers)
-    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
 
     async def prompts() -> list[Prompt]:
         if not server.engine.info.wants_resume_points:
@@ -139,10 +136,13 @@ async def _serve_chat(
             found = await server.render(encode, body.messages, body, breakpoints=body.breakpoints)
             prompt = Prompt(token_ids=found.token_ids, resume_points=tuple(found.resume_points))
         reading = reading_of(body, server.model.answers, server.tokenizer, prompt.token_ids)
+        if reading is not None and not body.skip_special_tokens:
+            what = "skip_special_tokens=false: the answer is read for thinking and calls, leave it out"
+            raise InvalidRequest(what, code=INVALID_COMBINATION, param="skip_special_tokens")
         return [replace(prompt, reading=reading, grammar=await enforced_grammar(server, body, prompt.token_ids))]
 
     params = _params(server, body, num_top=num_top)
-    return await _serve(server, context, body, dialect, prompts, params, wanted, cut_to_room=cut_to_room)
+    return await _serve(server, context, body, dialect, prompts, params, body.wanted, cut_to_room=cut_to_room)
 
 
 async def completions(request: Request, server: ServerContext) -> Response:
@@ -150,8 +150,14 @@ async def completions(request: Request, server: ServerContext) -> Response:
     body = await read_body(request, server, CompletionRequest)
     server.check_model(body.model)
     _check_counts(server, body.choices, len(body.prompts))
-    fields, table, usage = _fields(server, f"cmpl-{context.request_id}"), server.tokenizer.table, body.wants_usage
-    dialect = CompletionDialect(fields, table, num_top=body.logprobs, echo=bool(body.echo), include_usage=usage)
+    dialect = CompletionDialect(
+        _fields(server, f"cmpl-{context.request_id}"),
+        server.table(body),
+        num_top=body.logprobs,
+        echo=bool(body.echo),
+        include_usage=body.wants_usage,
+        num_prompt_top=body.prompt_logprobs,
+    )
     return await _serve_completion(server, context, body, dialect)
 
 
@@ -163,7 +169,7 @@ async def native(request: Request, server: ServerContext) -> Response:
         _check_counts(server, completion.choices, len(completion.prompts))
         dialect = NativeDialect(
             body.rid or context.request_id,
-            server.tokenizer.table,
+            server.table(completion),
             num_top=num_top,
             names=body.return_text_in_logprobs,
             many=body.has_many,
@@ -174,9 +180,8 @@ async def native(request: Request, server: ServerContext) -> Response:
 async def _serve_completion(
     server: ServerContext, context: RequestContext, body: CompletionRequest, dialect: Dialect
 ) -> Response:
-    num_top = -1 if body.logprobs is None else body.logprobs
-    params = _params(server, body, num_top=num_top, prompt_logprobs=num_top if body.echo else -1)
-    wanted = _DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
+    params = _params(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
 
     async def prompts() -> list[Prompt]:
         return [
@@ -187,7 +192,7 @@ async def _serve_completion(
             for prompt in body.prompts
         ]
 
-    return await _serve(server, context, body, dialect, prompts, params, wanted)
+    return await _serve(server, context, body, dialect, prompts, params, body.wanted)
 
 
 async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[int], field: str) -> list[int]:
@@ -306,7 +311,7 @@ async def _serve(
         with naming(source):
             params = _with_room(params, made, wanted, info, cut=cut_to_room)
         order = replace(order, params=params, discard_output=wanted == 0)
-        generation = Generation.submit(server.engine, server.tokenizer.table, made, order)
+        generation = Generation.submit(server.engine, server.table(body), made, order)
         generation.started_at = context.arrived_at
         undo.callback(_count, server, context, generation)
         undo.callback(generation.abort)

@@ -108,3 +108,23 @@ def _top(table: TokenBytes, token: Scored, num_top: int) -> dict[str, float] | N
     pairs = zip(token.score.top_ids[:num_top], token.score.top_logprobs[:num_top], strict=True)
     top = {token_name(table, other): value for other, value in pairs}
     return top | {token_name(table, token.token_id): token.score.logprob}
+
+
+def prompt_logprobs(table: TokenBytes, tokens: list[Scored], num_top: int) -> list[dict[str, dict[str, Any]] | None]:
+    """In vLLM's shape: of each token, by id, itself and the `num_top` likeliest; None for the first. The rank of one
+    that is not among the likeliest is not known."""
+    return [None if token.score is None else _ranked(table, token.token_id, token.score, num_top) for token in tokens]
+
+
+def _ranked(table: TokenBytes, token: int, score: TokenLogprob, num_top: int) -> dict[str, dict[str, Any]]:
+    values = dict(zip(score.top_ids, score.top_logprobs, strict=True))
+    ranks = {other: rank for rank, other in enumerate(values, 1)}
+    shown = [token, *(other for other in list(values)[:num_top] if other != token)]
+    return {
+        str(other): {
+            "logprob": values.get(other, score.logprob),
+            "rank": ranks.get(other),
+            "decoded_token": token_name(table, other),
+        }
+        for other in shown
+    }

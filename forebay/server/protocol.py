@@ -106,6 +106,10 @@ class Bootstrap(Strict):
     bootstrap_room: BootstrapRoom | None = None  # type: ignore[valid-type]
 
 
+DEFAULT_COMPLETION_TOKENS: Final = 16  # OpenAI's
+_MOST_TOKENS: Final = ("n_predict", "max_tokens", "max_completion_tokens")
+
+
 class StreamOptions(Strict):
     passed = frozenset({"continuous_usage_stats"})
     ignored = {"include_obfuscation": one_of(None, False)}
@@ -133,6 +137,8 @@ class Sampling(Sender, Structured, Bootstrap):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    n_predict: Annotated[int, Field(ge=-1, le=I32)] | None = None
     logit_bias: Annotated[dict[DecimalId, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=I32)] = 0
 
@@ -164,6 +170,10 @@ class Sampling(Sender, Structured, Bootstrap):
                 machine_of(pattern)
             except BadPattern as error:
                 raise refusal(INVALID_VALUE, "stop_regex", f"stop_regex cannot be used: {error}") from error
+        longest = [name for name in _MOST_TOKENS if getattr(self, name, None) is not None]
+        if self.n_predict is not None and (len(longest) > 1 or self.n_predict == 0):
+            what = f"{' and '.join(longest)}: give one of them, at least 1 (n_predict -1: as many as there is room)"
+            raise refusal(INVALID_COMBINATION, "n_predict", what)
         for stop in self.stop_strings:
             if len(stop.encode()) > MAX_STOP_BYTES:
                 what = f"a stop string has {len(stop.encode())} bytes: at most {MAX_STOP_BYTES} are allowed"
@@ -181,6 +191,7 @@ class PlainText(Strict):
 class CompletionRequest(PlainText, Sampling):
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=I32)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
@@ -193,9 +204,18 @@ class CompletionRequest(PlainText, Sampling):
         if self.max_tokens == 0 and not self.echo:
             what = "max_tokens is 0 without echo=true: nothing would be returned, ask for at least 1"
             raise refusal(INVALID_COMBINATION, "max_tokens", what)
+        if self.stream and self.prompt_logprobs is not None:
+            what = "prompt_logprobs cannot be streamed: set stream=false"
+            raise refusal(INVALID_COMBINATION, "prompt_logprobs", what)
         if self.stream and self.echo and self.logprobs is not None:
             raise refusal(INVALID_COMBINATION, "echo", "echo with logprobs cannot be streamed: set stream=false")
         return self
+
+    @property
+    def wanted(self) -> int | None:
+        """Most tokens to generate; None for as many as there is room."""
+        asked = self.max_tokens if self.n_predict is None else self.n_predict
+        return DEFAULT_COMPLETION_TOKENS if asked is None else None if asked < 0 else asked
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -224,6 +244,12 @@ class ChatRequest(Thinking, Templated, Sampling):
     max_completion_tokens: Annotated[int, Field(ge=1, le=I32)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @property
+    def wanted(self) -> int | None:
+        """As for completions."""
+        asked = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        return asked if self.n_predict is None else None if self.n_predict < 0 else self.n_predict
 
     @property
     def wishes(self) -> list[Thinking]:

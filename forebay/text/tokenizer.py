@@ -46,6 +46,7 @@ class Tokenizer:
         self._making_literal = threading.Lock()
         self._parts = parts
         self.table = TokenBytes(parts.pieces, parts.reader, set(parts.added.values()), set(parts.hidden))
+        self.whole_table = self.table.showing(parts.added)  # with the tokens that are no part of a text
         control = sorted((word for word, token in parts.added.items() if token in parts.control), key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, control)) or r"(?!)")
         added = parts.backend.get_added_tokens_decoder().values()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.base.errors import ConfigError, GenerationError, InvalidRequest, ModelError, RequestTooLarge
+from forebay.base.errors import ConfigError, Conflict, GenerationError, InvalidRequest, ModelError, RequestTooLarge
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.llm import LLM
 from forebay.requests.sampling_params import SamplingParams
@@ -75,6 +75,24 @@ def test_a_chat_is_rendered_by_the_models_template(llm: LLM) -> None:
     (output,) = llm.chat([{"role": "user", "content": "hi"}], GREEDY)
     text = "<|im_start|>hi<|im_end|>"
     assert output.prompt_token_ids == llm.tokenizer.encode(text, parse_special=True)
+
+
+def test_prompts_and_chats_may_be_written_as_in_other_engines(llm: LLM) -> None:
+    ids = prompts(9, 1)[0]
+    alike = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in (ids, {"prompt_token_ids": ids})]
+    assert alike[0] == alike[1]
+    with pytest.raises(InvalidRequest, match="give prompt or prompt_token_ids"):
+        llm.generate({"text": "x"}, GREEDY)
+    said = [llm.chat(talk, GREEDY)[0].token_ids for talk in ("hello", [{"role": "user", "content": "hello"}])]
+    assert said[0] == said[1]
+
+
+def test_an_llm_is_closed_at_the_end_of_a_with_and_says_what_it_is(checkpoint: Tiny) -> None:
+    with LLM(str(checkpoint.path), **FLAGS) as llm:
+        assert repr(llm) == f"LLM({checkpoint.path.name!r}, context_length={llm.info.context_length})"
+    assert repr(llm) == "LLM(closed)"
+    with pytest.raises(Conflict, match="closed"):
+        llm.generate([1, 2, 3])
 
 
 def test_a_prompt_that_can_never_fit_fails_alone_and_is_told_of_when_all_have_ended(llm: LLM, checkpoint: Tiny) -> None:

@@ -237,3 +237,22 @@ def test_no_request_of_this_module_left_anything_behind(tree: Tree, api: openai.
     assert tree.is_clean()
     counters = tree.state()["counters"]
     assert counters["ledger_violations"] == counters.get("leaked_pages", 0) == counters["engine.step_failures"] == 0
+
+
+def test_prompts_are_scored_in_vllms_shape(api: openai.OpenAI) -> None:
+    choice = complete(api, max_tokens=1, extra_body={"prompt_logprobs": 2}).choices[0].model_dump()
+    first, *others = choice["prompt_logprobs"]
+    taken = [next(iter(found.values())) for found in others]
+    assert first is None
+    assert PROMPT.endswith("".join(token["decoded_token"] for token in taken))
+    assert all(2 <= len(found) <= 3 for found in others)
+    assert all((token["rank"] == 1) == (token["logprob"] == max(t["logprob"] for t in found.values()))
+               for token, found in zip(taken, others, strict=True))  # fmt: skip
+
+
+def test_special_tokens_are_no_text_unless_they_are_asked_for(api: openai.OpenAI, tokenizer: Tokenizer) -> None:
+    (end,) = tokenizer.encode("<|im_end|>", parse_special=True)
+    asked = {"max_tokens": 2, "logit_bias": {str(end): 100}, "extra_body": {"ignore_eos": True}}
+    assert complete(api, **asked).choices[0].text == ""
+    asked["extra_body"]["skip_special_tokens"] = False
+    assert complete(api, **asked).choices[0].text == "<|im_end|>" * 2

@@ -39,6 +39,10 @@ COMPLETION: list[tuple[dict[str, Any], str, str, str]] = [
     ({"stream_options": {"usage": True}}, "unknown_field", "stream_options.usage", "unknown field"),
     ({"stream_options": {"stream": True}}, "unknown_field", "stream_options.stream", "unknown field"),
     ({"temprature": 1}, "unknown_field", "temprature", "did you mean temperature?"),
+    ({"min_tokens": 2}, "unknown_field", "min_tokens", "ignore_eos goes on to max_tokens"),
+    ({"max_tokens": 3, "n_predict": 4}, "invalid_combination", "n_predict", "n_predict and max_tokens: give one"),
+    ({"n_predict": 0}, "invalid_combination", "n_predict", "at least 1"),
+    ({"prompt_logprobs": 1, "stream": True}, "invalid_combination", "prompt_logprobs", "stream=false"),
     ({"mirostat": 2}, "unknown_field", "mirostat", "use temperature, top_k, top_p and min_p"),
     ({"max_new_tokens": 2}, "unknown_field", "max_new_tokens", "call it max_tokens"),
     ({"n": 10**400}, "invalid_value", "n", "must be at most 1.04858e+06"),
@@ -120,6 +124,12 @@ def test_what_cannot_change_an_answer_passes_and_is_told() -> None:
     assert ChatRequest.parse(data).passed_over == ("cache_prompt", "service_tier", "ttl")
     streamed = {**data, "stream": True, "stream_options": {"continuous_usage_stats": True}}
     assert "continuous_usage_stats" in ChatRequest.parse(streamed).passed_over
+
+
+@pytest.mark.parametrize(("asked", "wanted"), [({}, 16), ({"n_predict": 5}, 5), ({"n_predict": -1}, None)])
+def test_llama_cpps_name_for_the_most_tokens_is_known(asked: dict[str, Any], wanted: int | None) -> None:
+    assert CompletionRequest.parse({"prompt": "hello", **asked}).wanted == wanted
+    assert ChatRequest.parse({"messages": [HI], **asked}).wanted == (wanted if asked else None)
 
 
 def test_what_nobody_knows_passes_where_the_operator_says_so() -> None:
