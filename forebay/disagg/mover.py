@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from forebay.base.log import event, get_logger
 from forebay.disagg import failures
 from forebay.disagg.frames import Chunk
-from forebay.disagg.memory import U8, Memory, checksum
+from forebay.disagg.memory import U8, Memory
 from forebay.disagg.pages import Landing, OfferError, Piece
 from forebay.disagg.seal import WireError
 from forebay.disagg.tcp import TcpReader
@@ -273,11 +273,7 @@ class Mover:
             self._lose(session, str(error))
             return
         if found is not None:
-            chunk, data = found
-            if data is None:
-                self._check(chunk)
-            else:
-                self._land(chunk, data)
+            self._land(*found)
 
     def _target(self, chunk: Chunk) -> list[memoryview]:
         """Where a chunk that begins to come lies at its end; nowhere where that is not certain, or in short runs."""
@@ -287,14 +283,15 @@ class Mover:
             return []
         return self._memory.parts(piece)
 
-    def _land(self, chunk: Chunk, data: U8) -> None:
-        """What came with a chunk goes where its ticket says."""
+    def _land(self, chunk: Chunk, checksum: int, data: U8 | None) -> None:
+        """What came with a chunk goes where its ticket says, if it is not there."""
         landing = self._landings.get(chunk.nonce)
         if landing is None:
             return
         piece = self._piece(landing, chunk)
-        if piece is not None and self._is_whole(chunk, piece, len(data), checksum(data.data)):
-            self._memory.scatter(piece, data)
+        if piece is not None and self._is_whole(chunk, piece, chunk.num_bytes, checksum):
+            if data is not None:
+                self._memory.scatter(piece, data)
             self._landed(chunk, landing, piece)
 
     def _check(self, chunk: Chunk) -> None:

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final
 
 import msgspec
+import xxhash
 
 from forebay.disagg.faults import Faults
 from forebay.disagg.frames import Chunk
@@ -76,11 +77,12 @@ class TcpReader:
         self._staging = staging
         self._chunk: Chunk | None = None
         self._unfilled: deque[memoryview] = deque()
-        self._is_staged = True
+        self._is_staged, self._sum = True, xxhash.xxh3_64()
 
-    def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, U8 | None] | None:
-        """The next chunk when it is whole: with its bytes, which are valid until the next call, or None where they lie
-        in what `target` said. OSError (end-of-file too) or WireError where no more can come."""
+    def advance(self, target: Callable[[Chunk], list[memoryview]]) -> tuple[Chunk, int, U8 | None] | None:
+        """The next chunk when it is whole: with the checksum of what came and its bytes, which are valid until the next
+        call, or None where they lie in what `target` said. OSError (end-of-file too) or WireError where no more can
+        come. What comes is summed while it is in the processor's cache."""
         try:
             while self._chunk is None:
                 missing = self._opener.missing()
@@ -92,11 +94,12 @@ class TcpReader:
                 size = self._sock.recvmsg_into(islice(self._unfilled, MAX_PARTS))[0]
                 if size == 0:
                     raise ConnectionResetError("end of file")
-                _take(self._unfilled, size)
+                for part in _take(self._unfilled, size):
+                    self._sum.update(part)
         except BlockingIOError:
             return None
         chunk, self._chunk = self._chunk, None
-        return chunk, self._staging[: chunk.num_bytes] if self._is_staged else None
+        return chunk, self._sum.intdigest(), self._staging[: chunk.num_bytes] if self._is_staged else None
 
     def divert(self, nonce: bytes) -> None:
         """What is still to come of a chunk of this ticket goes nowhere."""
@@ -106,7 +109,7 @@ class TcpReader:
 
     def _begin(self, chunk: Chunk, target: Callable[[Chunk], list[memoryview]]) -> None:
         parts = target(chunk)
-        self._chunk, self._is_staged = chunk, not parts
+        self._chunk, self._is_staged, self._sum = chunk, not parts, xxhash.xxh3_64()
         self._unfilled = deque(parts or [self._staging[: chunk.num_bytes].data])
 
     def _begun(self, frame: msgspec.Struct | None) -> Chunk:
@@ -134,12 +137,16 @@ def chunk_of(nonce: bytes, piece: Piece, num_bytes: int, checksum: int) -> Chunk
     )
 
 
-def _take(parts: deque[memoryview], num_bytes: int) -> None:
+def _take(parts: deque[memoryview], num_bytes: int) -> list[memoryview]:
     """So many bytes off the front."""
+    taken = []
     while parts and num_bytes >= len(parts[0]):
-        num_bytes -= len(parts.popleft())
+        num_bytes -= len(parts[0])
+        taken.append(parts.popleft())
     if num_bytes:
+        taken.append(parts[0][:num_bytes])
         parts[0] = parts[0][num_bytes:]
+    return taken
 
 
 def _some(data: bytes) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 from tests.deadlines import wait_until
 from tests.integration.test_disaggregation import LONG, SOON, Servers, started
 
-CHAOS = "--chaos=drop=0.2%,delay=5ms,kill-prefill=40s,kill-decode=60s"
+CHAOS = "--chaos=drop=0.1%,double=0.1%,reorder=0.1%,alter=0.1%,delay=5ms,kill-prefill=40s,kill-decode=60s"
 CLIENTS = 4
 MINUTES = 30.0
 TYPED = range(500, 505)  # what a client may be told of a server that has gone
