@@ -149,6 +149,25 @@ def test_c21_a_streamed_chat_is_the_same_and_the_second_turn_is_cached_at_prefil
     assert second["usage"]["cache"]["cached_tokens"] >= 400
 
 
+DIALECTS = {
+    "messages": ({"messages": [{"role": "user", "content": LONG}], "max_tokens": 8}, "content"),
+    "responses": ({"input": LONG, "max_output_tokens": 8}, "output"),
+}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_c21_other_dialects_say_what_one_engine_says(alone: Servers, pair: Servers, dialect: str) -> None:
+    body, name = DIALECTS[dialect]
+    texts = []
+    for servers in (alone, pair):
+        (model,) = httpx.get(f"{servers.url}/v1/models", timeout=HANGS_S, trust_env=False).json()["data"]
+        answer = servers.post(f"/v1/{dialect}", {"model": model["id"], "temperature": 0, **body}).json()
+        (item,) = answer[name]
+        texts.append(item["text"] if dialect == "messages" else item["content"][0]["text"])
+        assert answer["usage"]["output_tokens"] == 8
+    assert texts[0] == texts[1] != ""
+
+
 def leave(servers: Servers, *, after_bytes: int) -> None:
     """Send a request, read so much of its answer, and close the connection."""
     body = json.dumps({"prompt": LONG * 2, "max_tokens": 4000, "ignore_eos": True, "stream": True}).encode()
