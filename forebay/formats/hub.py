@@ -217,7 +217,7 @@ class Hub:
         except httpx2.HTTPError as error:
             raise ConfigError(
                 f"{self.endpoint} cannot be reached ({type(error).__name__}: {error}): check the network, HTTPS_PROXY "
-                f"and HF_ENDPOINT; {again}"
+                f"and HF_ENDPOINT; {again}. No file or folder is called {model} here"
             ) from error
         except OSError as error:
             raise ConfigError(f"{model} cannot be fetched to {self.cache}: {error}; {again}") from error

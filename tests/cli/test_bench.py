@@ -22,6 +22,10 @@ REFUSED = b'HTTP/1.1 429 x\r\ncontent-length: 55\r\n\r\n{"error":{"code":"queue_
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
+def test_an_address_may_be_behind_tls() -> None:
+    assert str(Origin("https://models.example.org/v1")) == "https://models.example.org:443"
+
+
 def test_figures_are_the_fields_own_definitions() -> None:
     samples = [
         Sample(sent=1.0, arrivals=[1.1, 1.3, 1.4], ended=1.5, num_prompt_tokens=10, num_output_tokens=4),

@@ -17,7 +17,7 @@ def test_it_writes_a_folder_that_can_be_opened(
     tmp_path: Path, embedded_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "new" / "tiny"
-    words = ["models", "make", "--like", "lfm2", "--out", str(target), *SMALL, "--set", "conv_L_cache=4"]
+    words = ["models", "make", "--like", "lfm2", "--out", str(target), *SMALL, "--set", "conv_L_cache=4", "tiny"]
     assert main(words) == 0
     captured = capsys.readouterr()
     assert captured.out.strip() == str(target)
