@@ -61,9 +61,9 @@ class Occupation:
         self._trim()
 
     def resume(self, tags: Collection[str], progress: Callable[[], None]) -> None:
-        for tag in map(Tag, tags):
-            self._regions.resume(tag)
         try:
+            for tag in map(Tag, tags):
+                self._regions.resume(tag)
             if Tag.KV_CACHE in tags:
                 self._runner.rows.reset()  # of all others the pads are zeros
                 if self._kept:

@@ -70,6 +70,7 @@ class Regions:
         self._device = torch.device(device)
         self._saver, self.backed_up = saver, frozenset(backed_up if saver else ())
         self._saved: dict[Tag, list[Tensor]] = {tag: [] for tag in Tag}
+        self._paused = {Tag.CUDA_GRAPH}  # which has no pool
         self._mapped: dict[Tag, list[_Mapped]] = {tag: [] for tag in Tag}
         self._files = {tag: os.memfd_create(f"forebay-{tag}", os.MFD_CLOEXEC) for tag in shared}
         self._file_bytes = dict.fromkeys(shared, 0)
@@ -144,8 +145,9 @@ class Regions:
 
     def resume(self, tag: Tag) -> None:
         """After `release`: zeros, but where a copy was kept, whatever has been written there meanwhile."""
-        if self._saver and tag is not Tag.CUDA_GRAPH:
+        if self._saver and tag in self._paused - {Tag.CUDA_GRAPH}:
             self._saver.resume(tag)
+            self._paused.remove(tag)
         for taken in self._saved[tag] if tag not in self.backed_up else ():
             taken.zero_()
         self._return_pages(tag)
@@ -153,8 +155,9 @@ class Regions:
     def release(self, tag: Tag) -> None:
         """Return the pages of all regions of this tag; of shared ones for the other processes, too. Whatever is written
         there afterwards takes pages again, on a CPU; a GPU must not touch it before `resume`."""
-        if self._saver and tag is not Tag.CUDA_GRAPH:
+        if self._saver and tag not in self._paused:
             self._saver.pause(tag)
+            self._paused.add(tag)
         self._return_pages(tag)
 
     def _return_pages(self, tag: Tag) -> None:

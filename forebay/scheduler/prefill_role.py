@@ -64,7 +64,7 @@ class PrefillRole(Role):
                 code="room_missing",
                 param="bootstrap_room",
             )
-        if self._rests:
+        if self._rests and req.rendezvous:
             raise Unavailable(ASLEEP.message, code=ASLEEP.code)
         super().admit(req)
         req.params = replace(req.params, max_new_tokens=1)

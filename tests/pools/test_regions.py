@@ -98,7 +98,8 @@ def test_where_a_saver_gives_memory_back_it_has_a_pool_per_tag_and_zeros_when_it
     saver.pools = {"kv_cache": [cache], "weights": [weights]}
     assert regions.num_bytes(Tag.KV_CACHE) == 100
     for tag in Tag:
-        regions.release(tag)
+        for _ in range(2):  # as where a wake has failed
+            regions.release(tag)
         regions.resume(tag)
     assert (bool(cache.any()), weights.tolist()) == (False, [7.0] * 10)  # a copy is the saver's to put back
     both = [(tag, call) for tag in ("kv_cache", "weights") for call in ("paused", "resumed")]

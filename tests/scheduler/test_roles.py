@@ -236,6 +236,7 @@ def test_a_prefill_engine_that_rests_says_so_and_refuses_offers_and_requests_at_
     with pytest.raises(Unavailable) as refused:
         half.meet(3, room=4)
     assert refused.value.code == "peer_asleep"
+    half.add(3, params=SamplingParams.of_pooling(Pooling(PoolingKind.LAST)))  # which has no other half, and waits
     assert not halt.done
     ticket = offered(runs).ticket
     half.hear(Sent(ticket))
