@@ -19,6 +19,7 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server import embeddings, generate, information, occupation
+from forebay.server.aborting import AbortRequest, abort_request
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
 from forebay.server.console import Asset, load_assets
@@ -58,6 +59,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
     ("POST", "/v1/completions", generate.completions, CompletionRequest),
     ("POST", "/generate", generate.native, NativeRequest),
+    ("POST", "/abort_request", abort_request, AbortRequest),
     ("POST", MESSAGES, generate.messages, MessagesRequest),
     ("POST", "/v1/messages/count_tokens", generate.count_tokens, CountTokensRequest),
     ("POST", RESPONSES, generate.responses, ResponsesRequest),

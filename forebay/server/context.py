@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from starlette.requests import Request
@@ -28,6 +28,7 @@ from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
 from forebay.server.strict import Strict
 from forebay.server.text_workers import TextWorkers
+from forebay.server.under_way import UnderWay
 from forebay.server.workers import Workers
 from forebay.text.token_bytes import TokenBytes
 from forebay.text.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class ServerContext:
     grammars: GrammarWorkers
     sampling: SamplingParams  # of what requests do not say
     started_at: float
+    under_way: UnderWay = field(default_factory=UnderWay)
 
     async def encode(self, text: str, body: PlainText) -> list[int]:
         """The tokens of a text, by a worker where it is long. Raises what `Tokenizer.encode` raises."""

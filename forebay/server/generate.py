@@ -174,11 +174,16 @@ async def native(request: Request, server: ServerContext) -> Response:
             names=body.return_text_in_logprobs,
             many=body.has_many,
         )
-        return await _serve_completion(server, context, completion, dialect)
+        return await _serve_completion(server, context, completion, dialect, known_as=body.rid)
 
 
 async def _serve_completion(
-    server: ServerContext, context: RequestContext, body: CompletionRequest, dialect: Dialect
+    server: ServerContext,
+    context: RequestContext,
+    body: CompletionRequest,
+    dialect: Dialect,
+    *,
+    known_as: str | None = None,
 ) -> Response:
     num_top, of_prompt = (-1 if asked is None else asked for asked in (body.logprobs, body.prompt_logprobs))
     params = _params(server, body, num_top=num_top, prompt_logprobs=max(num_top if body.echo else -1, of_prompt))
@@ -192,7 +197,7 @@ async def _serve_completion(
             for prompt in body.prompts
         ]
 
-    return await _serve(server, context, body, dialect, prompts, params, body.wanted)
+    return await _serve(server, context, body, dialect, prompts, params, body.wanted, known_as=known_as)
 
 
 async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[int], field: str) -> list[int]:
@@ -294,6 +299,7 @@ async def _serve(
     wanted: int | None,
     *,
     cut_to_room: bool = False,
+    known_as: str | None = None,
 ) -> Response:
     """Admit, tokenize, submit, and answer. Whatever is refused before the first token has its own status."""
     async with contextlib.AsyncExitStack() as undo:
@@ -315,6 +321,7 @@ async def _serve(
         generation.started_at = context.arrived_at
         undo.callback(_count, server, context, generation)
         undo.callback(generation.abort)
+        undo.enter_context(server.under_way.known(context.tenant, (context.request_id, known_as), generation.abort))
         watch.on_gone(generation.disconnect)
         if not body.stream:
             return Response(await collect(server, dialect, generation), media_type="application/json")

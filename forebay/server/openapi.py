@@ -9,6 +9,7 @@ from pydantic.json_schema import models_json_schema
 
 from forebay.base.package import __version__
 from forebay.server import answers, embedding_answers
+from forebay.server.aborting import Aborted
 from forebay.server.errors import MESSAGES, RESPONSES, speaks_anthropic
 from forebay.server.security import ADMIN_PATHS
 from forebay.server.strict import Strict
@@ -28,6 +29,7 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     MESSAGES: {JSON: answers.AnthropicMessage, EVENTS: Any},
     f"{MESSAGES}/count_tokens": {JSON: answers.TokenCount},
     RESPONSES: {JSON: answers.ModelResponse, EVENTS: Any},
+    "/abort_request": {JSON: Aborted},
     "/v1/embeddings": {JSON: embedding_answers.Embeddings},
     "/v1/score": {JSON: embedding_answers.Scores},
     "/v1/rerank": {JSON: embedding_answers.Reranked},

@@ -216,4 +216,11 @@ SERVER = (
         "if live.get(following, begin) <= begin:",
         "text/test_stop_patterns.py::test_the_match_that_ends_first_is_found_and_nothing_of_it_is_shown",
     ),
+    Mutant(
+        "C29 nobody ends another's request",
+        "server/under_way.py",
+        "self._of.get(tenant.name, ())",
+        "[known for own in self._of.values() for known in own]",
+        "server/test_aborting.py::test_c29_only_ones_own_requests_are_ended_by_their_ids",
+    ),
 )

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from forebay.requests.sampling_params import SamplingParams
+from forebay.server.aborting import AbortRequest
 from forebay.server.app import ROUTES
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.native_request import NativeRequest
@@ -45,6 +46,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
     TokenizeRequest: {"prompt": "hello"},
     EmbeddingRequest: {"input": "hello"},
+    AbortRequest: {"rid": "nobody"},
     ScoreRequest: {"text_1": "hello", "text_2": "world"},
     RerankRequest: {"query": "hello", "documents": ["world"]},
     DetokenizeRequest: {"tokens": [5]},
