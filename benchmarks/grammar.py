@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=3)
     asked = parser.parse_args()
-    llm = LLM(asked.model, context_length=1024, max_running_requests=max(asked.streams))
+    llm = LLM(asked.model, context_length=1024, max_running_requests=max(asked.streams), speculative_algorithm="off")
     vocabulary = Vocabulary.of(llm.tokenizer.table, llm.info.eos_token_ids, llm.info.vocab_size)
     _line("columns, bytes of the schema", str(llm.info.vocab_size), str(len(_grammar().text)))
     _masks(vocabulary.tokenizer(partial(llm.tokenizer.encode, add_special_tokens=False)), llm.info.vocab_size)

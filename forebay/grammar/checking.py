@@ -43,24 +43,29 @@ class GrammarChecks:
         self._known: OrderedDict[Grammar, str] = OrderedDict()  # what is wrong with it, the latest used last
         self._lock = threading.Lock()
 
-    def known(self, grammar: Grammar) -> bool:
-        """Whether `check` takes no time."""
-        return grammar in self._known
+    def recall(self, grammar: Grammar) -> bool:
+        """Whether it is known, in no time. Raises InvalidRequest for what is wrong with it then, or where it is too
+        large."""
+        check_size(grammar)
+        with self._lock:
+            wrong = self._known.get(grammar)
+            if wrong is None:
+                return False
+            self._known.move_to_end(grammar)
+        if wrong:
+            raise InvalidRequest(wrong, code="grammar_invalid")
+        return True
 
     def check(self, grammar: Grammar) -> None:
         """Raises InvalidRequest `grammar_invalid` with the place for one that no engine would compile, or not within
         the limits; Overloaded where that could not be found out."""
-        check_size(grammar)
+        if self.recall(grammar):
+            return
+        wrong = self._ask(grammar)
         with self._lock:
-            wrong = self._known.get(grammar)
-            if wrong is not None:
-                self._known.move_to_end(grammar)
-        if wrong is None:
-            wrong = self._ask(grammar)
-            with self._lock:
-                self._known[grammar] = wrong
-                if len(self._known) > MAX_KNOWN:
-                    self._known.popitem(last=False)
+            self._known[grammar] = wrong
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
         if wrong:
             raise InvalidRequest(wrong, code="grammar_invalid")
 

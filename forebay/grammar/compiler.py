@@ -46,7 +46,10 @@ def check_size(grammar: Grammar) -> None:
     """Raises InvalidRequest."""
     num_bytes, most = len(grammar.text), MAX_ANSWER_BYTES if grammar.kind is GrammarKind.ANSWER else MAX_BYTES
     if num_bytes <= most:
-        num_bytes = len(grammar.text.encode("utf-8", "surrogatepass"))
+        try:
+            num_bytes = len(grammar.text.encode())
+        except UnicodeEncodeError as error:
+            raise refused(grammar, "it has a lone surrogate: that is not valid Unicode text") from error
     if num_bytes > most:
         raise refused(grammar, f"it has {num_bytes} bytes; at most {most} are allowed")
 

@@ -31,6 +31,7 @@ from forebay.requests.request import Request
 from forebay.requests.sampling_params import Grammar
 
 MAX_COMPILED: Final = 256
+MAX_ALONE: Final = 16  # rows that one thread fills: 45 us each, less than to wake others takes where cores are few
 _KEPT_STEPS: Final = 8  # whose masks somebody may still take: those of a step that failed nobody does
 
 
@@ -151,8 +152,12 @@ class Grammars:
             _read(job.place, job.tokens)
         self._executor = self._executor or LLExecutor()
         sound = [job for job in jobs if not job.place.error]
-        if plain := [(job.place.known, job.at) for job in sound if not job.drafts]:
+        plain = [(job.place.known, job.at) for job in sound if not job.drafts]
+        if len(plain) > MAX_ALONE:
             fill_next_token_bitmask_par(self._executor, plain, words)
+        else:
+            for matcher, at in plain:
+                fill_next_token_bitmask(matcher, words, at)
         drafted = [job for job in sound if job.drafts]
         if ahead := [(job.place.known, job.at, job.drafts) for job in drafted if job.place.rewinds]:
             fill_next_token_bitmask_par_with_draft_tokens(self._executor, ahead, words)

@@ -69,9 +69,10 @@ class Chooser:
         if wants & Wants.ADJUST:
             logits = self._penalties.apply(logits, spans, input_ids)
         if masked is not None:
-            logits = logits.clone() if logits is raw.logits else logits
+            if logits is raw.logits and len(sampling.reporting):  # of whom log-probabilities are told
+                logits = logits.clone()
             self._mask(logits, masked)
-        if logits is not raw.logits:
+        if masked is not None or logits is not raw.logits:
             ids, finite = self._ops.argmax_rows(logits)
         if wants & Wants.DRAW:
             ids = self._draw(logits, ids, lens, inputs, wants)

@@ -26,9 +26,9 @@ class GrammarWorkers:
     async def check(self, grammar: Grammar, field: str) -> Grammar:
         """The same, which an engine will compile. Raises InvalidRequest `grammar_invalid` that names the client's
         `field` and says what is wrong where; Overloaded where nobody has time to find out."""
-        check = partial(self._checks.check, grammar)
         try:
-            await self._workers.run(check) if not self._checks.known(grammar) else check()
+            if not self._checks.recall(grammar):
+                await self._workers.run(partial(self._checks.check, grammar))
         except InvalidRequest as error:
             error.param = field
             raise

@@ -56,8 +56,7 @@ def test_a_process_with_little_of_everything_says_what_is_wrong_and_where() -> N
     with pytest.raises(InvalidRequest, match="strin") as caught:
         checks.check(BAD)
     assert caught.value.code == "grammar_invalid"
-    assert checks.known(GOOD)
-    assert checks.known(BAD)
+    assert checks.recall(GOOD)
     pid = process._child.pid
     assert str(LIMITS.memory_bytes) in Path(f"/proc/{pid}/limits").read_text()
     assert os.getpriority(os.PRIO_PROCESS, pid) >= NICENESS
@@ -94,7 +93,8 @@ def test_the_latest_are_remembered_and_what_is_too_large_is_not_asked_about(monk
     monkeypatch.setattr(checking, "MAX_KNOWN", 2)
     for text in ("a", "b", "a", "c"):
         checks.check(Grammar(GrammarKind.REGEX, text))
-    assert [checks.known(Grammar(GrammarKind.REGEX, text)) for text in "abc"] == [True, False, True]
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_BYTES}"):
-        checks.check(Grammar(GrammarKind.REGEX, "é" * (MAX_BYTES // 2 + 1)))
+    assert [checks.recall(Grammar(GrammarKind.REGEX, text)) for text in "abc"] == [True, False, True]
+    for text, why in (("é" * (MAX_BYTES // 2 + 1), f"at most {MAX_BYTES}"), ("\ud800", "surrogate")):
+        with pytest.raises(InvalidRequest, match=why):
+            checks.check(Grammar(GrammarKind.REGEX, text))
     assert Scripted.asked == 3
