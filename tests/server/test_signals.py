@@ -41,7 +41,9 @@ ASK = b'{"messages": [{"role": "user", "content": "hello"}]}'
 
 @pytest.fixture
 def process() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    before = signal.signal(signal.SIGHUP, lambda *_: None)  # a suite under nohup ignores it, and so would its child
     child = subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGHUP, before)
     assert child.stdout is not None
     yield child, child.stdout.readline().strip()
     child.kill()
