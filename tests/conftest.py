@@ -71,6 +71,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Tensors of tests are small and the machine is full: torch's threads would wait for each other, for forty times as
+    long as the work takes. What an engine sets is for its test."""
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def no_network() -> Iterator[None]:
     """J-7: whatever a test starts in this process connects to loopback only."""

@@ -130,7 +130,6 @@ def check(row: Row, choices: list[Heard], usage: dict[str, Any] | None) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """A tiny random llama behind the real core, runner, channel and HTTP server."""
-    threads = torch.get_num_threads()
     folder = make_chat_model(tmp_path_factory.mktemp("model"), context_length=CONTEXT).path
     rig = Rig(folder, dtype=torch.float32, kernels=NATIVE, num_threads=1, context_length=CONTEXT)
     if not rig.ops.name.startswith("native"):
@@ -141,7 +140,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = start(Tokenizer.from_path(folder), engine.connect)
     yield running
     running.close()
-    torch.set_num_threads(threads)
     assert engine.failure is None
     core.scheduler.audit()
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,6 @@ from tests.kernels import NATIVE
 from tests.models.tiny import Tiny, shared_tiny
 
 LoadModel = Callable[[Path], Model]
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_torch_thread() -> Iterator[None]:
-    """Tensors here are tiny: on a busy machine waiting for a second thread takes ten times as long as the work."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _made(backend: str) -> Ops:

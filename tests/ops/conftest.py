@@ -1,22 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from forebay.ops.interface import Ops
 from forebay.ops.native import NativeOps
 from tests.kernels import VARIANTS, native_ops, variants_in
-
-
-@pytest.fixture(autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    """Small tensors: torch's threads would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

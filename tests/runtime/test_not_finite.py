@@ -12,9 +12,9 @@ from torch import Tensor
 
 from forebay import models
 from forebay.families.checkpoint import open_checkpoint
-from forebay.ops import make_ops
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, random_ids, shared_tiny
+from tests.runtime.conftest import made
 from tests.runtime.fake_hybrid import HybridPlanner, hybrid_runner
 from tests.runtime.fake_model import CONTEXT, FakeModel, fake_runner, planner
 from tests.runtime.test_model_runner import BAD_TOKEN, WISHES, prompt
@@ -75,7 +75,7 @@ def paths() -> Callable[[str], Path]:
 
 @pytest.fixture(params=[NATIVE, "torch"])
 def make_plans(request: pytest.FixtureRequest, paths: Callable[[str], Path]) -> Callable[..., HybridPlanner]:
-    ops = make_ops(request.param, 2)
+    ops = made(request.param)
 
     def make(case: str, dtype: torch.dtype) -> HybridPlanner:
         model = models.load(open_checkpoint(paths(case)), ops=ops, dtype=dtype)
