@@ -116,6 +116,7 @@ def test_a_second_server_on_its_port_fails_in_one_line(server: tuple[subprocess.
     assert "Traceback" not in failed.stderr
 
 
+@pytest.mark.slow  # under streams, every time: tests/integration/test_processes.py
 def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
     command = [*FOREBAY, "serve", "--port", "0", *SMALL]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -126,7 +127,9 @@ def test_sigterm_ends_it_with_code_0(embedded_model: Path) -> None:
     process.stdout.close()
 
 
-@pytest.mark.parametrize("words", [["-", "--max-tokens", "4"], ["-n", "4"]], ids=["dash", "pipe"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["-", "--max-tokens", "4"], marks=pytest.mark.slow), ["-n", "4"]], ids=["dash", "pipe"]
+)
 def test_generate_continues_a_prompt_from_standard_input(words: list[str], embedded_model: Path) -> None:
     command = [*FOREBAY, "generate", *words, "--temp", "0", "--kv-cache-bytes", "32MiB"]
     done = subprocess.run(command, input="The capital of France is\n", capture_output=True, text=True, timeout=HANGS_S)

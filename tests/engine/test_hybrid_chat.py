@@ -43,8 +43,15 @@ def user(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-@pytest.mark.parametrize("overlap_depth", [0, 1])
-@pytest.mark.parametrize("strategy", ["extra_buffer", "no_buffer"])
+@pytest.mark.parametrize(
+    ("strategy", "overlap_depth"),
+    [
+        ("extra_buffer", 1),
+        ("no_buffer", 0),
+        pytest.param("extra_buffer", 0, marks=pytest.mark.slow),
+        pytest.param("no_buffer", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_another_conversation_goes_on_behind_the_system_prompt(model: Path, strategy: str, overlap_depth: int) -> None:
     """C18, C19: the first one left its state at the last whole page that both share, which a page size of 1 makes the
     very token before they differ. The tokens are those of a cold start."""
