@@ -15,9 +15,11 @@ from forebay.base.http_client import Connection, Origin, error_text, get_json
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parser, whole
 from forebay.config.engine_config import DisaggregationMode
+from forebay.config.keys import read_text
 
 ROUNDS: Final = 3  # the first opens the session
 WAIT_S: Final = 60
+MAX_KEY_BYTES: Final = 1 << 10
 POLL_S: Final = 0.5
 _ROLES: Final = (DisaggregationMode.PREFILL, DisaggregationMode.DECODE)
 
@@ -42,7 +44,9 @@ def run(words: Sequence[str]) -> int:
     own = parser.parse(words).own
     if own.action != "check" or len(own.urls) != 2:
         raise ConfigError("write forebay pd check URL URL: a prefill server and a decode server")
-    key = Path(own.admin_api_key_file).read_text().strip() if own.admin_api_key_file else ""
+    key = ""
+    if own.admin_api_key_file:
+        key = read_text(Path(own.admin_api_key_file), "--admin-api-key-file", MAX_KEY_BYTES).strip()
     return asyncio.run(_check([Origin(url, key) for url in own.urls], own.bootstrap_host, own.wait))
 
 

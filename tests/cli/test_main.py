@@ -40,6 +40,7 @@ def test_every_command_has_help_and_does_nothing_else(command: str, capsys: pyte
         (["completion", "tcsh"], "give bash, zsh or fish"),
         (["route", "--prefill", "http://127.0.0.1:1"], "one --decode URL"),
         (["route", "--prefill", "ftp://x", "--decode", "y"], "write http://HOST:PORT"),
+        (["pd", "check", "x", "y", "--admin-api-key-file", "/nowhere"], "--admin-api-key-file /nowhere"),
         (["pd", "check", "http://127.0.0.1:1"], "write forebay pd check URL URL"),
         (["serve", "--prot", "1"], "did you mean --port?"),
         (["serve", "--port"], "--port"),
