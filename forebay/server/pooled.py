@@ -22,7 +22,8 @@ class Vector(NamedTuple):
 
 
 class Batch:
-    """All prompts end, or one fails and all others are aborted. Belongs to the event loop."""
+    """It has ended when all prompts have, or one has failed; whoever made it aborts it then. Belongs to the event
+    loop."""
 
     def __init__(self, submit: Submit, prompts: Sequence[list[int]]) -> None:
         self.prompts = prompts
@@ -70,8 +71,8 @@ class Batch:
                 self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self.error = error
-        self.abort()
+        self.error = self.error or error
+        self._ended.set()
 
     def abort(self) -> None:
         """Nobody waits for it any more."""

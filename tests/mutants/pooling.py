@@ -44,9 +44,9 @@ POOLING = (
     ),
     Mutant(
         "C27 one failure ends all prompts of a request",
-        "server/pooled.py",
-        "        self.error = error\n        self.abort()\n",
-        "        self.error = error\n        self._ended.set()\n",
+        "server/embeddings.py",
+        "            batch.abort()\n            _count(",
+        "            _count(",
         _SERVER + "test_one_failure_ends_all_others_and_is_told",
     ),
     Mutant(
