@@ -340,7 +340,7 @@ RUNTIME = (
         "runtime/model_runner.py",
         "        self._bounds.check(plan)\n",
         "",
-        "runtime/test_hybrid.py::test_a_plan_with_a_slot_too_many_changes_nothing",
+        "runtime/test_hybrid.py::test_a_plan_with_a_slot_too_many_changes_nothing[none such]",
     ),
     Mutant(
         "C27 an index at the end of its pool is inside, one behind it is not",

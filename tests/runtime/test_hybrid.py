@@ -198,14 +198,15 @@ def test_a_load_of_nothing_fails_its_step_and_changes_nothing():
     assert entries([*got, plans.step(decodes=[1])][1:]) == entries(run_alone(prompt(1, 9), steps=2)[2:])
 
 
-def test_a_plan_with_a_slot_too_many_changes_nothing():
+@pytest.mark.parametrize(("slot", "what"), [(1, "more than once"), (1 << 20, "1048576")], ids=["twice", "none such"])
+def test_a_plan_with_a_slot_too_many_changes_nothing(slot, what):
     plans = planner()
     plans.begin(1, prompt(1, 9))
     plans.begin(2, prompt(2, 9))
     plans.step(extends=[(1, 9), (2, 9)])
     before = [tensor.clone() for tensor in plans.runner.cache.tables["state"].tensors]
-    plans.slots[2] = plans.slots[1]
-    with pytest.raises(IndexOutOfPool, match="more than once"):
+    plans.slots[2] = plans.slots[1] if slot == 1 else slot
+    with pytest.raises(IndexOutOfPool, match=what):
         plans.step(decodes=[1, 2])
     assert all(torch.equal(*pair) for pair in zip(plans.runner.cache.tables["state"].tensors, before, strict=True))
 
