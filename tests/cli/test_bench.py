@@ -221,7 +221,7 @@ def test_a_key_is_sent_as_a_bearer_token() -> None:
     assert b"Authorization: Bearer secret-key\r\n" in seen[0]
 
 
-@pytest.mark.parametrize("url", ["https://host", "http://", "ftp://host:1"])
+@pytest.mark.parametrize("url", ["http://", "ftp://host:1"])
 def test_an_address_that_cannot_be_reached_this_way_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         Origin(url)
