@@ -12,7 +12,7 @@ POOLING = (
         "runtime/pooling.py",
         "        self._tenants.pop(admission.row, None)\n        if pooling := admission.params.pooling:\n",
         "        if (pooling := admission.params.pooling) and admission.row not in self._tenants:\n",
-        _SAME,
+        "runtime/test_pooling.py::test_a_prompt_that_gave_way_is_seen_from_its_beginning",
     ),
     Mutant(
         "C28 the hidden states of a mean are added in the order of their tokens",

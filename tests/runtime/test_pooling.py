@@ -1,0 +1,50 @@
+"""What is seen of a prompt that becomes a vector belongs to its row's latest tenant (C26)."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from forebay.requests.sampling_params import Pooling, PoolingKind, SamplingParams
+from forebay.requests.step_plan import Admission
+from forebay.runtime.pooling import Pooler
+
+ROW = 3
+
+
+def admit(pooler: Pooler, num_tokens: int, kind: PoolingKind | None) -> None:
+    params = SamplingParams(pooling=kind and Pooling(kind))
+    tokens = np.arange(num_tokens, dtype=np.int32)
+    pooler.admit(Admission(row=ROW, request_id=1, params=params, token_ids=tokens, num_prompt=num_tokens))
+
+
+def seen(pooler: Pooler, hidden: torch.Tensor, start: int):
+    """The vector, where these are the last tokens."""
+    q_len = len(hidden)
+    plan = SimpleNamespace(
+        q_lens=np.array([q_len]), starts=np.array([start]), ends=np.array([start + q_len]), rows=[ROW], pooled=[0]
+    )
+    vectors = pooler.pool(plan, hidden)
+    return None if vectors is None else np.frombuffer(vectors.result()[0][0], "<f4")
+
+
+@pytest.mark.parametrize("kind", [PoolingKind.MEAN, PoolingKind.CLS])
+def test_a_prompt_that_gave_way_is_seen_from_its_beginning(kind):
+    hidden = torch.arange(24, dtype=torch.float32).view(6, 4)
+    pooler = Pooler(lambda hidden: hidden)
+    admit(pooler, 6, kind)
+    assert seen(pooler, hidden[:4] + 100, 0) is None
+    admit(pooler, 6, kind)  # it gave way, and is back with other weights
+    assert seen(pooler, hidden[:2], 0) is None
+    expected = hidden.mean(0) if kind is PoolingKind.MEAN else hidden[0]
+    assert np.array_equal(seen(pooler, hidden[2:], 2), expected.numpy())
+
+
+def test_a_row_that_has_another_tenant_is_not_pooled():
+    pooler = Pooler(lambda hidden: hidden)
+    admit(pooler, 6, PoolingKind.MEAN)
+    seen(pooler, torch.ones(2, 4), 0)
+    admit(pooler, 6, None)
+    with pytest.raises(KeyError):
+        seen(pooler, torch.ones(2, 4), 2)
