@@ -114,7 +114,7 @@ class Residencies(Releases):
         self.table.move_in(held, max_kv_len=req.max_kv_len, num_pages=len(pages), kv_len=num_tokens, kv_committed=found)
         self.rows.req_to_token[held.row, : len(pages)] = pages
         for kind in self.kinds:
-            kind.admit(held, Arrival(num_tokens, from_elsewhere=True, by_token=True), self.draft)
+            kind.admit(held, Arrival(num_tokens, from_elsewhere=True), self.draft)
 
     def join(self, req: Request) -> None:
         """All that was to come from another engine is there: from the next step on the request runs, and the cache may

@@ -196,6 +196,13 @@ MEMORY = (
         "memory/test_budget.py::test_a_configured_size_that_is_too_small_is_raised_with_one_warning",
     ),
     Mutant(
+        "C18 C26 of a window that arrived in part no more is there after a stay on the host",
+        "memory/kinds/window.py",
+        "            self.begins[pages[:1]] = max(",
+        "            self.begins[pages[:1]] = 0 * max(",
+        "scheduler/test_roles.py::test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_on_the_host",
+    ),
+    Mutant(
         "C18 C22 of two copies of a window page the cache keeps the one that begins first",
         "memory/kinds/window.py",
         "(~there | (self.begins[own] < self.begins[cached]))",

@@ -427,6 +427,32 @@ def test_c26_places_from_which_a_step_has_yet_to_save_are_not_offered():
     assert half.take_orders()
 
 
+def test_c18_c26_of_a_window_that_arrived_in_part_no_more_is_there_after_a_stay_on_the_host():
+    kinds = KindConfig(
+        slot_bytes={"kv": 10, "window": 10},
+        retraction_host_bytes=1 << 20,
+        recompute_bytes_per_token=100,
+        num_window_pages=60,
+        window=6,
+    )
+    half = decode(kinds=kinds)
+    req = half.meet(11, max_new=8)
+    half.step()
+    arrive(half, half.orders[0])
+    (windows,) = half.scheduler.held.kinds
+
+    def begins():
+        row = req.residency.row
+        return windows.begins[half.scheduler.held.rows.req_to_token[row, windows.start[row]]]
+
+    half.step()
+    assert begins() == 2
+    half.scheduler.retract(req)
+    half.step()
+    assert half.plans[-1].host.loads
+    assert begins() >= 2
+
+
 def test_who_is_alone_gives_way_to_those_who_have_arrived():
     half = decode(num_pages=8, max_running_requests=1, radix_cache=False)
     first, second = half.meet(8, room=1, max_new=2), half.meet(8, room=2, max_new=2)

@@ -46,6 +46,8 @@ class CopyStep:
         lens = [
             int(runner.lengths.kv_lens[runner.row_of[id]]) if id in runner.row_of else runner.arrived[id] for id in ids
         ]
+        if runner.windows:
+            runner.windows.write_map(self.plan)
         runner.host.save(self.plan, lens, runner.broken)
         runner.host.drop(self.plan)
 

@@ -20,13 +20,12 @@ from forebay.memory.slots import NO_IDS, Holder, Ids, Slots
 class Arrival(NamedTuple):
     """What is known of a prompt that starts: its length, the lengths from which others are likely to go on
     (`resume_points`), and those at which others part from it (`branches`); and whether it goes on from what comes from
-    elsewhere, the host or another engine. `by_token`: that brings no more tokens than are needed, whole pages or no."""
+    elsewhere, the host or another engine."""
 
     num_prompt: int
     from_elsewhere: bool = False
     resume_points: Iterable[int] = ()
     branches: Iterable[int] = ()
-    by_token: bool = False
 
 
 class Tree(Protocol):

@@ -103,8 +103,8 @@ class Windows(Kind):
             self.unlock_windows(self._rows.pages(row, left, min(first, num_pinned)))
             pages = self._rows.pages(row, max(num_pinned, first), ceil_div(held.kv_len, self.page_size))
             self.grow(pages, held.id, draft)
-            if arrival.by_token:
-                self.begins[pages[:1]] = max(0, held.kv_len - self.window + 1 - first * self.page_size)
+            # No more need have come than is read, whole pages or no: of a host copy, too, of what came from an engine.
+            self.begins[pages[:1]] = max(0, held.kv_len - self.window + 1 - first * self.page_size)
 
     def slots_with(self, held: Residency, pages: Ids, start: int = 0) -> Ids:
         """Of the pages that are still read."""
