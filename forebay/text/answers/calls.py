@@ -267,11 +267,17 @@ def is_text(schema: Any, argument: str) -> bool:
 
 
 def _kinds(schema: dict[str, Any]) -> set[str]:
-    """The types that a schema says, its alternatives' among them, as far as it says them in its first lines."""
-    options = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ()), schema]
+    """The types that a schema says, its alternatives' among them, as far as it says them in its first lines; nobody has
+    to have checked it."""
+    options = [*_listed(schema, "anyOf"), *_listed(schema, "oneOf"), schema]
     named = [option["type"] for option in options if isinstance(option, dict) and "type" in option]
     kinds = {kind for name in named for kind in (name if isinstance(name, list) else [name]) if isinstance(kind, str)}
-    return kinds or {"string" for value in schema.get("enum") or () if isinstance(value, str)}
+    return kinds or {"string" for value in _listed(schema, "enum") if isinstance(value, str)}
+
+
+def _listed(schema: dict[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
 
 
 def _typed(text: str) -> str:

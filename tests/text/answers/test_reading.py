@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 
+from forebay.text.answers.calls import is_text
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 from forebay.text.answers.reading import AnswerFormats, reader_for
 from forebay.text.answers.tape import Tape
@@ -189,3 +190,8 @@ def test_the_time_it_takes_grows_with_the_text_alone(spelling: Spelling, monkeyp
         read(spelling.formats, list(hard * times))
         counts.append(steps)
     assert counts[1] <= 2.2 * counts[0]
+
+
+@pytest.mark.parametrize("schema", [{"anyOf": 5}, {"oneOf": "x"}, {"enum": 7}, {"type": {}}, {"anyOf": [1, None]}, 5])
+def test_a_tools_schema_that_is_none_says_of_no_argument_that_it_is_text(schema):
+    assert not is_text({"properties": {"a": schema}}, "a")
