@@ -1,13 +1,15 @@
-"""An answer's parts, joined to what it is made of."""
+"""An answer's parts, joined to what it is made of: whole, and piece by piece."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from forebay.base.errors import Unavailable
-from forebay.server.generation import Choice, Generation
+from forebay.server.dialects.dialect import Dialect
+from forebay.server.generation import Choice, Generation, Piece
 from forebay.text.answers.parts import CallArguments, CallBegun, CallEnded, Part, Said, Thought
 
 
@@ -52,3 +54,48 @@ def the_choice(generation: Generation) -> Choice:
     if choice.finish == "abort":
         raise Unavailable("the answer was cut off by the server: send the request again", code="aborted")
     return choice
+
+
+class Kinds(NamedTuple):
+    """What a dialect calls text, thinking and calls."""
+
+    said: str
+    thought: str
+    called: str
+
+
+class ItemsDialect(Dialect):
+    """One whose answers are items, one after the other: at most one is open, and parts are added to that."""
+
+    kinds: ClassVar[Kinds]
+
+    @abstractmethod
+    def _within(self, kind: str, text: str) -> bytes:
+        """An event that adds `text`, behind those that begin an item where none of this kind is open."""
+
+    @abstractmethod
+    def _call(self, name: str) -> bytes:
+        """The beginning of a call; nothing is open."""
+
+    @abstractmethod
+    def _end(self) -> bytes:
+        """The end of what is open, if anything is."""
+
+    def text(self, choice: Choice, text: str) -> bytes:
+        return self._within(self.kinds.said, text)
+
+    def chunk(self, choice: Choice, piece: Piece) -> bytes:
+        return b"".join(map(self._part, parts_of(choice, piece.text, piece.parts)))
+
+    def _part(self, part: Part) -> bytes:
+        match part:
+            case Said(text):
+                return self._within(self.kinds.said, text)
+            case Thought(text):
+                return self._within(self.kinds.thought, text)
+            case CallArguments(_, text):
+                return self._within(self.kinds.called, text)
+            case CallBegun(_, name):
+                return self._end() + self._call(name)
+            case CallEnded():
+                return self._end()

@@ -12,12 +12,11 @@ from pydantic_core import from_json
 
 from forebay.base.errors import ForebayError
 from forebay.memory.miss_reason import MissReason
-from forebay.server.dialects.dialect import Dialect
-from forebay.server.dialects.items import Call, Item, items_of, parts_of, the_choice
+from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.errors import MESSAGES, error_ending
-from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.generation import Choice, Generation
 from forebay.server.logprobs import Scored
-from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
+from forebay.text.answers.parts import Part, Said, Thought
 
 UNSIGNED: Final = "unsigned"  # clients drop thinking that has no signature; this one is never looked at
 _DELTAS: Final = {
@@ -30,9 +29,11 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 @dataclass(kw_only=True)
-class MessagesDialect(Dialect):
+class MessagesDialect(ItemsDialect):
     """`max_tokens` were asked for, for which the context may have had no room. With `marked` the client wants the
     prompt kept, which is done in pages of `page_size` tokens. `remarks` go into the usage."""
+
+    kinds = Kinds(said="text", thought="thinking", called="tool_use")
 
     answer_id: str
     model: str
@@ -54,12 +55,6 @@ class MessagesDialect(Dialect):
     def opening(self, generation: Generation) -> bytes:
         return _event("message_start", {"message": self._message(generation, 0)})
 
-    def text(self, choice: Choice, text: str) -> bytes:
-        return self._within("text", text)
-
-    def chunk(self, choice: Choice, piece: Piece) -> bytes:
-        return b"".join(map(self._part, parts_of(choice, piece.text, piece.parts)))
-
     def closing(self, generation: Generation) -> bytes:
         try:
             choice = the_choice(generation)
@@ -71,21 +66,10 @@ class MessagesDialect(Dialect):
     def failure(self, error: ForebayError) -> bytes:
         return error_ending(error, MESSAGES)
 
-    def _part(self, part: Part) -> bytes:
-        match part:
-            case Said(text):
-                return self._within("text", text)
-            case Thought(text):
-                return self._within("thinking", text)
-            case CallArguments(_, text):
-                return self._within("tool_use", text)
-            case CallBegun(_, name):
-                return self._end() + self._begin("tool_use", self._block(Call(name, "")))
-            case _:
-                return self._end()
+    def _call(self, name: str) -> bytes:
+        return self._begin("tool_use", self._block(Call(name, "")))
 
     def _within(self, kind: str, text: str) -> bytes:
-        """An event that adds `text`, behind those that begin a block where none of this kind is open."""
         before = b""
         if self._kind != kind:
             before = self._end() + self._begin(kind, self._block(Said("") if kind == "text" else Thought("")))

@@ -10,13 +10,12 @@ from typing import Any, Final
 import msgspec
 
 from forebay.base.errors import ForebayError
-from forebay.server.dialects.dialect import Dialect
-from forebay.server.dialects.items import Call, Item, items_of, parts_of, the_choice
+from forebay.server.dialects.items import Call, Item, ItemsDialect, Kinds, items_of, parts_of, the_choice
 from forebay.server.dialects.responses_request import sealed
 from forebay.server.errors import shown
-from forebay.server.generation import Choice, Generation, Piece
+from forebay.server.generation import Choice, Generation
 from forebay.server.logprobs import Scored
-from forebay.text.answers.parts import CallArguments, CallBegun, Part, Said, Thought
+from forebay.text.answers.parts import Part, Said, Thought
 
 _PREFIXES: Final = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 # What an item's text is called in events, and the fields of these beside the text.
@@ -64,8 +63,10 @@ class _Written:
 
 
 @dataclass(kw_only=True)
-class ResponsesDialect(Dialect):
+class ResponsesDialect(ItemsDialect):
     """`fields` are the answer's own that do not change. With `seals` thinking comes sealed too."""
+
+    kinds = Kinds(said="message", thought="reasoning", called="function_call")
 
     fields: Mapping[str, Any]
     seals: bool = False
@@ -88,12 +89,6 @@ class ResponsesDialect(Dialect):
         begun = {"response": self._response("in_progress")}
         return self._event("response.created", begun) + self._event("response.in_progress", begun)
 
-    def text(self, choice: Choice, text: str) -> bytes:
-        return self._within("message", text)
-
-    def chunk(self, choice: Choice, piece: Piece) -> bytes:
-        return b"".join(map(self._part, parts_of(choice, piece.text, piece.parts)))
-
     def closing(self, generation: Generation) -> bytes:
         try:
             choice = the_choice(generation)
@@ -107,21 +102,10 @@ class ResponsesDialect(Dialect):
         failed = self._response("failed", error={"code": error.code, "message": shown(error)})
         return self._event("response.failed", {"response": failed})
 
-    def _part(self, part: Part) -> bytes:
-        match part:
-            case Said(text):
-                return self._within("message", text)
-            case Thought(text):
-                return self._within("reasoning", text)
-            case CallArguments(_, text):
-                return self._within("function_call", text)
-            case CallBegun(_, name):
-                return self._end() + self._begin(_Written("function_call", self._count, name))
-            case _:
-                return self._end()
+    def _call(self, name: str) -> bytes:
+        return self._begin(_Written("function_call", self._count, name))
 
     def _within(self, kind: str, text: str) -> bytes:
-        """An event that adds `text`, behind those that begin an item where none of this kind is open."""
         before, item = b"", self._open
         if item is None or item.kind != kind:
             before, item = self._end(), _Written(kind, self._count)
