@@ -5,15 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from fastapi import FastAPI
+import msgspec
+from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from forebay.base.errors import ForebayError
-from forebay.base.package import __version__
 from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
@@ -122,24 +123,25 @@ def create_app(server: ServerContext) -> ASGIApp:
     return with_cors(Gateway(routes, server.security, server.metrics, paths=paths, public_paths=assets), server.config)
 
 
-def create_routes(server: ServerContext, assets: dict[str, Asset]) -> FastAPI:
-    """The routes alone; FastAPI's own pages are off because they load scripts from elsewhere."""
-    app = FastAPI(
-        title="Forebay", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False, lifespan=None
-    )
-    for method, path, handler, _ in ROUTES:
-        app.add_api_route(path, _endpoint(handler, server), methods=[method], include_in_schema=False)
-    for path, asset in assets.items():
-        app.add_api_route(path, file_endpoint(asset), methods=["GET"], include_in_schema=False)
-    app.openapi = _document  # type: ignore[method-assign]
-    for kind in (ForebayError, 404, 405, Exception):
-        app.add_exception_handler(kind, pass_on)
+def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:
+    """The routes alone."""
+    routes = [Route(path, _endpoint(handler, server), methods=[method]) for method, path, handler, _ in ROUTES]
+    routes += [Route(path, file_endpoint(asset)) for path, asset in assets.items()]
+    routes.append(Route("/openapi.json", _openapi))
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
+    app.router.redirect_slashes = False
     return app
 
 
+async def _openapi(request: Request) -> Response:
+    return Response(_document(), media_type="application/json")
+
+
 @cache
-def _document() -> dict[str, Any]:
-    return document([(method, path, handler.__name__, body) for method, path, handler, body in ROUTES])
+def _document() -> bytes:
+    return msgspec.json.encode(
+        document([(method, path, handler.__name__, body) for method, path, handler, body in ROUTES])
+    )
 
 
 def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Awaitable[Response]]:
