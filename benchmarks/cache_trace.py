@@ -293,7 +293,7 @@ class Player:
             AddRequest(
                 request_id=request_id,
                 prompt_token_ids=turn.prompt.tolist(),
-                params=SamplingParams(max_new_tokens=512),
+                params=SamplingParams(max_tokens=512),
                 resume_points=list(turn.message_ends),
             )
         )

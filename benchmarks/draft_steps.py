@@ -166,7 +166,7 @@ class Times:
 
     def run(self, num_requests: int) -> None:
         core, numbers = self.core, random.Random(0)
-        params = SamplingParams(max_new_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
         for request_id in range(1, 1 + num_requests):
             prompt = [numbers.randrange(3, 8000) for _ in range(PROMPT_LEN)]
             assert not core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params))

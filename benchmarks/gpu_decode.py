@@ -195,7 +195,7 @@ class Bench:
 
     def _fill(self, core: EngineCore, batch: int) -> None:
         """Compute the prompts; from then on each step decodes all of them."""
-        params = SamplingParams(max_new_tokens=_room(self.args), temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=_room(self.args), temperature=0.0, ignore_eos=True)
         for i in range(batch):
             prompt = [(7 * i + 3 * j) % self.config.vocab_size for j in range(self.args.context)]
             refused = core.add(AddRequest(request_id=i + 1, prompt_token_ids=prompt, params=params))

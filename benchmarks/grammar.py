@@ -86,7 +86,7 @@ def _seconds(call: Callable[[], Any]) -> float:
 def _rates(llm: LLM, streams: Sequence[int], num_tokens: int, repeats: int) -> None:
     for count in streams:
         prompts = [f"{_PROMPT}{i} " for i in range(count)]
-        free = SamplingParams(max_new_tokens=num_tokens, temperature=0.8, seed=1, ignore_eos=True)
+        free = SamplingParams(max_tokens=num_tokens, temperature=0.8, seed=1, ignore_eos=True)
         bound = replace(free, ignore_eos=False, grammar=_grammar())
         runs = {name: partial(llm.generate, prompts, how) for name, how in (("free", free), ("bound", bound))}
         times: dict[str, list[float]] = {"free": [], "bound": []}
@@ -101,7 +101,7 @@ def _rates(llm: LLM, streams: Sequence[int], num_tokens: int, repeats: int) -> N
 
 
 def _first_tokens(llm: LLM, repeats: int) -> None:
-    free = SamplingParams(max_new_tokens=1, temperature=0.0)
+    free = SamplingParams(max_tokens=1, temperature=0.0)
     known = replace(free, grammar=_grammar())
     times: dict[str, list[float]] = {"free": [], "known": [], "new": []}
     for i in range(4 * repeats):

@@ -96,7 +96,7 @@ def measure(num_running: int, depth: int, hybrid: bool) -> float:
         else KindConfig(),
     )
     core = EngineCore(Scheduler(config), runner(config), vocab_size=50_000)
-    params = SamplingParams(max_new_tokens=WARM_UP_STEPS + MEASURED_STEPS + 20, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=WARM_UP_STEPS + MEASURED_STEPS + 20, temperature=0.0, ignore_eos=True)
     for i in range(1, num_running + 1):
         core.add(AddRequest(request_id=i, prompt_token_ids=list(range(i, i + PROMPT_LEN)), params=params))
     encoder = FrameEncoder()

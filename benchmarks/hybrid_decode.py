@@ -119,7 +119,7 @@ class Forebay:
         from forebay.engine.frames import AddRequest
         from forebay.requests.sampling_params import SamplingParams
 
-        params = SamplingParams(max_new_tokens=ROOM, temperature=0.0, ignore_eos=True)
+        params = SamplingParams(max_tokens=ROOM, temperature=0.0, ignore_eos=True)
         rng = np.random.default_rng(self._next_id)
         for prompt in rng.integers(3, VOCAB, (num_requests, context)).tolist():
             refused = self.core.add(AddRequest(request_id=self._next_id, prompt_token_ids=prompt, params=params))

@@ -80,7 +80,7 @@ def written(llm: LLM, num_tokens: int) -> Iterator[tuple[str, list[Stream]]]:
     coding = [f"Add a comment to each function of this file:\n```python\n{text}\n```" for text in files]
     asked = (("chat", QUESTIONS, 0.0), ("chat, temperature 0.7", QUESTIONS, 0.7), ("quoting", quoting, 0.0))
     for kind, prompts, temperature in (*asked, ("code", coding, 0.0)):
-        params = SamplingParams(max_new_tokens=num_tokens, temperature=temperature, seed=0)
+        params = SamplingParams(max_tokens=num_tokens, temperature=temperature, seed=0)
         outputs = llm.chat([[{"role": "user", "content": text}] for text in prompts], params)
         yield kind, [(output.prompt_token_ids, output.token_ids) for output in outputs]
 
@@ -102,7 +102,7 @@ def edits(llm: LLM, most: int = 20) -> Iterator[Stream]:
 def play(stream: Stream, proposer: Proposer, width: int, number: int) -> array[int]:
     """A stream's tokens, steps, guesses, and those that were right."""
     prompt, output = stream
-    req = Request(number, prompt, SamplingParams(max_new_tokens=len(output)))
+    req = Request(number, prompt, SamplingParams(max_tokens=len(output)))
     req.tokens.append(output[0])
     place, steps, guessed, right = 1, 0, 0, 0
     while place < len(output):

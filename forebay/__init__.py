@@ -1,7 +1,7 @@
 """Forebay: an LLM serving engine whose memory can be trusted.
 
 from forebay import LLM, SamplingParams
-print(LLM().generate("The capital of France is", SamplingParams(max_new_tokens=8))[0].text)
+print(LLM().generate("The capital of France is", SamplingParams(max_tokens=8))[0].text)
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def steps(*, hybrid: bool) -> tuple[Trace, Trace]:
     scheduler = Scheduler(config)
     for i in range(1, NUM_REQUESTS + 1):
         prompt = list(range(100 * i, 100 * i + PROMPT_LEN))
-        scheduler.add(Request(i, prompt, SamplingParams(max_new_tokens=8)), now=0.0)
+        scheduler.add(Request(i, prompt, SamplingParams(max_tokens=8)), now=0.0)
     return trace_one(scheduler), trace_one(scheduler)
 
 

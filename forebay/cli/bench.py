@@ -222,8 +222,8 @@ def _prompts(own: Any, count: int, vocab_size: int) -> Prompts:
     )
 
 
-async def _complete(model: LocalModel, prompt: list[int], max_new_tokens: int) -> None:
-    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, ignore_eos=True)
+async def _complete(model: LocalModel, prompt: list[int], max_tokens: int) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     async with model.engine.submit(prompt_token_ids=prompt, params=params) as stream:
         async for update in stream:
             if update.finish is FinishReason.ERROR and update.failure is not None:

@@ -57,8 +57,8 @@ def given(own: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def sampling(own: argparse.Namespace, defaults: SamplingParams, max_new_tokens: int) -> SamplingParams:
-    return msgspec.structs.replace(defaults, max_new_tokens=max_new_tokens, seed=own.seed, **given(own))
+def sampling(own: argparse.Namespace, defaults: SamplingParams, max_tokens: int) -> SamplingParams:
+    return msgspec.structs.replace(defaults, max_tokens=max_tokens, seed=own.seed, **given(own))
 
 
 def _prompt(own: argparse.Namespace) -> str:

@@ -1,7 +1,7 @@
 """The engine in this process, for scripts: a list of prompts in, a list of outputs out.
 
 llm = LLM(model="...", context_length=4096)
-for output in llm.generate(["Once upon a time"], SamplingParams(max_new_tokens=32)):
+for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
     print(output.text)
 """
 

@@ -79,7 +79,7 @@ class Request:
         stops = self.params.stop_token_ids
         self.stop_ids = frozenset(stops if self.params.ignore_eos else (*stops, *eos_token_ids))
         # The last sampled token is never read back, so it has no KV.
-        self.max_kv_len = self.num_prompt + self.params.max_new_tokens - 1
+        self.max_kv_len = self.num_prompt + self.params.max_tokens - 1
         self.pools_all = self.params.pooling is not None and self.params.pooling.kind is not PoolingKind.LAST
 
         self.compute_with(0)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
-from forebay.base.errors import InvalidRequest, ModelError
+from forebay.base.errors import InvalidRequest, ModelError, brief
+from forebay.requests.foreign import PASSED, why_absent
 
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 1024
@@ -60,17 +62,48 @@ class Pooling(msgspec.Struct, frozen=True, array_like=True):
     token_ids: tuple[int, ...] = ()
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sampling parameters of one request, in the field's names and units.
+ALIASES: Final = {"max_new_tokens": "max_tokens"}  # by the name that SGLang's and transformers' users write
 
-    `temperature` 0 is greedy. `top_k` 0 keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the number
-    of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes the
-    request's random draws whatever the batch around it; without one the engine draws one for each request
-    that is not greedy (`with_seed`). A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is
-    sampled (`of_pooling`). Stop strings are the detokenizer's business and not known here.
+
+class _CheckedAtConstruction(msgspec.StructMeta):
+    """Calling the class checks what it is given. What is decoded, or replaced by msgspec, does not come by here."""
+
+    def __call__(cls, **values: Any) -> Any:
+        named: dict[str, Any] = {}
+        for name, value in values.items():
+            own = ALIASES.get(name, name)
+            if own in named:
+                raise InvalidRequest(f"{own} is given by two names, {name} too: leave one of them out", param=name)
+            if value is not None:
+                named[own] = value
+        if unknown := [name for name in named if name not in cls.__struct_fields__]:
+            raise _unknown(unknown[0], cls.__struct_fields__)
+        if named.get("top_k") == -1:
+            named["top_k"] = 0
+        try:
+            params = msgspec.convert(named, cls, str_keys=True)  # JSON has no others
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at ")
+            field = next(name for name in named if name in where)
+            raise InvalidRequest(f"{field} is {brief(named[field])}: {what.lower()}", param=field) from error
+        params.check_values()
+        return params
+
+
+class SamplingParams(msgspec.Struct, metaclass=_CheckedAtConstruction, frozen=True, kw_only=True, omit_defaults=True):
+    """How the output of one request is sampled, in the field's names and units.
+
+    A value that cannot be raises InvalidRequest when it is given, with the number and its limits; so does a name that
+    is none of these. None stands for the default, a list for a tuple, `max_new_tokens` for `max_tokens`.
+
+    `temperature` 0 is greedy. `top_k` 0 (or -1) keeps every token, `top_p` 1 and `min_p` 0 likewise. `logprobs` is the
+    number of alternatives reported besides the chosen token (-1: none at all, not even the chosen one's). `seed` fixes
+    the request's random draws whatever the batch around it; without one, or with -1, equal prompts are continued
+    differently. A `grammar` leaves only tokens that it can go on with. With `pooling` nothing is sampled
+    (`of_pooling`).
     """
 
-    max_new_tokens: int = 128
+    max_tokens: int = 128
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -90,19 +123,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @classmethod
     def of_pooling(cls, pooling: Pooling) -> SamplingParams:
         """Of a prompt that is pooled. Its KV is that of a prompt with one token behind it."""
-        return cls(max_new_tokens=1, temperature=0.0, pooling=pooling)
+        return msgspec.structs.replace(_POOLED, pooling=pooling)
 
     @property
     def num_generated(self) -> int:
         """The most tokens that come behind the prompt."""
-        return 0 if self.pooling else self.max_new_tokens
+        return 0 if self.pooling else self.max_tokens
 
     @classmethod
     def defaults(cls, values: Mapping[str, float], source: str) -> Self:
         """Those of a model. Raises ModelError for what no request may have."""
         try:
             params = msgspec.convert(values, cls)
-            params.check(2**31)
+            params.check_values()
         except (msgspec.ValidationError, InvalidRequest) as error:
             raise ModelError(
                 f"{source} has sampling values that cannot be: {error}: --sampling-defaults openai"
@@ -127,7 +160,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     def check(self, vocab_size: int) -> None:
         """Raise InvalidRequest for the first value that is out of range; every id is checked against the vocabulary."""
-        _within("max_tokens", self.max_new_tokens, 1, 2**31 - 1)
+        self.check_values()
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token in ids:
+                check_token_id(name, token, vocab_size)
+        for token in self.pooling.token_ids if self.pooling else ():
+            check_token_id("token_ids", token, vocab_size)
+
+    def check_values(self) -> None:
+        """As far as that can be done without a model."""
+        _within("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _within("top_k", self.top_k, 0, 2**31 - 1)
         for name, bounds in BOUNDS.items():
             if name != "logit_bias":
@@ -143,16 +185,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise InvalidRequest(
                 "top_p is 0.0; it must be above 0 (use temperature 0 for greedy decoding)", param="top_p"
             )
-        for token in self.logit_bias:
-            check_token_id("logit_bias", token, vocab_size)
         for value in self.logit_bias.values():
             _within("logit_bias", value, *BOUNDS["logit_bias"])
-        for token in self.stop_token_ids:
-            check_token_id("stop_token_ids", token, vocab_size)
         if self.pooling:
-            self._check_pooling(self.pooling, vocab_size)
+            self._check_pooling(self.pooling)
 
-    def _check_pooling(self, pooling: Pooling, vocab_size: int) -> None:
+    def _check_pooling(self, pooling: Pooling) -> None:
         if self != SamplingParams.of_pooling(pooling):
             raise InvalidRequest(
                 "nothing is sampled behind a prompt that is pooled: leave all else out", param="pooling"
@@ -162,14 +200,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
                 f"tokens are scored behind the last one, and pooling is {pooling.kind}: take last", param="pooling"
             )
         _at_most("token_ids", len(pooling.token_ids), MAX_SCORED_TOKEN_IDS)
-        for token in pooling.token_ids:
-            check_token_id("token_ids", token, vocab_size)
 
 
 def check_token_id(param: str, token: int, vocab_size: int) -> None:
     """The one check of every id a client can send: a negative id would silently index from the end."""
     if not 0 <= token < vocab_size:
         raise InvalidRequest(f"{param}: token id {token} is not in 0..{vocab_size - 1}", param=param)
+
+
+def _unknown(name: str, known: tuple[str, ...]) -> InvalidRequest:
+    near = get_close_matches(name, known, n=1)
+    hint = "it changes no token: leave it out" if name in PASSED else why_absent(name)
+    hint = hint or (f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}")
+    return InvalidRequest(f"SamplingParams knows no {name}: {hint}", code="unknown_field", param=name)
 
 
 def _within(param: str, value: float, low: float, high: float) -> None:
@@ -180,3 +223,6 @@ def _within(param: str, value: float, low: float, high: float) -> None:
 def _at_most(param: str, count: int, limit: int) -> None:
     if count > limit:
         raise InvalidRequest(f"{param} has {count} entries; at most {limit} are allowed", param=param)
+
+
+_POOLED: Final = SamplingParams(max_tokens=1, temperature=0.0)

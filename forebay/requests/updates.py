@@ -15,7 +15,7 @@ __all__ = ["CacheReport", "Failure", "FinishReason", "MissReason", "SpeculationR
 
 class FinishReason(StrEnum):
     STOP = "stop"  # end of sequence or a stop token id
-    LENGTH = "length"  # max_new_tokens or the context is full
+    LENGTH = "length"  # max_tokens or the context is full
     ABORT = "abort"  # the client asked for it, or went away
     ERROR = "error"
 

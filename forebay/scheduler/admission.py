@@ -36,7 +36,7 @@ SHARE_WORTH_WAITING: Final = 32  # tokens of a prompt under way for which it pay
 
 
 class NewTokenRatio:
-    """The part of its remaining max_new_tokens that a request is expected to use."""
+    """The part of its remaining max_tokens that a request is expected to use."""
 
     def __init__(self, conservativeness: float) -> None:
         self.first = min(1.0, _FIRST_RATIO * conservativeness)

@@ -290,7 +290,7 @@ class Role(Handoff, ABC):
             raise Unavailable(
                 f"there is no room for {num_tokens} tokens beside what runs, at most {self.most_tokens}", code="no_room"
             )
-        req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_new_tokens=1))
+        req = Request(_ASIDE, [0] * num_tokens, SamplingParams(max_tokens=1))
         match = no_match(MissReason.DISABLED)
         held.pre_allocate(req, match, held.pin(req, match), footprint(num_tokens, held.page_size))
         spans = held.places(req.residency, 0, 0)

@@ -19,18 +19,18 @@ def check_token_ids(param: str, token_ids: Sequence[int], vocab_size: int) -> No
             check_token_id(param, token, vocab_size)
 
 
-def check_context(num_prompt: int, max_new_tokens: int | None, context_length: int) -> None:
+def check_context(num_prompt: int, max_tokens: int | None, context_length: int) -> None:
     """Raise InvalidRequest or RequestTooLarge for a prompt that is empty, or too long with what is to be generated
     (None: as much as the context has left; 0 behind one that is pooled)."""
     if num_prompt == 0:
         raise InvalidRequest("the prompt is empty: it must have at least one token")
-    wanted = num_prompt + (1 if max_new_tokens is None else max_new_tokens)
-    if wanted > context_length and max_new_tokens == 0:
+    wanted = num_prompt + (1 if max_tokens is None else max_tokens)
+    if wanted > context_length and max_tokens == 0:
         raise RequestTooLarge(
             f"there are {num_prompt} tokens; the context holds {context_length}: send fewer at a time"
         )
     if wanted > context_length:
-        asked = "one more" if max_new_tokens is None else f"max_tokens is {max_new_tokens}"
+        asked = "one more" if max_tokens is None else f"max_tokens is {max_tokens}"
         raise RequestTooLarge(
             f"the prompt has {num_prompt} tokens and {asked}, together {wanted}; the context holds {context_length}: "
             "shorten the prompt or lower max_tokens",
@@ -45,7 +45,7 @@ def check_fits(req: Request, config: SchedulerConfig, num_pages: int) -> None:
     pages = footprint(req.max_kv_len, config.page_size)
     if pages > num_pages:
         raise RequestTooLarge(
-            f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_new_tokens}: that can need "
+            f"the prompt has {req.num_prompt} tokens and max_tokens is {req.params.max_tokens}: that can need "
             f"{pages} KV pages of {config.page_size} tokens and there are {num_pages}: shorten the prompt, "
             "lower max_tokens, or give the KV cache more memory (--kv-cache-bytes)",
             code="kv_capacity_exceeded",

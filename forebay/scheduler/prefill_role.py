@@ -67,7 +67,7 @@ class PrefillRole(Role):
         if self._rests and req.rendezvous:
             raise Unavailable(ASLEEP.message, code=ASLEEP.code)
         super().admit(req)
-        req.params = replace(req.params, max_new_tokens=1)
+        req.params = replace(req.params, max_tokens=1)
         req.max_kv_len = req.num_prompt
 
     def enqueue(self, req: Request, now: float) -> None:

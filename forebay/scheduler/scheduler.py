@@ -173,9 +173,7 @@ class Scheduler(Telling):
         self.suspend(req)
         self.counters["retractions"] += 1
         stay = self.running.reqs
-        self.ratio.after_retraction(
-            sum(r.num_output for r in stay), sum(r.params.max_new_tokens for r in stay), len(stay)
-        )
+        self.ratio.after_retraction(sum(r.num_output for r in stay), sum(r.params.max_tokens for r in stay), len(stay))
 
     def suspend(self, req: Request) -> None:
         """Let a request that runs wait. What it computed is copied to the host where that is the cheaper way to have it

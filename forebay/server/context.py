@@ -16,7 +16,6 @@ from forebay.engine.async_engine import AsyncEngine
 from forebay.requests.sampling_params import SamplingParams
 from forebay.server.bodies import Bodies
 from forebay.server.calling import for_template
-from forebay.server.foreign import IGNORED_HEADER
 from forebay.server.grammars import GrammarWorkers
 from forebay.server.http_protocol import CONNECTION, Connection
 from forebay.server.isolation import Isolation, Tenant
@@ -38,6 +37,7 @@ Known = TypeVar("Known", bound=Strict)
 
 REQUEST: Final = "forebay.request"
 MAX_HEADER_CHARS: Final = 1024
+IGNORED_HEADER: Final = b"x-forebay-ignored"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

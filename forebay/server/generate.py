@@ -211,7 +211,7 @@ async def prompt_ids(server: ServerContext, body: PlainText, prompt: str | list[
 
 
 def _params(server: ServerContext, body: Sampling, *, num_top: int, prompt_logprobs: int = -1) -> SamplingParams:
-    """All but `max_new_tokens` and the seed; the model's own where the client says nothing."""
+    """All but `max_tokens` and the seed; the model's own where the client says nothing."""
     values: dict[str, Any] = {
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -277,7 +277,7 @@ def _order(
 def _with_room(
     params: SamplingParams, prompts: list[Prompt], wanted: int | None, info: Ready, *, cut: bool
 ) -> SamplingParams:
-    """`params` with `max_new_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
+    """`params` with `max_tokens`: what was asked for, or what the context has left. Raises InvalidRequest and
     RequestTooLarge; with `cut` not for an answer that may be asked to be longer than there is room."""
     lengths = [len(prompt.token_ids) for prompt in prompts]
     asked = None if wanted is None else max(1, wanted)
@@ -286,7 +286,7 @@ def _with_room(
     room = info.context_length - max(lengths)
     if cut and asked is not None:
         asked = min(asked, room, max(1, info.max_total_tokens - max(lengths)))
-    return msgspec.structs.replace(params, max_new_tokens=room if asked is None else asked)
+    return msgspec.structs.replace(params, max_tokens=room if asked is None else asked)
 
 
 async def _serve(

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, StringConstraints, Tag, model_validator
 
 from forebay.config.server_args import MAX_COUNT
+from forebay.requests.foreign import PASSED
 from forebay.requests.sampling_params import BOUNDS, MAX_LOGIT_BIAS, MAX_SEED, MAX_STOP_TOKEN_IDS, MAX_TOP_LOGPROBS
-from forebay.server.foreign import PASSED
 from forebay.server.ignored import IGNORED, one_of
 from forebay.server.messages import Messages, Templated, Thinking, text_or_list
 from forebay.server.sender import Sender

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from forebay.server.foreign import why_absent
+from forebay.requests.foreign import why_absent
 from forebay.server.ignored import MAX_LABEL, Harmless
 from forebay.server.validation import UNKNOWN_FIELD, refusal, validation_error
 

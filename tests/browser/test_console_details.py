@@ -70,7 +70,7 @@ def test_settings_reach_the_request(open_console: Open, page: Page) -> None:
     ask(page)
     expect(page.locator(".stats")).to_contain_text("stop")
     params = server.engine.submitted[0].params
-    assert (params.temperature, params.top_p, params.max_new_tokens, params.seed) == (0.5, 0.75, 7, 11)
+    assert (params.temperature, params.top_p, params.max_tokens, params.seed) == (0.5, 0.75, 7, 11)
     assert "Be brief." in server.tokenizer.decode(server.engine.submitted[0].prompt)
     page.reload()
     expect(page.locator("#temperature")).to_have_value("0.5")

@@ -29,7 +29,7 @@ async def main(load_s: float, step_s: float, num_requests: int, prompt_len: int,
     print(process.pid, flush=True)
     engine = await AsyncEngine.connect(process)
     await engine.ready()
-    params = SamplingParams(max_new_tokens=200)
+    params = SamplingParams(max_tokens=200)
     streams = [engine.submit(prompt_token_ids=[i] * prompt_len, params=params) for i in range(1, num_requests + 1)]
     if mode == "tokens":
         for stream in streams:

@@ -16,7 +16,7 @@ from forebay.requests.updates import FinishReason, Update
 from tests.deadlines import HANGS_S
 from tests.engine.engine_fakes import READY, ScriptedEngine
 
-PARAMS = SamplingParams(max_new_tokens=8)
+PARAMS = SamplingParams(max_tokens=8)
 
 Scene = Callable[[AsyncEngine, ScriptedEngine], Awaitable[None]]
 

@@ -26,8 +26,8 @@ def no_fault_outlives_its_test() -> Iterator[None]:
     fault.disarm()
 
 
-def wanted(request_id: int, prompt: list[int], max_new_tokens: int = 6, **params: object) -> AddRequest:
-    sampling = SamplingParams(max_new_tokens=max_new_tokens, **params)  # type: ignore[arg-type]
+def wanted(request_id: int, prompt: list[int], max_tokens: int = 6, **params: object) -> AddRequest:
+    sampling = msgspec.structs.replace(SamplingParams(), max_tokens=max_tokens, **params)  # what cannot be, too
     return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=sampling)
 
 
@@ -55,7 +55,7 @@ def test_a_greedy_request_is_the_same_each_time_since_no_seed_is_drawn_for_it() 
         assert core.add(wanted(request_id, [1], temperature=0.0)) == []
     core.step()
     first, second = [admission.params for admission in runner.plans[0].admissions]
-    assert first == second == SamplingParams(max_new_tokens=6, temperature=0.0)
+    assert first == second == SamplingParams(max_tokens=6, temperature=0.0)
 
 
 class Client:
@@ -103,7 +103,7 @@ def test_every_request_gets_its_own_tokens(depth: int, seed: int) -> None:
         client.take(core.add(request))
     drain(core, client)
     for request in requests:
-        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_new_tokens)
+        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_tokens)
         assert client.ends[request.request_id].finish is FinishReason.LENGTH
 
 
@@ -121,7 +121,7 @@ def test_a_step_that_fails_once_costs_nobody_who_was_not_alone_in_it(depth: int,
     drain(core, client)
     assert core.stats.step_failures == 1
     for request in requests:
-        right = reference(request.prompt_token_ids, request.params.max_new_tokens)
+        right = reference(request.prompt_token_ids, request.params.max_tokens)
         assert client.tokens[request.request_id] == right
     assert set(client.codes().values()) == {None}
 
@@ -255,7 +255,7 @@ def test_every_request_ends_once_under_random_aborts_and_failures(depth: int, se
     drain(core, client, trouble)
     assert set(client.ends) == {request.request_id for request in requests}
     for request in requests:
-        right = reference(request.prompt_token_ids, request.params.max_new_tokens)
+        right = reference(request.prompt_token_ids, request.params.max_tokens)
         got = client.tokens[request.request_id]
         assert got == right[: len(got)]
         if client.ends[request.request_id].finish is FinishReason.LENGTH:

@@ -18,7 +18,7 @@ NEW_TOKENS = 12
 
 
 def tokens_of(core: EngineCore, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     tokens: dict[int, list[int]] = {}
     for request_id, prompt in enumerate(prompts, start=1):
         assert core.add(AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)) == []

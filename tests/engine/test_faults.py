@@ -76,8 +76,8 @@ class Engine:
         self.num_logprobs: dict[int, int] = defaultdict(int)
         self.num_prompt_logprobs: dict[int, list[int]] = defaultdict(list)
 
-    def wanted(self, request_id: int, prompt: list[int], max_new_tokens: int) -> AddRequest:
-        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0, seed=0)
+    def wanted(self, request_id: int, prompt: list[int], max_tokens: int) -> AddRequest:
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, seed=0)
         return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
 
     def take(self, updates: list[Update]) -> None:
@@ -116,7 +116,7 @@ class Engine:
 
     def right(self, wanted: AddRequest) -> list[int]:
         generated = self.model.generate(wanted.prompt_token_ids, salt=salt_of(""), seed=0)
-        return [token.token_id for token in islice(generated, wanted.params.max_new_tokens)]
+        return [token.token_id for token in islice(generated, wanted.params.max_tokens)]
 
     def codes(self) -> dict[int, str]:
         return {i: end.failure.code for i, end in self.ends.items() if end.failure}
@@ -166,7 +166,7 @@ def test_innocents_of_a_real_model_get_their_tokens(tmp_path: Path) -> None:
     """C28, with KV, states and snapshots of a real model, and steps overlapping."""
     make_tiny("falcon_h1", tmp_path)
     prompts = {i: random_ids(20 + 7 * i, seed=i) for i in range(1, 6)}
-    params = SamplingParams(max_new_tokens=10, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 
     def run(guilty: int) -> tuple[dict[int, list[int]], set[int]]:
         flags: dict[str, Any] = {"dtype": "float32", "chunked_prefill_size": 16, "context_length": 128}

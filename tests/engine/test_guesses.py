@@ -80,7 +80,7 @@ def test_c16_every_request_gets_its_own_tokens(seed: int, wrong: int, adaptive: 
         client.take(core.add(request))
     drain(core, client)
     for request in requests:
-        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_new_tokens)
+        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_tokens)
         assert client.ends[request.request_id].finish is FinishReason.LENGTH
     assert oracle.known == set()
     assert core._decoding == {}
@@ -98,7 +98,7 @@ def test_c16_a_step_with_guesses_that_fails_costs_no_token(name: str, at: int) -
     drain(core, client)
     assert core.stats.step_failures == 1
     for request in requests:
-        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_new_tokens)
+        assert client.tokens[request.request_id] == reference(request.prompt_token_ids, request.params.max_tokens)
 
 
 def test_a_stop_id_and_an_abort_inside_guesses_end_there() -> None:

@@ -13,7 +13,7 @@ from forebay.requests.sampling_params import SamplingParams
 from tests.kernels import NATIVE
 
 SYSTEM = {"role": "system", "content": "You are a careful gardener and answer in few words. " * 4}
-GREEDY = SamplingParams(max_new_tokens=24, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module", params=["falcon_h1", "gemma3_text", "mamba2"])

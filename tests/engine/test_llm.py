@@ -21,7 +21,7 @@ from tests.engine.conftest import greedy
 from tests.kernels import NATIVE
 from tests.models.tiny import Tiny
 
-GREEDY = SamplingParams(max_new_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 FLAGS: dict[str, Any] = {
     "dtype": "float32",
     "num_threads": 1,
@@ -126,14 +126,14 @@ def test_a_failed_conversation_raises_too(llm: LLM) -> None:
         llm.chat([[{"role": "user", "content": "x" * 5000}]] * 2, GREEDY)
 
 
-@pytest.mark.parametrize("params", [None, SamplingParams(max_new_tokens=16, ignore_eos=True), SamplingParams(seed=-1)])
+@pytest.mark.parametrize("params", [None, SamplingParams(max_tokens=16, ignore_eos=True), SamplingParams(seed=-1)])
 def test_equal_prompts_without_a_seed_are_continued_differently(llm: LLM, params: SamplingParams | None) -> None:
     texts = [tuple(output.token_ids) for output in llm.generate([[5, 6, 7]] * 3, params)]
     assert len(set(texts)) == 3
 
 
 def test_equal_prompts_with_one_seed_are_continued_alike(llm: LLM) -> None:
-    params = SamplingParams(max_new_tokens=16, ignore_eos=True, seed=0)
+    params = SamplingParams(max_tokens=16, ignore_eos=True, seed=0)
     first = [tuple(output.token_ids) for output in llm.generate([[5, 6, 7]] * 3, params)]
     again = [tuple(output.token_ids) for output in llm.generate([[5, 6, 7]], params)]
     assert {*first, *again} == {first[0]}
@@ -147,7 +147,7 @@ def test_the_second_time_a_prompt_comes_from_the_cache(llm: LLM) -> None:
 
 
 def test_one_set_of_parameters_per_prompt_or_one_for_all(llm: LLM) -> None:
-    short = SamplingParams(max_new_tokens=2, temperature=0.0, ignore_eos=True)
+    short = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
     outputs = llm.generate([[5], [6]], [short, GREEDY])
     assert [len(output.token_ids) for output in outputs] == [2, 8]
     with pytest.raises(InvalidRequest, match="2 prompts and 1"):
@@ -207,7 +207,7 @@ def test_a_checkpoint_that_cannot_be_served_fails_the_start_with_its_reason(chec
 def test_an_engine_killed_while_it_decodes_a_real_model_tells_its_client(checkpoint: Tiny) -> None:
     async def scene() -> None:
         async with AsyncEngine.start(str(checkpoint.path), **FLAGS) as engine:
-            params = SamplingParams(max_new_tokens=400, ignore_eos=True)
+            params = SamplingParams(max_tokens=400, ignore_eos=True)
             stream = engine.submit(prompt_token_ids=[5, 6], params=params)
             await anext(stream)
             os.kill(engine.pid, signal.SIGKILL)

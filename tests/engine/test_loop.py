@@ -95,7 +95,7 @@ def peer() -> Iterator[Peer]:
 
 
 def add(request_id: int, prompt: list[int], num_tokens: int = 5) -> AddRequest:
-    params = SamplingParams(max_new_tokens=num_tokens)
+    params = SamplingParams(max_tokens=num_tokens)
     return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
 
 

@@ -12,7 +12,7 @@ from forebay.families import TYPES
 from forebay.requests.sampling_params import SamplingParams
 from tests.kernels import NATIVE
 
-GREEDY = SamplingParams(max_new_tokens=6, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Say what a forebay is, in a few words, and name one that you know."}]
 
 
@@ -26,6 +26,6 @@ def test_a_made_model_answers_twice_alike(model_type: str, tmp_path: Path, embed
     )  # fmt: skip
     (first,), (second,) = (llm.chat(CHAT, GREEDY) for _ in range(2))
     assert first.error is None
-    assert len(first.token_ids) == GREEDY.max_new_tokens
+    assert len(first.token_ids) == GREEDY.max_tokens
     assert second.token_ids == first.token_ids
     assert second.cache.cached_tokens > 0

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def submit(engine: AsyncEngine, prompt: list[int], num_tokens: int = 200) -> Stream:
-    return engine.submit(prompt_token_ids=prompt, params=SamplingParams(max_new_tokens=num_tokens))
+    return engine.submit(prompt_token_ids=prompt, params=SamplingParams(max_tokens=num_tokens))
 
 
 async def collect(stream: Stream) -> list[Update]:

@@ -70,7 +70,7 @@ def poison(core: EngineCore) -> None:
 
 
 def wanted(request_id: int, prompt: list[int]) -> AddRequest:
-    params = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
     return AddRequest(request_id=request_id, prompt_token_ids=prompt, params=params)
 
 

@@ -36,10 +36,10 @@ from forebay.scheduler.state import PoolState
 from tests.engine.engine_fakes import CONFIG, READY, ScriptedEngine, fake_core, state
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
 
-PARAMS = SamplingParams(max_new_tokens=4, logit_bias={5: 1.5}, stop_token_ids=(1, 2), seed=2**62, logprobs=2, top_p=0.5)
+PARAMS = SamplingParams(max_tokens=4, logit_bias={5: 1.5}, stop_token_ids=(1, 2), seed=2**62, logprobs=2, top_p=0.5)
 TO_ENGINE: list[msgspec.Struct] = [
     AddRequest(request_id=1, prompt_token_ids=[1, 2, 3], params=PARAMS, namespace="a", priority=-1, resume_points=[2]),
-    AddRequest(request_id=2, prompt_token_ids=[5] * 40, params=SamplingParams(max_new_tokens=3, prompt_logprobs=1)),
+    AddRequest(request_id=2, prompt_token_ids=[5] * 40, params=SamplingParams(max_tokens=3, prompt_logprobs=1)),
     AbortRequest(request_id=2**40),
     FlushCache(serial=3),
     GetState(serial=7),
@@ -156,8 +156,9 @@ def make_request(rng: random.Random) -> list[AddRequest]:
 
     def one(request_id: int) -> AddRequest:
         prompt = [number(rng.randrange(1000)) for _ in range(rng.choice([0, 1, 3, 4, 40, 255, 256, 257]))]
-        params = SamplingParams(
-            max_new_tokens=number(rng.randint(1, 20)),
+        params = msgspec.structs.replace(
+            SamplingParams(),  # as a frame may have them that nobody constructed
+            max_tokens=number(rng.randint(1, 20)),
             temperature=real(0.0),
             top_k=number(0),
             top_p=real(1.0),

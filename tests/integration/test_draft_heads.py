@@ -45,7 +45,7 @@ def wanted(number: int) -> SamplingParams:
         return greedy(14 + 2 * number)
     penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5} if number % 3 == 2 else {}
     return SamplingParams(
-        max_new_tokens=14 + 2 * number,
+        max_tokens=14 + 2 * number,
         temperature=0.6,
         top_p=0.9,
         seed=number,

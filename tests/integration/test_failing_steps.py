@@ -15,7 +15,7 @@ from tests.integration.rig import Result, Rig
 from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB, shared_tiny
 
-PARAMS = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1)
+PARAMS = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True, logprobs=1)
 SHARE = 0.005  # of the steps fail in each of three ways
 
 

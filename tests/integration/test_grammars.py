@@ -45,12 +45,12 @@ SCHEMA = {
 JSON = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
 WORDS = Grammar(GrammarKind.REGEX, "(one|two|three)( and (one|two|three)){2,4}")
 PROMPTS = [[9 + i, 40, 11, 12, 40, 11][: 3 + i] * 4 for i in range(4)]
-SAMPLED = SamplingParams(max_new_tokens=90, temperature=1.5, seed=5, stop_token_ids=(EOS,))
+SAMPLED = SamplingParams(max_tokens=90, temperature=1.5, seed=5, stop_token_ids=(EOS,))
 ASKED = [
     replace(SAMPLED, grammar=JSON),
     replace(SAMPLED, grammar=WORDS, repetition_penalty=1.3, logit_bias={40: 100.0, VOCAB - 1: 100.0}),
     replace(SAMPLED, temperature=0.0, grammar=JSON, frequency_penalty=0.5),
-    replace(SAMPLED, max_new_tokens=30),
+    replace(SAMPLED, max_tokens=30),
 ]
 PLAIN: dict[str, Any] = {}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -117,7 +117,7 @@ def test_the_same_tokens_come_however_steps_are_made(rig: Rig, plain: list[list[
 
 
 def test_log_probabilities_are_the_model_s_own(rig: Rig) -> None:
-    params = replace(SAMPLED, temperature=0.0, max_new_tokens=1, logprobs=0)
+    params = replace(SAMPLED, temperature=0.0, max_tokens=1, logprobs=0)
     (free,), (bound,) = (
         engine(rig).run(PROMPTS[:1], replace(params, grammar=grammar))
         for grammar in (None, Grammar(GrammarKind.CHOICE, '["zz"]'))
@@ -130,7 +130,7 @@ def test_log_probabilities_are_the_model_s_own(rig: Rig) -> None:
 def updates(made: Engine, **asked: Any) -> dict[int, list[Update]]:
     told: dict[int, list[Update]] = {}
     for i, (name, grammar) in enumerate(asked.items(), 1):
-        params = SamplingParams(max_new_tokens=12, temperature=0.0, stop_token_ids=(EOS,), grammar=grammar)
+        params = SamplingParams(max_tokens=12, temperature=0.0, stop_token_ids=(EOS,), grammar=grammar)
         for update in made.core.add(AddRequest(request_id=i, prompt_token_ids=[5, 6, 7], params=params)):
             told.setdefault(name, []).append(update)
     names = dict(enumerate(asked, 1))

@@ -37,7 +37,7 @@ def test_host_copies_take_the_bytes_that_the_scheduler_counts(case: str, seed: i
         return rng.random() < 0.002
 
     prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(8)]
-    engine.run(prompts, SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True), abort=after_a_step)
+    engine.run(prompts, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True), abort=after_a_step)
     assert most > 0
-    engine.run([[5]], SamplingParams(max_new_tokens=1))  # drops, too, come with a plan
+    engine.run([[5]], SamplingParams(max_tokens=1))  # drops, too, come with a plan
     assert engine.bytes_on_host() == held.offloaded.num_bytes == 0

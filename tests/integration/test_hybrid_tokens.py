@@ -36,7 +36,7 @@ TIGHT = {"num_tokens": 160, "schedule_conservativeness": 0.0}
 
 
 def greedy(count: int) -> SamplingParams:
-    return SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True, logprobs=2)
+    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, logprobs=2)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def greedy(count: int) -> SamplingParams:
-    return SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True, logprobs=1)
+    return SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True, logprobs=1)
 
 
 def told(result: Result) -> tuple[Any, ...]:

@@ -20,15 +20,15 @@ from tests.kernels import NATIVE
 from tests.models.tiny import VOCAB
 
 NEW_TOKENS = 8
-GREEDY = SamplingParams(max_new_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True)
 NUM_PROMPTS = 16
 TEXT = Path(__file__).parents[2] / "docs" / "design.md"
 
 
-def sampled(seed: int, max_new_tokens: int = NEW_TOKENS) -> SamplingParams:
+def sampled(seed: int, max_tokens: int = NEW_TOKENS) -> SamplingParams:
     """Every kind of sampling option occurs among a few seeds."""
     return SamplingParams(
-        max_new_tokens=max_new_tokens,
+        max_tokens=max_tokens,
         temperature=0.7 + 0.1 * (seed % 4),
         top_p=0.9 if seed % 2 else 1.0,
         top_k=40 if seed % 3 else 0,
@@ -155,7 +155,7 @@ def growing(tiny_rig: Rig) -> Known:
     """Short prompts, long outputs: admitted together, they cannot stay together."""
     rng = random.Random(1)
     prompts = [[rng.randrange(3, VOCAB) for _ in range(rng.randrange(1, 8))] for _ in range(10)]
-    greedy = SamplingParams(max_new_tokens=40, temperature=0.0, ignore_eos=True)
+    greedy = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
     return Known.of(tiny_rig, prompts, [sampled(i, 40) if i % 2 else greedy for i in range(10)])
 
 

@@ -89,8 +89,7 @@ def known_of(model_type: str, shortest: int = 20) -> Known:
     prompts = [trunk[: rng.randrange(50)] + [rng.randrange(3, VOCAB) for _ in range(1 + 5 * i)] for i in range(6)]
     wishes = ({"temperature": 0.0, "logprobs": 2}, {"temperature": 1.1, "top_p": 0.9, **EVERYTHING})
     params = [
-        SamplingParams(max_new_tokens=shortest + i, ignore_eos=True, seed=i, **wishes[i % 2])
-        for i in range(len(prompts))
+        SamplingParams(max_tokens=shortest + i, ignore_eos=True, seed=i, **wishes[i % 2]) for i in range(len(prompts))
     ]
     return Known.of(rig, prompts, params)
 

@@ -22,13 +22,16 @@ def test_the_defaults_are_valid():
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -3, 2**64])
 def test_every_numeric_field_refuses_what_is_out_of_range(field, value):
     with pytest.raises(InvalidRequest) as caught:
-        SamplingParams(**{field: value}).check(vocab_size=10)
-    assert str(value) in caught.value.message
+        SamplingParams(**{field: value})
+    assert any(str(number) in caught.value.message for number in (value, float(value)))
+    with pytest.raises(InvalidRequest):
+        msgspec.structs.replace(SamplingParams(), **{field: value}).check(vocab_size=10)
 
 
 @pytest.mark.parametrize("token", [-1, 10, 2**31, 2**63])
 def test_every_token_id_is_checked_against_the_vocabulary(token):
-    for params in (SamplingParams(logit_bias={token: 1.0}), SamplingParams(stop_token_ids=(token,))):
+    scored = SamplingParams.of_pooling(Pooling(PoolingKind.LAST, (token,)))
+    for params in (SamplingParams(logit_bias={token: 1.0}), SamplingParams(stop_token_ids=(token,)), scored):
         with pytest.raises(InvalidRequest, match=r"not in 0\.\.9"):
             params.check(vocab_size=10)
 
@@ -36,20 +39,43 @@ def test_every_token_id_is_checked_against_the_vocabulary(token):
 @pytest.mark.parametrize(
     "params",
     [
-        SamplingParams(top_p=0.0),
-        SamplingParams(logit_bias={1: math.nan}),
-        SamplingParams(logit_bias={1: 101.0}),
-        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0)),
-        SamplingParams(stop_token_ids=tuple(range(257))),
-        SamplingParams(pooling=Pooling(PoolingKind.LAST)),
-        SamplingParams.of_pooling(Pooling(PoolingKind.MEAN, (1,))),
-        SamplingParams.of_pooling(Pooling(PoolingKind.LAST, (10_000,))),
-        SamplingParams.of_pooling(Pooling(PoolingKind.LAST, (1,) * 257)),
+        {"top_p": 0.0},
+        {"logit_bias": {1: math.nan}},
+        {"logit_bias": {1: 101.0}},
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+        {"stop_token_ids": tuple(range(257))},
+        {"pooling": Pooling(PoolingKind.LAST)},
+        {"max_tokens": 1, "temperature": 0.0, "pooling": Pooling(PoolingKind.MEAN, (1,))},
+        {"max_tokens": 1, "temperature": 0.0, "pooling": Pooling(PoolingKind.LAST, (1,) * 257)},
     ],
 )
-def test_other_values_out_of_range_are_refused(params):
+def test_other_values_out_of_range_are_refused_at_construction_and_wherever_they_come_from(params):
     with pytest.raises(InvalidRequest):
-        params.check(vocab_size=10_000)
+        SamplingParams(**params)
+    with pytest.raises(InvalidRequest):
+        msgspec.structs.replace(SamplingParams(), **params).check(vocab_size=10_000)
+
+
+@pytest.mark.parametrize(
+    ("params", "param", "message"),
+    [
+        ({"max_token": 5}, "max_token", "did you mean max_tokens?"),
+        ({"mirostat": 2}, "mirostat", "this sampler is not in this version"),
+        ({"cache_prompt": True}, "cache_prompt", "it changes no token: leave it out"),
+        ({"temperature": "hot"}, "temperature", "temperature is .hot.: expected `float`, got `str`"),
+        ({"stop_token_ids": [1, "x"]}, "stop_token_ids", "expected `int`, got `str`"),
+        ({"max_new_tokens": 1, "max_tokens": 2}, "max_tokens", "by two names"),
+    ],
+)
+def test_names_and_types_that_cannot_be_are_refused_with_what_to_do(params, param, message):
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        SamplingParams(**params)
+    assert caught.value.param == param
+
+
+def test_what_other_engines_users_write_means_what_it_means_there():
+    theirs = SamplingParams(max_new_tokens=3, top_k=-1, seed=None, stop_token_ids=[1, 2], logit_bias={"5": 1})
+    assert theirs == SamplingParams(max_tokens=3, stop_token_ids=(1, 2), logit_bias={5: 1.0})
 
 
 def test_penalties_are_noticed():

@@ -16,7 +16,7 @@ NUM_ROWS = 200
 
 def request(table: RowTable, row: int, num_tokens: int = 5, max_new: int = 4) -> Request:
     """A request, whose id is 100 more than its row's."""
-    req = Request(100 + row, range(num_tokens), SamplingParams(max_new_tokens=max_new))
+    req = Request(100 + row, range(num_tokens), SamplingParams(max_tokens=max_new))
     req.held = Residency(table, req.id, Pin(NO_NODE, 0), num_tokens)
     req.held.row = row
     table.move_in(req.held, max_kv_len=req.max_kv_len)
@@ -113,5 +113,5 @@ def test_end_tokens_stop_a_request_unless_it_ignores_them():
 
 
 def test_the_last_sampled_token_needs_no_kv():
-    assert Request(1, range(10), SamplingParams(max_new_tokens=1)).max_kv_len == 10
-    assert Request(1, range(10), SamplingParams(max_new_tokens=5)).max_kv_len == 14
+    assert Request(1, range(10), SamplingParams(max_tokens=1)).max_kv_len == 10
+    assert Request(1, range(10), SamplingParams(max_tokens=5)).max_kv_len == 14

@@ -35,8 +35,8 @@ def parts(part: type[Part], **others: st.SearchStrategy[Any]) -> st.SearchStrate
 
 PARAMS = st.builds(
     SamplingParams,
-    temperature=st.floats(allow_nan=False),
-    seed=INTS,
+    temperature=st.floats(0, 100),
+    seed=st.integers(-1, 2**63 - 1),
     logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=3),
     stop_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
 )

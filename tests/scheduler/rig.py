@@ -52,7 +52,7 @@ class Rig:
         """Submit a request of `prompt` tokens (a list, or how many of a prompt of its own)."""
         id = len(self.reqs) + 1
         tokens = prompt if isinstance(prompt, list) else [id * 100 + i for i in range(prompt)]
-        params = kw.pop("params", None) or SamplingParams(max_new_tokens=max_new, stop_token_ids=(7,))
+        params = kw.pop("params", None) or SamplingParams(max_tokens=max_new, stop_token_ids=(7,))
         req = Request(id, tokens, params, **kw)
         self.scheduler.add(req, self.now)
         self.reqs[id] = req

@@ -122,7 +122,7 @@ def test_prefill_computes_all_of_a_prompt_that_becomes_a_vector():
 
 def test_prefill_runs_behind_an_offer_sends_whole_pages_then_the_rest_and_ends_when_all_has_arrived():
     half = prefill(chunked_prefill_size=6)
-    req = half.meet(10, params=SamplingParams(max_new_tokens=50))
+    req = half.meet(10, params=SamplingParams(max_tokens=50))
     assert half.step() is None
     half.hear(offered(req))
     half.step()
@@ -317,7 +317,7 @@ def test_decode_offers_places_waits_until_they_are_closed_and_decodes_in_the_nex
 
 def test_the_tail_brings_what_was_asked_for_and_may_be_all():
     half = decode()
-    req = half.meet(3, max_new=1, params=SamplingParams(max_new_tokens=1, prompt_logprobs=0))
+    req = half.meet(3, max_new=1, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
     half.step()
     (told,) = arrive(half, half.orders[0], prompt_logprobs=[None, None, None], cache=CacheReport(cached_tokens=2))
     assert (told.finish, told.cache.cached_tokens, len(told.prompt_logprobs)) == (FinishReason.LENGTH, 2, 3)

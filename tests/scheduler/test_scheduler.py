@@ -377,7 +377,7 @@ def test_a_failed_step_ends_its_requests_and_nobody_elses():
 
 def test_prompt_logprobs_are_collected_over_chunks_and_come_with_the_first_token():
     rig = Rig(chunked_prefill_size=2)
-    params = SamplingParams(max_new_tokens=1, prompt_logprobs=0)
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     rig.add([1, 2, 3, 4], params=params)
     rig.run()
     rig.add([1, 2, 3, 4], params=params)

@@ -27,7 +27,7 @@ Script = Callable[[list[int], SamplingParams], list[int]]
 def count_up(prompt: list[int], params: SamplingParams) -> list[int]:
     """Tokens that depend on the prompt and the seed; never a control token."""
     start = (sum(prompt) * 31 + params.seed) % 40_000
-    return [100 + (start + 7 * i) % 40_000 for i in range(params.max_new_tokens)]
+    return [100 + (start + 7 * i) % 40_000 for i in range(params.max_tokens)]
 
 
 class FakeStream:
@@ -81,10 +81,10 @@ class FakeStream:
             token = self.tokens.popleft() if self.tokens else 2
             token_ids.append(token)
             stops = token in self.params.stop_token_ids or (token == 2 and not self.params.ignore_eos)
-            if stops or self.sent + len(token_ids) == self.params.max_new_tokens:
+            if stops or self.sent + len(token_ids) == self.params.max_tokens:
                 break
         self.sent += len(token_ids)
-        full = self.sent >= self.params.max_new_tokens
+        full = self.sent >= self.params.max_tokens
         self.put(
             Update(
                 request_id=self.request_id,

@@ -21,7 +21,7 @@ def speak(prompt: list[int], params: SamplingParams) -> list[int]:
     """Text cut into bytes and words as it comes, sometimes ended by the end token."""
     rng = random.Random(params.seed)
     ids: list[int] = []
-    while len(ids) < params.max_new_tokens:
+    while len(ids) < params.max_tokens:
         ids += rng.choice([[3 + byte for byte in TEXT.encode()], [262, 260, 35], [rng.randrange(3, 259)]])
     return [*ids[: rng.randint(1, 80)], 2]
 

@@ -160,7 +160,7 @@ class Liveness:
         return (
             0 in hits
             and self._pages(len(req.tokens)) <= self._pages(len(starter.tokens))
-            and req.params.max_new_tokens <= starter.params.max_new_tokens
+            and req.params.max_tokens <= starter.params.max_tokens
         )
 
     def _check_head(self, waiting: list[Request], plan: StepPlan | None, started: list[Request]) -> None:

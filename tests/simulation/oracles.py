@@ -173,7 +173,7 @@ class Tracked:
 
     @property
     def _is_full(self) -> bool:
-        return len(self.received) == self.params.max_new_tokens
+        return len(self.received) == self.params.max_tokens
 
     def _check_finish(self, update: Update) -> None:
         stopped, full = bool(update.token_ids) and self._is_stopped, self._is_full

@@ -248,7 +248,7 @@ class Pair:
     def arrive(self) -> None:
         """The halves of a request, in any order; one of them may get lost."""
         rng, params = self.rng, self.conversations.params()
-        prompt = self.conversations.prompt(params.max_new_tokens)
+        prompt = self.conversations.prompt(params.max_tokens)
         room = self._room(prompt)
         namespace, priority = rng.choice(self.traffic.namespaces), rng.randrange(3)
         nonce = rng.getrandbits(128).to_bytes(16, "little")
@@ -342,7 +342,7 @@ class Pair:
             require(not known, f"whoever proposes drafts was not told that requests {known} have ended")
 
     def _limit(self) -> int:
-        tokens = sum(len(live.tokens) + live.params.max_new_tokens for live in self.decode.oracles.live.values())
+        tokens = sum(len(live.tokens) + live.params.max_tokens for live in self.decode.oracles.live.values())
         time = 0.0 if self.prefill.oracles.strict else LEASE_S + BOOTSTRAP_S + self.prefill.config.stall_timeout_s
         return 400 + 20 * (tokens + len(self.coming)) + int(4 * time / self.traffic.tick_s)
 

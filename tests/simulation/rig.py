@@ -56,8 +56,8 @@ def wide(asked: SchedulerConfig, proposed_on: str, width: int = 4, **changes) ->
     return sim
 
 
-def greedy(max_new_tokens: int) -> SamplingParams:
-    return SamplingParams(max_new_tokens=max_new_tokens, temperature=0.0)
+def greedy(max_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0)
 
 
 def hybrid(

@@ -109,7 +109,7 @@ class Simulation:
         if self.traffic.pooled and self.widths.random() < self.traffic.pooled:
             params = SamplingParams.of_pooling(Pooling(self.widths.choice(list(PoolingKind))))
         again = self.conversations.again()
-        prompt = again[0] if again else self.conversations.prompt(params.max_new_tokens)
+        prompt = again[0] if again else self.conversations.prompt(params.max_tokens)
         self.add(
             prompt,
             params,
@@ -154,7 +154,7 @@ class Simulation:
         return None
 
     def _too_large(self, req: Request) -> bool:
-        kv_len = req.num_prompt + req.params.max_new_tokens - 1
+        kv_len = req.num_prompt + req.params.max_tokens - 1
         capacity = self.config.num_pages * self.config.page_size
         num_tokens = req.num_prompt + req.params.num_generated
         return num_tokens > self.config.context_length or kv_len > capacity
@@ -359,7 +359,7 @@ class Simulation:
         retracted."""
         chunk, retries = self.config.chunked_prefill_size, 3
         alone = sum(
-            -(-len(tracked.tokens) // chunk) + tracked.params.max_new_tokens + 2 * self.config.overlap_depth + 2
+            -(-len(tracked.tokens) // chunk) + tracked.params.max_tokens + 2 * self.config.overlap_depth + 2
             for tracked in self.oracles.live.values()
         )
         return 10 + retries * alone

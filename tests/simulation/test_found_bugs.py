@@ -50,7 +50,7 @@ def test_a_request_retracted_while_two_steps_compute_for_it_ends_when_the_first_
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_prompt_logprobs_are_whole_after_a_retraction_before_the_first_token(in_flight):
     rig = Rig(chunked_prefill_size=2, depth=1)
-    rig.add([1, 2, 3, 4], params=SamplingParams(max_new_tokens=2, prompt_logprobs=0))
+    rig.add([1, 2, 3, 4], params=SamplingParams(max_tokens=2, prompt_logprobs=0))
 
     def about(*tokens):
         return {0: [TokenLogprob(token, -1.0, 1) if token else None for token in tokens]}
@@ -84,7 +84,7 @@ def test_row_writes_that_a_failed_launch_swallowed_are_sent_again():
         Traffic(num_requests=0, arrivals=0.0, vocab=1000, longest_prompt=11, longest_output=6),
         Random(0),
     )
-    params = SamplingParams(max_new_tokens=6, temperature=0.0)
+    params = SamplingParams(max_tokens=6, temperature=0.0)
     first, second = (sim.add(range(11), params) for _ in range(2))
     sim.turn()
     sim.turn()  # the first chunks commit: the second request's pages give way to the first one's

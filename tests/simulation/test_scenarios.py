@@ -62,7 +62,7 @@ def test_b4_under_pressure_nobody_is_retracted_for_ever_and_little_is_computed_t
     assert outcome.retractions > 0
     assert max(req.num_retractions for req in requests) <= MAX_RETRACTIONS
     assert outcome.recomputed <= useful * (1.0 if percent == 110 else 2.0)
-    assert all(req.num_output == req.params.max_new_tokens for req in requests)
+    assert all(req.num_output == req.params.max_tokens for req in requests)
 
 
 # -- B-5 --------------------------------------------------------------------------------------------------------------

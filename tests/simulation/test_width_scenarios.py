@@ -45,7 +45,7 @@ def test_c16_a_stop_token_ends_its_request_at_every_place_among_the_accepted(sid
     right = asked(sim, 2 * W + 2)
     assert sim.scheduler.counters["accepted_tokens"] > W
     for stop in right:
-        tracked = sim.add(PROMPT, SamplingParams(max_new_tokens=30, temperature=0.0, stop_token_ids=(stop,)))
+        tracked = sim.add(PROMPT, SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=(stop,)))
         sim.drain()
         assert (tracked.received, tracked.finish) == (right[: right.index(stop) + 1], FinishReason.STOP)
 
@@ -82,7 +82,7 @@ def test_c16_the_cache_has_of_a_request_what_was_accepted_and_not_a_token_more(s
     right = asked(sim, 2 * W + 1)
     sim.propose.right = num_right
     for at, stop in enumerate(right[:-1]):
-        sim.add(PROMPT, SamplingParams(max_new_tokens=30, temperature=0.0, stop_token_ids=(stop,)))
+        sim.add(PROMPT, SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=(stop,)))
         sim.drain()
         again = sim.add([*PROMPT, *right[: at + 2]], greedy(1))
         sim.drain()
@@ -195,7 +195,7 @@ def test_c16_c30_an_end_before_what_is_not_finite_comes_first(ending, depth, kin
     for position in range(1, W):
         for place in range(1, W):
             if ending == "stop":
-                params = SamplingParams(max_new_tokens=30, temperature=0.0, stop_token_ids=(right[place],))
+                params = SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=(right[place],))
                 place = right.index(right[place])
                 if place == 0:  # which no draft is
                     continue

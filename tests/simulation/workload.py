@@ -213,11 +213,11 @@ class Conversations:
         self._last: list[int] = []
         self._failed: list[tuple[list[int], str]] = []
 
-    def prompt(self, max_new_tokens: int) -> list[int]:
+    def prompt(self, max_tokens: int) -> list[int]:
         twin = self._last and self._rng.random() < self._traffic.twins
         prompt = self._last = list(self._last) if twin else self._long_prompt()
         if self._rng.random() < 0.9:
-            del prompt[max(1, self._capacity - max_new_tokens) :]
+            del prompt[max(1, self._capacity - max_tokens) :]
         if self._rng.random() < 0.3:
             self.remember(prompt)  # others may begin like it while it is under way
         return prompt
@@ -259,7 +259,7 @@ class Conversations:
         rng, traffic = self._rng, self._traffic
         stops = tuple(rng.randrange(traffic.vocab) for _ in range(2)) if rng.random() < traffic.stopping else ()
         return SamplingParams(
-            max_new_tokens=rng.randint(1, traffic.longest_output),
+            max_tokens=rng.randint(1, traffic.longest_output),
             seed=rng.choice([0, rng.getrandbits(62)]),
             stop_token_ids=stops,
             logprobs=rng.choice([-1, -1, 0]),

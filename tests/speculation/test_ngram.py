@@ -21,7 +21,7 @@ def ngram(capacity: int = 1 << 10) -> Ngram:
 
 
 def request(tokens: Sequence[int], id: int = 1, namespace: str = "") -> Request:
-    return Request(id, tokens, SamplingParams(max_new_tokens=64), namespace=namespace)
+    return Request(id, tokens, SamplingParams(max_tokens=64), namespace=namespace)
 
 
 def grown(id: int, prompt: Sequence[int], output: Sequence[int], namespace: str = "") -> Request:

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-IGNORED_HEADER: Final = b"x-forebay-ignored"
-
 # Whatever their value, the tokens are the same: hints about caches, ids and timings.
 PASSED: Final = frozenset(
     {
