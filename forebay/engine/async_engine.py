@@ -14,6 +14,7 @@ from forebay.base.loop_clock import LoopClock
 from forebay.config.engine_config import DisaggregationMode
 from forebay.engine.channel import MAX_FRAME_BYTES, ChannelError, FrameDecoder, FrameTooLarge
 from forebay.engine.frames import (
+    TAGS,
     AbortRequest,
     AddRequest,
     Beat,
@@ -33,7 +34,6 @@ from forebay.engine.frames import (
     UpdateWeights,
 )
 from forebay.engine.launch import EngineProcess, describe_exit, launch
-from forebay.engine.sleep import TAGS
 from forebay.engine.stream import Mailbox, Stream, failed
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams

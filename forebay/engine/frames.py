@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import repeat
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,6 +17,11 @@ from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure, SpeculationReport, Update
 from forebay.scheduler.state import SchedulerState
+
+# What memory that can be released is called.
+KV_CACHE: Final = "kv_cache"
+WEIGHTS: Final = "weights"
+TAGS: Final = (KV_CACHE, WEIGHTS, "cuda_graph")
 
 
 class Configure(msgspec.Struct, frozen=True, tag="configure"):

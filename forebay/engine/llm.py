@@ -38,9 +38,8 @@ from forebay.engine.embedding import (
     question,
     verdict,
 )
-from forebay.engine.frames import AddRequest
+from forebay.engine.frames import TAGS, AddRequest
 from forebay.engine.loop import STUCK_WAIT_S
-from forebay.engine.sleep import TAGS
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
 from forebay.formats.store import absent_model

@@ -14,6 +14,7 @@ from forebay.base.log import event, get_logger
 from forebay.engine.channel import Channel, ChannelClosed, FrameTooLarge
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import (
+    TAGS,
     AbortRequest,
     AddRequest,
     Beat,
@@ -28,7 +29,6 @@ from forebay.engine.frames import (
     Updates,
     UpdateWeights,
 )
-from forebay.engine.sleep import TAGS
 from forebay.engine.stream import failed
 from forebay.requests.updates import Failure, Update
 

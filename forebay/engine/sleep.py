@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from forebay.base.errors import Conflict, EngineError, ForebayError, InvalidRequest
 from forebay.base.log import event, get_logger
-from forebay.engine.frames import Occupied, Release, Resume, ToEngine, UpdateWeights
+from forebay.engine.frames import KV_CACHE, TAGS, WEIGHTS, Occupied, Release, Resume, ToEngine, UpdateWeights
 from forebay.memory.kv_allocator import KV
 from forebay.memory.slots import Ids
 from forebay.requests.step_plan import StepPlan
@@ -24,9 +24,6 @@ from forebay.requests.updates import Failure
 from forebay.scheduler.halt import Halt, Mode, forget_caches, go_on, keep_cached, weights_changed
 from forebay.scheduler.scheduler import Scheduler
 
-KV_CACHE: Final = "kv_cache"
-WEIGHTS: Final = "weights"
-TAGS: Final = (KV_CACHE, WEIGHTS, "cuda_graph")
 RETRY_AFTER_S: Final = 5.0  # a wake that failed, for requests that wait
 
 log = get_logger("engine")

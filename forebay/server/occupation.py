@@ -11,8 +11,7 @@ from starlette.responses import Response
 
 from forebay.base.errors import InvalidRequest
 from forebay.base.log import event, get_logger
-from forebay.engine.frames import State
-from forebay.engine.sleep import TAGS, WEIGHTS
+from forebay.engine.frames import TAGS, WEIGHTS, State
 from forebay.server.context import RequestContext, ServerContext, read_body
 from forebay.server.protocol import PauseRequest, ReleaseRequest, ResumeRequest, UpdateWeightsRequest
 

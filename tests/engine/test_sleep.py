@@ -19,9 +19,8 @@ from forebay.base.errors import ConfigError, Conflict, InvalidRequest
 from forebay.config.resolve import resolve
 from forebay.engine.build import _regions, build_engine
 from forebay.engine.core import EngineCore
-from forebay.engine.frames import AddRequest, Release, Resume, UpdateWeights
+from forebay.engine.frames import TAGS, AddRequest, Release, Resume, UpdateWeights
 from forebay.engine.occupation import Occupation
-from forebay.engine.sleep import TAGS
 from forebay.engine.stream import merge
 from forebay.engine.weights import GivenTensor
 from forebay.families import TYPES
