@@ -7,18 +7,16 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from forebay.base.log import setup_logging
 from forebay.base.units import human_bytes
 from forebay.cli.arguments import Parsed
+from forebay.cli.startup_table import print_ready
 from forebay.config.disaggregation import faults_of_messages, loads_drafter, num_servers
 from forebay.config.engine_config import Config, DisaggregationMode
 from forebay.config.flag import Value
@@ -146,16 +144,9 @@ def _listening() -> socket.socket:
 
 
 def _print_startup(config: Config, fleet: Fleet, url: str, seconds: float) -> None:
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 140)
-    title = f"forebay serves {config.engine.served_model_name} by {config.server.pd}"
-    table = Table(title=title, title_justify="left", box=None)
-    for column in ("server", "at", "why"):
-        table.add_column(column, overflow="fold")
     num, threads = len(fleet.servers), config.engine.num_threads
-    for server in fleet.servers:
-        each = threads_each(config, num)
-        memory = human_bytes(config.engine.memory.kv_cache_bytes // num)
-        why = f"{each} of {threads} threads and {memory} of the caches' memory: {num} servers share this machine"
-        table.add_row(str(server.role), server.origin, why)
-    console.print(table)
-    console.print(f"ready at [bold]{url}[/bold] after {seconds:.1f} s (page: {url}/, API: {url}/v1, Ctrl-C ends)")
+    memory = human_bytes(config.engine.memory.kv_cache_bytes // num)
+    each = f"{threads_each(config, num)} of {threads} threads and {memory} of the caches' memory"
+    servers = [(str(server.role), server.origin, f"{each}: {num} share this machine") for server in fleet.servers]
+    model = f"{config.engine.served_model_name} by {config.server.pd}"
+    print_ready(url, seconds, [("model", model, "")], [("servers", servers)])

@@ -3,31 +3,43 @@ is read: a folder with nothing but a config.json will do, and the memory may be 
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from forebay.base.errors import ConfigError
 from forebay.base.units import ceil_div, human_bytes, parse_bytes
-from forebay.cli.arguments import Parsed, Parser
+from forebay.cli.arguments import Parsed, Parser, whole
+from forebay.cli.startup_table import who_fits
 from forebay.config.engine_config import Config
 from forebay.config.machine import Amount, available_memory
 from forebay.config.resolve import Survey
 from forebay.config.rules import ITEM_BYTES
+from forebay.config.server_args import BY_NAME
 from forebay.engine.bring import described
-from forebay.engine.model_shape import read_shape
+from forebay.engine.model_shape import Shape, read_shape
 from forebay.engine.sizing import memory_demand
 from forebay.families.model_config import ModelConfig
 from forebay.memory.budget import BudgetLine, MemoryBudget, divide_memory
+from forebay.memory.holding import num_at_once
 from forebay.memory.kinds.build import DEMANDS, CacheSizes
 from forebay.pools.cache_spec import CacheSpec, cache_sizes
 
 CONTEXTS: Final = (1024, 4096, 16384, 65536, 262144)
+# What takes less memory, the least lossy first.
+WAYS: Final[tuple[dict[str, str], ...]] = (
+    {"kv_cache_dtype": "int8"},
+    {"quantization": "int8"},
+    {"quantization": "int8", "kv_cache_dtype": "int8"},
+    {"quantization": "int4"},
+    {"quantization": "int4", "kv_cache_dtype": "int8"},
+)
 # The settings that bear on memory, in the order in which they are decided.
 SETTINGS: Final = (
     "dtype",
@@ -96,20 +108,48 @@ class Plan:
     settings: tuple[SettingRow, ...]
     memory: tuple[BudgetLine, ...]
     capacity: tuple[Capacity, ...]
+    fits: str
+    lowered: bool  # the context, below what the model or somebody wants
 
 
 def run(words: Sequence[str]) -> int:
     summary = "Say what a model would need and how many requests fit, before it is there. MODEL may be a config.json."
     parser = Parser("plan", summary, "[MODEL] [options as for serve]")
     parser.option("--memory", help="plan for a machine with so much memory, such as 80GiB", default_text="this one's")
+    parser.option(
+        "--concurrency", type=whole(1), metavar="N", help="plan for so many requests at once", default_text="what fits"
+    )
     parser.option("--json", action="store_true", help="for programs")
     parser.engine_flags(server=False, model_is_positional=True)
     parsed = parser.parse(words)
     memory = _memory(parsed.own.memory)
-    with described(model) if (model := parsed.absent_model()) else nullcontext(None) as path:
-        plan = make_plan(parsed, memory, path)
-    print(json.dumps(_as_dict(plan), indent=2) if parsed.own.json else as_text(plan))
+    if (num := parsed.own.concurrency) is not None:
+        if "max_running_requests" in parsed.flags:
+            raise ConfigError("--concurrency and --max-running-requests are two words for one thing: give one")
+        parsed = replace(parsed, flags={**parsed.flags, "max_running_requests": num})
+    with described(model) if (model := parsed.absent_model()) else contextlib.nullcontext(None) as path:
+        planned = functools.partial(make_plan, memory=memory, path=path, read=functools.cache(read_shape))
+        try:
+            plan = planned(parsed)
+        except ConfigError as error:
+            raise ConfigError("\n".join([error.message, *ways_out(parsed, planned)])) from error
+        ways = ways_out(parsed, planned) if plan.lowered and not parsed.own.json else []
+    print(json.dumps(_as_dict(plan), indent=2) if parsed.own.json else as_text(plan, ways))
     return 0
+
+
+def ways_out(parsed: Parsed, planned: Callable[[Parsed], Plan]) -> list[str]:
+    """What would fit with less memory for each weight or token, by what one would have to write. What somebody wrote
+    already stays."""
+    lines = []
+    for way in WAYS:
+        if way.keys() & parsed.values.keys():
+            continue
+        with contextlib.suppress(ConfigError), contextlib.redirect_stderr(io.StringIO()):
+            fits = planned(replace(parsed, flags={**parsed.flags, **way})).fits
+            words = " ".join(f"{BY_NAME[name].option} {value}" for name, value in way.items())
+            lines.append(f"with {words}: {fits}")
+    return lines
 
 
 def _memory(text: str | None) -> Amount:
@@ -121,10 +161,9 @@ def _memory(text: str | None) -> Amount:
         raise ConfigError(f"--memory: {error.message}") from None
 
 
-def make_plan(parsed: Parsed, memory: Amount, path: Path | None = None) -> Plan:
-    """Of the model at `path`, or of that which was named. Raises ConfigError where the weights or not a single request
-    would fit, as serving would."""
-    read = functools.cache(read_shape)
+def make_plan(parsed: Parsed, *, memory: Amount, path: Path | None, read: Callable[..., Shape]) -> Plan:
+    """Of the model at `path`, or of that which was named, as `read_shape` reads it. Raises ConfigError where the
+    weights or not a single request would fit, as serving would."""
     found: dict[str, Any] = {} if path is None else {"find": lambda *named: path}
     config = parsed.resolve(Survey(model=lambda *which: read(*which)[::2], memory=lambda: memory, **found))
     model, needs, weights = read(Path(config.engine.model_path), config.engine.speculation.by_own_head)
@@ -145,6 +184,8 @@ def make_plan(parsed: Parsed, memory: Amount, path: Path | None = None) -> Plan:
         settings=tuple(_settings(config, parsed.written, budget)),
         memory=budget.lines,
         capacity=tuple(capacity(budget, context) for context in contexts),
+        fits=who_fits(budget.num_pages, budget.page_size, budget.max_running_requests, budget.context_length),
+        lowered=budget.context_length < config.engine.memory.context_length,
     )
 
 
@@ -198,7 +239,7 @@ def _divided(name: str, config: Config, budget: MemoryBudget) -> tuple[str, str]
 
 def capacity(budget: MemoryBudget, context: int) -> Capacity:
     pages = ceil_div(context, budget.page_size)
-    num_requests = min(budget.max_running_requests, budget.num_pages // pages)
+    num_requests = num_at_once(budget.num_pages, budget.page_size, budget.max_running_requests, context)
 
     def cached_beside(num_running: int) -> int:
         """A cached conversation has all its pages, and what of other kinds of cache it is gone on from."""
@@ -221,25 +262,28 @@ def _as_dict(plan: Plan) -> dict[str, object]:
     }
 
 
-def as_text(plan: Plan) -> str:
+def as_text(plan: Plan, ways: Sequence[str]) -> str:
     num_layers = sum(row.num_layers for row in plan.layers)
     layers = [(str(n), keeps, _bytes(token), _bytes(request)) for n, keeps, token, request in plan.layers]
     sizes = plan.sizes
     total = (str(num_layers), "all", _bytes(sizes.bytes_per_token))
     tables = (
-        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(sizes.bytes_per_request))]),
-        (("setting", "asked", "effective", "why"), plan.settings),
-        (("memory", "amount", "why"), plan.memory),
         (
             ("tokens each", "requests at once", "cached beside them", "cached when idle"),
             [tuple(f"{number:,}" for number in row) for row in plan.capacity],
         ),
+        (("layers", "one keeps", "per token", "per state"), [*layers, (*total, _bytes(sizes.bytes_per_request))]),
+        (("setting", "asked", "effective", "why"), plan.settings),
+        (("memory", "amount", "why"), plan.memory),
     )
-    head = (
+    head = [
+        f"{plan.model} fits: {plan.fits}",
+        *ways,
         f"{plan.model} ({plan.model_type}): {num_layers} layers, {_millions(plan.num_parameters)} weights, "
-        f"{human_bytes(plan.weight_bytes)}\nmemory: {human_bytes(plan.memory_bytes)} {plan.memory_source}"
-    )
-    return "\n\n".join([head, *(_table(header, rows) for header, rows in tables)])
+        f"{human_bytes(plan.weight_bytes)}",
+        f"memory: {human_bytes(plan.memory_bytes)} {plan.memory_source}",
+    ]
+    return "\n\n".join(["\n".join(head), *(_table(header, rows) for header, rows in tables)])
 
 
 def _millions(count: int) -> str:

@@ -1,17 +1,20 @@
-"""The one table that `forebay serve` prints: what was decided and why, planned against actual memory."""
+"""What `forebay serve` prints once it is ready: where it is and who fits, then memory planned against actual, then what
+was decided and why."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Final
-
-from rich.console import Console
-from rich.table import Table
 
 from forebay.config.engine_config import Config
 from forebay.engine.frames import Ready
+from forebay.memory.holding import num_at_once
 
-# Settings that the table always shows; others only where somebody set them.
+# Settings that are always shown; others only where somebody set them.
 SHOWN: Final = (
     "model_path",
     "dtype",
@@ -25,31 +28,56 @@ SHOWN: Final = (
     "speculative_num_draft_tokens",
     "cache_isolation",
 )
-SECTION: Final = "settings"
+MEMORY: Final = "memory"
+_ITEM: Final = 28  # columns of what is told about
+_UNBROKEN: Final = 1 << 20  # where nobody looks at a screen a line is a row, for programs
+
+Rows = Iterable[tuple[str, str, str]]
 
 
 def print_startup(config: Config, ready: Ready, url: str, seconds: float) -> None:
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 140)
-    console.print(startup_table(config, ready))
-    console.print(f"ready at [bold]{url}[/bold] after {seconds:.1f} s (page: {url}/, API: {url}/v1, Ctrl-C ends)")
+    of_memory = [row[1:] for row in ready.report if row[0] == MEMORY]
+    others = [row[1:] for row in ready.report if row[0] != MEMORY]
+    rows = [("model", config.engine.served_model_name, ""), ("fits", _who_fits(ready), "")]
+    sections = ((MEMORY, of_memory), ("model", others), ("settings", _settings(config)))
+    print_ready(url, seconds, rows, sections)
 
 
-def startup_table(config: Config, ready: Ready) -> Table:
-    table = Table(title=f"forebay serves {config.engine.served_model_name}", title_justify="left", box=None)
-    for column in ("", "item", "value", "why"):
-        table.add_column(column, style="dim" if column in ("", "why") else None, overflow="fold")
-    rows = [*_setting_rows(config), *ready.report]
-    section = None
-    for row_section, item, value, reason in rows:
-        table.add_row("" if row_section == section else row_section, item, value, reason)
-        section = row_section
-    return table
+def print_ready(url: str, seconds: float, rows: Rows, sections: Sequence[tuple[str, Rows]]) -> None:
+    """The answer, and what stands below it. Lines end where the terminal does, if there is one, but for paths and URLs,
+    which are whole."""
+    screen = sys.stdout.isatty()
+    width = max(40, shutil.get_terminal_size().columns) if screen else _UNBROKEN
+    bold, plain = ("\033[1m", "\033[0m") if screen and "NO_COLOR" not in os.environ else ("", "")
+    lines = [f"ready at {bold}{url}{plain} after {seconds:.1f} s (Ctrl-C ends)"]
+    answer = [("page", f"{url}/", ""), ("API", f"{url}/v1", ""), *rows]
+    lines += [line for row in answer for line in _row(*row, width, 10)]
+    for title, found in sections:
+        lines += ["", f"{bold}{title}{plain}", *(line for row in found for line in _row(*row, width, _ITEM))]
+    print("\n".join(lines), flush=True)
 
 
-def _setting_rows(config: Config) -> list[tuple[str, str, str, str]]:
-    rows = []
+def _who_fits(ready: Ready) -> str:
+    num_pages = ready.max_total_tokens // ready.page_size
+    return who_fits(num_pages, ready.page_size, ready.max_running_requests, ready.context_length)
+
+
+def who_fits(num_pages: int, page_size: int, most: int, longest: int) -> str:
+    """`22 requests of 8,192 tokens at once, or 64 of 2,832`: of the longest, and as many as there may be."""
+    num = num_at_once(num_pages, page_size, most, longest)
+    shorter = f", or {most:,} of {num_pages // most * page_size:,}" if num < most else ""
+    return f"{num:,} request{'s' * (num != 1)} of {longest:,} tokens at once{shorter}"
+
+
+def _row(item: str, value: str, why: str, width: int, column: int) -> list[str]:
+    first = f"  {item:<{column}} "
+    wrapper = textwrap.TextWrapper(
+        width - 1, first, " " * len(first), break_long_words=False, break_on_hyphens=False, expand_tabs=False
+    )
+    return wrapper.wrap(f"{value}  {why}".rstrip())
+
+
+def _settings(config: Config) -> Rows:
     for setting in config.settings:
-        chosen = setting.source in ("flag", "env", "file")
-        if setting.name in SHOWN or chosen:
-            rows.append((SECTION, setting.name, setting.value, setting.reason))
-    return rows
+        if setting.name in SHOWN or setting.source in ("flag", "env", "file"):
+            yield setting.name, setting.value, setting.reason

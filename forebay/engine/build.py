@@ -326,7 +326,8 @@ def _of_memory_saver(config: EngineConfig) -> tuple[str, str, str, str]:
     backup = (
         "weights in host memory meanwhile" if config.weights_cpu_backup else "weights stay: no --weights-cpu-backup"
     )
-    return "memory", "memory saver", *(("on", backup) if config.enable_memory_saver else ("off", "as asked"))
+    saver = ("on", backup) if config.enable_memory_saver else ("off", "without --enable-memory-saver")
+    return "memory", "memory saver", *saver
 
 
 def _forms(model: Model) -> str:

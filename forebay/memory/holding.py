@@ -140,6 +140,11 @@ def footprint(kv_len: int, page_size: int, held_pages: int = 0) -> int:
     return max(0, ceil_div(kv_len, page_size) - held_pages)
 
 
+def num_at_once(num_pages: int, page_size: int, most: int, length: int) -> int:
+    """How many requests of `length` tokens, prompt and output together, may run at once."""
+    return min(most, num_pages // footprint(length, page_size))
+
+
 def footprint_ahead(
     kv_len: Ids | int, max_kv_len: Ids | int, num_reserved: int, page_size: int, held_pages: Ids | int = 0
 ) -> Ids:

@@ -66,6 +66,26 @@ def test_the_text_has_every_setting_and_no_traceback(folder: Path, capsys: pytes
     assert "no layer keeps a state" in text
 
 
+def test_the_answer_comes_first_and_what_does_not_fit_has_ways_out(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    roomy = [str(folder), "--memory", "20GiB", "--mem-fraction-static", "0.9", "--dtype", "bfloat16"]
+    assert main(["plan", *roomy, "--concurrency", "4"]) == 0
+    first, _, rest = capsys.readouterr().out.partition("\n")
+    assert first.startswith(f"{folder.name} fits: 3 requests of 8,192 tokens at once, or 4 of ")
+    assert rest.index("requests at once") < rest.index("setting ")
+    small = [str(folder), "--memory", "8GiB", "--mem-fraction-static", "0.9", "--dtype", "bfloat16"]
+    assert main(["plan", *small]) == 2
+    refused, *ways = capsys.readouterr().err.splitlines()
+    assert "do not hold 15.0 GiB of weights" in refused
+    assert [way.partition(":")[0] for way in ways] == [
+        "with --quantization int4",
+        "with --quantization int4 --kv-cache-dtype int8",
+    ]
+    assert main(["plan", *small, "--quantization", "int8"]) == 2
+    assert "\n" not in capsys.readouterr().err.strip()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -24,7 +24,7 @@ SMALL = ("--kv-cache-bytes", "64MiB", "--max-running-requests", "4")
 
 @pytest.fixture(scope="module")
 def server(embedded_model: Path) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
-    """A running server with a key, its URL, and what it printed before it was ready."""
+    """A running server with a key, its URL, and what it printed up to the last of its settings."""
     environment = {**os.environ, "FOREBAY_API_KEY": KEY, "PYTHONUNBUFFERED": "1"}
     command = [*FOREBAY, "serve", "--port", "0", *SMALL]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -32,7 +32,9 @@ def server(embedded_model: Path) -> Iterator[tuple[subprocess.Popen[str], str, s
     assert process.stdout is not None
     for line in process.stdout:
         printed += line
-        if found := re.search(r"ready at (\S+)", line):
+        if line.startswith("  cache_isolation "):
+            found = re.search(r"ready at (\S+)", printed)
+            assert found is not None
             yield process, found[1], printed
             break
     else:
@@ -42,10 +44,13 @@ def server(embedded_model: Path) -> Iterator[tuple[subprocess.Popen[str], str, s
     process.stdout.close()
 
 
-def test_one_table_with_reasons_then_the_url(server: tuple[subprocess.Popen[str], str, str]) -> None:
+def test_the_answer_then_memory_then_settings_with_reasons(server: tuple[subprocess.Popen[str], str, str]) -> None:
     _, url, printed = server
-    assert printed.count("forebay serves SmolLM2-135M-Instruct") == 1
-    assert printed.rstrip().splitlines()[-1].startswith(f"ready at {url}")
+    answer, memory, _, settings = printed.split("\n\n")
+    assert f"\nready at {url} after" in f"\n{answer}"
+    assert re.search(r"fits +1 request of [\d,]+ tokens at once, or 4 of \d+", answer)
+    assert (memory.split()[0], settings.split()[0]) == ("memory", "settings")
+    assert all(line == line.rstrip() for line in printed.splitlines())
     assert all(word in printed for word in ("64.0 MiB", "planned", "the command line", "resident after warm-up"))
     assert re.search(r"cache_isolation +none +all who hold the one key", printed)
 
