@@ -79,11 +79,15 @@ def test_the_answer_comes_first_and_what_does_not_fit_has_ways_out(
     refused, *ways = capsys.readouterr().err.splitlines()
     assert "do not hold 15.0 GiB of weights" in refused
     assert [way.partition(":")[0] for way in ways] == [
+        "with --quantization int8",
+        "with --quantization int8 --kv-cache-dtype int8",
         "with --quantization int4",
         "with --quantization int4 --kv-cache-dtype int8",
     ]
-    assert main(["plan", *small, "--quantization", "int8"]) == 2
-    assert "\n" not in capsys.readouterr().err.strip()
+    assert main(["plan", *small, "--quantization", "int8"]) == 0
+    _, way, shape, _ = capsys.readouterr().out.split("\n", 3)
+    assert way.startswith("with --kv-cache-dtype int8: 1 request of ")
+    assert shape.startswith(f"{folder.name} (llama)")
 
 
 @pytest.mark.parametrize(
