@@ -10,6 +10,7 @@ from pydantic.json_schema import models_json_schema
 from forebay.base.package import __version__
 from forebay.server import answers, embedding_answers
 from forebay.server.aborting import Aborted
+from forebay.server.descriptions import ROUTES, describe
 from forebay.server.errors import MESSAGES, RESPONSES, speaks_anthropic
 from forebay.server.security import ADMIN_PATHS
 from forebay.server.strict import Strict
@@ -60,11 +61,13 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
     _, bodies = models_json_schema(
         [(body, "validation") for _, _, _, body in routes if body is not None], ref_template=_REF.format("{model}")
     )
+    described = {**bodies["$defs"], **defined}
+    describe(described)
     paths: dict[str, dict[str, Any]] = {}
     for method, path, name, body in routes:
         operation: dict[str, Any] = {
             "operationId": name,
-            "summary": name.replace("_", " "),
+            "summary": ROUTES[path.replace(":path}", "}")],
             "responses": _responses(path, schema_of),
         }
         if body is not None:
@@ -80,7 +83,7 @@ def document(routes: list[tuple[str, str, str, type[Strict] | None]]) -> dict[st
         "paths": paths,
         "security": [{}, {"key": []}, {"header": []}],
         "components": {
-            "schemas": {**bodies["$defs"], **defined},
+            "schemas": described,
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},

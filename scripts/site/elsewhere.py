@@ -1,0 +1,48 @@
+"""What other engines call things, and what is said here of what there is not."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from forebay.cli import main
+from forebay.config import elsewhere
+from forebay.config.server_args import FLAGS
+from forebay.server import foreign
+from scripts.site.tables import code, codes, table
+
+
+def aliases() -> str:
+    """Options that are taken under their names there."""
+    rows = [(code(alias), code(flag.option), flag.group) for flag in FLAGS for alias in flag.aliases]
+    return table(("there", "here", "about"), sorted(rows, key=lambda row: row[0].strip("`-").lower()))
+
+
+def absent_flags() -> str:
+    """Options and values, each with the line that the command line says."""
+    tables = [
+        table(("option", "what is said"), _by_line(elsewhere.ABSENT)),
+        *(
+            f"Values of `{flag.option}`:\n\n{table(('value', 'what is said'), _by_line(flag.absent))}"
+            for flag in FLAGS
+            if flag.absent
+        ),
+    ]
+    return "\n\n".join(tables)
+
+
+def fields() -> str:
+    passed = f"These cannot change an answer, and pass: {codes(sorted(foreign.PASSED))}."
+    return f"{passed}\n\n{table(('field', 'what is said'), _by_line(foreign.ABSENT))}"
+
+
+def commands() -> str:
+    rows = [(code(theirs), code(f"forebay {ours}")) for theirs, ours in main._ELSEWHERE.items()]
+    return table(("there", "here"), rows)
+
+
+def _by_line(lines: Mapping[str, str]) -> list[tuple[str, str]]:
+    names = defaultdict(list)
+    for name, line in lines.items():
+        names[line].append(name)
+    return [(codes(group), line) for line, group in names.items()]

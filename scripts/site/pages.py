@@ -1,0 +1,56 @@
+"""The pages of the site: those of `docs/` as they are written, and what is made of declarations put into them.
+
+A page says `<!-- made: flags -->` where a part of it is made. Nothing made is kept in the tree, so nothing can be stale.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from scripts.site import api, elsewhere, flags, metrics, models, python
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+DOCS: Final = ROOT / "docs"
+MADE: Final[Mapping[str, Callable[[], str]]] = {
+    "flags": flags.page,
+    "vllm": lambda: elsewhere.flags_of("vllm"),
+    "absent": elsewhere.absent_flags,
+    "fields": elsewhere.fields,
+    "commands": elsewhere.commands,
+    "routes": api.page,
+    "errors": api.errors,
+    "metrics": metrics.page,
+    "families": models.page,
+    "python": python.page,
+}
+_MARK: Final = re.compile(r"^<!-- made: (\w+) -->$", re.MULTILINE)
+
+
+def written() -> dict[Path, str]:
+    """Every page, by its path in `docs/`."""
+    found = {path.relative_to(DOCS): path.read_text() for path in sorted(DOCS.rglob("*.md"))}
+    notebooks = {path.relative_to(DOCS): path for path in sorted(DOCS.rglob("*.ipynb"))}
+    return found | {name.with_suffix(".md"): from_notebook(json.loads(path.read_text()))
+                    for name, path in notebooks.items()}  # fmt: skip
+
+
+def complete(text: str) -> str:
+    """With everything that is made. KeyError for a part that nobody makes."""
+    return _MARK.sub(lambda mark: MADE[mark[1]](), text)
+
+
+def from_notebook(notebook: Mapping[str, Any]) -> str:
+    """Its cells as they stand in the file, with the text that code has written."""
+    return "\n\n".join(part for cell in notebook["cells"] for part in _cell(cell))
+
+
+def _cell(cell: Mapping[str, Any]) -> list[str]:
+    source = "".join(cell["source"])
+    if cell["cell_type"] != "code":
+        return [source]
+    said = ["".join(out.get("text", out.get("data", {}).get("text/plain", ""))) for out in cell["outputs"]]
+    return [f"```python\n{source}\n```", *(f"```text\n{text.rstrip()}\n```" for text in said if text.strip())]
