@@ -7,7 +7,7 @@ ARGS ?=
 PEERS ?= llamacpp llamacpp-q4_0 openvino openvino-int4 transformers
 ISA ?= native
 
-.PHONY: serve test test-all install dev check coverage bench bench-limits bench-peers wheel
+.PHONY: serve test test-all install dev check coverage bench bench-limits bench-peers wheel docs
 
 # make serve ARGS="--port 30001"
 serve: install
@@ -57,3 +57,7 @@ wheel: install
 	@rm -rf build forebay/ops/prebuilt
 	@$(BIN)/python -m forebay.ops.build --wheel
 	@$(BIN)/python -m pip wheel --no-deps --wheel-dir dist .
+
+# The documents as a site: build/docs/html/index.html, which opens from the file system
+docs: dev
+	@$(BIN)/python -m scripts.site build/docs

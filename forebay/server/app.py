@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +24,7 @@ from forebay.server import embeddings, generate, information, occupation
 from forebay.server.aborting import AbortRequest, abort_request
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
-from forebay.server.console import Asset, load_assets
+from forebay.server.console import HEADERS, Asset, load_assets
 from forebay.server.context import ServerContext
 from forebay.server.dialects.messages_request import CountTokensRequest, MessagesRequest
 from forebay.server.dialects.native_request import NativeRequest
@@ -47,6 +48,7 @@ from forebay.server.protocol import (
     TokenizeRequest,
     UpdateWeightsRequest,
 )
+from forebay.server.reference import html
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
 from forebay.server.strict import Strict
@@ -55,6 +57,8 @@ from forebay.server.workers import Workers
 from forebay.text.tokenizer import Tokenizer
 
 Handler = Callable[[Request, ServerContext], Awaitable[Response]]
+
+DOCS: Final = "/docs"
 
 ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
@@ -120,28 +124,41 @@ def create_app(server: ServerContext) -> ASGIApp:
     """The ASGI application; run it with `http_protocol.protocol_class`, which holds the limits below ASGI."""
     assets = load_assets()
     routes, paths = create_routes(server, assets), [path for _, path, _, _ in ROUTES]
-    return with_cors(Gateway(routes, server.security, server.metrics, paths=paths, public_paths=assets), server.config)
+    public = (*assets, DOCS)  # which hold nothing of the operator's
+    return with_cors(Gateway(routes, server.security, server.metrics, paths=paths, public_paths=public), server.config)
 
 
 def create_routes(server: ServerContext, assets: dict[str, Asset]) -> Starlette:
     """The routes alone."""
     routes = [Route(path, _endpoint(handler, server), methods=[method]) for method, path, handler, _ in ROUTES]
     routes += [Route(path, file_endpoint(asset)) for path, asset in assets.items()]
-    routes.append(Route("/openapi.json", _openapi))
+    routes += [Route("/openapi.json", _openapi), Route(DOCS, _docs)]
     app = Starlette(routes=routes, exception_handlers=dict.fromkeys((ForebayError, 404, 405, Exception), pass_on))
     app.router.redirect_slashes = False
     return app
 
 
 async def _openapi(request: Request) -> Response:
-    return Response(_document(), media_type="application/json")
+    return Response(await asyncio.to_thread(_document), media_type="application/json")
+
+
+async def _docs(request: Request) -> Response:
+    return Response(await asyncio.to_thread(_reference), media_type="text/html", headers=HEADERS)
+
+
+def described() -> dict[str, Any]:
+    """The OpenAPI document, which takes a quarter of a second to make."""
+    return document([(method, path, handler.__name__, body) for method, path, handler, body in ROUTES])
 
 
 @cache
 def _document() -> bytes:
-    return msgspec.json.encode(
-        document([(method, path, handler.__name__, body) for method, path, handler, body in ROUTES])
-    )
+    return msgspec.json.encode(described())
+
+
+@cache
+def _reference() -> str:
+    return html(described())
 
 
 def _endpoint(handler: Handler, server: ServerContext) -> Callable[[Request], Awaitable[Response]]:

@@ -296,7 +296,7 @@ OF: Final[Mapping[str, Mapping[str, str]]] = {
     "AnthropicError": {"type": "The kind of error, in Anthropic's words."},
     "Structure": {"schema": "The JSON schema of what stands between `begin` and `end`."},
     "Detokenized": {"prompt": "The text."},
-    "NamedSchema": {"description": "The client's own, of which nothing follows.", "strict": "It is enforced either way."},
+    "NamedSchema": {"description": "The client's own, of which nothing follows.", "strict": "Enforced either way."},
     "Tokens": {"tokens": "The token ids."},
     "UpdateWeightsRequest": {"model_path": "The checkpoint's folder or file, below `--weights-root`."},
     "ServerInfo": {"reasoning": "How the model marks its thinking."},

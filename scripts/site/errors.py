@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -33,8 +34,9 @@ class Told(NamedTuple):
 def page() -> str:
     messages: dict[tuple[int, str], list[str]] = defaultdict(list)
     for told in sorted(every()):
-        if told.message not in messages[told.status, told.code]:
-            messages[told.status, told.code].append(told.message)
+        told_of = messages[told.status, told.code]
+        if any(map(str.isalpha, told.message)) or not told_of:  # others are put together elsewhere
+            told_of.append(told.message)
     rows = [
         (code(name), str(status), "<br>".join(_shown(text) for text in texts))
         for (status, name), texts in sorted(messages.items())
@@ -46,7 +48,12 @@ def _shown(text: str) -> str:
     return text.replace("<", "&lt;").replace("*", "\\*").replace("[", "\\[")
 
 
-def every() -> Iterator[Told]:
+@cache
+def every() -> frozenset[Told]:
+    return frozenset(_read())
+
+
+def _read() -> Iterator[Told]:
     for place in _PLACES:
         for path in sorted((_PACKAGE / place).rglob("*.py")):
             tree = ast.parse(path.read_text())
@@ -86,7 +93,7 @@ def _told(call: ast.Call, known: dict[str, ast.expr]) -> Told | None:
 
 def _entry(written: str, status: int, message: ast.expr, known: dict[str, ast.expr]) -> Told | None:
     text = _text(message, known)
-    return Told(written, status, text) if written.isidentifier() and any(map(str.isalpha, text)) else None
+    return Told(written, status, text) if written.isidentifier() else None
 
 
 def _text(node: Any, known: dict[str, ast.expr], depth: int = 3) -> str:

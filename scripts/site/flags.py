@@ -21,10 +21,20 @@ from scripts.site.tables import code, codes, table
 
 # That of Llama-3.2-1B: what `auto` becomes depends on the model and the machine, so one of each is the example.
 _EXAMPLE: Final = {
-    **{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "hidden_size": 2048},
-    **{"intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8},
-    **{"head_dim": 64, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0},
-    **{"tie_word_embeddings": True, "eos_token_id": 128001, "torch_dtype": "bfloat16", "hidden_act": "silu"},
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
 }
 
 
@@ -36,7 +46,8 @@ def page() -> str:
     parts = []
     for group, flags in groupby(FLAGS, key=lambda flag: flag.group):
         rows = [(_name(flag), _about(flag), _default(flag, examples)) for flag in flags]
-        parts.append(f"## {group[0].upper()}{group[1:]}\n\n" + table(("setting", "what it is", "default"), rows))
+        title = (group[0].upper() + group[1:]).replace("http", "HTTP").replace("Http", "HTTP")
+        parts.append(f"## {title}\n\n" + table(("setting", "what it is", "default"), rows))
     return "\n\n".join(parts)
 
 
@@ -44,7 +55,11 @@ def _settled() -> Mapping[str, Setting]:
     """What each comes to for the example, on a machine of 16 GiB."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         Path(folder, "config.json").write_text(json.dumps(_EXAMPLE))
-        survey = Survey(model=lambda *which: read_shape(*which)[::2], memory=lambda: Amount(16 << 30, "of this machine"), gpu=lambda: None)
+        survey = Survey(
+            model=lambda *which: read_shape(*which)[::2],
+            memory=lambda: Amount(16 << 30, "of this machine"),
+            gpu=lambda: None,
+        )
         config = resolve({"model": folder}, survey=survey, warn=lambda text: None)
     return {setting.name: setting for setting in config.settings}
 

@@ -1,6 +1,7 @@
 """The pages of the site: those of `docs/` as they are written, and what is made of declarations put into them.
 
-A page says `<!-- made: flags -->` where a part of it is made. Nothing made is kept in the tree, so nothing can be stale.
+A page says `<!-- made: flags -->` where a part of it is made. Nothing made is kept in the tree, so nothing
+can be stale.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from scripts.site import api, elsewhere, flags, metrics, models, python
+from scripts.site import api, elsewhere, errors, flags, metrics, models, python
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 DOCS: Final = ROOT / "docs"
 MADE: Final[Mapping[str, Callable[[], str]]] = {
     "flags": flags.page,
-    "vllm": lambda: elsewhere.flags_of("vllm"),
+    "aliases": elsewhere.aliases,
     "absent": elsewhere.absent_flags,
     "fields": elsewhere.fields,
     "commands": elsewhere.commands,
     "routes": api.page,
-    "errors": api.errors,
+    "errors": errors.page,
     "metrics": metrics.page,
     "families": models.page,
     "python": python.page,

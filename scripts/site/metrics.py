@@ -1,0 +1,57 @@
+"""Every series of /metrics: what a server says of an engine that has all there is to tell."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+
+from prometheus_client.metrics import MetricWrapperBase
+
+from forebay.engine.frames import Occupied, Ready, Speculating, State, Transferring
+from forebay.requests.updates import SpeculationReport
+from forebay.scheduler.state import PoolState
+from forebay.server.metrics import _ENGINE_COUNTERS, Metrics
+from scripts.site.tables import code, codes, table
+
+_STATE = State(
+    step=1,
+    num_running=1,
+    num_waiting=0,
+    num_waiting_tokens=0,
+    oldest_wait_s=0.0,
+    pools=[PoolState(name="kv", total=2, free=1, running=1)],
+    counters=dict.fromkeys(_ENGINE_COUNTERS, 0.0),
+    last_step_age_s=0.0,
+    memory=Occupied(num_bytes={"kv_cache": 1}),
+    speculation=Speculating(width=1, recent=SpeculationReport(1.0, 1.0)),
+    transfers=Transferring(pending=0, transferring=0, open=0, unfenced=0),
+)
+_INFO = Ready(
+    max_total_tokens=32,
+    max_running_requests=1,
+    max_requests=2,
+    context_length=32,
+    page_size=16,
+    vocab_size=2,
+    eos_token_ids=[],
+    load_seconds=0.0,
+    report=[],
+    pid=1,
+)
+
+
+def page() -> str:
+    metrics = Metrics("model")
+    labels = {f"{kept._name}_total": set(kept._labelnames) for kept in vars(metrics).values() if _counts(kept)}
+    labels = defaultdict(set, labels)
+    told, rows = metrics.render(_STATE, _INFO).decode(), []
+    for name, labelled in re.findall(r"^(forebay:\w+)\{(.*?)\} ", told, re.MULTILINE):
+        labels[re.sub("_(bucket|count|sum)$", "", name)] |= set(re.findall(r'(\w+)="', labelled)) - {"le"}
+    for name, about, kind in re.findall(r"^# HELP (\S+) (.*)\n# TYPE \S+ (\w+)$", told, re.MULTILINE):
+        if not name.endswith("_created"):
+            rows.append((code(name), kind, codes(sorted(labels[name])), f"{about}."))
+    return table(("name", "kind", "labels", "what it says"), sorted(rows))
+
+
+def _counts(kept: object) -> bool:
+    return isinstance(kept, MetricWrapperBase) and kept._type == "counter"
