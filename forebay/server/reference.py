@@ -91,12 +91,17 @@ def _type(name: str, schema: Mapping[str, Any]) -> str:
     marks = dict.fromkeys(schema.get("required", ()), r" \*")
     rows = [
         f"| `{field}`{marks.get(field, '')} | {_cell(_kind(found))} | {_cell(_about(found))} |"
-        for field, found in schema["properties"].items()
+        for field, found in sorted(schema["properties"].items(), key=lambda item: _order(item[0], marks))
     ]
     about = [" ".join(schema["description"].split())] if "description" in schema else []
     return "\n\n".join(
         [f"### {name}", *about, "\n".join(["| field (\\* required) | type | what it says |", "|---|---|---|", *rows])]
     )
+
+
+def _order(field: str, required: Mapping[str, str]) -> int:
+    """What must be there first, and last what gateways write."""
+    return 2 if field.startswith("bootstrap_") else field not in required
 
 
 def _about(found: Mapping[str, Any]) -> str:
@@ -138,7 +143,7 @@ def _bounds(schema: Mapping[str, Any]) -> Iterator[str]:
     for least, most, unit in _BOUNDS:
         low, high = schema.get(least), schema.get(most)
         high = None if high is not None and high >= _LARGE else high
-        low = None if low is not None and low <= -_LARGE else low
+        low = None if low is not None and (low <= -_LARGE or (low == 1 and unit)) else low
         if low is not None and high is not None:
             yield f"{low:g} to {high:g}{unit}"
         elif low is not None or high is not None:

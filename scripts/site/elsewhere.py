@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from forebay.cli import main
 from forebay.config import elsewhere
 from forebay.config.server_args import FLAGS
-from forebay.server import foreign
+from forebay.requests import foreign
 from scripts.site.tables import code, codes, table
 
 

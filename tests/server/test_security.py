@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from forebay.base.errors import ConfigError
 from forebay.server.app import ROUTES
+from forebay.server.console import HEADERS
 from forebay.server.listen import bind
 from forebay.server.security import Security, host_name
 from tests.deadlines import HANGS_S
@@ -62,7 +64,18 @@ REFUSED: list[tuple[tuple[str, bytes], ...]] = [
     (bearer(KEY), ("x-api-key", b"wrong")),
 ]
 PATHS = [path.replace("{model_id:path}", "tiny") for _, path, _, _ in ROUTES]
-TRICKS = ["/openapi.json", "/docs", "//v1/models", "/v1/..;/models", "/health/", "/health%2f", "/x/health?", "/Health"]
+TRICKS = [
+    "/openapi.json",
+    "/Docs",
+    "/docs/../v1/models",
+    "/docs;/x",
+    "//v1/models",
+    "/v1/..;/models",
+    "/health/",
+    "/health%2f",
+    "/x/health?",
+    "/Health",
+]
 TRICKS += ["/health/../v1/models", "/%2e/v1/models", "/console/../v1/models", "/v1/models?path=/health", "/;/health"]
 
 
@@ -83,13 +96,30 @@ def test_the_routes_tried_are_all_there_are(tokenizer) -> None:
         context = create_context(CONFIG, MODEL, FakeEngine(), tokenizer)
         return {route.path for route in create_routes(context, {}).routes if isinstance(route, Route)}
 
-    assert asyncio.run(paths()) == {"/openapi.json", *(path for _, path, _, _ in ROUTES)}
+    assert asyncio.run(paths()) == {"/openapi.json", "/docs", *(path for _, path, _, _ in ROUTES)}
 
 
 def test_health_needs_no_key_but_only_by_get(guarded: Running) -> None:
     assert status(guarded, "GET", "/health") == 200
     assert status(guarded, "GET", "/health?x=1") == 200
     assert status(guarded, "POST", "/health") == 401
+
+
+def test_the_reference_needs_no_key_and_loads_nothing_from_elsewhere(guarded: Running) -> None:
+    with guarded.client() as client:
+        page = client.get("/docs")
+        assert (page.status_code, client.post("/docs").status_code) == (200, 401)
+    assert "<script" not in page.text
+    assert page.headers["content-security-policy"] == HEADERS["Content-Security-Policy"]
+    loaded = re.findall(r'(?:src|href)="([^"#]*)', page.text)
+    assert {link for link in loaded if link} == {
+        "console/icon.svg",
+        "console/base.css",
+        "console/docs.css",
+        "openapi.json",
+    }
+    assert 'id="chatrequest"' in page.text
+    assert 'href="#chatrequest"' in page.text
 
 
 def test_a_key_opens_the_api_and_only_the_admin_key_the_admin_routes(guarded: Running) -> None:
