@@ -24,12 +24,14 @@ from forebay.engine.frames import (
     FlushCache,
     FromEngine,
     GetState,
+    GetTree,
     Ready,
     Release,
     Resume,
     Shutdown,
     State,
     ToEngine,
+    TreePart,
     Updates,
     UpdateWeights,
 )
@@ -44,7 +46,7 @@ from forebay.scheduler.limits import check_count
 WATCH_INTERVAL_S: Final = 1.0
 EXIT_GRACE_S: Final = 2.0
 
-Question = GetState | FlushCache | Release | Resume | UpdateWeights | CheckTransfers
+Question = GetState | GetTree | FlushCache | Release | Resume | UpdateWeights | CheckTransfers
 
 log = get_logger("engine.client")
 
@@ -74,7 +76,7 @@ class AsyncEngine:
         self._drained: asyncio.Event = asyncio.Event()
         self._lost: asyncio.Event = asyncio.Event()  # the socket is closed
         self._mailboxes: dict[int, Mailbox] = {}
-        self._answers: dict[int, asyncio.Future[State]] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
         self._serials = itertools.count(1)
         self._closing = False
@@ -168,8 +170,8 @@ class AsyncEngine:
         """
         if not self.is_ready:
             raise self._unavailable()
-        room = self._transport.get_write_buffer_size() <= MAX_FRAME_BYTES
-        check_count(len(self._mailboxes), self.info.max_requests if room else 0)
+        has_room = self._transport.get_write_buffer_size() <= MAX_FRAME_BYTES
+        check_count(len(self._mailboxes), self.info.max_requests if has_room else 0)
         request_id = next(self._ids)
         frame = AddRequest(
             request_id=request_id,
@@ -191,6 +193,10 @@ class AsyncEngine:
     async def state(self) -> State:
         """The engine's state, answered between two steps. Raises Unavailable when it is starting or dead."""
         return await self._ask(GetState)
+
+    async def tree(self, *, begin: bool) -> TreePart:
+        """The next part of what is cached, or the first, answered between two steps. Raises what `state` does."""
+        return cast(TreePart, await self._answer_to(GetTree, begin=begin))
 
     async def flush_cache(self) -> State:
         """Drop every cached prefix that no request holds; the state is as of after that."""
@@ -222,8 +228,7 @@ class AsyncEngine:
         if mode is not DisaggregationMode.DECODE:
             raise Conflict(f"the server's --disaggregation-mode is {mode}: ask a decode server", code="not_decode")
         checked = (await self._ask(CheckTransfers, host=host, port=port)).checked
-        assert checked is not None, "a check was neither refused nor answered"
-        return checked
+        return cast(Checked, checked)
 
     async def close(self, drain_s: float) -> None:
         """Refuse new requests, give the running ones `drain_s`, fail the rest (`shutting_down`), end and reap the
@@ -238,8 +243,8 @@ class AsyncEngine:
         if self.dead is None:
             self._send(Shutdown())
             reason = "the server is shutting down and the request did not end in the time it had left"
-            closed = Unavailable("the engine was closed", code="shutting_down")
-            self._end(Failure.of(closed), Unavailable(reason, code="shutting_down"))
+            over = Failure.of(Unavailable("the engine was closed", code="shutting_down"))
+            self._end(over, Unavailable(reason, code="shutting_down"))
         self._transport.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._lost.wait(), grace_s)
@@ -256,19 +261,21 @@ class AsyncEngine:
             self._transport.write(data)
 
     async def _ask(self, question: type[Question], **what: Any) -> State:
-        if self.dead is not None or not self._ready.done():
-            raise self._unavailable()
-        serial = next(self._serials)
-        answer: asyncio.Future[State] = self._loop.create_future()
-        self._answers[serial] = answer
-        try:
-            self._send(question(serial=serial, **what))
-            state = await answer
-        finally:
-            del self._answers[serial]
+        state: State = await self._answer_to(question, **what)
         if state.refused is not None:
             raise from_code(state.refused.kind, state.refused.message, state.refused.code)
         return state
+
+    async def _answer_to(self, question: type[Question], **what: Any) -> Any:
+        if self.dead is not None or not self._ready.done():
+            raise self._unavailable()
+        serial = next(self._serials)
+        self._answers[serial] = self._loop.create_future()
+        try:
+            self._send(question(serial=serial, **what))
+            return await self._answers[serial]
+        finally:
+            del self._answers[serial]
 
     def _watch(self) -> None:
         """An engine that hangs for as long as no request may go without a token will not enforce that limit itself."""
@@ -306,8 +313,8 @@ class AsyncEngine:
             match frame:
                 case Updates():
                     self._deliver(frame)
-                case State():
-                    self.last_state = frame
+                case State() | TreePart():
+                    self.last_state = frame if isinstance(frame, State) else self.last_state
                     answer = self._answers.get(frame.answers)
                     if answer is not None and not answer.done():
                         answer.set_result(frame)

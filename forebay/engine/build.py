@@ -264,6 +264,7 @@ def _ready(
         wants_resume_points=bool(budget.demand.kinds),
         bootstrap_port=bootstrap_port,
         hidden_size=checkpoint.config.hidden_size,
+        slot_bytes=budget.slot_bytes,
     )
 
 

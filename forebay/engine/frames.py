@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from forebay.config.engine_config import EngineConfig
-from forebay.memory.radix_node import OPERATOR
+from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
 from forebay.requests.updates import Failure, SpeculationReport, Update
@@ -61,6 +61,13 @@ class GetState(msgspec.Struct, frozen=True, tag="get_state"):
     """Ask for a `State` that names `serial`; one (of serial 0) is also sent about every second of work."""
 
     serial: int = 0
+
+
+class GetTree(msgspec.Struct, frozen=True, tag="get_tree"):
+    """Ask for the next part of what is cached, or with `begin` for the first; answered by a `TreePart`."""
+
+    serial: int = 0
+    begin: bool = False
 
 
 class Release(msgspec.Struct, frozen=True, tag="release", kw_only=True):
@@ -158,6 +165,17 @@ class State(SchedulerState, frozen=True, tag="state", kw_only=True):
     checked: Checked | None = None  # where that was asked for
 
 
+class TreePart(msgspec.Struct, frozen=True, tag="tree_part"):
+    """Some nodes of the prefix cache, as they were passed, with what each of the `kinds` keeps there; `more` are to be
+    asked for. The last part of a tree that is too large to be shown `is_cut`."""
+
+    answers: int
+    branches: list[Branch]
+    kinds: list[str]
+    more: bool = False
+    is_cut: bool = False
+
+
 class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
     """Sent about every second by a thread that does nothing else: as long as these come, the process runs.
 
@@ -173,7 +191,8 @@ class Beat(msgspec.Struct, frozen=True, tag="beat", kw_only=True):
 class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     """The engine is up. `report` rows are (section, item, value, reason) for the start-up table and /server_info.
     `wants_resume_points`: the model keeps states or windows, which are cached at chosen lengths only. `bootstrap_port`
-    is where a prefill engine listens for decode, `hidden_size` how many numbers a pooled prompt becomes."""
+    is where a prefill engine listens for decode, `hidden_size` how many numbers a pooled prompt becomes; `slot_bytes`
+    are those of a slot of each pool, in all layers together."""
 
     max_total_tokens: int
     max_running_requests: int
@@ -188,6 +207,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready", kw_only=True):
     wants_resume_points: bool = False
     bootstrap_port: int = 0
     hidden_size: int = 0
+    slot_bytes: dict[str, int] = {}
 
 
 class Updates(msgspec.Struct, frozen=True, tag="updates", omit_defaults=True):
@@ -249,10 +269,11 @@ ToEngine = (
     | AbortRequest
     | FlushCache
     | GetState
+    | GetTree
     | Release
     | Resume
     | UpdateWeights
     | CheckTransfers
     | Shutdown
 )
-FromEngine = Ready | Updates | State | Beat | Dead
+FromEngine = Ready | Updates | State | TreePart | Beat | Dead

@@ -22,6 +22,7 @@ from forebay.engine.frames import (
     CheckTransfers,
     FlushCache,
     GetState,
+    GetTree,
     Release,
     Resume,
     Shutdown,
@@ -30,6 +31,7 @@ from forebay.engine.frames import (
     UpdateWeights,
 )
 from forebay.engine.stream import failed
+from forebay.engine.surveys import Surveys
 from forebay.requests.updates import Failure, Update
 
 STATE_INTERVAL_S: Final = 1.0
@@ -58,6 +60,7 @@ class EngineLoop:
         self._sleep_idle_s = sleep_idle_s  # 0: it never sleeps by itself
         self._sleep_at: float | None = clock() + sleep_idle_s if sleep_idle_s else None
         self._channel = channel
+        self._surveys = Surveys(core.scheduler.held.cache)
         if core.exchange:
             channel.also_wake_for(core.exchange.transfers.fileno())
         self._clock = clock
@@ -166,6 +169,8 @@ class EngineLoop:
                 self._send_state(frame.serial)
             case GetState():
                 self._send_state(frame.serial)
+            case GetTree():
+                self._channel.send(self._surveys.part(frame, self._clock()))
             case Release() | Resume() | UpdateWeights():
                 self._core.sleeper.handle(frame)
             case CheckTransfers() if self._core.exchange:
@@ -196,6 +201,7 @@ class EngineLoop:
     def _send_state(self, serial: int, refused: Failure | None = None, checked: Checked | None = None) -> None:
         now, core = self._clock(), self._core
         self._state_at = now + STATE_INTERVAL_S
+        self._surveys.note(now)
         memory = core.sleeper.state
         self._phase = memory.phase
         what = {"refused": refused, "checked": checked, "memory": memory}
@@ -205,6 +211,8 @@ class EngineLoop:
         now = self._clock()
         if now >= self._state_at:
             self._send_state(0)
+        if self._core.idle:
+            self._surveys.note(now)
         if self._core.idle and now >= self._audit_at:
             self._audit_at = now + AUDIT_INTERVAL_S
             lost = self._core.scheduler.reclaim_leaks()

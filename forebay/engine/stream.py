@@ -167,6 +167,7 @@ def merge(first: Update, then: Update) -> Update:
     first.matched_stop = then.matched_stop
     first.speculation = then.speculation
     first.vector = then.vector
+    first.memory = then.memory
     if then.cache is not None:
         first.cache, first.weight_version = then.cache, then.weight_version
     if then.logprobs is not None:

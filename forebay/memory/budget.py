@@ -175,6 +175,13 @@ class MemoryBudget(PoolSizes):
         return self.num_pages * self.page_size
 
     @property
+    def slot_bytes(self) -> dict[str, int]:
+        """What one slot of each pool takes, in all layers together."""
+        row_bytes = self.demand.row_bytes(1, self.context_length) - self.demand.row_bytes(0, self.context_length)
+        kinds = {kind.name: kind.slot_bytes for kind in self.demand.kinds}
+        return {KV: self.demand.page_bytes, "rows": row_bytes, **kinds}
+
+    @property
     def total_bytes(self) -> int:
         return sum(self.num_bytes.values()) + self.row_bytes + self.demand.guess_bytes
 

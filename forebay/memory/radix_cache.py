@@ -38,7 +38,7 @@ class RadixCache(RadixIndex):
     """Prefixes of finished and running requests, page by page.
 
     `slots` is the pool of pages: the cache takes pages over from requests (`extend_pin`) and returns them there
-    (`evict`). Units are pages except where a name says tokens.
+    (`evict`). Units are pages except where a name says tokens. `clock` counts the uses that are told apart.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RadixCache(RadixIndex):
         self._slots = slots
         self._cuts_leaves = not any(kind.at_ends for kind in kinds)
         self._order = _EVICTION_ORDER[policy]
-        self._clock = 0
+        self.clock = 0
         self._heap: list[Any] = []  # (useful, order, stamp, node)
         self._stamps = 0
         self.num_pages = 0
@@ -73,10 +73,10 @@ class RadixCache(RadixIndex):
             node = self._root(namespace)
         elif match.inside < len(node.key):
             node = self._split(node, match.inside)
-        self._clock += 1
+        self.clock += 1
         step: Node | None = node
         while step is not None:
-            step.last_access = self._clock
+            step.last_access = self.clock
             step.hits += 1
             if priority > step.priority:
                 step.priority = priority
@@ -110,8 +110,8 @@ class RadixCache(RadixIndex):
             for kind in self.kinds:
                 kind.attached(node, owner)
         if node is not pin.node:
-            self._clock += 1
-            node.last_access = self._clock
+            self.clock += 1
+            node.last_access = self.clock
             node.priority = max(node.priority, pin.node.priority)
             self._lock(node)
             self._unlock(pin.node)

@@ -10,7 +10,7 @@ import numpy as np
 
 from forebay.memory.kinds.kind import Kind
 from forebay.memory.miss_reason import MissReason
-from forebay.memory.radix_node import NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, no_match
+from forebay.memory.radix_node import NOTHING_ELSE, OPERATOR, TOKEN_BYTES, Match, Node, Root, may_see, no_match
 from forebay.memory.slots import Ids
 
 _MAX_SIBLINGS: Final = 32  # children that are looked at to say where a prompt left the nearest
@@ -122,10 +122,10 @@ class RadixIndex:
             shared = _shared(key, position, nearest.key)
         else:
             near = islice((nodes[-1] if nodes else root).children.values(), _MAX_SIBLINGS)
-            seen = ((_shared(key, position, node.key), node) for node in near if _may_see(author, node))
+            seen = ((_shared(key, position, node.key), node) for node in near if may_see(author, node.author))
             shared, nearest = max(seen, key=lambda found: found[0], default=(0, None))
         position += shared
-        if nearest is None or position >= len(key) or not _may_see(author, nearest):
+        if nearest is None or position >= len(key) or not may_see(author, nearest.author):
             return -1, -1
         token = nearest.key[shared : shared + TOKEN_BYTES]
         return position // TOKEN_BYTES, int.from_bytes(token, "little", signed=True)
@@ -134,6 +134,10 @@ class RadixIndex:
         """Bytes of whole pages that `edge` and `key[position:end]` share; the first page is known to be shared."""
         shared = min(_shared(key, position, edge), end - position)
         return shared - shared % self._page_bytes
+
+    @property
+    def roots(self) -> list[Root]:
+        return list(self._roots.values())
 
     def nodes(self) -> Iterator[Node]:
         return chain.from_iterable(map(self._subtree, self._roots.values()))
@@ -145,10 +149,6 @@ class RadixIndex:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
-
-
-def _may_see(author: str, node: Node) -> bool:
-    return author in (OPERATOR, node.author)
 
 
 def _shared(key: bytes, position: int, edge: bytes) -> int:

@@ -12,6 +12,7 @@ from forebay.memory.miss_reason import MissReason
 from forebay.memory.slots import NO_IDS, Ids
 
 TOKEN_BYTES: Final = 4
+NAME_BYTES: Final = 8  # of a branch
 NOTHING_ELSE: Final[Mapping[str, int]] = {}
 OPERATOR: Final = ""  # the author who may see what any author has put into the cache
 
@@ -46,6 +47,28 @@ class Root(Node):
     def __init__(self, namespace: str) -> None:
         Node.__init__(self, b"", NO_IDS, None)
         self.namespace = namespace
+
+
+def may_see(author: str, of: str) -> bool:
+    """Whether an author may be told what another has put into the cache (C29)."""
+    return author in (OPERATOR, of)
+
+
+class Branch(NamedTuple):
+    """A node as it was when it was passed. `name` and that of its `parent`, b"" for a root's, stay the same as long as
+    tokens are cached there, whatever is split above or below. Of `kept` slots each kind has as many here, in the
+    engine's order of kinds; `tokens` are the first of the edge, as its key has them. Only roots have a `namespace`."""
+
+    name: bytes
+    parent: bytes
+    namespace: str
+    author: str
+    num_pages: int
+    locks: int  # pins that end here, and children that are locked
+    hits: int
+    idle_s: float
+    kept: list[int]
+    tokens: bytes
 
 
 class Match(NamedTuple):

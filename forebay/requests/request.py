@@ -67,6 +67,7 @@ class Request:
     order: int = 0  # place in the order of submission, given by the scheduler
     overtaken: int = 0  # how often somebody behind it was admitted first
     num_retractions: int = 0
+    num_recomputed: int = 0  # tokens, after retractions
     resume_after: int = 0  # after a retraction: the last step that still computes for it
     last_progress: float = 0.0
     cache_report: CacheReport | None = None  # of the first admission; sent with the first token

@@ -10,7 +10,7 @@ from forebay.base.errors import ForebayError
 from forebay.memory.miss_reason import MissReason
 from forebay.requests.step_plan import TokenLogprob
 
-__all__ = ["CacheReport", "Failure", "FinishReason", "MissReason", "SpeculationReport", "Update"]
+__all__ = ["CacheReport", "Failure", "FinishReason", "MemoryReport", "MissReason", "SpeculationReport", "Update"]
 
 
 class FinishReason(StrEnum):
@@ -36,6 +36,15 @@ class CacheReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     differs_at: int = -1
     token_here: int = -1
     token_there: int = -1
+
+
+class MemoryReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What became of a request's memory: how often it was retracted, how many tokens were computed again for that, and
+    the lengths of prompt and answer from which the cache lets others go on, where that is not so after every page."""
+
+    retractions: int = 0
+    recomputed_tokens: int = 0
+    checkpoints: list[int] = []
 
 
 class Failure(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -79,3 +88,4 @@ class Update(msgspec.Struct, array_like=True, gc=False):
     weight_version: int = 0  # of the weights that compute it, with the first
     restarted: bool = False  # the weights have changed: the tokens told so far count for nothing, others follow
     vector: bytes = b""
+    memory: MemoryReport | None = None  # with the last, where there is something to tell

@@ -119,7 +119,9 @@ class Queues:
             self.counters["cached_tokens"] += report.cached_tokens
             self.counters[f"misses.{report.miss_reason}"] += 1
         else:
-            self.counters["recomputed_tokens"] += len(req.tokens) - report.cached_tokens
+            num_recomputed = len(req.tokens) - report.cached_tokens
+            req.num_recomputed += num_recomputed
+            self.counters["recomputed_tokens"] += num_recomputed
 
     def launch_extends(self, chunks: Sequence[Chunk]) -> None:
         """The chunks are on their way: requests whose last chunk this is decode from the next step on."""

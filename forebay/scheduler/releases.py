@@ -120,6 +120,17 @@ class Releases:
         """Whether more of a request that ends now can be cached if its release waits for its steps in flight."""
         return any(kind.is_finishing(req.residency, len(req.tokens)) for kind in self.kinds)
 
+    def checkpoints(self, pin: Pin) -> list[int]:
+        """Lengths of a pinned prefix from which one can go on, where that is so at some ends of nodes only."""
+        kinds = [kind for kind in self.kinds if kind.at_ends]
+        lengths: list[int] = []
+        node, num_pages = pin.node, pin.num_pages
+        while kinds and node.parent is not None:
+            if all(kind.num_kept(node) for kind in kinds):
+                lengths.append(num_pages * self.page_size)
+            node, num_pages = node.parent, num_pages - len(node.pages)
+        return lengths[::-1]
+
     def release(self, req: Request, num_committed: int | None = None) -> None:
         """Take back all that the request holds, now or when no step in flight and no other engine can touch it.
 

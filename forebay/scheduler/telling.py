@@ -8,7 +8,7 @@ from itertools import compress, islice
 from forebay.config.engine_config import SchedulerConfig
 from forebay.requests.request import Request, Status
 from forebay.requests.step_plan import StepResult, TokenLogprob
-from forebay.requests.updates import Failure, FinishReason, Update
+from forebay.requests.updates import Failure, FinishReason, MemoryReport, Update
 from forebay.scheduler.grammars import Constraints, Grammars
 from forebay.scheduler.handoff import Handoff
 from forebay.scheduler.proposer import Proposer
@@ -110,14 +110,22 @@ class Telling(Queues):
             self.suspects.acquit(req)
         self.handoff.ended(req, failure)
         self.remove(req, was)
-        if req.held is None:
+        update.memory = self._let_go(req, was, failed=reason is FinishReason.ERROR)
+
+    def _let_go(self, req: Request, was: Status, *, failed: bool) -> MemoryReport | None:
+        """Of all that it holds, now or when its steps in flight have landed; what there is to tell of it."""
+        held, checkpoints = req.held, []
+        if held is None:
             self.held.offloaded.drop(req.id, self.held.draft)
-            return
-        if reason is not FinishReason.ERROR and was is not Status.TRANSFERRING and self.held.is_finishing(req):
-            self.held.table.move_out(req.residency.row)
+        elif not failed and was is not Status.TRANSFERRING and self.held.is_finishing(req):
+            checkpoints = [*self.held.checkpoints(held.pin), held.kv_bound]
+            self.held.table.move_out(held.row)
             self.finishing.append(req)
         else:
-            self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)
+            self.held.release(req, None if failed else held.kv_committed)
+            checkpoints = self.held.checkpoints(held.pin)
+        report = MemoryReport(req.num_retractions, req.num_recomputed, checkpoints)
+        return report if req.num_retractions or checkpoints else None
 
 
 def by_request(flight: Flight, result: StepResult) -> list[Sampled]:

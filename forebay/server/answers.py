@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal, NotRequired, TypedDict
 
 from forebay.scheduler.state import PoolState
+from forebay.server.cache_usage import CacheUsage
 
 
 class Error(TypedDict):
@@ -38,15 +39,6 @@ class CachedDetails(TypedDict):
 
 class ReasoningDetails(TypedDict):
     reasoning_tokens: int
-
-
-class CacheUsage(TypedDict):
-    """What the prefix cache did for the request; `matched_tokens` by kind of cache, `kv` first."""
-
-    cached_tokens: int
-    miss_reason: str
-    matched_tokens: dict[str, int]
-    differs: dict[str, Any] | None
 
 
 class Usage(TypedDict):
@@ -382,6 +374,7 @@ class ServerInfo(TypedDict):
     engine: dict[str, Any] | None
     server: dict[str, Any]
     state: dict[str, Any] | None
+    may_administer: bool
 
 
 class Flushed(TypedDict):

@@ -20,7 +20,7 @@ from forebay.config.engine_config import ServerConfig
 from forebay.engine.async_engine import AsyncEngine
 from forebay.grammar.vocabulary import Vocabulary
 from forebay.requests.sampling_params import SamplingParams
-from forebay.server import embeddings, generate, information, occupation
+from forebay.server import embeddings, generate, information, occupation, tree
 from forebay.server.aborting import AbortRequest, abort_request
 from forebay.server.assets import file_endpoint, pass_on, with_cors
 from forebay.server.bodies import Bodies
@@ -81,6 +81,7 @@ ROUTES: Final[tuple[tuple[str, str, Handler, type[Strict] | None], ...]] = (
     ("GET", "/server_info", information.server_info, None),
     ("GET", "/model_info", information.model_info, None),
     ("GET", "/debug/state", information.debug_state, None),
+    ("POST", "/debug/tree", tree.debug_tree, tree.TreeRequest),
     ("POST", "/flush_cache", information.flush_cache, None),
     ("POST", "/release_memory_occupation", occupation.release, ReleaseRequest),
     ("POST", "/resume_memory_occupation", occupation.resume, ResumeRequest),

@@ -22,6 +22,7 @@ from forebay.server.isolation import Isolation, Tenant
 from forebay.server.lifecycle import Lifecycle
 from forebay.server.messages import ChatMessage, Templated
 from forebay.server.metrics import Metrics
+from forebay.server.prefix_tree import Trees
 from forebay.server.protocol import PlainText, Sampling
 from forebay.server.security import Security
 from forebay.server.served_model import ServedModel
@@ -57,6 +58,7 @@ class ServerContext:
     sampling: SamplingParams  # of what requests do not say
     started_at: float
     under_way: UnderWay = field(default_factory=UnderWay)
+    trees: Trees = field(default_factory=Trees)
 
     async def encode(self, text: str, body: PlainText) -> list[int]:
         """The tokens of a text, by a worker where it is long. Raises what `Tokenizer.encode` raises."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NotRequired, TypedDict
 
-from forebay.server.answers import CachedDetails, CacheUsage
+from forebay.server.answers import CachedDetails
+from forebay.server.cache_usage import CacheUsage
 
 
 class PooledUsage(TypedDict):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.stream import Stream
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, FinishReason, SpeculationReport, Update
+from forebay.requests.updates import CacheReport, FinishReason, MemoryReport, SpeculationReport, Update
 from forebay.server.cache_usage import cache_usage
 from forebay.server.errors import from_failure
 from forebay.server.logprobs import Scored, WaitingScores
@@ -56,6 +56,7 @@ class Choice:
         self.stopped: str | None = None  # the stop string that ended it
         self.cache = CacheReport()
         self.speculation: SpeculationReport | None = None
+        self.memory = MemoryReport()
         self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.weight_version = 0
         self._table = table
@@ -106,6 +107,7 @@ class Choice:
         if update.prompt_logprobs is not None:
             self.prompt_logprobs = update.prompt_logprobs
         self.speculation = update.speculation
+        self.memory = update.memory or self.memory
         if update.finish is FinishReason.ERROR:
             self.finish = "error"
             raise from_failure(update.failure)
@@ -295,7 +297,7 @@ class Generation:
         """OpenAI's usage, with what the prefix cache did. Choices of one prompt count it once."""
         completion = sum(choice.num_tokens for choice in self.choices)
         reports = {id(choice.prompt): choice.cache for choice in reversed(self.choices)}
-        cache = cache_usage(list(reports.values())[::-1], self._table)
+        cache = cache_usage(list(reports.values())[::-1], self._table, [choice.memory for choice in self.choices])
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": completion,

@@ -169,7 +169,8 @@ async def server_info(request: Request, server: ServerContext) -> Response:
     What is on top, and that there is no /version, is what gateways of the field know such a server by. They take all of
     it or nothing: `weight_version` is text there, and `model`, had we one, would have to be."""
     info = _info(server)
-    may_see_totals = server.security.may_see_totals(RequestContext.of(request.scope).tenant)
+    tenant = RequestContext.of(request.scope).tenant
+    may_see_totals = server.security.may_see_totals(tenant)
     config = server.config
     elsewhere = {"api_keys", "admin_api_keys", "sampling"}
     state = await _state(server)
@@ -197,6 +198,7 @@ async def server_info(request: Request, server: ServerContext) -> Response:
             "server": limits,
             "weight_version": str(0 if state is None else state.memory.weight_version),
             "state": state if may_see_totals else None,
+            "may_administer": server.security.may_administer(tenant),
         }
     )
 

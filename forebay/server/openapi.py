@@ -14,6 +14,7 @@ from forebay.server.descriptions import ROUTES, describe
 from forebay.server.errors import MESSAGES, RESPONSES, speaks_anthropic
 from forebay.server.security import ADMIN_PATHS
 from forebay.server.strict import Strict
+from forebay.server.tree import TreeRows
 
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
@@ -44,6 +45,7 @@ _ANSWERS: Final[dict[str, dict[str, Any]]] = {
     "/server_info": {JSON: answers.ServerInfo},
     "/model_info": {JSON: answers.ModelInfo},
     "/debug/state": {JSON: answers.DebugState},
+    "/debug/tree": {JSON: TreeRows},
     "/flush_cache": {JSON: answers.Flushed},
     "/check_transfers": {JSON: answers.Checked},
     **{path: {JSON: answers.Done} for path in sorted(ADMIN_PATHS - {"/flush_cache", "/check_transfers"})},

@@ -25,7 +25,7 @@ ADMIN_PATHS: Final = frozenset(
         *("/pause_generation", "/continue_generation", "/update_weights_from_disk", "/check_transfers"),
     }
 )
-TOTALS: Final = frozenset({"/metrics", "/debug/state"})  # what they count is everybody's together
+TOTALS: Final = frozenset({"/metrics", "/debug/state", "/debug/tree"})  # what they count is everybody's together
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS: Final = frozenset({"", "0.0.0.0", "::"})  # an address to bind to, never a default
 _HOST: Final = re.compile(r"(?:\[(?P<ipv6>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::(?P<port>[0-9]{0,5}))?")
@@ -59,6 +59,10 @@ class Security:
     def open(self) -> bool:
         """No key is configured (only possible on loopback)."""
         return not self._keys and not self._admin_keys
+
+    def may_administer(self, tenant: Tenant) -> bool:
+        """Whether admin routes would be this one's to use."""
+        return tenant.is_admin or self.open
 
     def check_host(self, headers: Headers, *, public: bool = False) -> None:
         """A page of another site must not reach this server through a name that resolves here (DNS rebinding), nor post

@@ -22,11 +22,13 @@ from forebay.engine.frames import (
     FlushCache,
     FromEngine,
     GetState,
+    GetTree,
     Release,
     Resume,
     Shutdown,
     State,
     ToEngine,
+    TreePart,
     Updates,
     UpdateWeights,
 )
@@ -286,3 +288,18 @@ def test_a_beat_says_how_long_the_loop_has_been_at_one_thing(monkeypatch: pytest
     peer.core.step()
     assert peer.loop.beat().step_age_s == 0
     peer.close()
+
+
+def test_the_tree_is_told_in_parts_between_steps(peer: Peer) -> None:
+    """One part for each question, whatever there is to do, and never a step less."""
+    for i in range(3):
+        peer.say(AddRequest(request_id=i, prompt_token_ids=[50 + i] * 20, params=SamplingParams(max_new_tokens=3)))
+        peer.work()
+    peer.say(AddRequest(request_id=9, prompt_token_ids=[1, 2, 3], params=SamplingParams(max_new_tokens=4)))
+    peer.loop.turn()
+    steps = peer.core.scheduler.held.steps.launched
+    peer.say(GetTree(serial=5, begin=True), GetTree(serial=6))
+    peer.loop.turn()
+    parts = [frame for frame in peer.heard() if isinstance(frame, TreePart)]
+    assert peer.core.scheduler.held.steps.launched == steps + 1
+    assert [(part.answers, len(part.branches), part.more) for part in parts] == [(5, 4, False), (6, 0, False)]

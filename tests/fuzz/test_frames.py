@@ -23,15 +23,26 @@ from forebay.engine.frames import (
     FlushCache,
     FromEngine,
     GetState,
+    GetTree,
     Ready,
     Shutdown,
     State,
     ToEngine,
+    TreePart,
     Updates,
 )
+from forebay.memory.radix_node import Branch
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
-from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, SpeculationReport, Update
+from forebay.requests.updates import (
+    CacheReport,
+    Failure,
+    FinishReason,
+    MemoryReport,
+    MissReason,
+    SpeculationReport,
+    Update,
+)
 from forebay.scheduler.state import PoolState
 from tests.engine.engine_fakes import CONFIG, READY, ScriptedEngine, fake_core, state
 from tests.fuzz.mutants import fuzz, mutated, outcome, pieces, seeds
@@ -43,6 +54,7 @@ TO_ENGINE: list[msgspec.Struct] = [
     AbortRequest(request_id=2**40),
     FlushCache(serial=3),
     GetState(serial=7),
+    GetTree(serial=8, begin=True),
     Shutdown(),
     Configure(CONFIG),
 ]
@@ -57,6 +69,7 @@ NEWS = [
         cache=CacheReport(3, MissReason.EVICTED, 4, {"state": 4}),
     ),
     Update(1, [7], finish=FinishReason.STOP, matched_stop=7, speculation=SpeculationReport(1.5, 1.25)),
+    Update(1, [], finish=FinishReason.LENGTH, memory=MemoryReport(1, 20, [16, 32])),
     Update(2, [], finish=FinishReason.ERROR, failure=Failure("EngineError", "step_failed", "a step failed")),
 ]
 POOL = PoolState(name="kv", total=9, free=9, running=0)
@@ -66,6 +79,7 @@ FROM_ENGINE: list[msgspec.Struct] = [
     Updates.pack(NEWS[:1]),
     Updates.pack([Update(1, [5, 6, 7]), Update(3, [8])]),
     state(counters={"steps": 1.0}, answers=1, pools=[POOL]),
+    TreePart(1, [Branch(b"12345678", b"", "0/", "", 1, 0, 2, 0.5, [1], b"1234")], ["state"], more=True),
     Beat(turn_age_s=0.0, step_age_s=0.5, step_limit_s=60.0),
     Dead(failure=Failure("EngineError", "engine_dead", "killed")),
 ]

@@ -321,14 +321,14 @@ MEMORY = (
     Mutant(
         "C29 not even the position is told where a prompt leaves another author's",
         "memory/radix_index.py",
-        "if nearest is None or position >= len(key) or not _may_see(author, nearest):",
+        "if nearest is None or position >= len(key) or not may_see(author, nearest.author):",
         "if nearest is None or position >= len(key):",
         "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
     ),
     Mutant(
         "C29 of the prompts nearby an author's own is looked for",
         "memory/radix_index.py",
-        "for node in near if _may_see(author, node))",
+        "for node in near if may_see(author, node.author))",
         "for node in near)",
         "memory/test_radix_kinds.py::test_c29_where_prompts_part_is_told_of_an_authors_own_only",
     ),

@@ -206,8 +206,8 @@ SCHEDULER = (
     Mutant(
         "C30 what a request generated that failed later is not adopted",
         "scheduler/telling.py",
-        "            self.held.release(req, None if reason is FinishReason.ERROR else req.residency.kv_committed)",
-        "            self.held.release(req, req.residency.kv_committed)",
+        "            self.held.release(req, None if failed else held.kv_committed)",
+        "            self.held.release(req, held.kv_committed)",
         "scheduler/test_scheduler.py::test_what_a_request_generated_that_failed_later_is_not_in_the_cache",
     ),
     Mutant(
@@ -286,7 +286,7 @@ SCHEDULER = (
         "C26 an ended request drops its copy on the host",
         "scheduler/telling.py",
         "            self.held.offloaded.drop(req.id, self.held.draft)\n",
-        "",
+        "            pass\n",
         "scheduler/test_offload.py::test_an_aborted_request_drops_its_copy",
     ),
     Mutant(

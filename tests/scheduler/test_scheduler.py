@@ -429,3 +429,16 @@ def test_a_leak_is_quarantined_and_counted_and_the_engine_goes_on():
     req = rig.add(12)
     rig.run()
     assert rig.finish_of(req) is FinishReason.LENGTH
+
+
+def test_the_last_update_says_how_often_a_request_was_retracted_and_what_was_computed_again():
+    rig = Rig(page_size=4, num_pages=12)
+    req, other = rig.add(16, max_new=8), rig.add(16, max_new=2)
+    rig.step()
+    rig.step()
+    rig.scheduler.retract(req)
+    rig.run()
+    (told,) = [update.memory for update in rig.updates if update.request_id == req.id and update.finish]
+    assert (told.retractions, told.recomputed_tokens) == (1, rig.scheduler.counters["recomputed_tokens"])
+    assert told.recomputed_tokens > 0
+    assert [update.memory for update in rig.updates if update.request_id == other.id and update.finish] == [None]

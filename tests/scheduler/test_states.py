@@ -256,3 +256,21 @@ def test_c8_leaked_slots_and_windows_are_quarantined_when_idle():
     windows_of(held).slots.take_ids(1, 77)
     assert rig.scheduler.reclaim_leaks() == 3
     assert states_of(held).pool.num_quarantined == 2
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_the_last_update_names_the_places_from_which_others_can_go_on(depth):
+    """C18, C20: of what it found and of what it left."""
+    rig = hybrid(depth)
+    rig.add(list(range(20)), max_new=1)
+    rig.run()
+    rig.add([*range(20), *range(40, 53)], max_new=9)
+    rig.run()
+    told = {update.request_id: update.memory for update in rig.updates if update.finish}
+    assert told[1].checkpoints == [16, 20]
+    tokens = [*range(20), *range(40, 53), *[1000] * 9]
+    for length in told[2].checkpoints:
+        probe = rig.scheduler.held.cache.match(np.array(tokens[:length], dtype=np.int32).tobytes(), "0/")
+        assert probe.num_tokens == length
+    assert len(told[2].checkpoints) > 2
+    assert told[2].checkpoints[-1] > 33, "one is behind the prompt"

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from forebay.engine.frames import AddRequest, State
+from forebay.engine.frames import AddRequest, GetTree, State, TreePart
 from forebay.engine.stream import Mailbox, Stream
+from forebay.engine.surveys import Surveys
 from forebay.memory.radix_node import OPERATOR
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.transfers import Rendezvous
@@ -25,7 +26,8 @@ class CachingEngine:
 
     def __init__(self) -> None:
         self.core, self.runner = fake_core(changed(max_total_tokens=1 << 16))
-        self.info = msgspec.structs.replace(READY, max_total_tokens=1 << 16)
+        self.info = msgspec.structs.replace(READY, max_total_tokens=1 << 16, slot_bytes={"kv": 64 * PAGE})
+        self._surveys = Surveys(self.core.scheduler.held.cache)
         self.dead: Failure | None = None
         self.last_state: State | None = None
         self.last_tick_age_s = 0.0
@@ -77,6 +79,9 @@ class CachingEngine:
     async def state(self) -> State:
         self.last_state = self.core.stats.frame(self.core.scheduler, time.monotonic())
         return self.last_state
+
+    async def tree(self, *, begin: bool) -> TreePart:
+        return self._surveys.part(GetTree(begin=begin), time.monotonic())
 
     async def flush_cache(self) -> State:
         self.core.scheduler.flush_cache()

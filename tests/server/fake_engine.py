@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 
 from forebay.base.errors import Overloaded, Unavailable
-from forebay.engine.frames import Beat, Checked, Ready, State, Updates
+from forebay.engine.frames import Beat, Checked, Ready, State, TreePart, Updates
 from forebay.engine.stream import Receiver
-from forebay.memory.radix_node import OPERATOR
+from forebay.memory.radix_node import OPERATOR, Branch
 from forebay.requests.sampling_params import SamplingParams
 from forebay.requests.step_plan import TokenLogprob
 from forebay.requests.transfers import Rendezvous
-from forebay.requests.updates import CacheReport, Failure, FinishReason, MissReason, SpeculationReport, Update
+from forebay.requests.updates import (
+    CacheReport,
+    Failure,
+    FinishReason,
+    MemoryReport,
+    MissReason,
+    SpeculationReport,
+    Update,
+)
 from forebay.scheduler.state import PoolState
 
 HIDDEN_SIZE = 8
@@ -95,6 +103,7 @@ class FakeStream:
                 prompt_logprobs=self._prompt_scores() if first and self.params.prompt_logprobs >= 0 else None,
                 matched_stop=token_ids[-1] if stops else None,
                 speculation=self._engine.speculation if stops or full else None,
+                memory=self._engine.memory if stops or full else None,
             )
         )
 
@@ -147,6 +156,9 @@ class FakeEngine:
         self.hybrid_pools: list[PoolState] = []
         self.cache = CacheReport(1, MissReason.NOT_CACHED)  # of every prompt
         self.speculation: SpeculationReport | None = None  # of every request
+        self.memory: MemoryReport | None = None
+        self.branches: list[Branch] = []
+        self.kinds: list[str] = []
         self.aborted: list[int] = []
         self.flushed = 0
         self.peak = 0
@@ -245,6 +257,9 @@ class FakeEngine:
             map=[0, 1, 2],
         )
         return self.last_state
+
+    async def tree(self, *, begin: bool) -> TreePart:
+        return TreePart(0, self.branches, self.kinds)
 
     async def flush_cache(self) -> State:
         self.flushed += 1

@@ -31,6 +31,7 @@ from forebay.server.protocol import (
     UpdateWeightsRequest,
 )
 from forebay.server.strict import Strict, body_types
+from forebay.server.tree import TreeRequest
 from tests.deadlines import HANGS_S
 from tests.server.conftest import CONFIG, Running
 from tests.server.fake_engine import count_up
@@ -45,6 +46,7 @@ VALID: dict[type[Strict], dict[str, Any]] = {
     NativeRequest: {"text": "hello", "sampling_params": {"max_new_tokens": 1}},
     ResponsesRequest: {"input": "hello", "max_output_tokens": 1},
     TokenizeRequest: {"prompt": "hello"},
+    TreeRequest: {},
     EmbeddingRequest: {"input": "hello"},
     AbortRequest: {"rid": "nobody"},
     ScoreRequest: {"text_1": "hello", "text_2": "world"},

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.requests.updates import CacheReport, MissReason
+from forebay.requests.updates import CacheReport, MemoryReport, MissReason
 from forebay.scheduler.state import PoolState
 from tests.server.conftest import Running
 from tests.server.fake_engine import FakeEngine
@@ -41,7 +41,17 @@ def test_usage_says_what_was_found_by_kind_and_why_not_more(launch: Launch) -> N
         "miss_reason": "kv_present_state_missing",
         "matched_tokens": {"kv": 64, "window": 48, "state": 32},
         "differs": None,
+        "retractions": 0,
+        "recomputed_tokens": 0,
+        "checkpoints": [],
     }
+
+
+def test_usage_says_what_was_computed_again_and_from_where_others_can_go_on(launch: Launch) -> None:
+    server = launch()
+    server.engine.memory = MemoryReport(1, 40, [16, 32])
+    found = cached(server, CacheReport(16, MissReason.NOT_CACHED, 16), prompt="hello", n=2)
+    assert (found["retractions"], found["recomputed_tokens"], found["checkpoints"]) == (2, 80, [16, 32])
 
 
 def test_usage_names_no_kind_that_the_model_has_not(launch: Launch) -> None:

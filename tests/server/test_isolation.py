@@ -6,6 +6,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -202,11 +203,12 @@ def test_what_is_counted_over_all_tenants_is_for_admins(
     launch: Launch, changes: dict[str, Any], user_status: int
 ) -> None:
     server = launch(CachingEngine, **changes)
-    for path in ("/metrics", "/debug/state"):
+    for method, path in (("GET", "/metrics"), ("GET", "/debug/state"), ("POST", "/debug/tree")):
         with server.client() as http:
-            assert http.get(path, headers={"authorization": f"Bearer {ALICE}"}).status_code == user_status
+            ask = partial(http.request, method, path, **({"json": {}} if method == "POST" else {}))
+            assert ask(headers={"authorization": f"Bearer {ALICE}"}).status_code == user_status
             if "admin_api_keys" in changes:
-                assert http.get(path, headers={"authorization": f"Bearer {ADMIN}"}).status_code == 200
+                assert ask(headers={"authorization": f"Bearer {ADMIN}"}).status_code == 200
     with server.client(headers={"authorization": f"Bearer {ALICE}"}) as http:
         info = http.get("/server_info").json()
     assert (info["state"] is None) == (user_status != 200)

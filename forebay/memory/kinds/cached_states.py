@@ -101,6 +101,9 @@ class CachedStates(Kind):
     def is_useful(self, leaf: Node) -> bool:
         return leaf in self._at
 
+    def num_kept(self, node: Node) -> int:
+        return int(node in self._at)
+
     def evict(self, num_slots: int) -> int:
         """The useless first. Their KV stays until its pages are wanted: it goes before any that can be resumed."""
         nodes: list[Node] = []

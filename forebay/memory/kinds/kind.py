@@ -82,6 +82,10 @@ class Kind:
         """Free `num_slots` of the cached ones that are not locked, or all there are; how many. Tells the tree."""
         return 0
 
+    def num_kept(self, node: Node) -> int:
+        """Slots of the prefix cache that belong to this node."""
+        return 0
+
     # -- what the prefix tree tells -----------------------------------------------------------------------------------
 
     def touch(self, node: Node, num_pages: int) -> None:

@@ -198,6 +198,9 @@ class Windows(Kind):
         if first < stop:
             self.lock_windows(self._rows.pages(held.row, first, stop))
 
+    def num_kept(self, node: Node) -> int:
+        return int(np.count_nonzero(self.is_there(node.pages)))
+
     def evict(self, num_slots: int) -> int:
         """Of a node the first pages go first: whoever resumes at its end needs only the last ones."""
         missing, emptied = num_slots, []
