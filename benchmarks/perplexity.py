@@ -29,7 +29,7 @@ from forebay import models
 from forebay.base.units import human_bytes
 from forebay.config.engine_config import CacheTypes
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
 from forebay.layers.context import ForwardContext, States
 from forebay.models import Model

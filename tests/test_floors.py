@@ -40,7 +40,7 @@ HOST_ENGINE_FILES = ("frames", "channel", "launch", "async_engine", "stream", "s
 DEVICE_LIBRARIES = ("torch", "transformers", "triton")
 HELP_LIBRARIES: dict[tuple[str, ...], set[str]] = {
     ("--help",): set(),
-    ("serve", "--help"): {"msgspec", "numpy", "typing_extensions", "uvloop"},
+    ("serve", "--help"): {"msgspec", "typing_extensions"},
 }
 
 

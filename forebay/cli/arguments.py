@@ -11,17 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from forebay.base.errors import ConfigError, ForebayError
 from forebay.base.log import setup_logging
-from forebay.config.engine_config import Config, ServerConfig
 from forebay.config.flag import AUTO, Flag, Value
-from forebay.config.resolve import HERE, Survey, resolve, resolve_server, shown, written_values
 from forebay.config.server_args import BY_NAME, LIMITS, LOGGING, SERVER_GROUPS
-from forebay.config.sources import Once, add_flags, refuse_unknown
-from forebay.formats.hub_names import HubModel
-from forebay.formats.store import absent_model
+from forebay.config.sources import Once, add_flags, from_flags, refuse_unknown
+
+if TYPE_CHECKING:  # words are read at once, and what they come to is another matter
+    from forebay.config.engine_config import Config, ServerConfig
+    from forebay.config.resolve import Survey
+    from forebay.formats.hub_names import HubModel
 
 _FOLDED: Final = (LIMITS, LOGGING)  # too many, too seldom used for the short help
 _COLUMNS: Final = 80
@@ -48,16 +49,22 @@ class Parsed:
     @property
     def written(self) -> dict[str, str]:
         """What was set on the command line, in the environment or the file, with values for people."""
+        from forebay.config.resolve import shown
+
         return {name: shown(name, value) for name, value in self.values.items()}
 
     @property
     def values(self) -> dict[str, Value]:
         """The same, as they are."""
+        from forebay.config.resolve import written_values
+
         return written_values(self.flags, dict(os.environ), self.config_file)
 
-    def resolve(self, survey: Survey = HERE, /, **implied: object) -> Config:
-        """The configuration, fetching the model first where it is not here, but for another `survey`. `implied` is what
-        the subcommand itself decides where nobody else did."""
+    def resolve(self, survey: Survey | None = None, /, **implied: object) -> Config:
+        """The configuration, fetching the model first where it is not here, but for a `survey` of one's own. `implied`
+        is what the subcommand itself decides where nobody else did."""
+        from forebay.config.resolve import HERE, resolve
+
         setup_logging("info", process="config")  # until the level that was asked for is known
         if "api_key" in self.flags or "admin_api_key" in self.flags:
             note("a key on the command line is visible in the process list: prefer --api-key-file")
@@ -68,19 +75,23 @@ class Parsed:
             from forebay.cli.progress import pull_default_model
 
             pull_default_model()
-        elif survey is HERE and (model := self.absent_model()):
+        elif survey is None and (model := self.absent_model()):
             from forebay.engine.bring import bring
 
             bring(model, lambda survey: decide(warn=lambda text: None, survey=survey), note)
-        return decide(warn=note, survey=survey)
+        return decide(warn=note, survey=survey or HERE)
 
     def absent_model(self) -> HubModel | None:
         """That of the hub which was named and is not here."""
+        from forebay.formats.store import absent_model
+
         name, revision = (self.values.get(name) for name in ("model_path", "revision"))
         return None if name is None else absent_model(str(name), None if revision is None else str(revision))
 
     def resolve_server(self) -> ServerConfig:
         """Of a command that has no engine."""
+        from forebay.config.resolve import resolve_server
+
         return resolve_server(self.flags, dict(os.environ), self.config_file, note)
 
 
@@ -138,6 +149,7 @@ class Parser:
         refuse_unknown(rest, self._parser.known_options())
         flags = {flag.name: getattr(namespace, flag.name) for flag in self._flags if hasattr(namespace, flag.name)}
         self._take_positional(namespace, flags)
+        from_flags(flags)  # which are read again where it is known what the environment and a file say
         file = getattr(namespace, "config_file", None)
         return Parsed(namespace, flags, Path(file) if file else None)
 

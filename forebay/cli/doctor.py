@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -11,8 +12,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -23,60 +22,65 @@ from forebay.base.package import ROOT
 from forebay.base.paths import cache_folder
 from forebay.base.toolchain import find_compiler
 from forebay.base.units import human_bytes
-from forebay.base.variants import PREBUILT, cpu_flags, lacks, variants_for
+from forebay.base.variants import PREBUILT, cpu_flags, variants_for
 from forebay.cli.arguments import Parser, whole
-from forebay.config import machine
+from forebay.cli.doctor_machine import Finding, Verdict, examine_machine, has_cuda
+from forebay.formats.hub_names import hub_folder
 from forebay.formats.store import DEFAULT_MODEL, checksum, models_folder
 
-MIN_MEMORY_BYTES: Final = 2 << 30
 MIN_DISK_BYTES: Final = 1 << 30
 STALE_AFTER_S: Final = 3600.0
 MANY_LIBRARIES: Final = 8  # of one instruction set; each change of kernel or compiler leaves one behind
+TORCH_CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
 _PIN: Final = re.compile(r"^([A-Za-z0-9_.-]+)==([^\s;]+)")
 
 
-class Verdict(StrEnum):
-    OK = "ok"
-    SLOW = "slow"  # works, but not as well as it could
-    BROKEN = "broken"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    subject: str
-    verdict: Verdict
-    what: str
-    fix: str = ""
-
-
 def run(words: Sequence[str]) -> int:
-    parser = Parser("doctor", "Check this machine and install; exit code 1 if something is broken.", "[options]")
+    summary = (
+        "Say what is wrong here, what slows this machine down, and the way out. Exit code 1 if something is broken."
+    )
+    parser = Parser("doctor", summary, "[options]")
     parser.option("--port", type=whole(1, 65535), default=30000, metavar="N", help="the port to look at")
+    parser.option("--json", action="store_true", help="for programs")
     own = parser.parse(words).own
     findings = list(examine(own.port))
+    if own.json:
+        print(json.dumps([finding.as_dict() for finding in findings], indent=2))
+    else:
+        _print(findings)
+    return int(any(finding.verdict is Verdict.PROBLEM for finding in findings))
+
+
+def _print(findings: Sequence[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True)  # paths and fixes stay whole, to be copied
-    colours = {Verdict.OK: "green", Verdict.SLOW: "yellow", Verdict.BROKEN: "red"}
+    colours = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.PROBLEM: "red"}
     for finding in findings:
         verdict = f"[{colours[finding.verdict]}]{finding.verdict:<7}[/]"
         console.print(f"{verdict} {finding.subject:<15} {escape(finding.what)}")
         if finding.fix:
             console.print(f"{'':<7} {'':<15} fix: {escape(finding.fix)}")
-    return int(any(finding.verdict is Verdict.BROKEN for finding in findings))
 
 
 def examine(port: int) -> Iterator[Finding]:
-    checks: tuple[Callable[[], Finding], ...] = (
-        _python, _torch, _packages, _cpu, _compiler, _kernels, _memory, _model, _leftovers, _disk
-    )  # fmt: skip
+    checks: tuple[Callable[[], Finding], ...] = (_python, _torch, _packages, _compiler, kernels)
     for check in checks:
         yield check()
+    yield from examine_machine()
+    for check in (_model, _caches, _leftovers, _disk):
+        yield check()
     yield _port(port)
+
+
+def _install() -> str:
+    """How this install is mended: that of a checkout by itself."""
+    again = f"{sys.executable} -m pip install --force-reinstall forebay"
+    return "make install" if (ROOT / "Makefile").is_file() else again
 
 
 def _python() -> Finding:
     found = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info < (3, 11):  # noqa: UP036 - installed by hand, the package's own condition may be ignored
-        return Finding("Python", Verdict.BROKEN, found, "use Python 3.11 or later")
+        return Finding("Python", Verdict.PROBLEM, found, "use Python 3.11 or later")
     return Finding("Python", Verdict.OK, found)
 
 
@@ -84,11 +88,10 @@ def _torch() -> Finding:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        return Finding("torch", Verdict.BROKEN, "not installed", "make install")
-    cuda = [d.name for d in importlib.metadata.distributions() if (d.name or "").lower().startswith("nvidia-")]
-    if cuda and not Path("/dev/nvidiactl").exists():
-        fix = "make install in a fresh checkout takes the CPU build"
-        return Finding("torch", Verdict.SLOW, f"{version} with {len(cuda)} CUDA packages, and no NVIDIA GPU", fix)
+        return Finding("torch", Verdict.PROBLEM, "not installed", _install())
+    if has_cuda() and not Path("/dev/nvidiactl").exists():
+        fix = f"to save 5 GB: {sys.executable} -m pip install --force-reinstall torch --index-url {TORCH_CPU_INDEX}"
+        return Finding("torch", Verdict.NOTE, f"{version} for CUDA, and no NVIDIA GPU", fix)
     return Finding("torch", Verdict.OK, version)
 
 
@@ -99,7 +102,7 @@ def _packages() -> Finding:
         return Finding("packages", Verdict.OK, "installed without a checkout: no pins to compare with")
     wrong = [problem for line in pins.read_text().splitlines() if (problem := _pin_problem(line))]
     if wrong:
-        return Finding("packages", Verdict.BROKEN, ", ".join(wrong[:4]), "make install")
+        return Finding("packages", Verdict.PROBLEM, ", ".join(wrong[:4]), _install())
     return Finding("packages", Verdict.OK, "as pinned in requirements.txt")
 
 
@@ -115,28 +118,21 @@ def _pin_problem(line: str) -> str:
     return "" if found == wanted else f"{name} is {found}, pinned {wanted}"
 
 
-def _cpu() -> Finding:
-    return cpu_finding(cpu_flags())
-
-
-def cpu_finding(flags: frozenset[str]) -> Finding:
-    names = ", ".join(variant.name for variant in variants_for(flags))
-    found = f"{machine.cpu_model()}; {machine.usable_cores().why}; runs {names or 'no native kernels'}"
-    if not names:
-        return Finding("CPU", Verdict.SLOW, found, "the native kernels need x86-64 with AVX2; torch is used")
-    missing = lacks(flags)
-    return Finding("CPU", Verdict.OK, f"{found}; {missing}" if missing else found)
-
-
 def _compiler() -> Finding:
     found = find_compiler()
+    if found is None and any(PREBUILT.glob("*.so")):
+        return Finding("compiler", Verdict.OK, "none, and none is needed: the kernels came with the package")
     if found is None:
         fix = "install g++ (Debian: apt-get install g++): the native kernels are several times faster"
-        return Finding("compiler", Verdict.SLOW, "no C++ compiler", fix)
+        return Finding("compiler", Verdict.NOTE, "no C++ compiler", fix)
     return Finding("compiler", Verdict.OK, found)
 
 
-def _kernels() -> Finding:
+def kernels() -> Finding:
+    asked, best = os.environ.get("FOREBAY_KERNELS", "native"), next(iter(variants_for(cpu_flags())), None)
+    if best is not None and asked not in ("auto", "native", best.name):
+        what = f"FOREBAY_KERNELS={asked}, where this CPU runs {best.name}"
+        return Finding("native kernels", Verdict.NOTE, what, "unset FOREBAY_KERNELS")
     return kernels_finding(cache_folder("ops"), cpu_flags(), PREBUILT)
 
 
@@ -146,7 +142,7 @@ def kernels_finding(folder: Path, flags: frozenset[str], prebuilt: Path) -> Find
     usable = variants_for(flags)
     if not usable:
         return Finding(
-            subject, Verdict.SLOW, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"
+            subject, Verdict.NOTE, "none for this CPU, torch is used", "a CPU with AVX2 is several times faster"
         )
     variant = usable[0].name
     if brought := list(prebuilt.glob(f"{variant}-*.so")):
@@ -155,33 +151,38 @@ def kernels_finding(folder: Path, flags: frozenset[str], prebuilt: Path) -> Find
     if not built:
         return Finding(
             subject,
-            Verdict.SLOW,
+            Verdict.NOTE,
             f"none for {variant} in {folder}",
-            f"{build}, or the next start (about 15 s on two cores)",
+            f"{build}, or the next start: two to seven minutes on two cores",
         )
     if len(built) > MANY_LIBRARIES:
         every = list(folder.glob("*.so"))
         size = human_bytes(sum(path.stat().st_size for path in every))
         what = f"{built[-1]}, and {len(every) - 1} others, {size} in all: most are of older versions"
-        return Finding(subject, Verdict.SLOW, what, f"with no server running: rm {folder}/*.so; {build}")
+        return Finding(subject, Verdict.NOTE, what, f"with no server running: rm {folder}/*.so; {build}")
     return Finding(subject, Verdict.OK, str(built[-1]))
-
-
-def _memory() -> Finding:
-    memory = machine.available_memory()
-    found = f"{human_bytes(memory.value)} {memory.why}, of {human_bytes(machine.total_memory())}"
-    if memory.value < MIN_MEMORY_BYTES:
-        return Finding("memory", Verdict.SLOW, found, "end other programs, or give a small --kv-cache-bytes")
-    return Finding("memory", Verdict.OK, found)
 
 
 def _model() -> Finding:
     path = models_folder() / DEFAULT_MODEL.file
     if not path.is_file():
-        return Finding("default model", Verdict.SLOW, f"not at {path}", "forebay models pull")
+        return Finding("default model", Verdict.NOTE, f"not at {path}", "forebay models pull")
     if path.stat().st_size != DEFAULT_MODEL.num_bytes or checksum(path) != DEFAULT_MODEL.sha256:
-        return Finding("default model", Verdict.BROKEN, f"{path} is damaged", f"rm {path}; forebay models pull")
+        return Finding("default model", Verdict.PROBLEM, f"{path} is damaged", f"rm {path}; forebay models pull")
     return Finding("default model", Verdict.OK, f"{path}, sha256 as it should be")
+
+
+def _caches() -> Finding:
+    """What lies in the store and in the hub's cache; both are the user's to clean."""
+    sizes = {folder: _size(folder) for folder in (models_folder(), hub_folder())}
+    what = ", ".join(f"{human_bytes(size)} in {folder}" for folder, size in sizes.items())
+    return Finding("models", Verdict.OK, f"{what}: `forebay models list`, `forebay models rm`")
+
+
+def _size(folder: Path) -> int:
+    """On the disk: the hub's cache has every file once, and links to it."""
+    files = (Path(at) / name for at, _, names in os.walk(folder) for name in names)
+    return sum(file.lstat().st_size for file in files if not file.is_symlink())
 
 
 def _leftovers() -> Finding:
@@ -190,7 +191,7 @@ def _leftovers() -> Finding:
     places = [*models_folder().glob(".pull-*"), *cache_folder("ops").glob(".build-*")]
     stale = [str(place) for place in places if place.stat().st_mtime < old]
     if stale:
-        return Finding("caches", Verdict.SLOW, f"{len(stale)} left by interrupted work", f"rm -r {' '.join(stale)}")
+        return Finding("caches", Verdict.NOTE, f"{len(stale)} left by interrupted work", f"rm -r {' '.join(stale)}")
     return Finding("caches", Verdict.OK, "nothing left behind")
 
 
@@ -200,9 +201,9 @@ def _disk() -> Finding:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     if not os.access(folder, os.W_OK):
-        return Finding("disk", Verdict.BROKEN, f"{folder} is not writable", "set XDG_CACHE_HOME to a writable place")
+        return Finding("disk", Verdict.PROBLEM, f"{folder} is not writable", "set XDG_CACHE_HOME to a writable place")
     if free < MIN_DISK_BYTES:
-        return Finding("disk", Verdict.SLOW, f"{human_bytes(free)} free at {folder}", "free some space")
+        return Finding("disk", Verdict.NOTE, f"{human_bytes(free)} free at {folder}", "free some space")
     return Finding("disk", Verdict.OK, f"{human_bytes(free)} free at {folder}")
 
 
@@ -213,5 +214,5 @@ def _port(port: int) -> Finding:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             fix = "stop what listens there (ss -ltnp), or forebay serve --port N"
-            return Finding("port", Verdict.SLOW, f"{port} cannot be used: {error.strerror}", fix)
+            return Finding("port", Verdict.NOTE, f"{port} cannot be used: {error.strerror}", fix)
     return Finding("port", Verdict.OK, f"{port} is free")

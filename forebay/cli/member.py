@@ -10,6 +10,7 @@ import threading
 from typing import NoReturn
 
 from forebay.cli.main import guarded
+from forebay.cli.serve import parse
 from forebay.engine.spawn import spawn
 
 
@@ -29,7 +30,7 @@ def main() -> NoReturn:
     def serve() -> int:
         from forebay.cli.serving import serve_from
 
-        return serve_from(words, spawned, socket.socket(fileno=int(listening)))
+        return serve_from(parse(words), spawned, socket.socket(fileno=int(listening)))
 
     code = guarded(serve)
     spawned.discard()

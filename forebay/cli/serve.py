@@ -1,24 +1,27 @@
-"""`forebay serve`: the engine process first, so that it imports its things while we import ours and read the command
-line. Hence nothing that takes long to import is imported at the top."""
+"""`forebay serve`: the words first, which take a tenth of a second; then the engine process, so that it imports its
+things while we import ours. Hence nothing that takes long to import is imported at the top."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from forebay.cli.arguments import Parsed, Parser
 from forebay.engine.spawn import spawn
 
 
 def run(words: Sequence[str]) -> int:
-    spawned = None if _has_no_engine(words) else spawn()
+    parsed = parse(words)
+    spawned = None if "pd" in parsed.flags else spawn()  # with --pd others have engines; set elsewhere, one is in vain
     try:
         from forebay.cli.serving import serve_from
 
-        return serve_from(words, spawned)
+        return serve_from(parsed, spawned)
     finally:
         if spawned is not None:
             spawned.discard()  # which is nothing unless we failed before it was told what to serve
 
 
-def _has_no_engine(words: Sequence[str]) -> bool:
-    """Of its own: with --pd others have them. Where that is set elsewhere one is started for nothing."""
-    return any(word == "-h" or word.startswith(("--help", "--pd", "--describe")) for word in words)
+def parse(words: Sequence[str]) -> Parsed:
+    parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
+    parser.engine_flags(server=True, model_is_positional=True)
+    return parser.parse(words)

@@ -8,14 +8,13 @@ import gc
 import signal
 import socket
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import uvloop
 
 from forebay.base.errors import ForebayError
 from forebay.base.log import setup_logging
-from forebay.cli.arguments import Parser
+from forebay.cli.arguments import Parsed
 from forebay.config.engine_config import Config, EngineConfig, EvictionPolicy, SchedulePolicy
 from forebay.engine.async_engine import AsyncEngine
 from forebay.engine.launch import EngineProcess, configure
@@ -26,15 +25,12 @@ if TYPE_CHECKING:  # both take long to import, and the engine starts meanwhile
     from forebay.text.tokenizer import Tokenizer
 
 
-def serve_from(words: Sequence[str], spawned: Spawned | None, sock: socket.socket | None = None) -> int:
-    """Serve until a signal ends it. Owns `spawned` once the command line has been read without an error; without one it
-    starts an engine of its own. `sock` listens already, in the place of --host and --port. The collector is off until
-    the server is up, or is not to come up."""
+def serve_from(parsed: Parsed, spawned: Spawned | None, sock: socket.socket | None = None) -> int:
+    """Serve until a signal ends it. Owns `spawned` once it is known what to serve; without one it starts an engine of
+    its own. `sock` listens already, in the place of --host and --port. The collector is off until the server is up, or
+    is not to come up."""
     gc.disable()
     try:
-        parser = Parser("serve", "Serve a model over HTTP; without MODEL the embedded one.", "[MODEL] [options]")
-        parser.engine_flags(server=True, model_is_positional=True)
-        parsed = parser.parse(words)
         started = time.monotonic()
         config = parsed.resolve()
         if not config.server.pd:

@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from forebay.families.sampling import NEUTRAL, SamplingDefaults
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 
 
 class Ledger(StrEnum):

@@ -47,7 +47,7 @@ def usable_cores(cgroup: Path = CGROUP, proc: Path = PROC) -> Amount:
 
 def available_memory(cgroup: Path = CGROUP, proc: Path = PROC, rlimits: RLimits = resource.getrlimit) -> Amount:
     """Bytes that the engine could allocate now without swapping: the machine's, cut to what each limit leaves."""
-    available = _meminfo(proc).get("MemAvailable")
+    available = meminfo(proc).get("MemAvailable")
     if available is None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         here = Amount(total // 2, "half of the machine's memory")
@@ -58,7 +58,7 @@ def available_memory(cgroup: Path = CGROUP, proc: Path = PROC, rlimits: RLimits 
 
 
 def total_memory(proc: Path = PROC) -> int:
-    return _meminfo(proc).get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return meminfo(proc).get("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def cpu_model(proc: Path = PROC) -> str:
@@ -72,7 +72,7 @@ def cpu_model(proc: Path = PROC) -> str:
     return "unknown"
 
 
-def _meminfo(proc: Path) -> dict[str, int]:
+def meminfo(proc: Path) -> dict[str, int]:
     try:
         lines = (proc / "meminfo").read_text().splitlines()
     except OSError:

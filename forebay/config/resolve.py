@@ -39,7 +39,7 @@ from forebay.config.sources import Given, from_environment, from_file, from_flag
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig
 from forebay.families.sampling import NEUTRAL
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model, model_title
 from forebay.formats.weight_shapes import WeightShapes
 

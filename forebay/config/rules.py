@@ -18,7 +18,7 @@ from forebay.config.gpu import GpuMemory, limits_for
 from forebay.config.machine import Amount
 from forebay.families.embedding import embedding_of
 from forebay.families.model_config import ModelConfig
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import WeightShapes
 
 DEFAULT_FRACTION: Final = 0.25

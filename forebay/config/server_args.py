@@ -12,7 +12,7 @@ from forebay.config.elsewhere import ABSENT_DTYPES, ABSENT_KV_DTYPES, ABSENT_QUA
 from forebay.config.engine_config import CacheIsolation, EvictionPolicy, KernelBackend, Ledger, SchedulePolicy
 from forebay.config.flag import BOOL, BYTES, COUNT, FLOAT, FRACTION, LIST, PATH, SECONDS, SECRET, TEXT, Flag, in_group
 from forebay.families.embedding import POOLINGS
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 MAX_TOKENS: Final = 1 << 31

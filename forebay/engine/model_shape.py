@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from forebay.families.checkpoint import open_checkpoint
 from forebay.families.model_config import ModelConfig, config_from_folder, config_from_gguf
 from forebay.formats.gguf import GgufFile
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.weight_shapes import WeightKind, WeightShapes, kinds_of
 
 if TYPE_CHECKING:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay.base.errors import ModelError, brief
 from forebay.families.fields import Fields, is_number
-from forebay.formats.gguf import GgufFile
-from forebay.formats.store import DEFAULT_MODEL
+
+if TYPE_CHECKING:  # the types here are the command line's too, which is to be read at once
+    from forebay.formats.gguf import GgufFile
 
 _OF_GGUF: Final = {  # as llama.cpp's converter writes them
     "temp": "temperature",
@@ -41,6 +42,8 @@ def of_generation_config(fields: Fields | None) -> SamplingDefaults:
 
 def of_gguf(file: GgufFile) -> SamplingDefaults:
     """The embedded model's own file has none; its authors' are on its card."""
+    from forebay.formats.store import DEFAULT_MODEL
+
     if file.path.name == DEFAULT_MODEL.file:
         return SamplingDefaults(DEFAULT_MODEL.sampling, "its model card")
     keys = {name: f"general.sampling.{key}" for key, name in _OF_GGUF.items()}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.base.errors import ModelError
+from forebay.formats.quantization import Quantization
 
 GROUP: Final = 32  # inputs that share a scale, but for formats that say something else
 PANEL: Final = 32  # outputs that are packed together, in one format
@@ -31,15 +31,6 @@ U8 = npt.NDArray[np.uint8]
 I8 = npt.NDArray[np.int8]
 F16 = npt.NDArray[np.float16]
 F32 = npt.NDArray[np.float32]
-
-
-class Quantization(StrEnum):
-    """What matrices are held in."""
-
-    NONE = "none"  # the model's dtype
-    FILE = "file"  # the file's own codes, where it has some that are held without loss, else the model's dtype
-    INT8 = "int8"
-    INT4 = "int4"
 
 
 QUANTIZED_BITS: Final = {Quantization.INT8: 8, Quantization.INT4: 4}

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from forebay.formats.quantized import CodeFormat, Quantization, StoredCodes, held_format
+from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import CodeFormat, StoredCodes, held_format
 
 
 class WeightKind(NamedTuple):

@@ -17,7 +17,7 @@ from forebay.base.errors import ModelError
 from forebay.families import ASSISTANTS, HEADS
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.models.decoder import DecoderSpec, Model, decoder_spec
 from forebay.models.dry_build import Needs, dry_build
 from forebay.models.loader import Loader, Progress, check_names

@@ -19,7 +19,8 @@ from torch import Tensor
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.model_config import ModelConfig
-from forebay.formats.quantized import HEAD_BITS, Quantization
+from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import HEAD_BITS
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext
 from forebay.layers.embedding import lookup

@@ -16,7 +16,7 @@ from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
 from forebay.families.eagle_head.config import EagleConfig
 from forebay.families.model_config import ModelConfig
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.stored_tensor import StoredTensor
 from forebay.layers.build import Parts
 from forebay.layers.context import ForwardContext

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import Checkpoint
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import Change, TensorParam, unchanged
 from forebay.models.weight_codes import codes_of

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_rows
 from forebay.formats.quantized import (
     F32,
     CodeFormat,
-    Quantization,
     Reader,
     StoredCodes,
     held_format,

@@ -10,6 +10,7 @@ import pytest
 
 from forebay.cli import local_fleet
 from forebay.cli.local_fleet import fleet_of
+from forebay.cli.serve import parse
 from forebay.cli.serving import serve_from
 from forebay.config.resolve import resolve, written_values
 
@@ -48,4 +49,4 @@ def test_servers_have_what_was_written_for_them_and_their_share(embedded_model: 
 def test_garbage_is_collected_in_a_router(monkeypatch: pytest.MonkeyPatch, embedded_model: Path) -> None:
     """Which lives as long as a server does, whose start has the collector off."""
     monkeypatch.setattr(local_fleet, "serve_fleet", lambda parsed, config: gc.isenabled())
-    assert serve_from(["--pd=local"], None)
+    assert serve_from(parse(["--pd=local"]), None)

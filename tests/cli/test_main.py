@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from forebay.base.variants import VARIANTS, Variant
+from forebay.cli import doctor_machine
 from forebay.cli.arguments import Parser
-from forebay.cli.doctor import Verdict, cpu_finding, kernels_finding
+from forebay.cli.doctor import kernels_finding
+from forebay.cli.doctor_machine import Verdict, cpu_finding
 from forebay.cli.main import COMMANDS, main
 from forebay.config.server_args import FLAGS
 
@@ -202,7 +204,7 @@ def test_doctor_says_what_the_cpu_lacks_and_what_that_costs() -> None:
     vnni = cpu_finding(VARIANTS[names.index("avx512vnni")].needs).what
     assert "without avx512_bf16: arithmetic is in float32" in vnni
     assert "without amx_bf16, amx_tile: prompts" in vnni
-    assert cpu_finding(frozenset()).verdict is Verdict.SLOW
+    assert cpu_finding(frozenset()).verdict is Verdict.NOTE
 
 
 def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_path: Path) -> None:
@@ -211,13 +213,16 @@ def test_doctor_says_what_to_do_about_libraries_that_pile_up_or_are_missing(tmp_
     for number in range(9):
         (tmp_path / f"avx2-{number}.so").touch()
     found = kernels_finding(tmp_path, flags, tmp_path / "none")
-    assert found.verdict is Verdict.SLOW
+    assert found.verdict is Verdict.NOTE
     assert "8 others" in found.what
     assert f"rm {tmp_path}/*.so" in found.fix
     assert "torch" in kernels_finding(tmp_path, frozenset(), tmp_path / "none").what
 
 
-def test_doctor_names_a_port_that_is_taken(capsys: pytest.CaptureFixture[str], taken_port: int) -> None:
+def test_doctor_names_a_port_that_is_taken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, taken_port: int
+) -> None:
+    monkeypatch.setattr(doctor_machine, "read_gb_s", lambda threads: 30.0)
     assert main(["doctor", "--port", str(taken_port)]) in (0, 1)
     text = capsys.readouterr().out
     assert str(taken_port) in text

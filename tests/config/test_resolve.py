@@ -19,7 +19,7 @@ from forebay.config.rules import OPTIONAL, RULES
 from forebay.config.server_args import FLAGS
 from forebay.config.speculation import PREFIX
 from forebay.families.sampling import NEUTRAL
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.formats.store import find_model
 from tests.models.tiny import make_tiny
 

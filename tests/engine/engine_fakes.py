@@ -26,7 +26,7 @@ from forebay.config.engine_config import (
 from forebay.engine.channel import Channel, FrameEncoder
 from forebay.engine.core import EngineCore
 from forebay.engine.frames import Beat, Ready, State, ToEngine
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.requests.step_plan import Launched, StepPlan, StepResult
 from forebay.scheduler.scheduler import Proposer, Scheduler
 from tests.deadlines import HANGS_S

@@ -10,7 +10,8 @@ from gguf import GGMLQuantizationType
 from forebay.base.errors import ModelError
 from forebay.families.checkpoint import open_checkpoint
 from forebay.formats.gguf_types import GGML_TYPES, split
-from forebay.formats.quantized import Quantization, held_format, joined_codes
+from forebay.formats.quantization import Quantization
+from forebay.formats.quantized import held_format, joined_codes
 from forebay.formats.stored_tensor import one_below_the_other, read_tensor
 from tests.formats.coded import FORMATS, read, stored
 from tests.formats.gguf_files import K_TYPES, TYPES, llama_metadata, llama_tensors, quantized, write_gguf

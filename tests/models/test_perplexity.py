@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks import perplexity
 from forebay.families.checkpoint import open_checkpoint
-from forebay.formats.quantized import Quantization
+from forebay.formats.quantization import Quantization
 from forebay.ops import make_ops
 from tests.models.test_embedded import PATH
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from forebay import models
 from forebay.families.checkpoint import Checkpoint, open_checkpoint
 from forebay.formats.gguf import GgufFile
+from forebay.formats.quantization import Quantization
 from forebay.formats.quantize import quantize_rows
-from forebay.formats.quantized import Quantization
 from forebay.formats.stored_tensor import read_tensor
 from forebay.layers.params import TensorParam
 from forebay.models.loader import Loader
